@@ -1,0 +1,65 @@
+# The one door: every task of this repository is a target here, and `make help` lists them.
+# Targets set themselves up: the environment is rebuilt only when the lock, the project file or the set-up changed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.in-step-with-the-lock
+export PYTHON ?=
+
+# Each is passed on only where it was given, so that every command keeps its own default.
+BENCH_FLAGS = $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+
+.PHONY: help setup demo test lint types check compose-check bench bench-parity clean
+
+help:  ## list the targets and the variables
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
+	@printf '\nVariables (make TARGET NAME=value):\n'
+	@grep -hE '^#: ' $(MAKEFILE_LIST) | sed -E 's/^#: /  /'
+
+#: PYTHON=python3.12   the interpreter of the environment (setup); 3.11 or newer
+#: OUT=runs/mine       where the run writes (demo)
+#: MINUTES=5           how long a benchmark may take (bench, bench-parity)
+#: SEEDS=3             how many seeds are compared (bench-parity)
+#: SEED=7              the seed of a benchmark (bench, bench-parity) or of the order of tests (test)
+#: SCHEDULES=2000      how many random fault schedules the simulation tests try (test)
+#: ARGS="-k round"     more arguments for pytest (test)
+
+setup: $(READY)  ## make .venv from uv.lock; needs Python 3.11 or newer and git
+
+$(READY): uv.lock pyproject.toml infra/bootstrap.txt infra/setup.sh
+	@infra/setup.sh $(VENV)
+
+demo: $(READY)  ## train across islands on this machine, with faults, and write a report
+	$(VENV)/bin/atoll up --demo --out $(or $(OUT),runs/demo)
+
+test: $(READY)  ## run the tests (all but those marked slow)
+	$(if $(SCHEDULES),SCHEDULES=$(SCHEDULES)) $(PY) -m pytest $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
+
+lint: $(READY)  ## check style, formatting, import contracts and declared dependencies
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/deptry shared services
+
+types: $(READY)  ## check types (mypy --strict)
+	$(PY) -m mypy
+
+compose-check: $(READY)  ## check docker-compose.yml against its schema and the Dockerfile with hadolint
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	$(VENV)/bin/hadolint infra/docker/Dockerfile
+
+check: lint types compose-check test  ## all of the above, as CI does
+
+bench: $(READY)  ## measure what the protocol costs a learner's step
+	$(PY) benchmarks/overhead.py $(BENCH_FLAGS)
+
+bench-parity: $(READY)  ## compare the loss with data-parallel training at equal tokens
+	$(PY) benchmarks/parity.py $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS))
+
+clean:  ## remove caches, build outputs and the environments; runs/ stays
+	rm -rf build dist .venv-new $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

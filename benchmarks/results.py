@@ -1,0 +1,61 @@
+"""Figures as data: every benchmark writes `build/results/<target>.json` and leaves with 1 when a goal is missed."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import atoll
+
+RESULTS = Path("build/results")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured figure: `goal` in words, `holds` whether it is met (None: there is no goal), `how` it was measured."""
+
+    name: str
+    value: float
+    unit: str
+    goal: str
+    holds: bool | None
+    how: str
+
+
+def write(target: str, seed: int, figures: list[Figure]) -> int:
+    """Write the figures of `target`, print them, and return the exit code: 1 if any goal is missed."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    document = {
+        "machine": machine(),
+        "commit": commit(),
+        "atoll": atoll.__version__,
+        "seed": seed,
+        "figures": [asdict(figure) for figure in figures],
+    }
+    path = RESULTS / f"{target}.json"
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    for figure in figures:
+        verdict = {True: "holds", False: "MISSED", None: "-"}[figure.holds]
+        print(f"{figure.name:<48} {figure.value:>10.4g} {figure.unit:<12} {figure.goal:<28} {verdict}")
+    print(f"written to {path}")
+    return int(any(figure.holds is False for figure in figures))
+
+
+def machine() -> str:
+    """Return what the figures were measured on."""
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
+
+
+def commit() -> str:
+    """Return the commit measured, marked when the tree has changes; 'unknown' outside git."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)  # noqa: S607
+        status = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)  # noqa: S607
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")

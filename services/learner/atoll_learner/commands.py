@@ -1,0 +1,76 @@
+"""The learner's verbs: `learner`, `evaluate`, `export` and `data prepare`. Nothing heavy is loaded before one runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Config = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
+Assignments = Annotated[list[str] | None, typer.Option("--set", help="One setting, as a.b=c; repeatable.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this service's verbs to the command line."""
+    app.command(name="learner", help="Train one replica as an island of a run.")(learn)
+    app.command(name="evaluate", help="Follow a run and measure its merged model on held-out text.")(evaluate)
+    app.command(name="export", help="Write the merged model as safetensors, with a sample of its text.")(export)
+    data = typer.Typer(help="Token shards.", no_args_is_help=True)
+    data.command(name="prepare", help="Turn text, jsonl or parquet into token shards.")(prepare)
+    app.add_typer(data, name="data")
+
+
+def learn(
+    learner: Annotated[str | None, typer.Option("--id", help="This learner's id.")] = None,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Train until the run's token target is reached or the process is told to drain (SIGTERM)."""
+    from atoll.settings import load  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll_learner.process import run  # noqa: PLC0415
+
+    given = [*(assignments or []), *([f"learner.id={learner}"] if learner is not None else [])]
+    run(load(config, given).settings)
+
+
+def evaluate(
+    every_s: Annotated[float, typer.Option("--every", min=0.5, help="Seconds between two evaluations.")] = 20.0,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Publish the merged model's bits per byte on the tape until told to stop (SIGTERM)."""
+    from atoll.settings import load  # noqa: PLC0415
+    from atoll_learner.evaluate import follow  # noqa: PLC0415
+
+    follow(load(config, assignments or []).settings, every_s)
+
+
+def export(
+    out: Annotated[Path, typer.Option(help="Folder for model.safetensors, sample.txt and validation.json.")],
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Write the merged model of a run as it stands now."""
+    from atoll.settings import load  # noqa: PLC0415
+    from atoll_learner.evaluate import export_run  # noqa: PLC0415
+
+    export_run(load(config, assignments or []).settings, out)
+
+
+def prepare(  # noqa: PLR0913  (one option each)
+    out: Annotated[Path, typer.Option(help="Folder for the token shards.")],
+    inputs: Annotated[list[Path] | None, typer.Argument(help="Text files or folders, .jsonl or .parquet.")] = None,
+    *,
+    stdlib: Annotated[bool, typer.Option("--stdlib", help="Use the Python standard library's own source.")] = False,
+    bpe: Annotated[int, typer.Option(help="Train a byte-pair vocabulary of this size; 0: plain bytes.")] = 0,
+    validation: Annotated[float, typer.Option(help="Share of documents held out.")] = 0.05,
+    block_tokens: Annotated[int, typer.Option(help="Tokens per leased block.")] = 16384,
+    seed: Annotated[int, typer.Option(help="Seed of the split and the order.")] = 0,
+) -> None:
+    """Write token shards, held-out text and meta.json to a folder."""
+    from atoll_learner.data.command import prepare_command  # noqa: PLC0415
+
+    prepare_command(
+        out, inputs or [], stdlib=stdlib, bpe=bpe, validation=validation, block_tokens=block_tokens, seed=seed
+    )

@@ -1,0 +1,30 @@
+"""`atoll data prepare`, with a progress bar on a terminal and one line of result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from atoll_learner.data.prepare import prepare
+from atoll_learner.data.sources import files_of, stdlib_files
+
+
+def prepare_command(  # noqa: PLR0913  (one per flag)
+    out: Path, inputs: list[Path], *, stdlib: bool, bpe: int, validation: float, block_tokens: int, seed: int
+) -> None:
+    """Prepare the inputs, or the standard library, and say what came of it."""
+    console = Console(stderr=True)
+    files = [*(stdlib_files() if stdlib else []), *(files_of(inputs) if inputs or not stdlib else [])]
+
+    def progress(paths: Iterable[Path]) -> Iterable[Path]:
+        return track(list(paths), description="preparing", console=console, disable=not sys.stderr.isatty())
+
+    meta = prepare(files, out, bpe=bpe, validation=validation, block_tokens=block_tokens, seed=seed, progress=progress)
+    console.print(
+        f"{meta.documents} documents: {meta.train_tokens} training and {meta.validation_tokens} held-out tokens, "
+        f"vocabulary {meta.vocab}, fingerprint {meta.fingerprint}, in {out}"
+    )

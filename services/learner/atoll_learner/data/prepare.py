@@ -1,0 +1,174 @@
+"""Token shards from documents: `train.bin`, `held_out.bin`, `meta.json`, written whole or not at all.
+
+Held-out text is split off by whole documents, chosen by a keyed hash of each document's content, so the split does not
+depend on the order of files and no document is on both sides. Training documents keep their order here: the order of
+training belongs to the epoch permutation. The fingerprint covers every token and the tokenizer: two machines with the
+same fingerprint have the same data.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from atoll.errors import DataError, SettingsError, StorageFull
+from atoll_learner.data.sources import documents
+from atoll_learner.data.tokenizer import BPE_FILE, ByteTokenizer, Tokenizer, train_bpe
+
+BPE_SAMPLE_BYTES = 8 << 20
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """What the shards hold; `source` is a hash of the documents, `fingerprint` one of tokens and tokenizer."""
+
+    vocab: int
+    dtype: str
+    block_tokens: int
+    train_tokens: int
+    validation_tokens: int
+    validation_bytes: int
+    documents: int
+    source: str
+    fingerprint: str
+    tokenizer: str
+    schema: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Return the training tokens."""
+        return self.train_tokens
+
+
+def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
+    files: list[Path],
+    out: Path,
+    *,
+    bpe: int = 0,
+    validation: float = 0.05,
+    block_tokens: int = 16_384,
+    seed: int = 0,
+    progress: Callable[[Iterable[Path]], Iterable[Path]] = lambda files: files,
+) -> Meta:
+    """Write the token shards of `files` to the folder `out` and return their description.
+
+    Raises:
+        DataError: a document is not text, or there is too little of it for one block and some held-out text.
+        StorageFull: the disk is full; nothing is left behind.
+    """
+    if not 0.0 < validation < 1.0:
+        raise SettingsError("the held-out share is out of range", got=validation, allowed="above 0, below 1")
+    if not 256 <= block_tokens <= 1 << 26:
+        raise SettingsError("block_tokens is out of range", got=block_tokens, allowed="256..67108864")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        meta = _write(files, work, bpe, validation, block_tokens, seed, progress)
+        _replace(work, out)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(
+                "no room for the token shards", got=str(out), todo="free space or use another --out"
+            ) from error
+        raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return meta
+
+
+def _write(  # noqa: PLR0913, PLR0917  (`prepare` checked them)
+    files: list[Path],
+    work: Path,
+    bpe: int,
+    validation: float,
+    block_tokens: int,
+    seed: int,
+    progress: Callable[[Iterable[Path]], Iterable[Path]],
+) -> Meta:
+    tokenizer = _tokenizer(files, bpe, work)
+    dtype = np.uint8 if tokenizer.vocab <= 256 else np.uint16 if tokenizer.vocab <= 65_536 else np.uint32
+    source, content = hashlib.sha256(), hashlib.sha256(f"{tokenizer.vocab}".encode())
+    counts = {"train": 0, "held_out": 0}
+    number = held_bytes = 0
+    with (work / "train.bin").open("wb") as train, (work / "held_out.bin").open("wb") as held_out:
+        for file in progress(files):
+            for document in documents(file):
+                source.update(hashlib.sha256(document).digest())
+                kept = _is_held_out(document, validation, seed)
+                tokens = np.append(tokenizer.encode(document), tokenizer.separator).astype(dtype)
+                (held_out if kept else train).write(tokens.tobytes())
+                content.update(b"v" if kept else b"t")
+                content.update(tokens.tobytes())
+                counts["held_out" if kept else "train"] += len(tokens)
+                held_bytes += len(document) + 1 if kept else 0
+                number += 1
+    if counts["train"] < block_tokens or counts["held_out"] < 2:
+        raise DataError(
+            "there is too little text",
+            got=f"{number} documents, {counts['train']} training and {counts['held_out']} held-out tokens",
+            allowed=f"at least {block_tokens} training tokens (one block) and some held-out documents",
+            todo="add text, lower --block-tokens or raise --validation",
+        )
+    meta = Meta(
+        vocab=tokenizer.vocab,
+        dtype=np.dtype(dtype).name,
+        block_tokens=block_tokens,
+        train_tokens=counts["train"],
+        validation_tokens=counts["held_out"],
+        validation_bytes=held_bytes,
+        documents=number,
+        source=source.hexdigest(),
+        fingerprint=content.hexdigest()[:32],
+        tokenizer="bpe" if bpe else "bytes",
+    )
+    (work / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(meta)))
+    return meta
+
+
+def _tokenizer(files: list[Path], bpe: int, work: Path) -> Tokenizer:
+    if not bpe:
+        return ByteTokenizer()
+
+    def texts() -> Iterable[str]:
+        taken = 0
+        for file in files:
+            for document in documents(file):
+                yield document.decode("utf-8")
+                taken += len(document)
+                if taken > BPE_SAMPLE_BYTES:
+                    return
+
+    return train_bpe(texts(), bpe, work / BPE_FILE)
+
+
+def _is_held_out(document: bytes, share: float, seed: int) -> bool:
+    """Return whether a document is held out: a keyed hash of its content falls below `share`."""
+    digest = hashlib.blake2b(document, digest_size=8, key=seed.to_bytes(8, "big")).digest()
+    return int.from_bytes(digest, "big") < share * 2**64
+
+
+def _replace(work: Path, out: Path) -> None:
+    """Put the finished folder in its place; what was there before goes."""
+    for file in work.iterdir():
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+    old = out.with_name(f".{out.name}-old")
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        out.rename(old)
+    work.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def as_array(file: Path, dtype: str) -> npt.NDArray[np.integer]:
+    """Return a shard file as a read-only memory map."""
+    array: npt.NDArray[np.integer] = np.memmap(file, dtype=np.dtype(dtype), mode="r")
+    return array

@@ -1,0 +1,106 @@
+"""From text to numbers. Bytes by default; a locally trained byte-pair vocabulary as an extra.
+
+Bytes need no dependency and no training, lose nothing, and make bits per byte the loss itself. Byte 0 separates
+documents: text that holds one is refused as binary when it is prepared, so the separator is unambiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.errors import DataError, SettingsError
+
+BPE_FILE = "tokenizer.json"
+
+
+class Tokenizer(Protocol):
+    """What preparation and sampling need."""
+
+    @property
+    def vocab(self) -> int:
+        """Return how many tokens there are."""
+
+    @property
+    def separator(self) -> int:
+        """Return the token between documents."""
+
+    def encode(self, text: bytes) -> npt.NDArray[np.int64]:
+        """Return the tokens of a document of UTF-8 text, without separator."""
+
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        """Return the bytes of `tokens`."""
+
+
+class ByteTokenizer:
+    """Token = byte."""
+
+    vocab = 256
+    separator = 0
+
+    def encode(self, text: bytes) -> npt.NDArray[np.int64]:
+        """Return the bytes as numbers."""
+        return np.frombuffer(text, dtype=np.uint8).astype(np.int64)
+
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        """Return the numbers as bytes."""
+        return bytes(tokens)
+
+
+class BpeTokenizer:
+    """A byte-level byte-pair vocabulary from the `tokenizers` library (extra `bpe`)."""
+
+    def __init__(self, file: Path) -> None:
+        """Load what `train_bpe` wrote."""
+        self._inner = _tokenizers().Tokenizer.from_file(str(file))
+
+    @property
+    def vocab(self) -> int:
+        """Return the vocabulary's size."""
+        return int(self._inner.get_vocab_size())
+
+    @property
+    def separator(self) -> int:
+        """Return the id of the end-of-document token."""
+        return int(self._inner.token_to_id("<|doc|>"))
+
+    def encode(self, text: bytes) -> npt.NDArray[np.int64]:
+        """Return token ids."""
+        return np.array(self._inner.encode(text.decode("utf-8")).ids, dtype=np.int64)
+
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        """Return the text of `tokens` as UTF-8."""
+        return str(self._inner.decode(list(tokens))).encode()
+
+
+def train_bpe(texts: Iterable[str], vocab: int, file: Path) -> BpeTokenizer:
+    """Train a vocabulary of `vocab` tokens on `texts`, write it to `file` and return it."""
+    if not 300 <= vocab <= 1 << 20:
+        raise SettingsError("the vocabulary size is out of range", got=vocab, allowed="300..1048576", todo="set --bpe")
+    library = _tokenizers()
+    inner = library.Tokenizer(library.models.BPE())
+    inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=["<|doc|>"],
+        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    inner.save(str(file))
+    return BpeTokenizer(file)
+
+
+def _tokenizers():  # type: ignore[no-untyped-def]  # noqa: ANN202  (an optional library)
+    try:
+        import tokenizers  # noqa: PLC0415  (an extra)
+    except ImportError as error:
+        raise DataError(
+            "byte-pair vocabularies need the 'tokenizers' library", todo="pip install 'atoll[bpe]', or use plain bytes"
+        ) from error
+    return tokenizers

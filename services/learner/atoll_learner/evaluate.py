@@ -1,0 +1,179 @@
+"""The merged model as anybody may read it: measured on held-out text while the run goes on, exported at its end.
+
+The evaluator is a reader like any learner: it takes the newest frame of every fragment, puts the parameters together and
+computes bits per byte on the same held-out bytes each time. It holds no lease and answers no call, so nobody waits for
+it. Fragments are at different versions while a run goes on; `versions_min` and `versions_max` say how far apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.bus.connect import open_bus
+from atoll.bus.interface import Bus
+from atoll.bus.subjects import Subjects
+from atoll.clock import SystemClock
+from atoll.errors import BrokerUnavailable, BusError, SettingsError
+from atoll.island.founding import fetch_frame, read_heads, read_run
+from atoll.logs import configure, get
+from atoll.protocol.ledger import Ledger
+from atoll.settings import Settings, bus_options
+from atoll.wire.messages import Beat, RunRecord, decode, encode, event
+from atoll_learner.process import Work, limit_threads, prepare_work
+
+log = get(__name__)
+
+FOLLOW_TOKENS_MAX = 16_384
+EXPORT_TOKENS_MAX = 131_072
+SAMPLE_BYTES = 400
+SAMPLE_PROMPT = b"def "
+POLL_S = 0.5
+WHO = "evaluator"
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The merged parameters by name, and the range of versions they are at."""
+
+    params: dict[str, Any]
+    versions_min: int
+    versions_max: int
+
+
+async def read_merged(bus: Bus, run: RunRecord) -> Merged:
+    """Return the newest parameters of `run`, put together from every fragment's head."""
+    import jax.numpy as jnp  # noqa: PLC0415  (only where arrays are made)
+
+    subjects = Subjects(run.run)
+    heads = await read_heads(bus, subjects)
+    tensors = {t.name: np.zeros(t.shape, dtype=np.float32) for t in run.layout.tensors}
+    for fragment, head in sorted(heads.items()):
+        frame = await fetch_frame(bus, subjects, run.layout, head)
+        for span in run.layout.spans(fragment):
+            rows = tensors[span.tensor_name]
+            target = rows[span.start : span.stop] if rows.ndim else rows
+            target[...] = frame.values[span.offset : span.offset + span.size].reshape(target.shape)
+    versions = [head.version for head in heads.values()]
+    params = {t.name: jnp.array(tensors[t.name], dtype=t.dtype) for t in run.layout.tensors}
+    return Merged(params, min(versions), max(versions))
+
+
+def follow(settings: Settings, every_s: float) -> None:
+    """Evaluate every `every_s` seconds and put each result on the tape, until told to stop."""
+    configure(settings.log.format, settings.log.level, role=WHO, run=settings.run)
+    work = prepare_work(settings)
+    limit_threads(settings.learner.threads or 1)
+    os.nice(5)
+    asyncio.run(_follow(settings, work, every_s))
+
+
+async def _follow(settings: Settings, work: Work, every_s: float) -> None:
+    from atoll_learner.train import make_evaluator  # noqa: PLC0415
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    measure = make_evaluator(work.model, work.train, work.shards, FOLLOW_TOKENS_MAX)
+    bus = await open_bus(settings.broker.url, settings.run, name=WHO, options=bus_options(settings))
+    ledger = Ledger()
+    try:
+        beats = asyncio.create_task(_count_tokens(bus, settings.run, ledger))
+        while not stop.is_set():
+            run = await read_run(bus, Subjects(settings.run))
+            if run is None or len(await read_heads(bus, Subjects(settings.run))) < len(run.layout.fragments):
+                await _pause(stop, POLL_S)
+                continue
+            await _evaluate_once(bus, run, measure, ledger)
+            await _pause(stop, every_s)
+        beats.cancel()
+    finally:
+        await bus.close()
+
+
+async def _evaluate_once(bus: Bus, run: RunRecord, measure: Any, ledger: Ledger) -> None:  # noqa: ANN401  (jitted)
+    began_s = time.monotonic()
+    tokens = ledger.run_tokens
+    try:
+        merged = await read_merged(bus, run)
+        bits = await asyncio.to_thread(measure, merged.params)
+        fields = {
+            "run_tokens": tokens,
+            "bits_per_byte": round(bits, 5),
+            "versions_min": merged.versions_min,
+            "versions_max": merged.versions_max,
+            "took_s": round(time.monotonic() - began_s, 3),
+        }
+        clock = SystemClock()
+        line = encode(event("validation", WHO, clock.wall(), **fields))
+        msg_id = f"validation-{os.getpid()}-{clock.monotonic():.6f}"
+        await bus.publish(Subjects(run.run).event("validation", WHO), line, msg_id=msg_id, info={"bpb": bits})
+        log.info("model.evaluated", **fields)
+    except (BusError, BrokerUnavailable) as error:
+        log.warning("evaluation.skipped", reason=str(error))
+
+
+async def _count_tokens(bus: Bus, run: str, ledger: Ledger) -> None:
+    """Keep the run's trained tokens from everybody's heartbeats."""
+    beats = await bus.listen(Subjects(run).beat("*"))
+    async for whisper in beats:
+        beat = decode(Beat, whisper.data)
+        ledger.reported(beat.learner, beat.incarnation, beat.tokens, 0, 0, 0)
+
+
+async def _pause(stop: asyncio.Event, for_s: float) -> None:
+    try:
+        await asyncio.wait_for(stop.wait(), for_s)
+    except TimeoutError:
+        return
+
+
+def export_run(settings: Settings, out: Path) -> None:
+    """Write `model.safetensors`, `sample.txt` and `validation.json` of the run as it stands now to `out`."""
+    configure(settings.log.format, settings.log.level, role="export", run=settings.run)
+    work = prepare_work(settings)
+    limit_threads(settings.learner.threads)
+    asyncio.run(_export(settings, work, out))
+
+
+async def _export(settings: Settings, work: Work, out: Path) -> None:
+    from atoll_learner.export import save_safetensors  # noqa: PLC0415
+    from atoll_learner.model import init_params  # noqa: PLC0415
+    from atoll_learner.sample import generate  # noqa: PLC0415
+    from atoll_learner.train import make_evaluator  # noqa: PLC0415
+
+    bus = await open_bus(settings.broker.url, settings.run, name="export", options=bus_options(settings))
+    try:
+        run = await read_run(bus, Subjects(settings.run))
+        if run is None:
+            raise SettingsError(
+                "nobody has founded this run", got=settings.run, todo="check --set run=… and the broker"
+            )
+        merged = await read_merged(bus, run)
+    finally:
+        await bus.close()
+    out.mkdir(parents=True, exist_ok=True)
+    began_s = time.monotonic()
+    metadata = {"run": run.run, "model": run.model, "versions": f"{merged.versions_min}..{merged.versions_max}"}
+    save_safetensors(merged.params, out / "model.safetensors", metadata)
+    measure = make_evaluator(work.model, work.train, work.shards, EXPORT_TOKENS_MAX)
+    result = {
+        "initial_bits_per_byte": measure(init_params(work.model, run.seed)),
+        "final_bits_per_byte": measure(merged.params),
+        "validation_tokens_max": EXPORT_TOKENS_MAX,
+        "versions_min": merged.versions_min,
+        "versions_max": merged.versions_max,
+        "data_fingerprint": work.shards.meta.fingerprint,
+    }
+    (out / "validation.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    text = generate(merged.params, work.model, work.shards.tokenizer(), SAMPLE_PROMPT, SAMPLE_BYTES, seed=run.seed)
+    (out / "sample.txt").write_text(text, encoding="utf-8")
+    log.info("model.exported", took_s=round(time.monotonic() - began_s, 2), **result)

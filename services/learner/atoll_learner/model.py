@@ -1,0 +1,172 @@
+"""A Llama-shaped decoder in Flax NNX: RMSNorm, rotary positions (half-split), SwiGLU, grouped-query attention.
+
+Parameters live outside as one flat mapping from Hugging Face Llama names to arrays, because that is what travels in
+fragments, what the checkpoint stores and what other tools expect. Matrices are kept as (out, in), as those tools do.
+The NNX module is the reference structure: `forward` puts the mapping into it and runs it, so names and mathematics are
+written once. Weights start as N(0, 0.02^2), those that write into the residual stream scaled by 1/sqrt(2 L).
+
+Shapes: B batch, T time, D width, N heads, K kv-heads, H channels of a head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from atoll_learner.model_settings import ModelSettings
+
+Params = dict[str, jax.Array]
+
+INIT_STD = 0.02
+
+
+class Linear(nnx.Module):
+    """y = W x without bias; `weight` has shape (out, in)."""
+
+    def __init__(self, inputs: int, outputs: int, std: float, key: jax.Array) -> None:
+        """Draw the weight."""
+        self.weight = nnx.Param(std * jax.random.normal(key, (outputs, inputs), dtype=jnp.float32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map (..., in) to (..., out) in the dtype of `x`."""
+        return x @ self.weight[...].astype(x.dtype).T
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * weight, computed in float32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        """Start with unit gains."""
+        self.weight = nnx.Param(jnp.ones((width,), dtype=jnp.float32))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise the last axis."""
+        wide = x.astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return (wide * scale * self.weight[...]).astype(x.dtype)
+
+
+def rotate(x: jax.Array, theta: float) -> jax.Array:
+    """Return x (B, T, N, H) with rotary positions: channel i turns with i + H/2 by position / theta^(2i/H)."""
+    half = x.shape[-1] // 2
+    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * frequency
+    cos, sin = jnp.cos(angle)[:, None, :].astype(x.dtype), jnp.sin(angle)[:, None, :].astype(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+class Attention(nnx.Module):
+    """Causal grouped-query attention: N/K query heads share one key and value head."""
+
+    def __init__(self, settings: ModelSettings, std_out: float, key: jax.Array) -> None:
+        """Draw the four projections."""
+        s, keys = settings, jax.random.split(key, 4)
+        self.settings = settings
+        self.q_proj = Linear(s.width, s.heads * s.head_dim, INIT_STD, keys[0])
+        self.k_proj = Linear(s.width, s.kv_heads * s.head_dim, INIT_STD, keys[1])
+        self.v_proj = Linear(s.width, s.kv_heads * s.head_dim, INIT_STD, keys[2])
+        self.o_proj = Linear(s.heads * s.head_dim, s.width, std_out, keys[3])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map (B, T, D) to (B, T, D)."""
+        s, (b, t, _) = self.settings, x.shape
+        q = rotate(self.q_proj(x).reshape(b, t, s.heads, s.head_dim), s.rope_theta)
+        k = rotate(self.k_proj(x).reshape(b, t, s.kv_heads, s.head_dim), s.rope_theta)
+        v = self.v_proj(x).reshape(b, t, s.kv_heads, s.head_dim)
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(mixed.reshape(b, t, s.heads * s.head_dim))
+
+
+class MLP(nnx.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, settings: ModelSettings, std_out: float, key: jax.Array) -> None:
+        """Draw the three projections."""
+        s, keys = settings, jax.random.split(key, 3)
+        self.gate_proj = Linear(s.width, s.ffn, INIT_STD, keys[0])
+        self.up_proj = Linear(s.width, s.ffn, INIT_STD, keys[1])
+        self.down_proj = Linear(s.ffn, s.width, std_out, keys[2])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map (B, T, D) to (B, T, D)."""
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nnx.Module):
+    """One decoder layer with residual connections."""
+
+    def __init__(self, settings: ModelSettings, std_out: float, key: jax.Array) -> None:
+        """Draw attention and MLP."""
+        first, second = jax.random.split(key)
+        self.input_layernorm = RMSNorm(settings.width, settings.norm_eps)
+        self.self_attn = Attention(settings, std_out, first)
+        self.post_attention_layernorm = RMSNorm(settings.width, settings.norm_eps)
+        self.mlp = MLP(settings, std_out, second)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map (B, T, D) to (B, T, D)."""
+        x = x + self.self_attn(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nnx.Module):
+    """The whole model; its parameter paths are the names of the flat mapping."""
+
+    def __init__(self, settings: ModelSettings, key: jax.Array) -> None:
+        """Draw all weights from `key`."""
+        keys = jax.random.split(key, settings.layers + 2)
+        std_out = INIT_STD / (2 * settings.layers) ** 0.5
+        self.settings = settings
+        self.embed_tokens = Linear(settings.width, settings.vocab, INIT_STD, keys[0])
+        self.layers = nnx.List([Layer(settings, std_out, key) for key in keys[2:]])
+        self.norm = RMSNorm(settings.width, settings.norm_eps)
+        self.lm_head = None if settings.tied else Linear(settings.width, settings.vocab, INIT_STD, keys[1])
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Map token ids (B, T) to logits (B, T, V), float32."""
+        table = self.embed_tokens.weight[...]
+        x = table[tokens].astype(self.settings.compute)
+        for layer in self.layers:
+            x = layer(x)
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        return head(self.norm(x)).astype(jnp.float32)
+
+
+def init_params(settings: ModelSettings, seed: int) -> Params:
+    """Return the initial parameters of `seed`: equal bits for equal seeds on one machine type."""
+    state = nnx.state(Decoder(settings, jax.random.key(seed)), nnx.Param)
+    return {_name(path): leaf[...] for path, leaf in nnx.to_flat_state(state)}
+
+
+def make_forward(settings: ModelSettings):  # type: ignore[no-untyped-def]  # noqa: ANN201  (a pure function, see below)
+    """Return `forward(params, tokens) -> logits`, pure: (mapping, int32 (B, T)) to float32 (B, T, V)."""
+    abstract = nnx.eval_shape(lambda: Decoder(settings, jax.random.key(0)))
+    graph, state = nnx.split(abstract, nnx.Param)
+    paths = [path for path, _ in nnx.to_flat_state(state)]
+    leaves = [leaf for _, leaf in nnx.to_flat_state(state)]
+
+    def forward(params: Params, tokens: jax.Array) -> jax.Array:
+        filled = [leaf.replace(params[_name(path)]) for path, leaf in zip(paths, leaves, strict=True)]
+        model = nnx.merge(graph, nnx.from_flat_state(list(zip(paths, filled, strict=True))))
+        return model(tokens)
+
+    return forward
+
+
+def embedding_names(settings: ModelSettings) -> tuple[str, ...]:
+    """Return the tensors that are merged by the plain weighted mean (App. D.2): embeddings and an untied head."""
+    return ("model.embed_tokens.weight",) + (() if settings.tied else ("lm_head.weight",))
+
+
+def parameter_count(params: Params) -> int:
+    """Return how many numbers the model has."""
+    return sum(int(leaf.size) for leaf in params.values())
+
+
+def _name(path: tuple[object, ...]) -> str:
+    """Return the Hugging Face name of a parameter path."""
+    dotted = ".".join(str(part) for part in path)
+    return dotted if dotted.startswith("lm_head") else f"model.{dotted}"

@@ -1,0 +1,183 @@
+"""One learner as a process: join the run, train until it is done, leave in good order.
+
+    settings ─► data, model, compile cache ─► atoll.join ─► compile ─► steps … ─► drain ─► goodbye
+
+Joining and compiling overlap with nothing on purpose: a learner that cannot join should not burn a minute of compiler
+first, and with a warm cache compiling takes a second. The inner schedule is driven by the *run's* tokens, so learners
+that come and go, or run at different speeds, agree on the learning rate.
+
+The first SIGTERM or SIGINT lets the present step end, pushes the last displacement and says goodbye; the second stops
+at once, as a kill would.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.island.join import IslandHandle, join
+from atoll.logs import configure, get
+from atoll.settings import Settings
+from atoll_learner.data.batches import BatchReader
+from atoll_learner.data.shards import TokenShards
+from atoll_learner.feed import LeasedFeed
+from atoll_learner.model_settings import ModelSettings, model_settings
+from atoll_learner.train_settings import TrainSettings, train_settings
+
+log = get(__name__)
+
+SAY_S = 10.0
+
+
+class Interrupt:
+    """Remembers that a signal asked the process to stop; the second one ends it at once."""
+
+    def __init__(self) -> None:
+        """Take SIGTERM and SIGINT over."""
+        self.wanted = False
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.wanted:
+            os._exit(128 + number)
+        self.wanted = True
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a learner trains: model, schedule and data, all checked."""
+
+    model: ModelSettings
+    train: TrainSettings
+    shards: TokenShards
+
+
+def prepare_work(settings: Settings) -> Work:
+    """Return the checked model, training and data settings.
+
+    Raises:
+        SettingsError: a model or training setting is unknown or out of range, or they contradict the data.
+        DataError: the token shards are missing or damaged.
+    """
+    shards = TokenShards(settings.data.dir)
+    model = model_settings(settings.model, vocab=shards.meta.vocab)
+    train = train_settings(settings.train, context=model.context)
+    return Work(model, train, shards)
+
+
+def run(settings: Settings) -> None:
+    """Train as the learner that `settings` names."""
+    learner = settings.learner.id
+    configure(settings.log.format, settings.log.level, role="learner", run=settings.run, learner=learner)
+    began_s = time.monotonic()
+    interrupt = Interrupt()
+    work = prepare_work(settings)
+    limit_threads(settings.learner.threads)
+
+    from atoll_learner.model import embedding_names, init_params  # noqa: PLC0415  (after the thread limits are set)
+    from atoll_learner.train import enable_compile_cache  # noqa: PLC0415
+
+    if settings.learner.compile_cache is not None:
+        enable_compile_cache(settings.learner.compile_cache)
+    params = init_params(work.model, settings.seed)
+    island = join(
+        settings.broker.url,
+        run=settings.run,
+        learner=learner,
+        params=params,
+        protocol=settings.protocol,
+        direct=embedding_names(work.model),
+        model=work.model.describe(),
+        data=work.shards.meta.fingerprint,
+        data_blocks=work.shards.blocks,
+        seed=settings.seed,
+        patience_s=settings.broker.patience_s,
+    )
+    with island:
+        log.info("learner.ready", took_s=round(time.monotonic() - began_s, 2), tokens=work.shards.meta.tokens)
+        Trainer(settings, work, island, interrupt, began_s).train()
+
+
+class Trainer:
+    """The inner loop: batches, jitted steps, the schedule by run tokens, and the throttle."""
+
+    def __init__(
+        self, settings: Settings, work: Work, island: IslandHandle, interrupt: Interrupt, began_s: float
+    ) -> None:
+        """Build the jitted step; it compiles at its first call."""
+        from atoll_learner.train import make_step  # noqa: PLC0415
+
+        self._settings = settings
+        self._work = work
+        self._island = island
+        self._interrupt = interrupt
+        self._began_s = began_s
+        self._step = make_step(work.model, work.train)
+        reader = BatchReader(
+            work.shards, work.train.sequence, work.train.batch * work.train.accumulation, island.run.seed
+        )
+        self._feed = LeasedFeed(island, work.shards, reader, settings.data.lease_blocks)
+
+    def train(self) -> None:
+        """Step until the run is done or the process is told to stop; then return the leases."""
+        from atoll_learner.train import init_optimizer, learning_rate  # noqa: PLC0415
+
+        island, train = self._island, self._work.train
+        params: Any = island.params
+        state = init_optimizer(train, params)
+        said_s, steps = 0.0, 0
+        while not island.done and not self._interrupt.wanted:
+            began_s = time.monotonic()
+            batch = self._shape(self._feed.next())
+            rate = learning_rate(train, island.run_tokens, island.run.protocol.tokens_target)
+            params, state, loss = self._step(params, state, batch, rate)
+            value = float(loss)
+            self._throttle(time.monotonic() - began_s)
+            params = island.step(params, tokens=train.tokens_per_step, loss=value)
+            steps += 1
+            if steps == 1:
+                log.info("learner.first_step", took_s=round(time.monotonic() - self._began_s, 2), loss=round(value, 4))
+            if time.monotonic() - said_s >= SAY_S:
+                said_s = time.monotonic()
+                self._say(steps, value, rate, time.monotonic() - began_s)
+        self._feed.close()
+
+    def _shape(self, batch: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return the batch as the step wants it: (accumulation, batch, sequence + 1) when gradients accumulate."""
+        if self._work.train.accumulation == 1:
+            return batch
+        return batch.reshape(self._work.train.accumulation, self._work.train.batch, -1)
+
+    def _throttle(self, step_s: float) -> None:
+        """Stretch the step to `throttle` times its length, to stand in for slower hardware."""
+        factor = self._settings.learner.throttle
+        if factor > 1.0:
+            time.sleep((factor - 1.0) * step_s)
+
+    def _say(self, steps: int, loss: float, rate: float, step_s: float) -> None:
+        log.info(
+            "learner.progress",
+            step=steps,
+            loss=round(loss, 4),
+            learning_rate=round(rate, 6),
+            step_s=round(step_s, 4),
+            run_tokens=self._island.run_tokens,
+            overhead=round(self._island.overhead, 5),
+        )
+
+
+def limit_threads(threads: int) -> None:
+    """Bound the compute threads of JAX on the CPU to `threads`, 0 for all; only before JAX is first used."""
+    if threads <= 0:
+        return
+    flags = f"--xla_cpu_multi_thread_eigen={'false' if threads == 1 else 'true'} intra_op_parallelism_threads={threads}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()

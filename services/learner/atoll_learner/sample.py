@@ -1,0 +1,39 @@
+"""Text from a model, to look at: one token at a time over a fixed window, so that the program compiles once."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from atoll_learner.data.tokenizer import Tokenizer
+from atoll_learner.model import Params, make_forward
+from atoll_learner.model_settings import ModelSettings
+
+
+def generate(  # noqa: PLR0913  (a choice each)
+    params: Params,
+    settings: ModelSettings,
+    tokenizer: Tokenizer,
+    prompt: bytes,
+    count: int,
+    *,
+    seed: int,
+    temperature: float = 0.7,
+) -> str:
+    """Return `prompt` and `count` tokens after it, drawn at `temperature`; bytes that are not UTF-8 are marked."""
+    forward = make_forward(settings)
+    window = settings.context
+
+    @jax.jit
+    def draw(tokens: npt.NDArray[np.int32], last: np.int32, key: jax.Array) -> jax.Array:
+        logits = forward(params, tokens[None, :])[0, last]
+        return jax.random.categorical(key, logits / temperature)
+
+    text = [int(token) for token in tokenizer.encode(prompt)]
+    for key in jax.random.split(jax.random.key(seed), count):
+        recent = text[-window:]
+        padded = np.zeros(window, dtype=np.int32)
+        padded[: len(recent)] = recent
+        text.append(int(draw(padded, np.int32(len(recent) - 1), key)))
+    return tokenizer.decode(text).decode("utf-8", errors="replace")

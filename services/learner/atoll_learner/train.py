@@ -1,0 +1,136 @@
+r"""The inner step: next-token loss, AdamW, a learning rate that comes from outside.
+
+With logits z and targets y, the loss is the mean of -log softmax(z)_y in nats per token. The schedule is a function of
+the *run's* tokens t, not of this learner's steps, so learners at different speeds and newcomers agree on it:
+
+.. math::
+
+    r(t) = r_0 \cdot \min(1, t / t_w) \cdot \left(m + (1 - m) \tfrac{1}{2}(1 + \cos \pi \tfrac{t - t_w}{t_1 - t_w})\right)
+
+The step does *not* donate its parameters: the island keeps those of the last completed step as its snapshot, and a
+donated buffer would be gone. The optimizer's state is donated, it is nobody else's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import optax
+
+from atoll.errors import DataError
+from atoll_learner.data.shards import TokenShards
+from atoll_learner.model import Params, make_forward
+from atoll_learner.model_settings import ModelSettings
+from atoll_learner.train_settings import TrainSettings
+
+Step = Callable[[Params, Any, npt.NDArray[np.int32], float], tuple[Params, Any, jax.Array]]
+
+
+def optimizer(train: TrainSettings) -> optax.GradientTransformation:
+    """Return clip by global norm, then AdamW without its learning rate; matrices decay, gains do not."""
+    return optax.chain(
+        optax.clip_by_global_norm(train.clip),
+        optax.scale_by_adam(train.beta1, train.beta2),
+        optax.add_decayed_weights(train.weight_decay, mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim > 1, tree)),
+    )
+
+
+def init_optimizer(train: TrainSettings, params: Params) -> Any:  # noqa: ANN401  (an optax state)
+    """Return a fresh inner-optimizer state for `params`."""
+    return optimizer(train).init(params)
+
+
+def learning_rate(train: TrainSettings, run_tokens: int, tokens_target: int) -> float:
+    """Return the rate after `run_tokens` of `tokens_target` tokens; constant after warm-up when there is no target."""
+    if tokens_target <= 0:
+        return train.rate
+    warm = max(1.0, train.warmup * tokens_target)
+    if run_tokens < warm:
+        return train.rate * (run_tokens + 1) / (warm + 1)
+    share = min(1.0, (run_tokens - warm) / max(1.0, tokens_target - warm))
+    low = train.rate_min_ratio
+    return train.rate * (low + (1.0 - low) * 0.5 * (1.0 + math.cos(math.pi * share)))
+
+
+def make_step(model: ModelSettings, train: TrainSettings) -> Step:
+    """Return the jitted step `(params, state, batch, rate) -> (params, state, loss)`.
+
+    `batch` is int32 (B, T + 1), or (A, B, T + 1) with A micro-batches whose gradients are averaged; `loss` is float32.
+    """
+    loss_of = make_loss(model)
+    transform = optimizer(train)
+
+    def gradients(params: Params, batch: jax.Array) -> tuple[jax.Array, Params]:
+        if batch.ndim == 2:
+            return jax.value_and_grad(loss_of)(params, batch)
+        zero = jax.tree.map(jnp.zeros_like, params)
+
+        def add(carry: tuple[jax.Array, Params], micro: jax.Array) -> tuple[tuple[jax.Array, Params], None]:
+            loss, gradient = jax.value_and_grad(loss_of)(params, micro)
+            return (carry[0] + loss, jax.tree.map(jnp.add, carry[1], gradient)), None
+
+        (loss, gradient), _ = jax.lax.scan(add, (jnp.zeros(()), zero), batch)
+        return loss / batch.shape[0], jax.tree.map(lambda leaf: leaf / batch.shape[0], gradient)
+
+    def step(params: Params, state: Any, batch: jax.Array, rate: jax.Array) -> tuple[Params, Any, jax.Array]:  # noqa: ANN401
+        loss, gradient = gradients(params, batch)
+        updates, state = transform.update(gradient, state, params)
+        params = jax.tree.map(lambda leaf, update: leaf - rate * update, params, updates)
+        return params, state, loss
+
+    return jax.jit(step, donate_argnums=(1,))
+
+
+def make_loss(model: ModelSettings) -> Callable[[Params, jax.Array], jax.Array]:
+    """Return the mean nats per token of a batch int32 (B, T + 1)."""
+    forward = make_forward(model)
+
+    def loss_of(params: Params, batch: jax.Array) -> jax.Array:
+        logits = forward(params, batch[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
+
+    return loss_of
+
+
+def make_evaluator(
+    model: ModelSettings, train: TrainSettings, shards: TokenShards, tokens_max: int
+) -> Callable[[Params], float]:
+    """Return a function from parameters to bits per byte on the first `tokens_max` held-out tokens.
+
+    Bits per byte is nats per token over ln 2, times tokens per byte of the held-out text: comparable over vocabularies.
+    """
+    held_out = shards.validation(tokens_max)
+    rows = (len(held_out) - 1) // train.sequence // train.batch * train.batch
+    if rows < 1:
+        raise DataError(
+            "there is too little held-out text",
+            got=f"{len(held_out)} tokens",
+            allowed=f"at least {train.batch * train.sequence + 1}",
+            todo="prepare more text, or a larger --validation share",
+        )
+    starts = np.arange(rows) * train.sequence
+    windows = np.stack([held_out[s : s + train.sequence + 1] for s in starts]).astype(np.int32)
+    batches = windows.reshape(-1, train.batch, train.sequence + 1)
+    loss_of = jax.jit(make_loss(model))
+    per_byte = shards.meta.validation_tokens / shards.meta.validation_bytes
+
+    def measure(params: Params) -> float:
+        nats = float(np.mean([float(loss_of(params, batch)) for batch in batches]))
+        return nats / math.log(2.0) * per_byte
+
+    return measure
+
+
+def enable_compile_cache(folder: Path) -> None:
+    """Keep compiled programs in `folder`, so that a restarted learner need not compile again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

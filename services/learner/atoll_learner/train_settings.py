@@ -1,0 +1,59 @@
+"""How a learner trains: batch, schedule by tokens, AdamW; without loading JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from atoll.errors import SettingsError
+
+
+class TrainSettings(BaseModel):
+    """The inner optimizer and its schedule.
+
+    `batch` sequences of `sequence` tokens make a micro-batch; `accumulation` of them make a step. The learning rate
+    rises linearly over the first `warmup` share of the run's token target and falls as a cosine to `rate_min_ratio` of
+    `rate`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch: int = Field(default=8, ge=1, le=1 << 16)
+    sequence: int = Field(default=128, ge=2, le=1 << 20)
+    accumulation: int = Field(default=1, ge=1, le=4096)
+    rate: float = Field(default=2e-3, gt=0.0, le=1.0)
+    rate_min_ratio: float = Field(default=0.1, ge=0.0, le=1.0)
+    warmup: float = Field(default=0.03, ge=0.0, le=0.5)
+    weight_decay: float = Field(default=0.1, ge=0.0, le=1.0)
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
+    clip: float = Field(default=1.0, gt=0.0)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Return the tokens one step trains on."""
+        return self.batch * self.sequence * self.accumulation
+
+
+def train_settings(table: Mapping[str, Any], *, context: int) -> TrainSettings:
+    """Return what `table` (the `[train]` section) asks for, for a model with `context` tokens of context.
+
+    Raises:
+        SettingsError: a name is unknown, a value out of range, or the sequence exceeds the context.
+    """
+    try:
+        train = TrainSettings(**({"sequence": context} | dict(table)))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(("train", *(str(part) for part in first["loc"])))
+        raise SettingsError(f"{name} is wrong: {first['msg']}", got=first["input"], todo="correct [train]") from error
+    if train.sequence > context:
+        raise SettingsError(
+            "train.sequence is longer than the model's context",
+            got=train.sequence,
+            allowed=f"at most model.context = {context}",
+            todo="shorten the sequence or widen the context",
+        )
+    return train

@@ -1,0 +1,367 @@
+"""The shard's driver: messages become facts, commands become work. It decides nothing.
+
+    hb.*  ─► LearnerBeat ─┐                        ┌─► Fetch ─► workbench ─► ContributionReady | ContributionSpoiled
+    queue ─► Contribution ┼─► Shard.handle ─► [...]┼─► Fold, Commit, Acknowledge   one lane per fragment, in order
+    timer ─► TimerFired  ─┘                        └─► PublishCall, ArmTimer, Finish, StandDown
+
+Commands that concern tensors or the broker go through a lane per fragment, which executes them strictly in the order
+the machine gave them: a commit sees every fold before it, an acknowledgement never overtakes its commit. Lanes run
+concurrently. A broker that is away makes a lane wait and try again, never skip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from atoll.outer import make_outer
+
+from atoll.bus.interface import Bus, Delivery, Whisper
+from atoll.bus.subjects import Subjects
+from atoll.clock import Clock
+from atoll.errors import (
+    AtollError,
+    BlobCorrupt,
+    BlobGone,
+    BrokerUnavailable,
+    BusError,
+    FrameRejected,
+    PeerMisbehaved,
+    RecordConflict,
+    StorageFull,
+)
+from atoll.logs import get
+from atoll.protocol.events import (
+    Acknowledge,
+    Action,
+    ArmTimer,
+    Commit,
+    CommitRefused,
+    Committed,
+    ContributionReady,
+    ContributionSpoiled,
+    DrainOrdered,
+    Event,
+    Fetch,
+    Finish,
+    Fold,
+    LearnerLeft,
+    PublishCall,
+    PushKey,
+    QueueDrained,
+    StandDown,
+    TimerFired,
+)
+from atoll.protocol.shard import Shard
+from atoll.wire.messages import Beat, Call, Contribution, RunRecord, Verdict, decode, encode, event
+from atoll_synchronizer.inbox import Frozen, arrival, beat_fact, read_manifest, round_line
+from atoll_synchronizer.store import Store
+from atoll_synchronizer.workbench import Workbench
+
+log = get(__name__)
+
+T = TypeVar("T")
+
+QUEUE_POLL_S = 0.5
+HOLD_S = 20.0
+RETRY_S_MAX = 5.0
+
+
+class ShardService:
+    """Serves one shard of a founded run on the running loop, until it is finished or stood down."""
+
+    def __init__(self, bus: Bus, run: RunRecord, shard: int, clock: Clock) -> None:
+        """Prepare; `serve` does the work."""
+        self.bus = bus
+        self.run = run
+        self.shard = shard
+        self.clock = clock
+        self.who = f"shard-{shard}"
+        self.subjects = Subjects(run.run)
+        protocol = run.protocol
+        self.store = Store(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
+        self.bench = Workbench(bus, run)
+        self.commits = 0
+        self.health_file: Path | None = None
+        self._deliveries: dict[PushKey, tuple[Delivery, Contribution]] = {}
+        self._lanes: dict[int, asyncio.Queue[Action]] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def serve(self) -> str:
+        """Serve until the run is over; return why it ended.
+
+        Raises:
+            RecordConflict: another process writes this shard's heads.
+        """
+        await self._patiently(self.store.open)
+        versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
+        settled = self.store.settled()
+        self.machine = Shard(self.run.protocol, self.shard, versions, settled=settled, ledger=self.store.ledger)
+        for fragment in versions:
+            self._lanes[fragment] = asyncio.Queue()
+            self._spawn(self._work(fragment))
+        beats = await self.bus.listen(self.subjects.beat("*"))
+        consumer = await self.bus.consume(self.subjects.contributions_of(self.shard), durable=self.who)
+        self._spawn(self._hear_beats(beats))
+        self._spawn(self._read_queue(consumer))
+        self._spawn(self._keep_holding())
+        log.info("shard.serving", fragments=len(versions), epoch=self.store.epoch, version_max=max(versions.values()))
+        try:
+            reason = await self._ended
+            await self._patiently(lambda: self.store.close(self.machine.ledger))
+            await self._record_ledger(reason)
+            return reason
+        finally:
+            await self._stop()
+
+    def order_drain(self) -> None:
+        """Finish when the last learner has left and the queue is empty."""
+        self._on_fact(DrainOrdered(at_s=self.clock.monotonic(), cause_id="drain"))
+
+    def leave(self) -> None:
+        """Stop serving now; what is queued stays queued for the next owner."""
+        if not self._ended.done():
+            self._ended.set_result("left")
+
+    # --- facts --------------------------------------------------------------------------------------------------------
+
+    async def _hear_beats(self, beats: Any) -> None:  # noqa: ANN401  (Subscription)
+        async for whisper in beats:
+            try:
+                self._on_beat(whisper)
+            except PeerMisbehaved as error:
+                log.warning("beat.refused", subject=whisper.subject, reason=str(error))
+
+    def _on_beat(self, whisper: Whisper) -> None:
+        beat = decode(Beat, whisper.data)
+        if beat.state == "left":
+            return
+        self._on_fact(beat_fact(beat, self.clock.monotonic()))
+        if self.health_file is not None:
+            self.health_file.touch()
+
+    async def _read_queue(self, consumer: Any) -> None:  # noqa: ANN401  (Consumer)
+        while True:
+            try:
+                delivery = await consumer.next(QUEUE_POLL_S)
+                if delivery is None:
+                    self._on_fact(QueueDrained(at_s=self.clock.monotonic()))
+                    continue
+                await self._on_delivery(delivery)
+            except (BusError, BrokerUnavailable) as error:
+                log.warning("queue.unreadable", reason=str(error))
+                await asyncio.sleep(QUEUE_POLL_S)
+
+    async def _on_delivery(self, delivery: Delivery) -> None:
+        """Turn a queued message into a fact; what no correct peer sends is removed and counted."""
+        try:
+            if ".bye." in delivery.subject:
+                await self._on_farewell(delivery)
+                return
+            manifest = read_manifest(delivery, self.subjects, self.run, self.shard)
+        except PeerMisbehaved as error:
+            log.warning("contribution.malformed", subject=delivery.subject, reason=str(error))
+            await self._record("refused", learner=delivery.subject.rpartition(".")[2], reason="malformed")
+            await delivery.ack()
+            return
+        arrived = arrival(manifest, self.clock.monotonic())
+        self._deliveries[arrived.key] = (delivery, manifest)
+        self._on_fact(arrived)
+
+    async def _on_farewell(self, delivery: Delivery) -> None:
+        beat = decode(Beat, delivery.data)
+        now_s = self.clock.monotonic()
+        self._on_fact(beat_fact(beat, now_s))
+        self._on_fact(LearnerLeft(at_s=now_s, learner=beat.learner, incarnation=beat.incarnation))
+        await delivery.ack()
+
+    def _on_fact(self, fact: Event) -> None:
+        for action in self.machine.handle(fact):
+            self._do(action)
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, ArmTimer):
+            self._arm(action)
+        elif isinstance(action, PublishCall):
+            self._spawn(self._call(action))
+        elif isinstance(action, Fetch):
+            self._spawn(self._fetch(action))
+        elif isinstance(action, Commit):
+            self.machine.ledger.sequence += 1
+            ledger = msgspec.json.encode(self.machine.ledger)
+            self._lanes[action.fragment].put_nowait(Frozen(commit=action, ledger=ledger, at_s=self.clock.monotonic()))
+        elif isinstance(action, Fold | Acknowledge):
+            self._lanes[action.key.fragment].put_nowait(action)
+        elif isinstance(action, Finish) and not self._ended.done():
+            self._spawn(self._finish(action.reason))
+        elif isinstance(action, StandDown) and not self._ended.done():
+            self._ended.set_exception(RecordConflict("this shard was deposed", got=action.reason))
+
+    def _arm(self, action: ArmTimer) -> None:
+        armed = self._timers.pop(action.name, None)
+        if armed is not None:
+            armed.cancel()
+        wait_s = max(0.0, action.due_s - self.clock.monotonic())
+        self._timers[action.name] = asyncio.get_running_loop().call_later(wait_s, self._on_timer, action.name)
+
+    def _on_timer(self, name: str) -> None:
+        self._timers.pop(name, None)
+        self._on_fact(TimerFired(at_s=self.clock.monotonic(), name=name))
+
+    async def _call(self, action: PublishCall) -> None:
+        call = Call(
+            fragment=action.fragment, version=action.version, attempt=action.attempt, run_tokens=action.run_tokens
+        )
+        try:
+            await self.bus.tell(self.subjects.call(action.fragment), encode(call))
+        except (BusError, BrokerUnavailable) as error:
+            log.warning("call.unsent", fragment=action.fragment, reason=str(error))
+
+    async def _fetch(self, action: Fetch) -> None:
+        _, manifest = self._deliveries[action.key]
+        reason = ""
+        try:
+            await self._patiently(lambda: self.bench.fetch(action.key, manifest))
+        except FrameRejected as error:
+            reason = error.reason
+        except BlobGone:
+            reason = "chunks_gone"
+        except (BlobCorrupt, PeerMisbehaved):
+            reason = "corrupt"
+        now_s = self.clock.monotonic()
+        if reason:
+            self._on_fact(ContributionSpoiled(at_s=now_s, key=action.key, reason=reason, cause_id=action.cause_id))
+        else:
+            self._on_fact(ContributionReady(at_s=now_s, key=action.key, cause_id=action.cause_id))
+
+    async def _work(self, fragment: int) -> None:
+        """Execute one fragment's commands in order."""
+        lane = self._lanes[fragment]
+        while True:
+            action = await lane.get()
+            if isinstance(action, Fold):
+                await self.bench.fold(action.key, action.weight)
+            elif isinstance(action, Frozen):
+                await self._commit(action)
+            elif isinstance(action, Acknowledge):
+                await self._acknowledge(action)
+            lane.task_done()
+
+    async def _commit(self, frozen: Frozen) -> None:
+        command = frozen.commit
+        began_s = self.clock.monotonic()
+        displacement = await self.bench.merged(command.fragment)
+        merged_s = self.clock.monotonic()
+        try:
+            written = await self._patiently(lambda: self.store.commit(command, displacement, frozen.ledger))
+        except RecordConflict as error:
+            self._on_fact(CommitRefused(at_s=self.clock.monotonic(), fragment=command.fragment, reason=str(error)))
+            return
+        now_s = self.clock.monotonic()
+        version = command.base_version + 1
+        self.commits += 1
+        self._on_fact(Committed(at_s=now_s, fragment=command.fragment, version=version, cause_id=command.cause_id))
+        line = round_line(command, bytes_up=sum(self._size_of(share.key) for share in command.shares))
+        line |= {
+            "bytes_down": written.frame_bytes,
+            "waited_s": round(frozen.at_s - command.called_s, 4),
+            "merge_s": round(merged_s - began_s, 4),
+            "commit_s": round(now_s - merged_s, 4),
+            "run_tokens": self.machine.ledger.run_tokens,
+        }
+        log.info("round.committed", **{**line, "contributors": len(command.shares)})
+        await self._record("round", **line)
+
+    def _size_of(self, key: PushKey) -> int:
+        held = self._deliveries.get(key)
+        return held[1].blob.size_bytes if held else 0
+
+    async def _acknowledge(self, action: Acknowledge) -> None:
+        """Settle one contribution for good: tell its learner if refused, forget its chunks, empty its place in line."""
+        delivery, manifest = self._deliveries.pop(action.key)
+        self.bench.forget(action.key)
+        if action.fate == "refused":
+            verdict = Verdict(
+                learner=action.key.learner,
+                incarnation=action.key.incarnation,
+                fragment=action.key.fragment,
+                push=action.key.push,
+                fate=action.fate,
+                reason=action.reason,
+            )
+            log.warning("contribution.refused", **action.key._asdict(), reason=action.reason)
+            await self._patiently(lambda: self.bus.tell(self.subjects.verdict(action.key.learner), encode(verdict)))
+            await self._record("refused", **action.key._asdict(), reason=action.reason)
+        await self._patiently(lambda: self.bus.purge(f"{manifest.blob.stem}.*"))
+        await self._patiently(delivery.ack)
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    async def _finish(self, reason: str) -> None:
+        """End once every lane is empty."""
+        await asyncio.gather(*(lane.join() for lane in self._lanes.values()))
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    async def _record_ledger(self, reason: str) -> None:
+        await self._record(
+            "ledger",
+            ledger=self.machine.ledger,
+            commits=self.commits,
+            bytes_up=self.bench.bytes_in,
+            bytes_down=self.bus.stats.bytes_up,
+            reason=reason,
+        )
+
+    async def _record(self, kind: str, **fields: object) -> None:
+        """Append an event of this shard to the tape."""
+        now_s = self.clock.monotonic()
+        line = encode(event(kind, self.who, self.clock.wall(), **fields))
+        msg_id = f"{kind}-{self.who}-{self.store.epoch}-{now_s:.6f}-{fields.get('fragment', '')}"
+        subject = self.subjects.event(kind, self.who)
+        await self._patiently(lambda: self.bus.publish(subject, line, msg_id=msg_id, info={"kind": kind}))
+
+    async def _keep_holding(self) -> None:
+        """Tell the queue now and then that what is in our hands is still being worked on."""
+        while True:
+            await asyncio.sleep(HOLD_S)
+            for delivery, _ in list(self._deliveries.values()):
+                await self._patiently(delivery.hold)
+
+    async def _patiently(self, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what `attempt` returns; while the broker is away or full, wait and try again."""
+        pause_s = 0.1
+        while True:
+            try:
+                return await attempt()
+            except (BrokerUnavailable, StorageFull) as error:
+                log.warning("broker.waiting", reason=str(error), pause_s=pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2.0 * pause_s, RETRY_S_MAX)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None or self._ended.done():
+            return
+        self._ended.set_exception(
+            error if isinstance(error, AtollError) else AtollError(f"the shard's driver failed: {error!r}")
+        )
+
+    async def _stop(self) -> None:
+        for handle in self._timers.values():
+            handle.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,85 @@
+"""The tensors of a shard: contributions on their way in, and the running sum of each fragment's round.
+
+The machine decides by keys; the workbench does what the commands say with the arrays behind those keys. A contribution
+is read, decoded and *validated* before the machine hears that it is ready: right layout, right size, finite, its norms
+as claimed and within bounds. Its memory is let go with the fold, so a shard needs O(fragment) for the sums plus the few
+contributions between `ready` and `fold`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import numpy.typing as npt
+from atoll.merge import FragmentFold, validate_displacement
+
+from atoll.bus.interface import Bus
+from atoll.codecs import decode_frame, frame_bytes_max
+from atoll.errors import FrameRejected
+from atoll.protocol.events import PushKey
+from atoll.wire.messages import Contribution, RunRecord
+
+Vector = npt.NDArray[np.float32]
+
+INLINE_ELEMENTS_MAX = 1 << 16
+
+
+class Workbench:
+    """Decoded contributions by key and folds by fragment."""
+
+    def __init__(self, bus: Bus, run: RunRecord) -> None:
+        """Start empty."""
+        self._bus = bus
+        self._run = run
+        self._sizes = run.layout.fragment_sizes()
+        self._ready: dict[PushKey, Vector] = {}
+        self._folds: dict[int, FragmentFold] = {}
+        self.bytes_in = 0
+
+    async def fetch(self, key: PushKey, manifest: Contribution) -> None:
+        """Read and validate a contribution and keep it.
+
+        Raises:
+            FrameRejected: with the reason; also for a manifest whose blob is larger than any honest frame.
+            BlobGone, BlobCorrupt: the chunks are not what the manifest says.
+        """
+        elements = self._sizes[key.fragment]
+        limit = frame_bytes_max(elements)
+        if manifest.blob.size_bytes > limit:
+            raise FrameRejected("oversized", "a frame is too large", got=manifest.blob.size_bytes, allowed=limit)
+        data = await self._bus.get_blob(manifest.blob, limit)
+        self.bytes_in += len(data)
+        self._ready[key] = await self._off_loop(elements, self._decode, key.fragment, data, manifest)
+
+    async def fold(self, key: PushKey, weight: float) -> None:
+        """Add a ready contribution to its fragment's sum and let its memory go."""
+        vector = self._ready.pop(key)
+        fold = self._folds.get(key.fragment)
+        if fold is None:
+            fold = FragmentFold(self._run.layout.spans(key.fragment), self._run.protocol.merge)
+            self._folds[key.fragment] = fold
+        await self._off_loop(vector.size, fold.add, vector, weight)
+
+    async def merged(self, fragment: int) -> Vector:
+        """Return the merged displacement of the fragment's round and begin a new sum."""
+        fold = self._folds.pop(fragment)
+        result = await self._off_loop(self._sizes[fragment], fold.result)
+        return result.displacement
+
+    def forget(self, key: PushKey) -> None:
+        """Let go of a contribution that will not be folded."""
+        self._ready.pop(key, None)
+
+    def _decode(self, fragment: int, data: bytes, manifest: Contribution) -> Vector:
+        vector = decode_frame(data, elements_expected=self._sizes[fragment])
+        spans = self._run.layout.spans(fragment)
+        validate_displacement(vector, spans, manifest.norms, self._run.protocol.norm_max)
+        return vector
+
+    @staticmethod
+    async def _off_loop(elements: int, work, *arguments):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN205
+        """Run small work here and large work in a thread: a hop costs more than folding a small fragment."""
+        if elements <= INLINE_ELEMENTS_MAX:
+            return work(*arguments)
+        return await asyncio.to_thread(work, *arguments)

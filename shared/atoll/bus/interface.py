@@ -1,0 +1,184 @@
+"""The seam between Atoll and its broker: what a service may ask of a bus, and what it may be told.
+
+Four kinds of traffic, and no other:
+
+* **blobs**: large immutable bytes, stored as chunks under a stem and read back whole. Nothing sees them until a small
+  message names them (claim check), so a writer that dies half way leaves garbage that ages out, never half a tensor.
+* **records**: the last value of a subject, written by compare-and-set. Heads, leases, membership and data leases are
+  records. A lost acknowledgement is settled inside the adapter by reading back: `put_record` answers with the revision
+  or with `RecordConflict`, never with "maybe".
+* **durable messages**: acknowledged and deduplicated by `msg_id`; consumed once from a work queue (`consume`) or read
+  in order from the tape (`replay`).
+* **whispers** (`tell`, `listen`, `ask`): at most once, for calls, heartbeats and commands. Losing one is harmless.
+
+Rules for implementers. Every wait is bounded by a time-out. Every call may raise `BusError` kinds, `BrokerUnavailable`
+or `StorageFull`, and nothing else. `info` is a small mapping that taps show in place of the payload. Methods are
+coroutines of the caller's event loop; the JetStream adapter does its network work in a thread of its own.
+The same contract suite runs against every implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+Buffer = bytes | bytearray | memoryview
+CHUNK_BYTES = 1 << 20
+"""Payload bytes of one chunk of a blob: larger messages cost the broker ten times the memory and win nothing."""
+MESSAGE_BYTES_MAX = CHUNK_BYTES
+"""Payload bytes of any other message; beyond it `ProtocolMisuse`, since the broker would hang up on us."""
+INFO_BYTES_MAX = 4096
+"""Bytes of `info` as compact JSON."""
+INFO_HEADER = "Atoll-Info"
+"""The header under which taps find `info`."""
+Info = Mapping[str, str | int | float | bool]
+
+
+class BlobRef(msgspec.Struct, frozen=True):
+    """Where a blob lies: `chunks` messages at `stem.<0..chunks-1>`, `size_bytes` in all, `digest` = xxh3-128 hex."""
+
+    stem: str
+    chunks: int
+    size_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The last value of a subject; `revision` is what the next `put_record` must expect."""
+
+    subject: str
+    data: bytes
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Whisper:
+    """One at-most-once message; `reply` is a subject to `tell` an answer to, or None."""
+
+    subject: str
+    data: bytes
+    reply: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TapeEntry:
+    """One stored message of the tape, with its sequence number."""
+
+    sequence: int
+    subject: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class BusStats:
+    """Counters since the bus was opened; bytes are payload bytes."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    messages_up: int = 0
+    messages_down: int = 0
+    retries: int = 0
+    reconnects: int = 0
+    whispers_dropped: int = 0
+
+
+class Delivery(Protocol):
+    """One queued message in this consumer's hands until it is settled."""
+
+    subject: str
+    data: bytes
+    redelivered: bool
+
+    async def ack(self) -> None:
+        """Remove the message from the queue, confirmed by the broker."""
+
+    async def hold(self) -> None:
+        """Say that work on it goes on, so that it is not delivered again yet."""
+
+    async def release(self) -> None:
+        """Give it back for another delivery."""
+
+
+class Consumer(Protocol):
+    """A durable place in a work queue; survives its process."""
+
+    async def next(self, timeout_s: float) -> Delivery | None:
+        """Return the next message, or None when none came within `timeout_s`."""
+
+    async def close(self) -> None:
+        """Stop reading; unsettled messages will be delivered again."""
+
+
+class Subscription(Protocol):
+    """A bounded live feed: beyond its bound the *oldest* whisper is dropped and counted."""
+
+    def __aiter__(self) -> AsyncIterator[Whisper]:
+        """Iterate until `close`."""
+
+    async def next(self, timeout_s: float) -> Whisper | None:
+        """Return the next whisper, or None when none came within `timeout_s`."""
+
+    async def close(self) -> None:
+        """Stop listening; iteration ends."""
+
+
+@runtime_checkable
+class Bus(Protocol):
+    """What a service may ask of a bus. See the module docstring for the four kinds of traffic."""
+
+    stats: BusStats
+
+    async def put_blob(self, stem: str, payload: Buffer) -> BlobRef:
+        """Store `payload` under `stem` and return where it lies once every chunk is acknowledged.
+
+        Idempotent: storing the same bytes under the same stem again changes nothing. Raises `StorageFull` when the
+        stream refuses for want of room after retries.
+        """
+
+    async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
+        """Return the whole blob; raise `BlobGone`, `BlobCorrupt`, or `PeerMisbehaved` when larger than allowed."""
+
+    async def purge(self, subject_filter: str) -> int:
+        """Delete every stored message that matches and return how many there were."""
+
+    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+        """Write the record if its revision is still `expected` (0: it must not exist; None: whatever it is).
+
+        Returns the new revision. Raises `RecordConflict` if somebody else wrote first. A time-out is settled by reading
+        back: if the stored value is ours, its revision is returned.
+        """
+
+    async def get_record(self, subject: str) -> Record | None:
+        """Return the record as its leader has it (never stale), or None."""
+
+    async def get_records(self, subject_filter: str) -> list[Record]:
+        """Return all records that match, in one paged read; may be stale by a moment when served by a mirror."""
+
+    async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
+        """Store `data` once, however often it is retried under `msg_id`; return when acknowledged.
+
+        Raises `QueueFull` when the work queue holds its bound for this subject already.
+        """
+
+    async def consume(self, subject_filter: str, *, durable: str) -> Consumer:
+        """Resume (or create) the durable consumer of a work queue."""
+
+    async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[TapeEntry]:
+        """Return stored messages that match, in order, with sequence numbers above `after`; at most `limit`."""
+
+    async def tell(self, subject: str, data: bytes) -> None:
+        """Send at most once; raise nothing when nobody listens."""
+
+    async def listen(self, subject_filter: str, *, len_max: int = 1024) -> Subscription:
+        """Hear whispers (and the taps) from now on."""
+
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
+        """Send and return the first answer, or None when none came within `timeout_s`."""
+
+    async def close(self) -> None:
+        """Let go of the broker; pending acknowledged work is already safe."""

@@ -1,0 +1,50 @@
+"""How patient a JetStream bus is, and how much it keeps in the air: every bound of the adapter in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.bus.interface import CHUNK_BYTES
+from atoll.bus.streams import GIB
+
+
+@dataclass(frozen=True, slots=True)
+class BusOptions:
+    """Bounds of one bus; times in seconds.
+
+    Attributes:
+        connect_s: one attempt to reach a broker.
+        patience_s: how long `open` keeps trying before `BrokerUnavailable`.
+        try_s: how long one request waits for its answer before it is sent again under the same id.
+        total_s: how long one call of the bus survives an outage in all.
+        full_s: how long a call waits for room in a stream or queue before `StorageFull` or `QueueFull`.
+        gone_s: how long a reader waits for chunks that are missing (a mirror may lag) before `BlobGone`.
+        ack_wait_s: when a delivery that nobody settles or holds is delivered again.
+        reconnect_s: pause between attempts to reconnect.
+        watch_s: interval of the watchdog's echo.
+        echo_s: how long an echo may take; three slow ones in a row cut the connection.
+        chunk_bytes: payload bytes of one chunk.
+        window: chunks in flight while writing a blob.
+        ack_pending_max: deliveries a durable consumer may hold unsettled.
+        stream_bytes_max: room of each stream that holds tensors.
+        replicas: copies of each stream, inside one region.
+    """
+
+    connect_s: float = 2.0
+    patience_s: float = 5.0
+    try_s: float = 10.0
+    total_s: float = 60.0
+    full_s: float = 5.0
+    gone_s: float = 0.5
+    ack_wait_s: float = 60.0
+    reconnect_s: float = 0.25
+    watch_s: float = 10.0
+    echo_s: float = 5.0
+    chunk_bytes: int = CHUNK_BYTES
+    window: int = 8
+    ack_pending_max: int = 256
+    stream_bytes_max: int = 8 * GIB
+    replicas: int = 1
+
+
+DEFAULTS = BusOptions()

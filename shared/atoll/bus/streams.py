@@ -1,0 +1,62 @@
+"""Which streams a run needs, as data; the adapters create or verify exactly these.
+
+The table is the architecture's section 6. Sizes are bounds, not reservations: a stream that reaches `bytes_max` refuses
+(discard new) where losing an old message would lose work, and forgets the oldest where that is its purpose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from atoll.bus.subjects import Subjects, matches
+from atoll.errors import ProtocolMisuse
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """One stream: `per_subject` bounds stored messages of a subject (0: none), `tap` is the subtree it republishes."""
+
+    name: str
+    subjects: tuple[str, ...]
+    retention: Literal["limits", "workqueue"] = "limits"
+    discard: Literal["old", "new"] = "new"
+    per_subject: int = 0
+    bytes_max: int = GIB
+    age_max_s: float = 0.0
+    dedup_s: float = 600.0
+    tap: str | None = None
+    append_only: bool = False
+
+
+def stream_plan(run: str, bytes_max: int = 8 * GIB) -> tuple[StreamPlan, ...]:
+    """Return the streams of `run`; `bytes_max` bounds the two that hold tensors, each."""
+    s = Subjects(run)
+    p = s.prefix
+    hours = 3600.0
+    return (
+        StreamPlan(f"atoll_{run}_UPC", (f"{p}.up.c.>",), per_subject=1, bytes_max=bytes_max, age_max_s=2 * hours),
+        StreamPlan(
+            f"atoll_{run}_UPM", (f"{p}.up.m.>",), retention="workqueue", per_subject=2, age_max_s=2 * hours, tap="up.m"
+        ),
+        StreamPlan(f"atoll_{run}_GL", (f"{p}.gl.>",), per_subject=1, bytes_max=bytes_max, tap="gl.head"),
+        StreamPlan(f"atoll_{run}_ST", (f"{p}.st.>",), per_subject=1, bytes_max=bytes_max),
+        StreamPlan(f"atoll_{run}_MB", (f"{p}.mb.>",), per_subject=1),
+        StreamPlan(
+            f"atoll_{run}_EV", (f"{p}.ev.>",), discard="old", age_max_s=30 * 24 * hours, tap="ev", append_only=True
+        ),
+    )
+
+
+def stream_of(plans: tuple[StreamPlan, ...], subject_filter: str) -> StreamPlan:
+    """Return the stream that keeps everything under `subject_filter`; `ProtocolMisuse` when none does."""
+    for plan in plans:
+        if any(matches(kept, subject_filter) for kept in plan.subjects):
+            return plan
+    raise ProtocolMisuse(
+        "no stream keeps this subject",
+        got=subject_filter,
+        allowed=", ".join(kept for plan in plans for kept in plan.subjects),
+    )

@@ -1,0 +1,38 @@
+"""Waits that end: nats-py may swallow a cancellation while a send is stalled, so nobody here waits for it to obey."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Unanswered(Exception):
+    """No answer came: time-out, lost connection or nobody there. Whether the request was carried out is unknown."""
+
+
+def _abandon(task: asyncio.Future[Any]) -> None:
+    """Cancel `task` without waiting for it, and hear its last exception so that nobody complains."""
+    task.cancel()
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+async def first_of(timeout_s: float, *futures: asyncio.Future[Any]) -> None:
+    """Return when one of `futures` is done or `timeout_s` has gone by."""
+    await asyncio.wait(futures, timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
+
+
+async def bounded(work: Awaitable[T], timeout_s: float, *also: asyncio.Future[None]) -> T:
+    """Return the result of `work`; raise `TimeoutError` after `timeout_s` or once one of `also` is done."""
+    task = asyncio.ensure_future(work)
+    try:
+        await first_of(timeout_s, task, *also)
+    except asyncio.CancelledError:
+        _abandon(task)
+        raise
+    if not task.done():
+        _abandon(task)
+        raise TimeoutError
+    return task.result()

@@ -1,0 +1,8 @@
+"""`python -m atoll.cli`: the same as `atoll`, for children that must run under this very interpreter."""
+
+from __future__ import annotations
+
+from atoll.cli.main import main
+
+if __name__ == "__main__":
+    main()

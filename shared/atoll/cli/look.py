@@ -1,0 +1,157 @@
+"""Verbs that look and change nothing: `config`, `version`, `doctor`, `health`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from atoll.cli.options import Assignments, Broker, Config, with_flags
+
+PYTHON_MIN = (3, 11)
+DISK_FREE_MIN_BYTES = 200 << 20
+BROKER_PATIENCE_S = 3.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command(name="config", help="Show every setting, its value and where it comes from.")(config_verb)
+    app.command(name="version", help="Print the version.")(version_verb)
+    app.command(name="doctor", help="Check what Atoll needs on this machine.")(doctor_verb)
+    app.command(name="health", help="Leave with 0 while a service's health file is fresh, else with 1.")(health_verb)
+
+
+def say(line: str) -> None:
+    """Print a line of the answer."""
+    print(line)  # noqa: T201  (this is the verb's output)
+
+
+def version_verb() -> None:
+    """Print the version."""
+    from atoll import __version__  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+    say(f"atoll {__version__}")
+
+
+def config_verb(
+    *,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the settings instead.")] = False,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Print `name = value` and the origin of each value, one per line."""
+    if schema:
+        from atoll.cli.schema import settings_schema  # noqa: PLC0415
+
+        say(json.dumps(settings_schema(), indent=2))
+        return
+    from atoll.settings import load  # noqa: PLC0415
+    from atoll.up.environment import flat, redacted  # noqa: PLC0415
+
+    loaded = load(config, assignments or [])
+    values = flat(loaded.settings)
+    width = max(len(name) for name in values)
+    for name, value in values.items():
+        shown = json.dumps(redacted(value) if name == "broker.url" else value)
+        origin = loaded.origins.get(name, "default")
+        say(f"{name:<{width}} = {shown:<24} {redacted(origin) if name == 'broker.url' else origin}".rstrip())
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor: `grade` is what it means for a run on this machine."""
+
+    grade: Literal["ok", "note", "FAIL"]
+    what: str
+
+
+def doctor_verb(broker: Broker = None) -> None:
+    """Print what was found; leave with 3 if something needed is missing."""
+    findings = [*_machine(), _server(), _jax(), *([_broker(broker)] if broker is not None else [])]
+    for finding in findings:
+        say(f"{finding.grade:<5} {finding.what}")
+    if any(finding.grade == "FAIL" for finding in findings):
+        raise typer.Exit(3)
+
+
+def _machine() -> Iterator[Finding]:
+    """Return what Python, processors and the disk are like."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    wanted = ".".join(map(str, PYTHON_MIN))
+    yield Finding("ok" if sys.version_info >= PYTHON_MIN else "FAIL", f"Python {found} ({wanted} or later)")
+    yield Finding("ok", f"{os.cpu_count() or 1} processor cores")
+    free = shutil.disk_usage(Path.cwd()).free
+    grade: Literal["ok", "FAIL"] = "ok" if free >= DISK_FREE_MIN_BYTES else "FAIL"
+    yield Finding(grade, f"{free >> 20} MB free in {Path.cwd()} ({DISK_FREE_MIN_BYTES >> 20} MB or more)")
+
+
+def _server() -> Finding:
+    from atoll.bus.broker import find_server  # noqa: PLC0415
+    from atoll.errors import BrokerUnavailable  # noqa: PLC0415
+
+    try:
+        return Finding("ok", f"nats-server at {find_server()}")
+    except BrokerUnavailable as error:
+        return Finding("FAIL", str(error))
+
+
+def _jax() -> Finding:
+    """Return whether JAX is installed, without importing it: that alone would take a second."""
+    if find_spec("jax") is None:
+        return Finding("note", "JAX is not installed; learners need it: pip install 'atoll[learner]'")
+    try:
+        return Finding("ok", f"JAX {version('jax')}")
+    except PackageNotFoundError:
+        return Finding("note", "JAX is importable, but its version is not known")
+
+
+def _broker(url: str) -> Finding:
+    from atoll.errors import AtollError  # noqa: PLC0415
+    from atoll.logs import configure  # noqa: PLC0415
+    from atoll.up.brokers import check_broker_at  # noqa: PLC0415
+
+    configure(level="error")
+    try:
+        asyncio.run(check_broker_at(url, BROKER_PATIENCE_S))
+    except AtollError as error:
+        return Finding("FAIL", str(error))
+    from atoll.up.environment import redacted  # noqa: PLC0415
+
+    return Finding("ok", f"the broker at {redacted(url)} answers, with JetStream")
+
+
+def health_verb(
+    file: Annotated[Path | None, typer.Option(help="The health file; default: synchronizer.health_file.")] = None,
+    age_s: Annotated[float, typer.Option("--age", min=0.0, help="Seconds after which it is stale.")] = 15.0,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Leave with 0 if the file was touched within `--age` seconds, else with 1."""
+    from atoll.clock import SystemClock  # noqa: PLC0415
+    from atoll.errors import SettingsError  # noqa: PLC0415
+    from atoll.settings import load  # noqa: PLC0415
+
+    path = file if file is not None else load(config, with_flags(assignments)).settings.synchronizer.health_file
+    if path is None:
+        raise SettingsError(
+            "no health file is configured", todo="set synchronizer.health_file for the service and here, or give --file"
+        )
+    try:
+        since_s = SystemClock().wall() - path.stat().st_mtime
+    except OSError as error:
+        say(f"unhealthy: {path}: {error.strerror}")
+        raise typer.Exit(1) from None
+    if since_s > age_s:
+        say(f"unhealthy: last sign of life {since_s:.1f} s ago, allowed {age_s:g} s")
+        raise typer.Exit(1)
+    say(f"healthy: last sign of life {max(0.0, since_s):.1f} s ago")

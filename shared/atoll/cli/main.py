@@ -1,0 +1,96 @@
+"""The one command line, put together from the kernel's verbs and those that services bring.
+
+Rules. Putting it together imports nothing heavy: a verb imports what it needs when it runs, so `--help` and every verb
+that trains nothing answer in under half a second. Services are found by the entry-point group `atoll.commands`, never
+imported by name; one that cannot be loaded is named on standard error and left out, because the others still work.
+
+What a person did wrong, or a machine, is said in a sentence on standard error; the exit code is that of the error (2:
+the person can change it, 3: the machine or the network), 130 after Ctrl-C. Tracebacks are kept for our own bugs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+import typer
+
+from atoll.cli import look, tap, up
+from atoll.errors import AtollError
+
+GROUP = "atoll.commands"
+INTERRUPTED = 130
+NOT_INSTALLED = 2
+_EXTRAS = {
+    "jax": "learner",
+    "flax": "learner",
+    "optax": "learner",
+    "safetensors": "learner",
+    "ml_dtypes": "learner",
+    "tokenizers": "bpe",
+    "pyarrow": "parquet",
+    "atoll_learner": "learner",
+    "atoll_synchronizer": "synchronizer",
+}
+
+
+def build() -> typer.Typer:
+    """Return the command line with the kernel's verbs and those of every installed service."""
+    app = typer.Typer(
+        name="atoll",
+        help="Train one model across asynchronous islands of compute.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    for register in (up.register, tap.register, look.register):
+        register(app)
+    for point in sorted(entry_points(group=GROUP), key=lambda found: found.name):
+        try:
+            point.load()(app)
+        except (ImportError, AttributeError) as error:
+            print(f"atoll: the verbs of {point.name} cannot be loaded: {error}", file=sys.stderr)  # noqa: T201  (a command line speaks)
+    return app
+
+
+def main() -> None:
+    """Run the command line and leave the process."""
+    guarded(lambda: build()(prog_name="atoll"))
+
+
+def run_verb(verb: Callable[..., None]) -> None:
+    """Run one verb as a program of its own (`python -m atoll_learner`) with the same errors and exit codes."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command(help=verb.__doc__)(verb)
+    guarded(app)
+
+
+def guarded(call: Callable[[], Any]) -> None:
+    """Call, and turn what is no bug of ours into one message and an exit code."""
+    try:
+        call()
+    except AtollError as error:
+        _leave(f"atoll: {error}", error.exit_code)
+    except KeyboardInterrupt:
+        _leave("", INTERRUPTED)
+    except BrokenPipeError:
+        # The reader has gone; Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        todo = f"pip install 'atoll[{_EXTRAS[package]}]'"
+        _leave(f"atoll: this verb needs {package}, which is not installed\n  to do:   {todo}", NOT_INSTALLED)
+
+
+def _leave(message: str, code: int) -> None:
+    """Print `message`, if any, to standard error and leave with `code`."""
+    if message:
+        print(message, file=sys.stderr)  # noqa: T201  (a command line speaks)
+    sys.exit(code)

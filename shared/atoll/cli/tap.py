@@ -1,0 +1,108 @@
+"""`atoll tap`: what a run stores, as it happens, without its payloads.
+
+The broker republishes every manifest, head and event of a run as headers only on `tap.>`; reading them costs the run
+nothing and can change nothing. On a terminal a tap is a line for people, on a pipe a JSON object per line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli.options import Assignments, Broker, Config, with_flags
+
+if TYPE_CHECKING:
+    from atoll.bus.interface import Subscription, Whisper
+    from atoll.settings import Settings
+
+POLL_S = 0.5
+FEED_LEN_MAX = 65536
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(name="tap", help="Print what a run stores, as it happens: contributions, heads, events.")(tap)
+
+
+def tap(  # noqa: PLR0913  (one option each)
+    tail: Annotated[str, typer.Argument(help="Which taps: 'ev.>', 'gl.head.*', 'ev.round.shard-0', …")] = ">",
+    *,
+    run: Annotated[str | None, typer.Option(help="Run id.")] = None,
+    broker: Broker = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Leave after this many lines.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.0, help="Leave after this many seconds.")] = None,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Print taps until told to stop, one line each."""
+    from atoll.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.settings import load  # noqa: PLC0415
+
+    settings = load(config, with_flags(assignments, run=run, broker__url=broker)).settings
+    configure(settings.log.format, "error", role="tap", run=settings.run)
+    asyncio.run(_follow(settings, tail, count, seconds))
+
+
+async def _follow(settings: Settings, tail: str, count: int | None, seconds: float | None) -> None:
+    from atoll.bus.connect import open_bus  # noqa: PLC0415
+    from atoll.bus.subjects import Subjects  # noqa: PLC0415
+
+    subjects = Subjects(settings.run)
+    bus = await open_bus(settings.broker.url, settings.run, name="tap", provision=False)
+    try:
+        feed = await bus.listen(subjects.tap(tail), len_max=FEED_LEN_MAX)
+        await print_taps(feed, subjects.tap(""), count=count, seconds=seconds)
+    finally:
+        await bus.close()
+
+
+async def print_taps(feed: Subscription, prefix: str, *, count: int | None, seconds: float | None) -> None:
+    """Print what `feed` hears, with `prefix` cut from subjects, for `count` lines or `seconds` at most."""
+    from atoll.clock import SystemClock  # noqa: PLC0415
+
+    clock = SystemClock()
+    ends_s = None if seconds is None else clock.monotonic() + seconds
+    pretty = sys.stdout.isatty()
+    printed = 0
+    while count is None or printed < count:
+        left_s = POLL_S if ends_s is None else ends_s - clock.monotonic()
+        if left_s <= 0:
+            return
+        whisper = await feed.next(min(POLL_S, left_s))
+        if whisper is not None:
+            line = pretty_line if pretty else json_line
+            print(line(whisper, prefix, clock.wall()), flush=True)  # noqa: T201  (this is the verb's output)
+            printed += 1
+
+
+def info_of(whisper: Whisper) -> dict[str, Any]:
+    """Return what the writer said of the message; empty when it said nothing that can be read."""
+    from atoll.bus.interface import INFO_HEADER  # noqa: PLC0415
+
+    try:
+        info = json.loads(whisper.headers.get(INFO_HEADER, "{}"))
+    except ValueError:
+        return {}
+    return info if isinstance(info, dict) else {}
+
+
+def json_line(whisper: Whisper, prefix: str, at_s: float) -> str:
+    """Return a tap as one JSON object: `at_s` by our clock, `subject` below the tap, `info`."""
+    return json.dumps(
+        {"at_s": round(at_s, 3), "subject": whisper.subject.removeprefix(prefix), "info": info_of(whisper)}
+    )
+
+
+def pretty_line(whisper: Whisper, prefix: str, at_s: float) -> str:
+    """Return a tap as a line for people: time of day (UTC), subject, `key=value` pairs."""
+    day_s = at_s % 86400
+    clock = f"{int(day_s // 3600):02}:{int(day_s // 60 % 60):02}:{day_s % 60:06.3f}"
+    pairs = " ".join(f"{key}={value}" for key, value in info_of(whisper).items())
+    # What peers write ends on a terminal, so nothing in it may move the cursor.
+    return "".join(
+        c if c.isprintable() else "?" for c in f"{clock}  {whisper.subject.removeprefix(prefix):<32} {pairs}"
+    )

@@ -1,0 +1,65 @@
+"""`atoll up`: a whole run on this machine. This module only reads the flags; `atoll.up` does the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli.options import Assignments, Broker, Config, with_flags
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(name="up", help="Start a whole run on this machine, watch it, and write a report.")(up)
+
+
+def up(  # noqa: PLR0913  (one option each)
+    *,
+    learners: Annotated[int | None, typer.Option(help="How many learners.  [default: 3]")] = None,
+    shards: Annotated[int | None, typer.Option(help="How many synchronizer shards.  [default: 2]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of model, data order and sampling.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the run; one that holds a run continues it.  [default: runs/<run id>]"),
+    ] = None,
+    broker: Broker = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the run's own broker; default: a free one.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Train for this long at most.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Train this many tokens in all.")] = None,
+    corpus: Annotated[
+        list[Path] | None, typer.Option(help="Text to train on; repeatable.  [default: Python's own source]")
+    ] = None,
+    throttle: Annotated[list[str] | None, typer.Option(help="Slow a learner down, as learner-3=5; repeatable.")] = None,
+    config: Config = None,
+    assignments: Assignments = None,
+    demo: Annotated[bool, typer.Option("--demo", help="The five-minute demonstration.")] = False,
+) -> None:
+    """Prepare data, start a broker, shards, learners and the evaluator; drain, export and report at the end.
+
+    Ctrl-C once drains and leaves a run that `atoll up --out DIR` continues; twice kills everything at once. Of a run
+    that is continued, learners, --tokens, --minutes, --throttle, train.* and log.* may change; the rest is fixed.
+    """
+    from atoll.up.options import UpRequest, plan  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.up.supervisor import run_up  # noqa: PLC0415
+
+    flags = with_flags(
+        assignments, protocol__shards=shards, seed=seed, broker__url=broker, protocol__tokens_target=tokens
+    )
+    request = UpRequest(
+        learners=learners,
+        out=out,
+        port=port,
+        minutes=minutes,
+        corpus=tuple(corpus or ()),
+        throttle=tuple(throttle or ()),
+        config=config,
+        assignments=tuple(flags),
+        demo=demo,
+    )
+    code = run_up(plan(request))
+    if code:
+        raise typer.Exit(code)

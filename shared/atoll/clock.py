@@ -1,0 +1,31 @@
+"""The only place that reads the clocks; everything else is handed one.
+
+`monotonic` measures, `wall` is for people and for messages. A test or a simulator passes a clock of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Two readings, both in seconds."""
+
+    def monotonic(self) -> float:
+        """Return a time that never goes back; its zero means nothing."""
+
+    def wall(self) -> float:
+        """Return seconds since the Unix epoch."""
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def monotonic(self) -> float:
+        """Return the machine's monotonic clock."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Return the machine's wall clock."""
+        return time.time()

@@ -1,0 +1,130 @@
+"""Everything Atoll raises on purpose, as one tree.
+
+    AtollError
+    ├── UserError                exit code 2: something the person can change
+    │   ├── SettingsError        a setting is unknown, out of range or contradicts another
+    │   ├── DataError            a text, token shard or corpus cannot be used
+    │   ├── LayoutMismatch       this model is not the run's model
+    │   ├── IdentityTaken        a live learner already answers to this id
+    │   └── CheckpointError      a checkpoint is truncated, foreign or damaged
+    ├── EnvironmentFault         exit code 3: the machine or the network, not the person
+    │   ├── BrokerUnavailable    no broker answers, it is too old, or JetStream is off
+    │   ├── PortBusy             something else listens on the port
+    │   └── StorageFull          a disk or a stream has no room left
+    ├── BusError                 what one bus call can answer besides its result
+    │   ├── RecordConflict       compare-and-set lost: someone else wrote first
+    │   ├── BlobGone             the chunks were purged or never completed
+    │   ├── BlobCorrupt          the bytes do not match their digest
+    │   └── QueueFull            the work queue refuses more for this subject
+    ├── PeerMisbehaved           a message that no correct peer sends
+    │   └── FrameRejected        a tensor frame is malformed, oversized or not finite
+    └── ProtocolMisuse           our own bug: an event the machine cannot accept
+
+A message says what was wrong, what was got, what is allowed and what to do.
+Command lines print it without a traceback and leave with `exit_code`.
+"""
+
+from __future__ import annotations
+
+
+class AtollError(Exception):
+    """Root of the tree. `exit_code` is what a command line leaves with."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, got: object = None, allowed: object = None, todo: str | None = None) -> None:
+        """Keep the four parts as fields: `what` happened, what was `got`, what is `allowed`, what `todo`."""
+        self.what = what
+        self.got = got
+        self.allowed = allowed
+        self.todo = todo
+        super().__init__(self.explain())
+
+    def explain(self) -> str:
+        """Return the message, one line per part that is known."""
+        lines = [self.what]
+        lines += [f"  got:     {self.got}"] if self.got is not None else []
+        lines += [f"  allowed: {self.allowed}"] if self.allowed is not None else []
+        lines += [f"  to do:   {self.todo}"] if self.todo is not None else []
+        return "\n".join(lines)
+
+
+class UserError(AtollError):
+    """Something the person can change."""
+
+    exit_code = 2
+
+
+class SettingsError(UserError):
+    """A setting is unknown, out of range or contradicts another."""
+
+
+class DataError(UserError):
+    """A text, token shard or corpus cannot be used."""
+
+
+class LayoutMismatch(UserError):
+    """This model is not the run's model."""
+
+
+class IdentityTaken(UserError):
+    """A live learner already answers to this id."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint is truncated, foreign or damaged."""
+
+
+class EnvironmentFault(AtollError):
+    """The machine or the network, not the person."""
+
+    exit_code = 3
+
+
+class BrokerUnavailable(EnvironmentFault):
+    """No broker answers, it is too old, or JetStream is off."""
+
+
+class PortBusy(EnvironmentFault):
+    """Something else listens on the port."""
+
+
+class StorageFull(EnvironmentFault):
+    """A disk or a stream has no room left."""
+
+
+class BusError(AtollError):
+    """What one bus call can answer besides its result."""
+
+
+class RecordConflict(BusError):
+    """Compare-and-set lost: someone else wrote first."""
+
+
+class BlobGone(BusError):
+    """The chunks were purged or never completed."""
+
+
+class BlobCorrupt(BusError):
+    """The bytes do not match their digest."""
+
+
+class QueueFull(BusError):
+    """The work queue refuses more for this subject."""
+
+
+class PeerMisbehaved(AtollError):
+    """A message that no correct peer sends."""
+
+
+class FrameRejected(PeerMisbehaved):
+    """A tensor frame is malformed, oversized or not finite. `reason` is a short stable word for counters."""
+
+    def __init__(self, reason: str, what: str, *, got: object = None, allowed: object = None) -> None:
+        """Keep `reason` beside the four parts of the message."""
+        self.reason = reason
+        super().__init__(what, got=got, allowed=allowed)
+
+
+class ProtocolMisuse(AtollError):
+    """Our own bug: an event the machine cannot accept."""

@@ -1,0 +1,1 @@
+"""The island: everything between somebody's training loop and the bus. `atoll.join` is its door."""

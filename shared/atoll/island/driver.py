@@ -1,0 +1,379 @@
+"""The island's driver: turns whispers, records and steps into facts, and commands into work. It decides nothing.
+
+It lives on one event loop in a thread of its own; the training thread meets it in three places only, all non-blocking:
+`post_step` (a step ended, here is the snapshot), `take_ready` (frames to adopt at this boundary) and the flags.
+
+    training thread ── post_step(snapshot, adopted) ─►  loop: Island.handle ─► Push  ─► worker thread: encode ─► bus
+                    ◄─ take_ready() ── ready frames ◄── loop: FetchFragment ◄─ heads (taps, calls, anti-entropy)
+
+The snapshot is a mapping from tensor names to arrays of the last completed step. JAX arrays do not change, so holding a
+reference costs nothing; a displacement is computed in a worker thread from it, `anchor - theta` in float32.
+
+A push is retried under the same id until it is durable. It may be given up only before its manifest was first sent:
+after that nobody can know that it did not arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from atoll.bus.interface import Bus, Whisper
+from atoll.bus.subjects import Subjects
+from atoll.clock import Clock
+from atoll.codecs import encode_frame
+from atoll.errors import (
+    AtollError,
+    BrokerUnavailable,
+    BusError,
+    FrameRejected,
+    IdentityTaken,
+    PeerMisbehaved,
+    StorageFull,
+)
+from atoll.fragments import gather
+from atoll.island.founding import Frame, Vector, fetch_frame, read_head, read_heads
+from atoll.island.membership import still_ours
+from atoll.logs import get
+from atoll.merge import span_norms
+from atoll.protocol.events import (
+    Action,
+    Adopted,
+    CallHeard,
+    DrainOrdered,
+    Event,
+    FetchFailed,
+    FetchFragment,
+    FragmentFetched,
+    HeadHeard,
+    Leave,
+    Push,
+    PushRefused,
+    PushSettled,
+    StepDone,
+)
+from atoll.protocol.island import Island
+from atoll.wire.messages import (
+    Call,
+    Contribution,
+    Control,
+    Member,
+    RunRecord,
+    Verdict,
+    decode,
+    encode,
+)
+
+log = get(__name__)
+
+T = TypeVar("T")
+
+RESYNC_S = 5.0
+PUSH_PATIENCE_S = 60.0
+PUSHES_AT_ONCE = 4
+RETRY_S_MAX = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A frame to adopt; under adoption by carry the progress since `carry_from` is kept."""
+
+    frame: Frame
+    carry_from: Vector
+
+
+class HeadTap(msgspec.Struct, frozen=True):
+    """What a learner needs of a head's tap."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(slots=True)
+class StepReport:
+    """What the training thread says of its newest step: sums since it joined, for heartbeats."""
+
+    step_s: float = 0.0
+    loss: float | None = None
+    overhead: float = 0.0
+    steps: int = 0
+
+
+class IslandDriver:
+    """Drives one incarnation's `Island` on the running loop. Create it on that loop."""
+
+    def __init__(self, bus: Bus, run: RunRecord, member: Member, anchors: Mapping[int, Frame], clock: Clock) -> None:
+        """Start from the adopted frames."""
+        self.bus = bus
+        self.run = run
+        self.member = member
+        self.clock = clock
+        self.subjects = Subjects(run.run)
+        self.machine = Island(run.protocol, {p: frame.version for p, frame in anchors.items()})
+        self.report = StepReport()
+        self.run_tokens = 0
+        self.failure: AtollError | None = None
+        self.drain_wanted = False
+        self.left = asyncio.Event()
+        self._anchors: dict[int, Vector] = {p: frame.values for p, frame in anchors.items()}
+        self._sent: dict[int, Vector] = {}
+        self._snapshot: Mapping[str, Any] = {}
+        self._ready: dict[int, Frame] = {}
+        self._adopting: set[int] = set()
+        self._encoding: set[int] = set()
+        self._lock = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pushing = asyncio.Semaphore(PUSHES_AT_ONCE)
+
+    def begin(self, snapshot: Mapping[str, Any]) -> None:
+        """Set the snapshot that stands before the first step."""
+        self._snapshot = snapshot
+
+    # --- called by the training thread ------------------------------------------------------------------------------
+
+    def take_ready(self) -> list[Ready]:
+        """Return the frames to adopt at this step boundary and forget them.
+
+        Until the adoption is posted, calls for these fragments are not answered: a push between the two would count
+        steps that the adoption is about to carry or overwrite. A fragment that is being encoded waits for the next
+        boundary, so that `carry_from` is always the snapshot that was pushed.
+        """
+        with self._lock:
+            now = [p for p in self._ready if p not in self._encoding]
+            self._adopting.update(now)
+            return [Ready(self._ready.pop(p), self._sent.get(p, self._anchors[p])) for p in now]
+
+    def post_step(self, tokens: int, snapshot: Mapping[str, Any], adopted: list[Frame], report: StepReport) -> None:
+        """Hand over a completed step and the adoptions that followed it; returns at once."""
+        self._loop.call_soon_threadsafe(self._on_step, tokens, snapshot, adopted, report)
+
+    def order_drain(self) -> None:
+        """Begin to leave: push what is not pushed yet; `left` is set when everything is durable."""
+        self._loop.call_soon_threadsafe(self._on_fact, DrainOrdered(at_s=self.clock.monotonic(), cause_id="drain"))
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen; returns when every subscription stands, so that no call after this is missed."""
+        learner = self.member.learner
+        feeds: list[tuple[str, Callable[[Whisper], None]]] = [
+            (self.subjects.call("*"), self._on_call),
+            (self.subjects.tap("gl.head.*"), self._on_head),
+            (self.subjects.verdict(learner), self._on_verdict),
+            (self.subjects.control("all"), self._on_control),
+            (self.subjects.control(learner), self._on_control),
+        ]
+        for subject, handler in feeds:
+            subscription = await self.bus.listen(subject)
+            self._spawn(self._hear(subscription, handler))
+        self._spawn(self._resync())
+
+    async def stop(self) -> None:
+        """End all background work."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _hear(self, subscription: Any, handler: Callable[[Whisper], None]) -> None:  # noqa: ANN401  (Subscription)
+        async for whisper in subscription:
+            try:
+                handler(whisper)
+            except PeerMisbehaved as error:
+                log.warning("whisper.refused", subject=whisper.subject, reason=str(error))
+
+    async def _resync(self) -> None:
+        """Re-read heads and our own membership now and then: whispers may be lost, records are not."""
+        while True:
+            await asyncio.sleep(RESYNC_S)
+            try:
+                if not await still_ours(self.bus, self.subjects, self.member):
+                    self.failure = IdentityTaken(
+                        f"learner {self.member.learner!r} was taken over by a newer incarnation",
+                        got=f"incarnation {self.member.incarnation}",
+                        todo="this process stops; the newer one goes on",
+                    )
+                    return
+                for head in (await read_heads(self.bus, self.subjects)).values():
+                    self._on_fact(self._head_fact(head.fragment, head.version, "resync"))
+            except (BusError, BrokerUnavailable) as error:
+                log.warning("resync.failed", reason=str(error))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failure = (
+                error if isinstance(error, AtollError) else AtollError(f"the island driver failed: {error!r}")
+            )
+            log.error("driver.failed", reason=repr(error))
+
+    # --- facts --------------------------------------------------------------------------------------------------------
+
+    def _on_step(self, tokens: int, snapshot: Mapping[str, Any], adopted: list[Frame], report: StepReport) -> None:
+        self._snapshot, self.report = snapshot, report
+        now_s = self.clock.monotonic()
+        self._on_fact(StepDone(at_s=now_s, tokens=tokens))
+        for frame in adopted:
+            with self._lock:
+                self._anchors[frame.fragment] = frame.values
+                self._sent.pop(frame.fragment, None)
+                self._adopting.discard(frame.fragment)
+            self._on_fact(Adopted(at_s=now_s, fragment=frame.fragment, version=frame.version))
+
+    def _on_call(self, whisper: Whisper) -> None:
+        call = decode(Call, whisper.data)
+        self.run_tokens = max(self.run_tokens, call.run_tokens)
+        if call.fragment in self.machine.spans and call.fragment not in self._adopting:
+            cause = f"call/{call.fragment}/{call.version}/{call.attempt}"
+            now_s = self.clock.monotonic()
+            fact = CallHeard(
+                at_s=now_s, fragment=call.fragment, version=call.version, attempt=call.attempt, cause_id=cause
+            )
+            self._on_fact(fact)
+
+    def _on_head(self, whisper: Whisper) -> None:
+        """A tap says that a head moved; the record itself is read by the fetch."""
+        try:
+            said = msgspec.json.decode(whisper.headers.get("Atoll-Info", ""), type=HeadTap)
+        except msgspec.MsgspecError as error:
+            raise PeerMisbehaved("a head tap without its info", got=str(error)) from error
+        if said.fragment in self.machine.spans:
+            self._on_fact(self._head_fact(said.fragment, said.version, "tap"))
+
+    def _on_verdict(self, whisper: Whisper) -> None:
+        verdict = decode(Verdict, whisper.data)
+        if verdict.incarnation != self.member.incarnation or verdict.fragment not in self.machine.spans:
+            return
+        log.warning("push.refused", fragment=verdict.fragment, push=verdict.push, reason=verdict.reason)
+        self._on_fact(
+            PushRefused(
+                at_s=self.clock.monotonic(), fragment=verdict.fragment, push=verdict.push, reason=verdict.reason
+            )
+        )
+
+    def _on_control(self, whisper: Whisper) -> None:
+        control = decode(Control, whisper.data)
+        if control.verb == "identify" and whisper.reply:
+            self._spawn(self.bus.tell(whisper.reply, encode(self.member)))
+        elif control.verb == "drain":
+            self.drain_wanted = True
+
+    def _head_fact(self, fragment: int, version: int, cause: str) -> HeadHeard:
+        return HeadHeard(
+            at_s=self.clock.monotonic(), fragment=fragment, version=version, cause_id=f"{cause}/{fragment}"
+        )
+
+    def _on_fact(self, fact: Event) -> None:
+        for action in self.machine.handle(fact):
+            self._do(action)
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Push):
+            with self._lock:
+                self._encoding.add(action.fragment)
+            self._spawn(self._push(action, self._snapshot, self._anchors[action.fragment]))
+        elif isinstance(action, FetchFragment):
+            self._spawn(self._fetch(action))
+        elif isinstance(action, Leave):
+            self.left.set()
+
+    async def _push(self, action: Push, snapshot: Mapping[str, Any], anchor: Vector) -> None:
+        reason = ""
+        async with self._pushing:
+            try:
+                frame, norms = await asyncio.to_thread(self._encode, action.fragment, snapshot, anchor)
+                await self._send(action, frame, norms)
+            except FrameRejected as error:
+                reason = error.reason
+            except (BusError, BrokerUnavailable, StorageFull, RuntimeError) as error:
+                reason = "gave_up"
+                log.warning("push.gave_up", fragment=action.fragment, push=action.push, reason=str(error))
+        self._on_fact(
+            PushSettled(at_s=self.clock.monotonic(), fragment=action.fragment, push=action.push, reason=reason)
+        )
+
+    def _encode(self, fragment: int, snapshot: Mapping[str, Any], anchor: Vector) -> tuple[bytes, tuple[float, ...]]:
+        """Return the encoded displacement and its norms, and note what was sent. Runs in a worker thread."""
+        try:
+            theta = gather(self.run.layout, snapshot, fragment)
+            with self._lock:
+                self._sent[fragment] = theta
+        finally:
+            with self._lock:
+                self._encoding.discard(fragment)
+        displacement = np.subtract(anchor, theta)
+        norms = tuple(float(norm) for norm in span_norms(self.run.layout.spans(fragment), displacement))
+        return encode_frame(displacement, self.run.protocol.codec_up), norms
+
+    async def _send(self, action: Push, frame: bytes, norms: tuple[float, ...]) -> None:
+        """Store the chunks (bounded patience), then queue the manifest (until it is durable)."""
+        member, p = self.member, action.fragment
+        stem = self.subjects.contribution_stem(member.learner, p, member.incarnation, action.push)
+        blob = await self._patiently(lambda: self.bus.put_blob(stem, frame), self.clock.monotonic() + PUSH_PATIENCE_S)
+        manifest = Contribution(
+            learner=member.learner,
+            incarnation=member.incarnation,
+            fragment=p,
+            push=action.push,
+            base_version=action.base_version,
+            tokens=action.tokens,
+            steps=action.steps,
+            trained_tokens=action.trained_tokens,
+            loss=self.report.loss,
+            norms=norms,
+            layout=self.run.layout.fingerprint,
+            blob=blob,
+            final=action.final,
+            cause_id=action.cause_id,
+            sent_at_s=self.clock.wall(),
+        )
+        subject = self.subjects.contribution(self.run.protocol.shard_of(p), p, member.learner)
+        msg_id = f"{member.learner}-{member.incarnation}-{p}-{action.push}"
+        info = {"fragment": p, "push": action.push, "base": action.base_version, "tokens": action.tokens}
+        data = encode(manifest)
+        await self._patiently(lambda: self.bus.publish(subject, data, msg_id=msg_id, info=info), None)
+
+    async def _patiently(self, attempt: Callable[[], Coroutine[Any, Any, T]], deadline_s: float | None) -> T:
+        """Return what `attempt` returns, trying again with growing pauses until `deadline_s` (None: for ever)."""
+        pause_s = 0.1
+        while True:
+            try:
+                return await attempt()
+            except (BusError, BrokerUnavailable, StorageFull):
+                if deadline_s is not None and self.clock.monotonic() > deadline_s:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2.0 * pause_s, RETRY_S_MAX)
+
+    async def _fetch(self, action: FetchFragment) -> None:
+        p = action.fragment
+        try:
+            frame = await self._newest(p)
+        except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
+            log.warning("fetch.failed", fragment=p, version=action.version, reason=str(error))
+            now_s = self.clock.monotonic()
+            self._on_fact(FetchFailed(at_s=now_s, fragment=p, version=action.version, reason=str(error)))
+            return
+        with self._lock:
+            self._ready[p] = frame
+        self._on_fact(FragmentFetched(at_s=self.clock.monotonic(), fragment=p, version=frame.version))
+
+    async def _newest(self, fragment: int) -> Frame:
+        """Return the newest visible frame of `fragment`."""
+        head = await read_head(self.bus, self.subjects, fragment)
+        if head is None:
+            raise BusError("the head is gone", got=fragment)
+        return await fetch_frame(self.bus, self.subjects, self.run.layout, head)

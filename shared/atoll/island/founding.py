@@ -1,0 +1,155 @@
+"""How a run comes to be, and how a learner finds its way into one that exists.
+
+There is no initialisation step. The first learner to arrive writes the run record by compare-and-set (layout, protocol
+settings, seed, fingerprint of the data), then version 0 of every fragment from its own parameters. Everyone else,
+including the runner-up of that race, reads the record, checks that its own model has the same layout, and adopts the
+heads. If a founder dies before the heads are complete, another with the same layout completes them after a time-out:
+heads are created with revision 0, so a head that exists is never replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.bus.interface import Bus
+from atoll.bus.subjects import Subjects
+from atoll.clock import Clock
+from atoll.codecs import decode_frame, encode_frame, frame_bytes_max
+from atoll.errors import BlobCorrupt, BlobGone, BrokerUnavailable, LayoutMismatch, RecordConflict
+from atoll.layout import Layout, first_difference
+from atoll.wire.messages import Head, RunRecord, decode, encode
+
+Vector = npt.NDArray[np.float32]
+
+FOUNDER_PATIENCE_S = 30.0
+POLL_S = 0.2
+READ_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A global fragment in host memory: `values` is flat float32 in layout order."""
+
+    fragment: int
+    version: int
+    values: Vector
+
+
+async def found_or_join(bus: Bus, subjects: Subjects, offer: RunRecord) -> tuple[RunRecord, bool]:
+    """Write `offer` as the run record, or return the one that is there; the flag says whether we are the founder.
+
+    Raises:
+        LayoutMismatch: the run exists with another model or other data.
+    """
+    try:
+        await bus.put_record(subjects.run_record, encode(offer), expected=0, info={"run": offer.run})
+    except RecordConflict:
+        return await check_run(bus, subjects, offer.layout, offer.data), False
+    return offer, True
+
+
+async def read_run(bus: Bus, subjects: Subjects) -> RunRecord | None:
+    """Return the run record, or None while nobody has founded the run."""
+    record = await bus.get_record(subjects.run_record)
+    return None if record is None else decode(RunRecord, record.data)
+
+
+async def check_run(bus: Bus, subjects: Subjects, layout: Layout, data: str) -> RunRecord:
+    """Return the run record after comparing this learner's `layout` and `data` fingerprint with it."""
+    run = await read_run(bus, subjects)
+    if run is None:
+        raise BrokerUnavailable("the run record vanished", todo="was the broker's store deleted? start a new run")
+    if run.layout.fingerprint != layout.fingerprint:
+        raise LayoutMismatch(
+            f"this model is not the model of run {run.run!r}",
+            got=first_difference(layout, run.layout),
+            allowed=f"the layout {run.layout.fingerprint} founded by {run.founder}",
+            todo="use the run's model and protocol settings, or another run id",
+        )
+    if data and run.data and data != run.data:
+        raise LayoutMismatch(
+            f"this data is not the data of run {run.run!r}",
+            got=data,
+            allowed=run.data,
+            todo="copy the run's token shards here, or choose another run id",
+        )
+    return run
+
+
+async def publish_origin(bus: Bus, subjects: Subjects, run: RunRecord, values: Mapping[int, Vector]) -> None:
+    """Make version 0 of every fragment visible, wherever no head exists yet."""
+    for fragment, vector in values.items():
+        nonce = secrets.token_hex(4)
+        frame = await asyncio.to_thread(encode_frame, vector, "f32")
+        blob = await bus.put_blob(subjects.global_stem(fragment, 0, nonce), frame)
+        head = Head(fragment=fragment, version=0, epoch=0, nonce=nonce, layout=run.layout.fingerprint, blob=blob)
+        try:
+            await bus.put_record(subjects.head(fragment), encode(head), expected=0, info=head_info(head))
+        except RecordConflict:
+            await bus.purge(f"{blob.stem}.*")
+
+
+async def wait_for_heads(bus: Bus, subjects: Subjects, run: RunRecord, clock: Clock) -> dict[int, Head] | None:
+    """Return the heads of all fragments, or None when they stay incomplete for the founder's patience."""
+    deadline_s = clock.monotonic() + FOUNDER_PATIENCE_S
+    while True:
+        heads = await read_heads(bus, subjects)
+        if len(heads) == len(run.layout.fragments):
+            return heads
+        if clock.monotonic() > deadline_s:
+            return None
+        await asyncio.sleep(POLL_S)
+
+
+async def read_heads(bus: Bus, subjects: Subjects) -> dict[int, Head]:
+    """Return the newest head of every fragment that has one."""
+    records = await bus.get_records(subjects.head("*"))
+    heads = (decode(Head, record.data) for record in records)
+    return {head.fragment: head for head in heads}
+
+
+async def read_head(bus: Bus, subjects: Subjects, fragment: int) -> Head | None:
+    """Return the newest head of one fragment as its leader has it."""
+    record = await bus.get_record(subjects.head(fragment))
+    return None if record is None else decode(Head, record.data)
+
+
+async def fetch_frame(bus: Bus, subjects: Subjects, layout: Layout, head: Head) -> Frame:
+    """Return the frame of `head`, or of a newer head when that one was superseded while it was being read.
+
+    Raises:
+        BlobGone: the frame vanished faster than it could be read, several times.
+    """
+    elements = layout.fragment_sizes()[head.fragment]
+    for _ in range(READ_ATTEMPTS):
+        try:
+            data = await bus.get_blob(head.blob, frame_bytes_max(elements))
+        except (BlobGone, BlobCorrupt):
+            newer = await read_head(bus, subjects, head.fragment)
+            if newer is None:
+                break
+            head = newer
+            continue
+        values = await asyncio.to_thread(decode_frame, data, elements_expected=elements)
+        return Frame(head.fragment, head.version, values)
+    raise BlobGone(
+        f"fragment {head.fragment} cannot be read", got=head.blob.stem, todo="is a writer purging too early?"
+    )
+
+
+def head_info(head: Head) -> dict[str, str | int | float | bool]:
+    """Return what taps show of a head."""
+    return {
+        "fragment": head.fragment,
+        "version": head.version,
+        "contributors": len(head.included),
+        "tokens": sum(share.tokens for share in head.included),
+        "bytes": head.blob.size_bytes,
+        "epoch": head.epoch,
+    }

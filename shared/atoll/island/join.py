@@ -1,0 +1,283 @@
+"""`atoll.join`: somebody's own JAX loop becomes an island in a few lines.
+
+    with atoll.join("nats://broker:4222", run="my-run", learner="a", params=params) as island:
+        params = island.params
+        while not island.done:
+            params, opt_state, loss = step(params, opt_state, next(batches))
+            params = island.step(params, tokens=batch_tokens, loss=float(loss))
+
+`join` claims the learner id, founds the run or joins it, and returns with the run's parameters. `island.step` takes the
+parameters of a completed step, adopts whatever fragments have arrived, and returns the parameters to go on with; it
+never waits for the network. Leaving the block pushes the last displacement and closes the books. On an exception the
+block is left at once: what was not pushed counts as lost, as it would for a killed process.
+
+The parameters of the last step are kept by reference as the snapshot that answers calls. A loop that *donates* them to
+its next step must say `donated=True`: then each step copies them to host memory first.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from atoll.bus.connect import open_bus
+from atoll.bus.interface import Bus
+from atoll.bus.options import BusOptions
+from atoll.clock import Clock, SystemClock
+from atoll.errors import AtollError, BrokerUnavailable
+from atoll.fragments import describe, gather, plan_layout
+from atoll.island.adoption import adopt
+from atoll.island.driver import StepReport
+from atoll.island.home import LoopThread
+from atoll.island.session import JoinRequest, Session
+from atoll.layout import Layout
+from atoll.protocol.settings import ProtocolSettings
+from atoll.wire.messages import RunRecord
+
+T = TypeVar("T")
+
+DRAIN_S = 60.0
+STOP_S = 10.0
+
+
+def join(  # noqa: PLR0913  (the public door: every argument is a choice of the caller, all but three have defaults)
+    broker: str | Callable[[], Coroutine[Any, Any, Bus]],
+    *,
+    run: str,
+    learner: str,
+    params: Any,  # noqa: ANN401  (any JAX pytree)
+    protocol: ProtocolSettings | None = None,
+    direct: tuple[str, ...] = (),
+    donated: bool = False,
+    model: str = "",
+    data: str = "",
+    data_blocks: int = 0,
+    seed: int = 0,
+    patience_s: float = 30.0,
+    clock: Clock | None = None,
+    home: LoopThread | None = None,
+) -> IslandHandle:
+    """Return the island's handle, joined and with the run's parameters adopted; use it as a context manager.
+
+    Args:
+        broker: URL of the broker, or a coroutine function that opens a `Bus` (an in-memory one, say).
+        run: run id; processes with the same run id train one model.
+        learner: this learner's id, unique among live learners of the run.
+        params: pytree of arrays; the first learner of a run founds it with these values.
+        protocol: settings of the run, used only by its founder.
+        direct: names (as `atoll.fragments.describe` gives them) of embeddings, merged by the plain weighted mean.
+        donated: the training step donates its parameters, so snapshots are copied.
+        model: a description of the model, kept in the run record.
+        data: fingerprint of the data; two learners of a run must agree on it when both give one.
+        data_blocks: blocks of leased data, 0 for a loop that brings its own.
+        seed: the run's seed.
+        patience_s: how long to try to reach the broker, seconds.
+        clock: another clock, for tests.
+        home: a loop thread to share with others (in-memory buses need one loop); a thread of its own by default.
+
+    Raises:
+        SettingsError, LayoutMismatch, IdentityTaken: see `atoll.errors`.
+        BrokerUnavailable: no broker, or too old a one, within `patience_s`.
+    """
+    settings = (protocol or ProtocolSettings()).check()
+    clock = clock or SystemClock()
+    leaves, treedef = _flatten(params)
+    layout = plan_layout(describe(params), settings.fragments, direct=direct)
+    record = RunRecord(
+        run=run,
+        founder=learner,
+        nonce=secrets.token_hex(8),
+        founded_at_s=clock.wall(),
+        layout=layout,
+        protocol=settings,
+        model=model,
+        data=data,
+        seed=seed,
+    )
+    named = dict(zip((t.name for t in layout.tensors), leaves, strict=True))
+    origin = {p: gather(layout, named, p) for p in range(len(layout.fragments))}
+    request = JoinRequest(learner=learner, record=record, origin=origin, data_blocks=data_blocks)
+
+    async def open_url() -> Bus:
+        return await open_bus(str(broker), run, name=learner, options=BusOptions(patience_s=patience_s))
+
+    handle = IslandHandle(request, open_url if isinstance(broker, str) else broker, clock, donated=donated, home=home)
+    handle.enter(named, treedef)
+    return handle
+
+
+class IslandHandle:
+    """A joined island as the training thread sees it. Not for use from several threads at once."""
+
+    def __init__(
+        self,
+        request: JoinRequest,
+        opener: Callable[[], Coroutine[Any, Any, Bus]],
+        clock: Clock,
+        *,
+        donated: bool,
+        home: LoopThread | None,
+    ) -> None:
+        """Prepare; `enter` does the work."""
+        self._session = Session(request, opener, clock)
+        self._clock = clock
+        self._donated = donated
+        self._treedef: Any = None
+        self._leaves: Mapping[str, Any] = {}
+        self._own_home = home is None
+        self._home = home or LoopThread(f"atoll-island-{request.learner}")
+        self._last_s = 0.0
+        self.inside_s = 0.0
+        self._began_s = 0.0
+        self._steps = 0
+        self._closed = False
+
+    # --- what a loop uses -------------------------------------------------------------------------------------------
+
+    @property
+    def params(self) -> Any:  # noqa: ANN401  (the caller's pytree)
+        """Return the parameters to train from, as the pytree that was given to `join`."""
+        import jax  # noqa: PLC0415
+
+        return jax.tree.unflatten(self._treedef, list(self._leaves.values()))
+
+    @property
+    def layout(self) -> Layout:
+        """Return how the run's model is divided into fragments."""
+        return self._session.run.layout
+
+    @property
+    def run(self) -> RunRecord:
+        """Return the run record, which may have been founded by somebody else."""
+        return self._session.run
+
+    @property
+    def incarnation(self) -> int:
+        """Return which life of this learner id this is."""
+        return self._session.driver.member.incarnation
+
+    @property
+    def run_tokens(self) -> int:
+        """Return the tokens trained by the whole run, as of the last call, never less than this learner's own."""
+        return max(self._session.driver.run_tokens, self._session.driver.machine.tokens)
+
+    @property
+    def done(self) -> bool:
+        """Return whether the loop should end: the token target is reached or a drain was asked for."""
+        target = self.run.protocol.tokens_target
+        return self._session.driver.drain_wanted or bool(target and self.run_tokens >= target)
+
+    @property
+    def overhead(self) -> float:
+        """Return the share of the time since the first step that was spent inside `step`."""
+        lived_s = self._last_s - self._began_s
+        return self.inside_s / lived_s if lived_s > 0 else 0.0
+
+    def step(self, params: Any, *, tokens: int, loss: float | None = None) -> Any:  # noqa: ANN401  (the caller's pytree)
+        """Report a completed step over `tokens` tokens and return the parameters to continue from.
+
+        Raises:
+            AtollError: the island cannot go on (a newer incarnation took the id over, or the driver failed).
+        """
+        began_s = self._clock.monotonic()
+        driver = self._session.driver
+        if driver.failure is not None:
+            raise driver.failure
+        import jax  # noqa: PLC0415
+
+        named: Mapping[str, Any] = dict(zip(self._leaves, jax.tree.leaves(params), strict=True))
+        ready = driver.take_ready()
+        if ready:
+            named = adopt(self.layout, self.run.protocol, named, ready)
+            params = jax.tree.unflatten(self._treedef, list(named.values()))
+        self._leaves = named
+        snapshot = {k: np.array(v) for k, v in named.items()} if self._donated else named
+        self._steps += 1
+        step_s = began_s - self._last_s if self._steps > 1 else 0.0
+        report = StepReport(step_s=step_s, loss=loss, overhead=self.overhead, steps=self._steps)
+        driver.post_step(tokens, snapshot, [item.frame for item in ready], report)
+        self._last_s = self._clock.monotonic()
+        self.inside_s += self._last_s - began_s
+        if self._steps == 1:
+            self._began_s, self.inside_s = self._last_s, 0.0
+        return params
+
+    def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the island's own loop (a data lease, a tape event) and return its future."""
+        return self._home.submit(work)
+
+    @property
+    def session(self) -> Session:
+        """Return the asynchronous side, for coroutines given to `call`."""
+        return self._session
+
+    # --- coming and going -------------------------------------------------------------------------------------------
+
+    def enter(self, named: Mapping[str, Any], treedef: Any) -> None:  # noqa: ANN401  (a JAX treedef)
+        """Join: blocks until the run's parameters are here."""
+        self._treedef = treedef
+        try:
+            ready = self.call(self._session.open()).result()
+            self._leaves = adopt(self.layout, self.run.protocol, named, ready)
+            self.call(self._session.begin(dict(self._leaves))).result()
+        except BaseException:
+            self._shut()
+            raise
+        self._last_s = self._clock.monotonic()
+
+    def __enter__(self) -> Self:
+        """Return the handle; it is joined already."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Drain and leave; after an exception leave without draining."""
+        del error, trace
+        if kind is None:
+            self.close()
+        else:
+            self._shut()
+
+    def close(self, drain_s: float = DRAIN_S) -> None:
+        """Push what is not pushed, close the books, say goodbye; idempotent.
+
+        Raises:
+            BrokerUnavailable: the last pushes could not be made durable within `drain_s`.
+        """
+        if self._closed:
+            return
+        try:
+            if self._session.driver.failure is None:
+                self.call(self._session.drain(drain_s)).result()
+        except TimeoutError as error:
+            raise BrokerUnavailable(
+                "the last pushes are not durable", got=f"no acknowledgement in {drain_s:g} s", todo="is the broker up?"
+            ) from error
+        finally:
+            self._shut()
+
+    def _shut(self) -> None:
+        """Stop the loop and its thread, whatever state they are in."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.call(self._session.shut()).result(STOP_S)
+        except (AtollError, TimeoutError):
+            pass
+        finally:
+            if self._own_home:
+                self._home.stop()
+
+
+def _flatten(params: Any) -> tuple[list[Any], Any]:  # noqa: ANN401  (any pytree)
+    import jax  # noqa: PLC0415
+
+    leaves, treedef = jax.tree.flatten(params)
+    return leaves, treedef

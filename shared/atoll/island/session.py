@@ -1,0 +1,187 @@
+"""One incarnation's stay in a run, from claim to goodbye, as coroutines of the island's loop.
+
+    open ─ claim the id ─ found or join the run ─ read heads and frames ─► begin ─ steps, heartbeats ─► drain ─► shut
+
+The order of leaving matters: last pushes durable, then the farewell to every shard through the same queue *behind* them
+(so no shard believes that a learner left while its contributions are still queued), then the tape, then the member
+record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.bus.interface import Bus
+from atoll.bus.subjects import Subjects
+from atoll.clock import Clock
+from atoll.errors import BrokerUnavailable, BusError
+from atoll.island.driver import IslandDriver, Ready
+from atoll.island.founding import Frame, Vector, fetch_frame, found_or_join, publish_origin, wait_for_heads
+from atoll.island.leases import DataLeases
+from atoll.island.membership import claim, release
+from atoll.logs import get
+from atoll.protocol.island import Island
+from atoll.wire.messages import Beat, Member, RunRecord, encode, event
+
+log = get(__name__)
+
+FETCHES_AT_ONCE = 4
+BEATS_PER_SILENCE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """What a learner brings: its id, the run as it would found it, and its parameters, flat per fragment."""
+
+    learner: str
+    record: RunRecord
+    origin: Mapping[int, Vector]
+    data_blocks: int = 0
+
+
+class Session:
+    """The asynchronous side of an island. Every coroutine belongs to the island's own loop."""
+
+    run: RunRecord
+    driver: IslandDriver
+    bus: Bus
+    member: Member
+    leases: DataLeases
+
+    def __init__(self, request: JoinRequest, opener: Callable[[], Coroutine[Any, Any, Bus]], clock: Clock) -> None:
+        """Prepare; nothing is opened yet."""
+        self._request = request
+        self._opener = opener
+        self._clock = clock
+        self._opened = False
+        self._beats: asyncio.Task[None] | None = None
+        self._state = "joining"
+        self._founder = False
+        self._began_s = clock.monotonic()
+
+    async def open(self) -> list[Ready]:
+        """Claim, found or join, and return the run's frames, ready to adopt."""
+        self.bus = await self._opener()
+        self._opened = True
+        subjects = Subjects(self._request.record.run)
+        self.member = await claim(self.bus, subjects, self._request.learner, self._clock)
+        self.run, self._founder = await found_or_join(self.bus, subjects, self._request.record)
+        if self._founder:
+            await publish_origin(self.bus, subjects, self.run, self._request.origin)
+        heads = await wait_for_heads(self.bus, subjects, self.run, self._clock)
+        if heads is None:
+            log.warning("run.founder_lost", founder=self.run.founder)
+            await publish_origin(self.bus, subjects, self.run, self._request.origin)
+            heads = await wait_for_heads(self.bus, subjects, self.run, self._clock)
+        if heads is None:
+            raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")
+        gate = asyncio.Semaphore(FETCHES_AT_ONCE)
+
+        async def fetch(p: int) -> Frame:
+            async with gate:
+                return await fetch_frame(self.bus, subjects, self.run.layout, heads[p])
+
+        frames = await asyncio.gather(*(fetch(p) for p in sorted(heads)))
+        self.driver = IslandDriver(self.bus, self.run, self.member, {f.fragment: f for f in frames}, self._clock)
+        self.leases = DataLeases(self.bus, subjects, self.member, max(1, self._request.data_blocks))
+        return [Ready(frame, frame.values) for frame in frames]
+
+    async def begin(self, snapshot: Mapping[str, Any]) -> None:
+        """Listen, beat and tell the tape that we are here; the first step may follow."""
+        self.driver.begin(snapshot)
+        await self.driver.start()
+        self._state = "training"
+        self._beats = asyncio.get_running_loop().create_task(self._beat_for_ever())
+        took_s = self._clock.monotonic() - self._began_s
+        versions = max(span.anchor for span in self.driver.machine.spans.values())
+        await self.record(
+            "joined",
+            incarnation=self.member.incarnation,
+            host=self.member.host,
+            pid=self.member.pid,
+            founder=self._founder,
+            versions_max=versions,
+            took_s=round(took_s, 3),
+        )
+        log.info("learner.joined", incarnation=self.member.incarnation, founder=self._founder, took_s=round(took_s, 3))
+
+    async def record(self, kind: str, **fields: object) -> None:
+        """Append an event of this learner to the tape."""
+        who = self.member.learner
+        line = event(kind, who, self._clock.wall(), **fields)
+        msg_id = f"{kind}-{who}-{self.member.incarnation}-{self._clock.monotonic():.6f}"
+        await self.bus.publish(
+            Subjects(self.run.run).event(kind, who), encode(line), msg_id=msg_id, info={"kind": kind}
+        )
+
+    async def drain(self, within_s: float) -> None:
+        """Make everything durable and say goodbye; raise `TimeoutError` when that takes longer than `within_s`."""
+        self._state = "draining"
+        async with asyncio.timeout(within_s):
+            self.driver.order_drain()
+            await self.driver.left.wait()
+            self._state = "left"
+            machine = self.driver.machine
+            subjects = Subjects(self.run.run)
+            farewell = encode(self._beat())
+            for shard in range(self.run.protocol.shards):
+                msg_id = f"bye-{self.member.learner}-{self.member.incarnation}-{shard}"
+                subject = subjects.farewell(shard, self.member.learner)
+                await self.bus.publish(subject, farewell, msg_id=msg_id, info={"incarnation": self.member.incarnation})
+            await self.bus.tell(subjects.beat(self.member.learner), farewell)
+            await self.record("left", incarnation=self.member.incarnation, **_books(machine))
+            await release(self.bus, subjects, self.member)
+        log.info("learner.left", incarnation=self.member.incarnation, **_books(machine))
+
+    async def shut(self) -> None:
+        """Stop all work and let go of the bus; safe in any state."""
+        if self._beats is not None:
+            self._beats.cancel()
+        if hasattr(self, "driver"):
+            await self.driver.stop()
+        if self._opened:
+            await self.bus.close()
+
+    async def _beat_for_ever(self) -> None:
+        pause_s = self.run.protocol.silence_s / BEATS_PER_SILENCE
+        while True:
+            try:
+                await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(self._beat()))
+            except (BusError, BrokerUnavailable) as error:
+                log.warning("beat.failed", reason=str(error))
+            await asyncio.sleep(pause_s)
+
+    def _beat(self) -> Beat:
+        machine, report, stats = self.driver.machine, self.driver.report, self.bus.stats
+        return Beat(
+            learner=self.member.learner,
+            incarnation=self.member.incarnation,
+            state=self._state,
+            at_s=self._clock.wall(),
+            step=machine.steps,
+            step_s=report.step_s,
+            tokens=machine.tokens,
+            tokens_per_s=machine.tokens / machine.steps / report.step_s if machine.steps and report.step_s else 0.0,
+            loss=report.loss,
+            pushed=machine.pushed,
+            superseded=machine.superseded,
+            refused_local=machine.refused_local,
+            overhead=report.overhead,
+            lag_versions=machine.lag_versions,
+            pending_pushes=len(machine.in_flight),
+            bytes_up=stats.bytes_up,
+            bytes_down=stats.bytes_down,
+        )
+
+
+def _books(machine: Island) -> dict[str, int]:
+    return {
+        "tokens": machine.tokens,
+        "steps": machine.steps,
+        "pushed": machine.pushed,
+        "superseded": machine.superseded,
+        "refused_local": machine.refused_local,
+    }

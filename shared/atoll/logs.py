@@ -1,0 +1,63 @@
+"""Logs as events: one canonical line per unit of work, JSON unless somebody reads it on a terminal.
+
+Event names are constants of the form `noun.verb` and never carry values; values are keys. `configure` sets what each
+line of a process says (role, run, learner or shard), in all its threads. Standard-library loggers (nats, jax) end up in
+the same stream. No line carries arrays or secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+
+Format = Literal["auto", "json", "console"]
+
+
+def configure(form: Format = "auto", level: str = "info", **bound: str | int) -> None:
+    """Send structured logs to standard error with `bound` on every line."""
+    as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
+
+    def bind(
+        _logger: structlog.types.WrappedLogger, _method: str, event: structlog.types.EventDict
+    ) -> structlog.types.EventDict:
+        return {**bound, **event}
+
+    shared: list[structlog.types.Processor] = [
+        bind,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: structlog.types.Processor = (
+        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("jax").setLevel(logging.WARNING)
+    logging.getLogger("nats").setLevel(logging.ERROR)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
+def get(name: str) -> structlog.stdlib.BoundLogger:
+    """Return the logger of a module."""
+    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    return logger

@@ -1,0 +1,310 @@
+"""Facts that machines are told, commands they answer with. Plain values: names and numbers, never tensors.
+
+Every fact says when it happened (`at_s`, the driver's monotonic clock, seconds) and what caused it (`cause_id`, a short
+text that travels from fact to command to message to log line). Facts are in the past tense, commands are imperatives.
+A driver executes the commands of one fragment in the order given: that order is the protocol (fold before commit,
+commit before acknowledge).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class PushKey(NamedTuple):
+    """What makes a contribution unique for ever."""
+
+    learner: str
+    incarnation: int
+    fragment: int
+    push: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Something that happened at `at_s`."""
+
+    at_s: float
+    cause_id: str = ""
+
+
+# --- facts for a shard -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerBeat(Fact):
+    """A learner reported: step time in seconds, totals in tokens and token-fragments."""
+
+    learner: str
+    incarnation: int
+    training: bool
+    step_s: float
+    tokens: int
+    pushed: int = 0
+    superseded: int = 0
+    refused_local: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerLeft(Fact):
+    """A learner said goodbye after its last push."""
+
+    learner: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionArrived(Fact):
+    """A manifest is in our hands; its chunks are not read yet."""
+
+    key: PushKey
+    base_version: int
+    tokens: int
+    steps: int
+    trained_tokens: int
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionReady(Fact):
+    """Its displacement is decoded, finite and within bounds."""
+
+    key: PushKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionSpoiled(Fact):
+    """Its displacement cannot be used, for `reason`."""
+
+    key: PushKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired(Fact):
+    """A timer that was armed under `name` came due."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed(Fact):
+    """Version `version` of `fragment` is durable and visible."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRefused(Fact):
+    """Somebody else wrote the head: this shard is not the owner any more."""
+
+    fragment: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDrained(Fact):
+    """Nothing is queued for this shard at the moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainOrdered(Fact):
+    """Somebody asked the process to finish: merge what is there, then stop."""
+
+
+# --- facts for an island -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone(Fact):
+    """An inner step over `tokens` tokens ended; its parameters are the new snapshot."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallHeard(Fact):
+    """A shard asks for `fragment` on base `version`."""
+
+    fragment: int
+    version: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadHeard(Fact):
+    """Version `version` of `fragment` is visible."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentFetched(Fact):
+    """The frame of that version is in host memory and waits for the next step boundary."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFailed(Fact):
+    """The frame could not be read (it was superseded, or the broker is away)."""
+
+    fragment: int
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted(Fact):
+    """At a step boundary the learner took version `version` of `fragment` over."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushSettled(Fact):
+    """A push is durable (`reason` empty), or was given up before it was sent, for `reason`."""
+
+    fragment: int
+    push: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushRefused(Fact):
+    """The shard refused a push of ours, for `reason`."""
+
+    fragment: int
+    push: int
+    reason: str
+
+
+# --- commands of a shard -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """Something to do."""
+
+    cause_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmTimer(Command):
+    """Tell me `TimerFired(name)` at `due_s`; arming the same name again moves it."""
+
+    name: str
+    due_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishCall(Command):
+    """Ask all learners for `fragment` on base `version`."""
+
+    fragment: int
+    version: int
+    attempt: int
+    run_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch(Command):
+    """Read, decode and validate a contribution; keep it until told to fold or refuse it."""
+
+    key: PushKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold(Command):
+    """Add a ready contribution to the sum of its fragment's round with `weight`, then let its memory go."""
+
+    key: PushKey
+    weight: float
+    age: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One included contribution, as the head will list it."""
+
+    key: PushKey
+    base_version: int
+    tokens: int
+    steps: int
+    weight: float
+    age: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit(Command):
+    """Finish the merge, take the outer step, make `base_version + 1` durable, then visible."""
+
+    fragment: int
+    base_version: int
+    shares: tuple[Share, ...]
+    called_s: float
+    quorum_s: float
+    grace_s: float
+    end: str
+    live: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledge(Command):
+    """Its fate is durable: remove the manifest from the queue and forget the chunks."""
+
+    key: PushKey
+    fate: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish(Command):
+    """The run is complete for this shard; `reason` says why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandDown(Command):
+    """Stop at once without writing anything more; `reason` says why."""
+
+    reason: str
+
+
+# --- commands of an island ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push(Command):
+    """Encode the displacement of the last completed step's snapshot and send it."""
+
+    fragment: int
+    push: int
+    base_version: int
+    tokens: int
+    steps: int
+    trained_tokens: int
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFragment(Command):
+    """Read the newest frame of `fragment`, which is at least `version`."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave(Command):
+    """Everything is pushed: say goodbye and stop."""
+
+
+Event = Fact
+Action = Command

@@ -1,0 +1,111 @@
+"""What must always hold, as functions that raise; tests and the simulator call them after every fact.
+
+1. The versions of a fragment never fork and never go back (`ShardWatch`).
+2. A contribution is merged at most once, and only if it arrived (`ShardWatch`).
+3. A contribution that is acknowledged has a fate, and exactly one (`ShardWatch`).
+4. Every account adds up, and nothing is negative (`check_ledger`, `check_island`).
+7. Queues stay within their bounds (`check_shard`).
+
+The other promises of the architecture (a deposed owner's write is never visible; with K live learners some round
+commits within a bound) need more than one machine to state; the simulator owns them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from atoll.errors import AtollError
+from atoll.protocol.events import Acknowledge, Action, Commit, Fetch, Fold, PushKey
+from atoll.protocol.island import Island
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.round import Phase
+from atoll.protocol.shard import KNOWN_PUSHES_MAX, Shard
+
+
+class InvariantBroken(AtollError):
+    """A promise of the protocol does not hold: a bug, with the state that shows it."""
+
+
+def require(holds: bool, promise: str, got: object) -> None:  # noqa: FBT001  (reads as a sentence at each call)
+    """Raise `InvariantBroken` unless `holds`; unlike `assert` it survives `python -O`."""
+    if not holds:
+        raise InvariantBroken(promise, got=got)
+
+
+class ShardWatch:
+    """Watches one shard's commands over its whole life."""
+
+    def __init__(self) -> None:
+        """Start with nothing seen."""
+        self.committed: dict[int, int] = {}
+        self.merged: set[PushKey] = set()
+        self.fetched: set[PushKey] = set()
+        self.fates: dict[PushKey, str] = {}
+
+    def see(self, actions: Iterable[Action]) -> None:
+        """Check the commands that one fact led to."""
+        for action in actions:
+            if isinstance(action, Fetch):
+                require(action.key not in self.fates, "what has a fate is not fetched again", action.key)
+                self.fetched.add(action.key)
+            elif isinstance(action, Fold):
+                require(action.key in self.fetched, "only what was fetched is folded", action.key)
+                require(action.weight > 0.0, "a folded contribution has a weight", action)
+            elif isinstance(action, Commit):
+                self._see_commit(action)
+            elif isinstance(action, Acknowledge):
+                self._see_acknowledge(action)
+
+    def _see_commit(self, commit: Commit) -> None:
+        last = self.committed.get(commit.fragment)
+        require(last is None or commit.base_version == last + 1, "versions follow one another", (last, commit))
+        self.committed[commit.fragment] = commit.base_version
+        require(bool(commit.shares), "a commit has contributors", commit)
+        for share in commit.shares:
+            require(share.key not in self.merged, "a contribution is merged once", share.key)
+            require(share.key not in self.fates, "what has a fate is not merged", share.key)
+            self.merged.add(share.key)
+
+    def _see_acknowledge(self, acknowledge: Acknowledge) -> None:
+        if acknowledge.fate == "known":
+            return
+        before = self.fates.get(acknowledge.key)
+        require(before is None, "a contribution has one fate", (acknowledge.key, before, acknowledge.fate))
+        merged = acknowledge.fate in ("merged", "merged_late")
+        require(merged == (acknowledge.key in self.merged), "merged means committed", acknowledge)
+        self.fates[acknowledge.key] = acknowledge.fate
+
+
+def check_shard(shard: Shard) -> None:
+    """Check one shard's state: bounds hold, what is parked or loading is offered, rounds are on their versions."""
+    for fragment, slot in shard.slots.items():
+        require(slot.round.fragment == fragment, "a slot holds its own round", fragment)
+        require(len(slot.settled) <= KNOWN_PUSHES_MAX, "settled keys are bounded", len(slot.settled))
+        require(set(slot.parked) <= set(slot.offers), "what is parked is offered", slot.parked)
+        require(slot.round.loading <= set(slot.offers), "what is loading is offered", slot.round.loading)
+        require(not slot.parked or slot.round.phase is Phase.COMMITTING, "only a commit parks", fragment)
+        ages = [share.age for share in slot.round.shares]
+        require(all(0 <= age <= shard.settings.age_max for age in ages), "ages are within bounds", ages)
+    check_ledger(shard.ledger)
+
+
+def check_ledger(ledger: Ledger) -> None:
+    """Check that no sum is negative."""
+    for key, account in ledger.accounts.items():
+        sums = (account.trained, account.pushed, account.superseded, account.merged, account.merged_late)
+        require(min(sums) >= 0, "sums are not negative", (key, account))
+
+
+def check_island(island: Island) -> None:
+    """Check one learner's books: every token-fragment is pushed, superseded, refused, in flight or open, once."""
+    require(island.open >= 0, "no token-fragment has two fates", island.open)
+    in_spans = sum(
+        island.tokens - span.from_tokens - (span.sent.tokens if span.sent else 0) for span in island.spans.values()
+    )
+    if not island.left:
+        require(island.open == in_spans, "open tokens are those of the spans", (island.open, in_spans))
+    else:
+        require(island.open == 0, "a learner that left has closed its books", island.open)
+    for fragment, span in island.spans.items():
+        require(span.known >= span.anchor, "a learner knows of what it adopted", fragment)
+        require(span.ready is None or span.ready >= span.anchor, "what waits is not older than the anchor", fragment)

@@ -1,0 +1,230 @@
+"""A learner's side of the protocol: what it pushes, what it adopts, and where its tokens went.
+
+For each fragment a learner's life is a chain of *spans*. A span begins when the learner adopts a version (the anchor)
+and ends when it adopts the next. Within a span at most one contribution is pushed: the displacement of the snapshot at
+the first call, with the tokens and steps since the anchor. Later calls for the same base are answered by the same
+durable push, so tokens in different pushes are always disjoint and each has one fate (docs/adr/0004).
+
+    adopt v ──steps──> call: push (tokens a) ──steps (tokens b)──> adopt v+1
+                       a: merged, merged late or refused           b: superseded by the overwrite, or carried along
+
+A call is answered at once from the last completed step, never waiting for a step boundary. A learner behind the call
+(its anchor is older) pushes what it has, as a late contribution, and fetches the head it missed.
+
+Adoption happens between two steps, by the driver; the machine is told afterwards. It never asks for more than one fetch
+of a fragment at a time, and for none that it does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import singledispatchmethod
+
+from atoll.errors import ProtocolMisuse
+from atoll.protocol.events import (
+    Action,
+    Adopted,
+    CallHeard,
+    DrainOrdered,
+    Event,
+    FetchFailed,
+    FetchFragment,
+    FragmentFetched,
+    HeadHeard,
+    Leave,
+    Push,
+    PushRefused,
+    PushSettled,
+    StepDone,
+)
+from atoll.protocol.settings import ProtocolSettings
+
+
+@dataclass(slots=True)
+class Sent:
+    """The one push of a span: its number and what it covered."""
+
+    push: int
+    tokens: int
+    steps: int
+
+
+@dataclass(slots=True)
+class Span:
+    """One fragment since its anchor was adopted: where the counters stood, what was sent, what is on its way here."""
+
+    anchor: int
+    from_tokens: int = 0
+    from_steps: int = 0
+    sent: Sent | None = None
+    known: int = 0
+    fetching: bool = False
+    ready: int | None = None
+
+
+class Island:
+    """The machine of one incarnation; `anchors` are the versions it adopted when it joined."""
+
+    def __init__(self, settings: ProtocolSettings, anchors: Mapping[int, int]) -> None:
+        """Start with an empty span per fragment."""
+        self.settings = settings
+        self.spans = {fragment: Span(anchor, known=anchor) for fragment, anchor in anchors.items()}
+        self.tokens = 0
+        self.steps = 0
+        self.pushes = 0
+        self.pushed = 0
+        self.superseded = 0
+        self.refused_local = 0
+        self.in_flight: dict[int, int] = {}
+        self.draining = False
+        self.left = False
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take one fact in and return what to do about it."""
+        if self.left:
+            return []
+        return self._handle(event)
+
+    @property
+    def lag_versions(self) -> int:
+        """Return the largest number of versions any fragment is behind what is known to be visible."""
+        return max((span.known - span.anchor for span in self.spans.values()), default=0)
+
+    @property
+    def open(self) -> int:
+        """Return the token-fragments that have no fate yet and are not pushed."""
+        due = len(self.spans) * self.tokens
+        return due - self.pushed - self.superseded - self.refused_local - sum(self.in_flight.values())
+
+    @singledispatchmethod
+    def _handle(self, event: Event) -> list[Action]:
+        raise ProtocolMisuse("an island does not know this fact", got=type(event).__name__)
+
+    @_handle.register
+    def _(self, event: StepDone) -> list[Action]:
+        if self.draining:
+            raise ProtocolMisuse("a draining learner takes no step")
+        self.tokens += event.tokens
+        self.steps += 1
+        return []
+
+    @_handle.register
+    def _(self, event: CallHeard) -> list[Action]:
+        span = self.spans[event.fragment]
+        if span.anchor > event.version or self.draining:
+            return []
+        actions = self._learn_of(event.fragment, event.version, event.cause_id)
+        if span.sent is None and self.tokens > span.from_tokens:
+            actions.append(self._push(event.fragment, span, event.cause_id, final=False))
+        return actions
+
+    @_handle.register
+    def _(self, event: HeadHeard) -> list[Action]:
+        return self._learn_of(event.fragment, event.version, event.cause_id)
+
+    @_handle.register
+    def _(self, event: FragmentFetched) -> list[Action]:
+        span = self.spans[event.fragment]
+        span.fetching = False
+        span.ready = event.version
+        span.known = max(span.known, event.version)
+        if span.known > event.version:
+            return self._fetch(event.fragment, span, event.cause_id)
+        return []
+
+    @_handle.register
+    def _(self, event: FetchFailed) -> list[Action]:
+        self.spans[event.fragment].fetching = False
+        return []
+
+    @_handle.register
+    def _(self, event: Adopted) -> list[Action]:
+        span = self.spans[event.fragment]
+        if event.version < span.anchor:
+            raise ProtocolMisuse("an adoption went back", got=event.version, allowed=f"{span.anchor} or later")
+        sent_tokens, sent_steps = (span.sent.tokens, span.sent.steps) if span.sent else (0, 0)
+        if self.settings.adoption == "carry":
+            span.from_tokens += sent_tokens
+            span.from_steps += sent_steps
+        else:
+            self.superseded += self.tokens - span.from_tokens - sent_tokens
+            span.from_tokens, span.from_steps = self.tokens, self.steps
+        span.anchor, span.sent = event.version, None
+        if span.ready is not None and span.ready <= event.version:
+            span.ready = None
+        return []
+
+    @_handle.register
+    def _(self, event: PushSettled) -> list[Action]:
+        tokens = self.in_flight.pop(event.push)
+        span = self.spans[event.fragment]
+        ours = span.sent is not None and span.sent.push == event.push
+        actions: list[Action] = []
+        if not event.reason:
+            self.pushed += tokens
+        elif event.reason == "not_finite":
+            self.refused_local += tokens
+            actions = self._fetch(event.fragment, span, event.cause_id) if ours else []
+        elif ours:
+            span.sent = None
+        else:
+            self.superseded += tokens
+        return actions + self._leave_when_done(event.cause_id)
+
+    @_handle.register
+    def _(self, event: PushRefused) -> list[Action]:
+        span = self.spans[event.fragment]
+        if self.draining or span.sent is None or span.sent.push != event.push:
+            return []
+        return self._fetch(event.fragment, span, event.cause_id)
+
+    @_handle.register
+    def _(self, event: DrainOrdered) -> list[Action]:
+        if self.draining:
+            return []
+        self.draining = True
+        actions: list[Action] = [
+            self._push(fragment, span, event.cause_id, final=True)
+            for fragment, span in self.spans.items()
+            if span.sent is None and self.tokens > span.from_tokens
+        ]
+        return actions + self._leave_when_done(event.cause_id)
+
+    def _learn_of(self, fragment: int, version: int, cause_id: str) -> list[Action]:
+        """Note that `version` is visible; fetch it unless it is here or on its way."""
+        span = self.spans[fragment]
+        span.known = max(span.known, version)
+        newest = span.anchor if span.ready is None else max(span.anchor, span.ready)
+        if span.known <= newest or self.draining:
+            return []
+        return self._fetch(fragment, span, cause_id)
+
+    def _fetch(self, fragment: int, span: Span, cause_id: str) -> list[Action]:
+        if span.fetching or self.draining:
+            return []
+        span.fetching = True
+        return [FetchFragment(fragment=fragment, version=max(span.known, span.anchor), cause_id=cause_id)]
+
+    def _push(self, fragment: int, span: Span, cause_id: str, *, final: bool) -> Push:
+        self.pushes += 1
+        span.sent = Sent(self.pushes, self.tokens - span.from_tokens, self.steps - span.from_steps)
+        self.in_flight[self.pushes] = span.sent.tokens
+        return Push(
+            fragment=fragment,
+            push=self.pushes,
+            base_version=span.anchor,
+            tokens=span.sent.tokens,
+            steps=span.sent.steps,
+            trained_tokens=self.tokens,
+            final=final,
+            cause_id=cause_id,
+        )
+
+    def _leave_when_done(self, cause_id: str) -> list[Action]:
+        """Close the books once nothing is in flight: what was trained after the last push is superseded."""
+        if not self.draining or self.in_flight:
+            return []
+        self.superseded += self.open
+        self.left = True
+        return [Leave(cause_id=cause_id)]

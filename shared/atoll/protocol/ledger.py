@@ -1,0 +1,136 @@
+"""Every token has one fate, counted from both sides.
+
+A token trained by a learner counts once per fragment (a *token-fragment*), since each fragment travels and is merged on
+its own. For every incarnation the learner's side says
+
+    P * trained = pushed + superseded + refused_local + open
+
+(`open`: trained since the anchor was adopted and not pushed yet; zero once it has left) and the shards' side says
+
+    pushed = merged + merged_late + refused + queued
+
+(`queued`: durable but not settled; zero at the end). The two are kept by different processes and meet only in
+`settle`, which is therefore a real check. What a dead incarnation had open, and only that, is `lost`.
+
+A shard's own ledger covers its own fragments; `Ledger.absorb` adds several shards together.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Account(msgspec.Struct):
+    """One incarnation's sums. `trained` is in tokens, everything else in token-fragments."""
+
+    trained: int = 0
+    pushed: int = 0
+    superseded: int = 0
+    refused_local: int = 0
+    merged: int = 0
+    merged_late: int = 0
+    refused: dict[str, int] = msgspec.field(default_factory=dict)
+    left: bool = False
+
+    @property
+    def settled(self) -> int:
+        """Return the token-fragments that shards have given a fate."""
+        return self.merged + self.merged_late + sum(self.refused.values())
+
+
+class Ledger(msgspec.Struct):
+    """The accounts of a run as one shard, or several together, know them; keys are `learner/incarnation`."""
+
+    accounts: dict[str, Account] = msgspec.field(default_factory=dict)
+    sequence: int = 0
+
+    def account(self, learner: str, incarnation: int) -> Account:
+        """Return the account of one incarnation, opened when it is new."""
+        return self.accounts.setdefault(f"{learner}/{incarnation}", Account())
+
+    def reported(self, learner: str, incarnation: int, tokens: int, pushed: int, superseded: int, local: int) -> None:
+        """Take over what a learner says of itself; totals only grow, so an old report changes nothing."""
+        account = self.account(learner, incarnation)
+        account.trained = max(account.trained, tokens)
+        account.pushed = max(account.pushed, pushed)
+        account.superseded = max(account.superseded, superseded)
+        account.refused_local = max(account.refused_local, local)
+
+    @property
+    def run_tokens(self) -> int:
+        """Return the tokens trained by all incarnations, as far as reported."""
+        return sum(account.trained for account in self.accounts.values())
+
+    def absorb(self, other: Ledger) -> None:
+        """Add another shard's ledger: reports by maximum, fates by sum."""
+        for key, theirs in other.accounts.items():
+            learner, _, incarnation = key.rpartition("/")
+            self.reported(
+                learner, int(incarnation), theirs.trained, theirs.pushed, theirs.superseded, theirs.refused_local
+            )
+            ours = self.accounts[key]
+            ours.merged += theirs.merged
+            ours.merged_late += theirs.merged_late
+            ours.left = ours.left or theirs.left
+            for reason, count in theirs.refused.items():
+                ours.refused[reason] = ours.refused.get(reason, 0) + count
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """The sums of a finished run, in token-fragments, and every account that does not add up."""
+
+    trained: int
+    fates: dict[str, int]
+    errors: tuple[str, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Return whether every fate adds up."""
+        return not self.errors and sum(self.fates.values()) == self.trained
+
+
+def settle(ledger: Ledger, fragments: int) -> Settlement:
+    """Return what became of every token-fragment of a finished run with `fragments` fragments.
+
+    An incarnation that left must balance on both sides. A dead one cannot be asked any more: what it had trained by its
+    last report and nobody merged, refused or superseded is lost with it, and must not be negative.
+    """
+    fates: dict[str, int] = {"merged": 0, "merged_late": 0, "superseded": 0, "lost": 0}
+    errors: list[str] = []
+    trained = 0
+    for key, account in sorted(ledger.accounts.items()):
+        due = fragments * account.trained
+        trained += due
+        open_ = due - account.superseded - account.refused_local - account.settled
+        if account.left:
+            local = due - account.pushed - account.superseded - account.refused_local
+            if local:
+                errors.append(f"{key}: its own books differ by {local} token-fragments")
+            if account.pushed != account.settled:
+                errors.append(f"{key}: pushed {account.pushed} token-fragments, settled {account.settled}")
+        if open_ < 0:
+            errors.append(f"{key}: {-open_} token-fragments have more than one fate")
+        fates["merged"] += account.merged
+        fates["merged_late"] += account.merged_late
+        fates["superseded"] += account.superseded
+        fates["lost"] += open_
+        if account.refused_local:
+            fates["refused:local"] = fates.get("refused:local", 0) + account.refused_local
+        for reason, count in account.refused.items():
+            fates[f"refused:{reason}"] = fates.get(f"refused:{reason}", 0) + count
+    return Settlement(trained=trained, fates=fates, errors=tuple(errors))
+
+
+def apportion(fates: dict[str, int], fragments: int) -> dict[str, int]:
+    """Return `fates` in whole tokens (token-fragments over P) that sum exactly to the tokens trained.
+
+    Largest remainder: every fate is rounded down and the missing tokens go to the largest remainders, so each figure is
+    less than one token from the exact quotient.
+    """
+    total = sum(fates.values()) // fragments
+    whole = {fate: count // fragments for fate, count in fates.items()}
+    missing = total - sum(whole.values())
+    by_remainder = sorted(fates, key=lambda fate: (-(fates[fate] % fragments), fate))
+    for fate in by_remainder[:missing]:
+        whole[fate] += 1
+    return whole

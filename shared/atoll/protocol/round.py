@@ -1,0 +1,171 @@
+"""One fragment's round: the collection that turns version v into v + 1.
+
+    RESTING --call--> COLLECTING --quorum--> GRACE --deadline or all answered--> COMMITTING --durable--> (next round)
+
+A round exists from the moment its predecessor commits. While RESTING it already folds late contributions (their base is
+older than v), because the buffer that kept them for us should not keep them longer; it does not call, and does not
+commit, until it is due. Once called it needs K contributions, then waits out the grace window for the others, or ends
+early when every live learner has answered. From COMMITTING on its participants are frozen: whatever becomes ready is
+*parked* for the next round, one version older.
+
+The round decides; it knows nothing of the schedule, of leases or of other fragments. Each decision names its reason.
+
+What is not pretty: a learner with nothing to give stays silent, and the round learns of it only through the deadline.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from atoll.errors import ProtocolMisuse
+from atoll.protocol.events import Commit, Fold, PushKey, Share
+from atoll.protocol.settings import ProtocolSettings
+
+
+class Phase(enum.Enum):
+    """Where a round stands."""
+
+    RESTING = "resting"
+    COLLECTING = "collecting"
+    GRACE = "grace"
+    COMMITTING = "committing"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A contribution that has arrived and not been settled: its counters and whether it is ready to fold."""
+
+    key: PushKey
+    base_version: int
+    tokens: int
+    steps: int
+    final: bool
+
+
+@dataclass(slots=True)
+class FragmentRound:
+    """The collection of one fragment on base `version`.
+
+    Attributes:
+        called_s: when it was first called; 0 while resting.
+        quorum_s: when the quorum was met; 0 before.
+        grace_s: the window that was granted then.
+        shares: what is folded, in folding order.
+    """
+
+    fragment: int
+    version: int
+    settings: ProtocolSettings
+    phase: Phase = Phase.RESTING
+    attempt: int = 0
+    called_s: float = 0.0
+    quorum_s: float = 0.0
+    grace_s: float = 0.0
+    shares: list[Share] = field(default_factory=list)
+    loading: set[PushKey] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+
+    def call(self, at_s: float) -> int:
+        """Open the round, or call again below quorum; return the attempt number, from 1."""
+        if self.phase not in (Phase.RESTING, Phase.COLLECTING):
+            raise ProtocolMisuse("a round is called before its quorum", got=self.phase.value)
+        if self.phase is Phase.RESTING:
+            self.phase, self.called_s = Phase.COLLECTING, at_s
+        self.attempt += 1
+        return self.attempt
+
+    def age(self, offer: Offer) -> int:
+        """Return how many versions behind this round's base the offer is; negative means it is from the future."""
+        return self.version - offer.base_version
+
+    def refusal(self, offer: Offer) -> str:
+        """Return why the offer cannot enter this round, or the empty string when it can."""
+        age = self.age(offer)
+        if age < 0:
+            return "future_base"
+        if age > self.settings.age_max:
+            return "stale"
+        if offer.tokens <= 0 or offer.steps <= 0:
+            return "empty"
+        return ""
+
+    def fold(self, offer: Offer, cause_id: str) -> Fold:
+        """Take a ready offer in; its weight is tokens squared over steps (Sec. 3.2), damped once per version of age."""
+        if self.phase is Phase.COMMITTING or self.refusal(offer):
+            raise ProtocolMisuse("this round cannot fold it", got=(self.phase.value, self.refusal(offer), offer.key))
+        age = self.age(offer)
+        weight = offer.tokens * offer.tokens / offer.steps * self.settings.age_damping**age
+        self.loading.discard(offer.key)
+        self.shares.append(
+            Share(
+                key=offer.key,
+                base_version=offer.base_version,
+                tokens=offer.tokens,
+                steps=offer.steps,
+                weight=weight,
+                age=age,
+            )
+        )
+        return Fold(key=offer.key, weight=weight, age=age, cause_id=cause_id)
+
+    @property
+    def contributors(self) -> set[str]:
+        """Return the learners that have something folded here."""
+        return {share.key.learner for share in self.shares}
+
+    def answered(self) -> set[str]:
+        """Return the learners that answered *this* base, well or badly: a late contribution is no answer."""
+        return {share.key.learner for share in self.shares if share.age == 0} | self.refused
+
+    def drop(self, offer: Offer) -> None:
+        """Forget an offer that was refused; its learner has answered all the same."""
+        self.loading.discard(offer.key)
+        if self.age(offer) == 0:
+            self.refused.add(offer.key.learner)
+
+    def has_quorum(self) -> bool:
+        """Return whether K learners have contributed."""
+        return len(self.contributors) >= self.settings.quorum
+
+    def open_grace(self, at_s: float, grace_s: float) -> float:
+        """Note that the quorum was met and return the deadline of the grace window."""
+        if self.phase is not Phase.COLLECTING:
+            raise ProtocolMisuse("grace follows collecting", got=self.phase.value)
+        self.phase, self.quorum_s, self.grace_s = Phase.GRACE, at_s, grace_s
+        return at_s + grace_s
+
+    def end(self, at_s: float, live: set[str], *, alone: bool) -> str:
+        """Return why the round ends now, or the empty string while it goes on.
+
+        A called round with its quorum ends when every live learner has answered and nothing it could still use is being
+        read, or when the grace deadline has passed. When it is `alone` (learners were known and none is live), whatever
+        is folded is merged at once.
+        """
+        if self.phase is Phase.COMMITTING or not self.shares:
+            return ""
+        if alone and not self.loading:
+            return "nobody left"
+        if self.phase is not Phase.GRACE:
+            return ""
+        if at_s >= self.quorum_s + self.grace_s:
+            return "grace over"
+        if live <= self.answered() and not self.loading:
+            return "all answered"
+        return ""
+
+    def commit(self, at_s: float, reason: str, live: int, cause_id: str) -> Commit:
+        """Freeze the participants and say what to commit."""
+        self.phase = Phase.COMMITTING
+        called_s = self.called_s or at_s
+        return Commit(
+            fragment=self.fragment,
+            base_version=self.version,
+            shares=tuple(self.shares),
+            called_s=called_s,
+            quorum_s=self.quorum_s or called_s,
+            grace_s=self.grace_s,
+            end=reason,
+            live=live,
+            cause_id=cause_id,
+        )

@@ -1,0 +1,108 @@
+"""What all processes of a run must agree on; written once into the run record by the founder.
+
+Defaults are Decoupled DiLoCo's where it publishes them (tau = 2, K = 1 plus grace, AdamW inside, Nesterov outside) and
+our own measurements where it does not (outer rate and momentum, merge, interval; see docs/results). Two relations
+matter: the interval H must allow every fragment its turn, and the grace window may not exceed what overlap hides.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from atoll.errors import SettingsError
+
+FRAGMENTS_MAX: Final = 4096
+LEARNERS_MAX: Final = 4096
+
+
+class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The agreement of a run.
+
+    Attributes:
+        fragments: P, how many parts the model travels in.
+        interval_steps: H, inner steps between two rounds of the same fragment.
+        overlap_steps: tau, steps a round may take while learners go on.
+        shards: synchronizer processes the fragments are divided over.
+        quorum: K, contributions a round needs before its grace window opens.
+        grace_gamma: share of the slack that a round may wait (Eq. 3), 0 <= gamma < 1.
+        grace_cap_steps: longest grace, in median steps.
+        average_decay: weight of the newest sample in the moving averages of Eq. 3.
+        age_max: S_max, versions a late contribution may be behind and still enter the next round.
+        age_damping: factor on the weight of a late contribution, per version of age.
+        merge: "mean" or "rda" (App. D.2) for tensors that are not merged directly.
+        outer: "nesterov", "optax:<name>" or "module:attr".
+        outer_lr: outer learning rate.
+        outer_momentum: outer momentum, 0 for plain SGD.
+        adoption: "overwrite" (the paper), "blend" or "carry".
+        blend_alpha: share of its own values a learner keeps when it blends.
+        codec_up: encoding of displacements.
+        tokens_target: tokens after which the run drains; 0 runs until told.
+        silence_s: seconds without a heartbeat after which a learner no longer counts as live.
+        norm_max: largest L2 norm of one slice of a displacement that is still believed.
+    """
+
+    fragments: int = 24
+    interval_steps: int = 24
+    overlap_steps: int = 2
+    shards: int = 2
+    quorum: int = 1
+    grace_gamma: float = 0.8
+    grace_cap_steps: float = 1.0
+    average_decay: float = 0.5
+    age_max: int = 2
+    age_damping: float = 0.5
+    merge: Literal["mean", "rda"] = "mean"
+    outer: str = "nesterov"
+    outer_lr: float = 1.0
+    outer_momentum: float = 0.0
+    adoption: Literal["overwrite", "blend", "carry"] = "overwrite"
+    blend_alpha: float = 0.5
+    codec_up: str = "bf16"
+    tokens_target: int = 0
+    silence_s: float = 5.0
+    norm_max: float = 1e4
+
+    def check(self, learners: int | None = None) -> ProtocolSettings:
+        """Return self, or raise `SettingsError` for the first relation that does not hold.
+
+        `learners` (M) is the number expected, where it is known: a quorum above it could never be met.
+        """
+        _within("fragments", self.fragments, 1, FRAGMENTS_MAX)
+        _within("interval_steps", self.interval_steps, 1, 100_000)
+        _within("overlap_steps", self.overlap_steps, 1, self.interval_steps)
+        _within("shards", self.shards, 1, self.fragments, "as many as there are fragments")
+        top = LEARNERS_MAX if learners is None else learners
+        _within("quorum", self.quorum, 1, top, "the number of learners" if learners is not None else "")
+        _within("grace_gamma", self.grace_gamma, 0.0, 0.999, "below 1, so that a round ends inside its overlap")
+        _within("grace_cap_steps", self.grace_cap_steps, 0.0, float(self.overlap_steps), "overlap_steps")
+        _within("average_decay", self.average_decay, 0.001, 1.0)
+        _within("age_max", self.age_max, 0, 1000)
+        _within("age_damping", self.age_damping, 0.0, 1.0)
+        _within("outer_lr", self.outer_lr, 1e-6, 100.0)
+        _within("outer_momentum", self.outer_momentum, 0.0, 0.9999)
+        _within("blend_alpha", self.blend_alpha, 0.0, 1.0)
+        _within("tokens_target", self.tokens_target, 0, 1 << 62)
+        _within("silence_s", self.silence_s, 0.2, 3600.0)
+        _within("norm_max", self.norm_max, 1e-6, 1e30)
+        return self
+
+    def shard_of(self, fragment: int) -> int:
+        """Return which shard owns `fragment`: consecutive fragments go to different shards."""
+        return fragment % self.shards
+
+    def fragments_of(self, shard: int) -> tuple[int, ...]:
+        """Return the fragments `shard` owns, in order."""
+        return tuple(range(shard, self.fragments, self.shards))
+
+
+def _within(name: str, got: float, low: float, high: float, why: str = "") -> None:
+    """Raise `SettingsError` unless `low <= got <= high`; a NaN is never within."""
+    if not low <= got <= high:
+        raise SettingsError(
+            f"{name} is out of range",
+            got=got,
+            allowed=f"{low}..{high}" + (f" ({why})" if why else ""),
+            todo=f"set protocol.{name} within that range",
+        )

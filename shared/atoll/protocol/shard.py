@@ -1,0 +1,337 @@
+"""A synchronizer shard: the rounds of its fragments, who is alive, when the next round is due, and the ledger.
+
+Facts come in through `handle`, commands go out; the shard never looks at a clock. Its duties:
+
+* **Pacing.** Every fragment is called once per H median steps, staggered so that the run has one fragment due about
+  every H/P steps. On a fast network a round ends long before the next is due: without pacing, H would collapse.
+* **Quorum and grace** (`FragmentRound`, `grace_window_s`); xi_quorum and xi_sync average over this shard's rounds.
+* **Liveness.** A learner is live while its newest incarnation keeps reporting. Nobody waits for one that does not.
+* **Once only.** A contribution is known by (learner, incarnation, fragment, push). What a head lists is acknowledged
+  without a second look; what is in our hands is not fetched twice.
+* **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the ledger with the command
+  to commit them, so that the ledger stored beside version v + 1 is the one that belongs to it.
+* **The end.** At the token target, or when told to drain, a shard finishes once nobody is present, nothing is queued
+  and nothing is in its hands. A quorum guards a running fleet: when the last learner has left, its pushes are merged.
+
+It holds no tensor: the driver keeps what it fetched under the same keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import singledispatchmethod
+
+from atoll.errors import ProtocolMisuse
+from atoll.protocol.events import (
+    Acknowledge,
+    Action,
+    ArmTimer,
+    CommitRefused,
+    Committed,
+    ContributionArrived,
+    ContributionReady,
+    ContributionSpoiled,
+    DrainOrdered,
+    Event,
+    Fetch,
+    Finish,
+    LearnerBeat,
+    LearnerLeft,
+    PublishCall,
+    PushKey,
+    QueueDrained,
+    StandDown,
+    TimerFired,
+)
+from atoll.protocol.grace import MovingAverage, grace_window_s, median
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.round import FragmentRound, Offer, Phase
+from atoll.protocol.settings import ProtocolSettings
+
+RECALL_S_MIN = 0.5
+KNOWN_PUSHES_MAX = 4096
+
+
+@dataclass(slots=True)
+class LearnerView:
+    """What a shard knows of a learner's newest incarnation: `training` now, or at least `present` (not left)."""
+
+    incarnation: int
+    heard_s: float
+    step: MovingAverage
+    training: bool = False
+    present: bool = True
+
+
+@dataclass(slots=True)
+class FragmentSlot:
+    """One fragment of this shard: its present round, what waits, what is settled, and when it was last called."""
+
+    round: FragmentRound
+    offers: dict[PushKey, Offer] = field(default_factory=dict)
+    parked: list[PushKey] = field(default_factory=list)
+    settled: dict[PushKey, None] = field(default_factory=dict)
+    due_s: float | None = None
+
+    def remember(self, key: PushKey) -> None:
+        """Keep `key` as settled; the oldest are forgotten beyond the bound."""
+        self.settled[key] = None
+        while len(self.settled) > KNOWN_PUSHES_MAX:
+            del self.settled[next(iter(self.settled))]
+
+
+class Shard:
+    """The machine of shard `shard`; `versions` and `settled` come from the heads found at start."""
+
+    def __init__(
+        self,
+        settings: ProtocolSettings,
+        shard: int,
+        versions: dict[int, int],
+        *,
+        settled: dict[int, list[PushKey]] | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """Start with one resting round per owned fragment."""
+        self.settings = settings
+        self.shard = shard
+        self.slots: dict[int, FragmentSlot] = {}
+        for fragment in settings.fragments_of(shard):
+            slot = FragmentSlot(FragmentRound(fragment, versions[fragment], settings))
+            for key in (settled or {}).get(fragment, []):
+                slot.remember(key)
+            self.slots[fragment] = slot
+        self.ledger = ledger or Ledger()
+        self.learners: dict[str, LearnerView] = {}
+        self.quorum = MovingAverage(settings.average_decay)
+        self.sync = MovingAverage(settings.average_decay)
+        self.grace_reason = ""
+        self.draining = False
+        self.finished = False
+        self._committing_since: dict[int, float] = {}
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take one fact in and return what to do about it."""
+        if self.finished:
+            return []
+        return self._handle(event)
+
+    # --- what is known --------------------------------------------------------------------------------------------
+
+    def live(self, at_s: float) -> set[str]:
+        """Return the learners whose newest incarnation trains and reported within the silence bound."""
+        return {name for name, view in self.learners.items() if view.training and self._heard(view, at_s)}
+
+    def present(self, at_s: float) -> set[str]:
+        """Return the learners that may still push: those that train, join or drain, and are not silent."""
+        return {name for name, view in self.learners.items() if view.present and self._heard(view, at_s)}
+
+    def step_s(self, at_s: float) -> float | None:
+        """Return xi_step: the median of the live learners' averaged step times, or None when nobody has stepped."""
+        live = self.live(at_s)
+        return median(v.step.value for n, v in self.learners.items() if n in live and v.step.value is not None)
+
+    def _heard(self, view: LearnerView, at_s: float) -> bool:
+        """Return whether the learner was heard recently enough: it may be silent for ten of its own steps."""
+        return at_s - view.heard_s <= max(self.settings.silence_s, 10.0 * (view.step.value or 0.0))
+
+    # --- facts ----------------------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def _handle(self, event: Event) -> list[Action]:
+        raise ProtocolMisuse("a shard does not know this fact", got=type(event).__name__)
+
+    @_handle.register
+    def _(self, event: LearnerBeat) -> list[Action]:
+        view = self.learners.get(event.learner)
+        if view is None or event.incarnation > view.incarnation:
+            view = LearnerView(event.incarnation, event.at_s, MovingAverage(self.settings.average_decay))
+            self.learners[event.learner] = view
+        self.ledger.reported(
+            event.learner, event.incarnation, event.tokens, event.pushed, event.superseded, event.refused_local
+        )
+        if event.incarnation < view.incarnation:
+            return []
+        view.heard_s, view.training = event.at_s, event.training
+        if event.training and event.step_s > 0.0:
+            view.step.add(event.step_s)
+        return self._schedule(event.at_s) + self._advance_all(event.at_s, event.cause_id)
+
+    @_handle.register
+    def _(self, event: LearnerLeft) -> list[Action]:
+        self.ledger.account(event.learner, event.incarnation).left = True
+        view = self.learners.get(event.learner)
+        if view is not None and view.incarnation == event.incarnation:
+            view.training = view.present = False
+        return self._advance_all(event.at_s, event.cause_id)
+
+    @_handle.register
+    def _(self, event: ContributionArrived) -> list[Action]:
+        slot = self.slots.get(event.key.fragment)
+        if slot is None:
+            return [Acknowledge(key=event.key, fate="refused", reason="wrong_shard", cause_id=event.cause_id)]
+        if event.key in slot.settled:
+            return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
+        if event.key in slot.offers:
+            return []
+        offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final)
+        account = self.ledger.account(event.key.learner, event.key.incarnation)
+        account.trained = max(account.trained, event.trained_tokens)
+        reason = slot.round.refusal(offer)
+        if reason:
+            return self._refuse(slot, offer, reason, event.cause_id)
+        slot.offers[event.key] = offer
+        slot.round.loading.add(event.key)
+        return [Fetch(key=event.key, cause_id=event.cause_id)]
+
+    @_handle.register
+    def _(self, event: ContributionReady) -> list[Action]:
+        slot = self.slots[event.key.fragment]
+        offer = slot.offers.get(event.key)
+        if offer is None:
+            raise ProtocolMisuse("a contribution became ready that nobody asked for", got=event.key)
+        if slot.round.phase is Phase.COMMITTING:
+            slot.round.loading.discard(event.key)
+            slot.parked.append(event.key)
+            return []
+        return self._fold(slot, offer, event.at_s, event.cause_id) + self._advance(slot, event.at_s, event.cause_id)
+
+    @_handle.register
+    def _(self, event: ContributionSpoiled) -> list[Action]:
+        slot = self.slots[event.key.fragment]
+        offer = slot.offers[event.key]
+        actions = self._refuse(slot, offer, event.reason, event.cause_id)
+        return actions + self._advance(slot, event.at_s, event.cause_id)
+
+    @_handle.register
+    def _(self, event: TimerFired) -> list[Action]:
+        kind, _, number = event.name.partition("/")
+        slot = self.slots[int(number)]
+        if kind == "due":
+            early = slot.round.phase is Phase.RESTING and slot.due_s is not None and event.at_s < slot.due_s
+            return [] if early else self._call(slot, event.at_s, event.cause_id or event.name)
+        return self._advance(slot, event.at_s, event.cause_id or event.name)
+
+    @_handle.register
+    def _(self, event: Committed) -> list[Action]:
+        slot = self.slots[event.fragment]
+        old = slot.round
+        if old.phase is not Phase.COMMITTING or event.version != old.version + 1:
+            raise ProtocolMisuse("a commit nobody asked for", got=(event.fragment, event.version, old.phase.value))
+        self.sync.add(event.at_s - self._committing_since.pop(event.fragment, event.at_s))
+        actions: list[Action] = []
+        for share in old.shares:
+            slot.offers.pop(share.key, None)
+            slot.remember(share.key)
+            fate = "merged" if share.age == 0 else "merged_late"
+            actions.append(Acknowledge(key=share.key, fate=fate, cause_id=event.cause_id))
+        slot.round = FragmentRound(event.fragment, event.version, self.settings)
+        parked, slot.parked = slot.parked, []
+        for key in [k for k in slot.offers if k not in parked]:
+            slot.round.loading.add(key)
+        if slot.due_s is not None:
+            due_s = max(slot.due_s, event.at_s)
+            actions.append(ArmTimer(name=f"due/{event.fragment}", due_s=due_s, cause_id=event.cause_id))
+        for key in parked:
+            actions += self._fold(slot, slot.offers[key], event.at_s, event.cause_id)
+        return actions + self._schedule(event.at_s) + self._advance(slot, event.at_s, event.cause_id)
+
+    @_handle.register
+    def _(self, event: CommitRefused) -> list[Action]:
+        self.finished = True
+        return [StandDown(reason=f"fragment {event.fragment}: {event.reason}", cause_id=event.cause_id)]
+
+    @_handle.register
+    def _(self, event: DrainOrdered) -> list[Action]:
+        self.draining = True
+        return self._advance_all(event.at_s, event.cause_id)
+
+    @_handle.register
+    def _(self, event: QueueDrained) -> list[Action]:
+        """Finish when the run is over: told so or at its token target, nobody live, nothing in our hands."""
+        target = self.settings.tokens_target
+        over = self.draining or bool(target and self.ledger.run_tokens >= target)
+        busy = any(s.offers or s.round.shares or s.round.phase is Phase.COMMITTING for s in self.slots.values())
+        if not over or busy or self.present(event.at_s):
+            return self._advance_all(event.at_s, event.cause_id)
+        self.finished = True
+        return [Finish(reason="drained" if self.draining else "token target reached", cause_id=event.cause_id)]
+
+    # --- rules ----------------------------------------------------------------------------------------------------
+
+    def _schedule(self, at_s: float) -> list[Action]:
+        """Give every fragment that has none a time to be called at, staggered over one interval."""
+        step_s = self.step_s(at_s)
+        if step_s is None:
+            return []
+        actions: list[Action] = []
+        interval_s = self.settings.interval_steps * step_s
+        for fragment, slot in self.slots.items():
+            if slot.due_s is None and slot.round.phase in (Phase.RESTING, Phase.COLLECTING):
+                slot.due_s = at_s + interval_s * (fragment + 1) / self.settings.fragments
+                actions.append(ArmTimer(name=f"due/{fragment}", due_s=slot.due_s))
+        return actions
+
+    def _call(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Action]:
+        """Call the round, and see to it that it is called again while it stays below quorum."""
+        if slot.round.phase not in (Phase.RESTING, Phase.COLLECTING):
+            return []
+        step_s = self.step_s(at_s)
+        if step_s is None:
+            slot.due_s = None
+            return self._advance(slot, at_s, cause_id)
+        attempt = slot.round.call(at_s)
+        slot.due_s = at_s + self.settings.interval_steps * step_s
+        call = PublishCall(
+            fragment=slot.round.fragment,
+            version=slot.round.version,
+            attempt=attempt,
+            run_tokens=self.ledger.run_tokens,
+            cause_id=cause_id,
+        )
+        again_s = at_s + max(RECALL_S_MIN, 2.0 * step_s)
+        again = ArmTimer(name=f"due/{slot.round.fragment}", due_s=again_s, cause_id=cause_id)
+        return [call, again, *self._advance(slot, at_s, cause_id)]
+
+    def _advance_all(self, at_s: float, cause_id: str) -> list[Action]:
+        return [action for slot in self.slots.values() for action in self._advance(slot, at_s, cause_id)]
+
+    def _advance(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Action]:
+        """Move one round on as far as it goes: to its grace window, then to its commit."""
+        now, actions = slot.round, list[Action]()
+        live = self.live(at_s)
+        if now.phase is Phase.COLLECTING and now.has_quorum():
+            self.quorum.add(at_s - now.called_s)
+            grace_s, self.grace_reason = grace_window_s(
+                self.settings, self.step_s(at_s) or 0.0, self.quorum.value, self.sync.value
+            )
+            deadline_s = now.open_grace(at_s, grace_s)
+            actions.append(ArmTimer(name=f"grace/{now.fragment}", due_s=deadline_s, cause_id=cause_id))
+        alone = not live and (self.draining or bool(self.learners))
+        reason = now.end(at_s, live, alone=alone)
+        if reason:
+            self._committing_since[now.fragment] = at_s
+            for share in now.shares:
+                account = self.ledger.account(share.key.learner, share.key.incarnation)
+                account.merged += share.tokens if share.age == 0 else 0
+                account.merged_late += share.tokens if share.age else 0
+            actions.append(now.commit(at_s, reason, len(live), cause_id))
+        return actions
+
+    def _fold(self, slot: FragmentSlot, offer: Offer, at_s: float, cause_id: str) -> list[Action]:
+        """Fold a ready offer, or refuse it if the round has moved on too far; a final one opens its round."""
+        reason = slot.round.refusal(offer)
+        if reason:
+            return self._refuse(slot, offer, reason, cause_id)
+        actions: list[Action] = [slot.round.fold(offer, cause_id)]
+        if offer.final and slot.round.phase is Phase.RESTING:
+            actions += self._call(slot, at_s, cause_id)
+        return actions
+
+    def _refuse(self, slot: FragmentSlot, offer: Offer, reason: str, cause_id: str) -> list[Action]:
+        slot.offers.pop(offer.key, None)
+        slot.round.drop(offer)
+        slot.remember(offer.key)
+        refused = self.ledger.account(offer.key.learner, offer.key.incarnation).refused
+        refused[reason] = refused.get(reason, 0) + offer.tokens
+        return [Acknowledge(key=offer.key, fate="refused", reason=reason, cause_id=cause_id)]

@@ -1,0 +1,216 @@
+"""The one configuration model: a TOML file, `ATOLL_…` environment variables and `--set a.b=c`, in rising precedence.
+
+`load` is the only place that reads the environment; services get the frozen result handed down. Every value remembers
+where it came from (`Loaded.origins`), so that an error names the file, the variable or the flag that is wrong, and
+`atoll config` can show it. Relations between settings are checked here, once, with both values in the message.
+
+Sections: `broker` (where it is), `protocol` (what the run agrees on, see `atoll.protocol.settings`), `learner`,
+`model`, `train`, `data`, `synchronizer`. Model and training sections are plain tables here and are checked by the
+learner, which knows what they mean; the kernel carries them.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from atoll.bus.options import BusOptions
+from atoll.errors import SettingsError
+from atoll.protocol.settings import ProtocolSettings
+
+PREFIX = "ATOLL_"
+
+
+class Section(BaseModel):
+    """A table of the configuration: frozen, and closed to names it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class BrokerSettings(Section):
+    """Where the broker is and how long to try before giving up."""
+
+    url: str = "nats://127.0.0.1:4222"
+    patience_s: float = Field(default=30.0, gt=0, le=3600)
+    stream_bytes_max: int = Field(default=8 << 30, ge=1 << 20)
+
+
+class LearnerSettings(Section):
+    """One learner process. `throttle` stretches every step by that factor (for tests of slow islands)."""
+
+    id: str = "learner-0"
+    throttle: float = Field(default=1.0, ge=1.0, le=1000.0)
+    checkpoint_dir: Path | None = None
+    compile_cache: Path | None = None
+    threads: int = Field(default=0, ge=0, le=1024)
+
+
+class DataSettings(Section):
+    """Where the token shards lie and how many blocks a learner leases at once."""
+
+    dir: Path = Path("corpus")
+    lease_blocks: int = Field(default=8, ge=1, le=4096)
+
+
+class SynchronizerSettings(Section):
+    """One synchronizer process."""
+
+    shard: int = Field(default=0, ge=0)
+    health_file: Path | None = None
+
+
+class LogSettings(Section):
+    """How a process logs: `auto` is JSON unless the output is a terminal."""
+
+    format: Literal["auto", "json", "console"] = "auto"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def _protocol(value: object) -> ProtocolSettings:
+    """Turn a table of texts and numbers into `ProtocolSettings`; raise ValueError with the field's own message."""
+    if isinstance(value, ProtocolSettings):
+        return value
+    try:
+        return msgspec.convert(value, ProtocolSettings, strict=False).check()
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+
+
+class Settings(BaseSettings):
+    """Everything a process of Atoll can be told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid", arbitrary_types_allowed=True
+    )
+
+    run: str = "local"
+    seed: int = Field(default=0, ge=0)
+    broker: BrokerSettings = BrokerSettings()
+    protocol: Annotated[ProtocolSettings, BeforeValidator(_protocol)] = ProtocolSettings()
+    learner: LearnerSettings = LearnerSettings()
+    model: dict[str, Any] = Field(default_factory=dict)
+    train: dict[str, Any] = Field(default_factory=dict)
+    data: DataSettings = DataSettings()
+    synchronizer: SynchronizerSettings = SynchronizerSettings()
+    log: LogSettings = LogSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take nothing but what `load` merged: one reader of the environment, one order of precedence."""
+        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)
+
+
+def bus_options(settings: Settings) -> BusOptions:
+    """Return the bus bounds that follow from `settings`."""
+    broker = settings.broker
+    return BusOptions(patience_s=broker.patience_s, stream_bytes_max=broker.stream_bytes_max)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The settings and, per dotted name, where a value that is not a default came from."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+def load(
+    config: Path | None = None, assignments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Loaded:
+    """Merge file, environment and `a.b=c` assignments and validate the whole.
+
+    Raises:
+        SettingsError: the file is missing or not TOML, an assignment has no `=`, a name is unknown, a value is wrong.
+    """
+    tree: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for name, value, origin in _sources(config, assignments, os.environ if environment is None else environment):
+        _plant(tree, name, value, origin)
+        origins[name] = origin
+    try:
+        return Loaded(Settings(**tree), origins)
+    except ValidationError as error:
+        raise _explained(error, origins) from error
+
+
+def _sources(
+    config: Path | None, assignments: Sequence[str], environment: Mapping[str, str]
+) -> list[tuple[str, object, str]]:
+    """Return (dotted name, value, origin), lowest precedence first."""
+    found: list[tuple[str, object, str]] = []
+    if config is not None:
+        found += [(name, value, str(config)) for name, value in _flatten(_read_toml(config))]
+    for variable, text in sorted(environment.items()):
+        if variable.startswith(PREFIX) and text != "":
+            found.append((variable.removeprefix(PREFIX).lower().replace("__", "."), text, variable))
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name:
+            raise SettingsError("not an assignment", got=assignment, allowed="a.b=c", todo="write --set name=value")
+        found.append((name.strip(), text, f"--set {assignment}"))
+    return found
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(
+            "cannot read the configuration", got=f"{path}: {error.strerror}", todo="check --config"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError("the configuration is not TOML", got=f"{path}: {error}", todo="correct the file") from error
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    """Return leaf values by dotted name."""
+    leaves: list[tuple[str, object]] = []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            leaves += _flatten(value, f"{prefix}{key}.")
+        else:
+            leaves.append((f"{prefix}{key}", value))
+    return leaves
+
+
+def _plant(tree: dict[str, Any], name: str, value: object, origin: str) -> None:
+    """Put `value` into the nested tables at dotted `name`."""
+    *path, last = name.split(".")
+    here = tree
+    for key in path:
+        here = here.setdefault(key, {})
+        if not isinstance(here, dict):
+            raise SettingsError("a setting is not a table", got=f"{name} (from {origin})", todo="see `atoll config`")
+    here[last] = value
+
+
+def _explained(error: ValidationError, origins: Mapping[str, str]) -> SettingsError:
+    """Return the first validation error as one message that names where the value came from."""
+    first = error.errors(include_url=False)[0]
+    name = ".".join(str(part) for part in first["loc"])
+    origin = origins.get(name) or next((o for n, o in origins.items() if n.startswith(f"{name}.")), "a default")
+    if first["type"] == "extra_forbidden":
+        return SettingsError(
+            f"unknown setting {name}", got=f"{first['input']!r} from {origin}", todo="`atoll config` lists what exists"
+        )
+    return SettingsError(
+        f"setting {name} is wrong: {first['msg'].removeprefix('Value error, ')}",
+        got=f"{first['input']!r} from {origin}",
+        todo="`atoll config` shows every value and where it comes from",
+    )

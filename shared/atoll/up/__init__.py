@@ -1,0 +1,1 @@
+"""A whole run on one machine: started, watched, drained and reported."""

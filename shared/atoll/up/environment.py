@@ -1,0 +1,61 @@
+"""Settings as `ATOLL_…` variables: how `up` tells its children what they are.
+
+Children get the whole configuration, resolved once, and nothing of the parent's own `ATOLL_…` variables: what a child
+runs with is what `run.json` says. Secrets in a broker's URL reach children only; `redacted` is for everybody's eyes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from atoll.settings import PREFIX, Settings
+
+_SECRET = re.compile(r"//[^/@\s]*@")
+
+
+def flat(settings: Settings) -> dict[str, Any]:
+    """Return every setting by its dotted name, as JSON values, in the order of the sections."""
+    tree = settings.model_dump(mode="json", exclude={"protocol"})
+    tree["protocol"] = msgspec.to_builtins(settings.protocol)
+    leaves: dict[str, Any] = {}
+    for section in Settings.model_fields:
+        _collect(tree[section], section, leaves)
+    return leaves
+
+
+def _collect(value: object, name: str, leaves: dict[str, Any]) -> None:
+    """Put the leaves of `value` under `name` into `leaves`; an empty table has none."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _collect(inner, f"{name}.{key}", leaves)
+    else:
+        leaves[name] = value
+
+
+def as_text(value: object) -> str:
+    """Return a setting as an environment variable or a `--set` writes it; None is empty."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def variables(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return dotted settings as environment variables; those without a value are left to their default."""
+    return {
+        f"{PREFIX}{name.upper().replace('.', '__')}": text for name, value in values.items() if (text := as_text(value))
+    }
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` less every variable that is a setting."""
+    return {name: text for name, text in environment.items() if not name.startswith(PREFIX)}
+
+
+def redacted(text: Any) -> Any:  # noqa: ANN401  (whatever a setting holds)
+    """Return `text` with the user part of any URL struck out."""
+    return _SECRET.sub("//***@", text) if isinstance(text, str) else text

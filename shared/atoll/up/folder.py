@@ -1,0 +1,163 @@
+"""The folder of a run on this machine, and `run.json`, which makes it resumable.
+
+    OUT/run.json    what the run is: id, fixed settings, sessions so far     OUT/nats/    the broker's store
+    OUT/data/       token shards                                             OUT/state/   learners' checkpoints
+    OUT/cache/      compiled programs                                        OUT/logs/    one file per process
+    OUT/health/     touched by shards                                        OUT/lock     held while `up` runs
+    OUT/report.json, report.html, model.safetensors, sample.txt, validation.json
+
+`run.json` is written whole and moved into place, so that a kill leaves the old one or the new one. Two `up` on one
+folder would share a broker's store; the lock refuses the second. No secret is ever written here.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+import msgspec
+
+from atoll.errors import EnvironmentFault, SettingsError, StorageFull
+
+SCHEMA: Final = 1
+FREE_MIN_BYTES: Final = 200 << 20
+EMBEDDED: Final = "embedded"
+RUN_FILE_BYTES_MAX: Final = 4 << 20
+_FOLDERS = ("nats", "data", "state", "cache", "logs", "health")
+
+
+class SessionRecord(msgspec.Struct, kw_only=True):
+    """One `atoll up` on this run: seconds of wall time, and learner-seconds present and stepping (see goodput)."""
+
+    began_at_s: float
+    wall_s: float = 0.0
+    ended: str = "running"
+    present_s: float = 0.0
+    stepping_s: float = 0.0
+
+
+class RunFile(msgspec.Struct, kw_only=True):
+    """What `run.json` holds; `settings` are dotted names, `broker` is "embedded" or a URL without secrets."""
+
+    run: str
+    learners: int
+    settings: dict[str, Any]
+    broker: str
+    corpus: list[str] = msgspec.field(default_factory=list)
+    atoll: str = ""
+    created_at_s: float = 0.0
+    tokens: int = 0
+    sessions: list[SessionRecord] = msgspec.field(default_factory=list)
+    schema: int = SCHEMA
+
+
+def read_run_file(out: Path) -> RunFile | None:
+    """Return what `out` says of its run, or None when it holds none.
+
+    Raises `SettingsError` when `out` is not a folder or its `run.json` is damaged or of another schema.
+    """
+    if out.exists() and not out.is_dir():
+        raise SettingsError("the folder of a run is not a folder", got=out, todo="choose another --out")
+    path = out / "run.json"
+    try:
+        if path.stat().st_size > RUN_FILE_BYTES_MAX:
+            raise SettingsError(f"{path} is too large to be ours", todo="choose another --out")
+        run = msgspec.json.decode(path.read_bytes(), type=RunFile)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SettingsError(
+            f"{path} cannot be read", got=error, todo="restore it, or choose another --out for a new run"
+        ) from error
+    if run.schema != SCHEMA:
+        raise SettingsError(f"{path} is of another schema", got=run.schema, allowed=SCHEMA, todo="use that Atoll")
+    return run
+
+
+class RunFolder:
+    """The folder while we hold it; a context manager."""
+
+    def __init__(self, out: Path) -> None:
+        """Name the folder; entering makes and locks it."""
+        self.out = out
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        """Make the folder, check that it can be written and has room, and lock it."""
+        try:
+            for name in _FOLDERS:
+                (self.out / name).mkdir(parents=True, exist_ok=True)
+            self._lock = (self.out / "lock").open("w")
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._check_room()
+        except BlockingIOError:
+            self._release()
+            raise EnvironmentFault(
+                "another `atoll up` uses this folder", got=self.out, todo="stop it or choose another --out"
+            ) from None
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of the folder."""
+        self._release()
+
+    def path(self, *parts: str) -> Path:
+        """Return a path inside the folder."""
+        return self.out.joinpath(*parts)
+
+    def write(self, name: str, data: bytes) -> Path:
+        """Write `name` whole: first beside it, then moved into place. Raises `StorageFull` without room."""
+        path = self.path(name)
+        beside = path.with_name(f".{path.name}.new")
+        try:
+            with beside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except OSError as error:
+            raise self._unusable(error) from error
+        return path
+
+    def save(self, run: RunFile) -> None:
+        """Write `run.json`."""
+        self.write("run.json", msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n")
+
+    def _check_room(self) -> None:
+        free = shutil.disk_usage(self.out).free
+        if free < FREE_MIN_BYTES:
+            raise StorageFull(
+                "too little room for a run",
+                got=f"{free >> 20} MB free under {self.out}",
+                allowed=f"{FREE_MIN_BYTES >> 20} MB or more",
+                todo="free space or choose another --out",
+            )
+
+    def _unusable(self, error: OSError) -> SettingsError | StorageFull:
+        """Return what the operating system said about the folder as an error of ours."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return StorageFull("the disk is full", got=self.out, todo="free space or choose another --out")
+        return SettingsError(
+            "the folder of a run cannot be used",
+            got=f"{error.filename or self.out}: {error.strerror}",
+            allowed="a folder we may write to",
+            todo="choose another --out or correct its permissions",
+        )
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

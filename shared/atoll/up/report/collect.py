@@ -1,0 +1,219 @@
+"""From what was seen of a run to `report.json`. The schema lies beside this module, its prose in docs/report.md.
+
+**Fates.** The shards' closing ledgers are absorbed into one, settled against the learners' own books, and apportioned
+to whole tokens. `tokens_by_fate` sums to `tokens_trained` exactly, always: what cannot be accounted for is `lost` or,
+when the books contradict each other, named in `fates_errors`. `fates_exact` is true only if every shard closed its
+books, every account balances and nothing has two fates.
+
+**Bytes** are payload bytes: up is what contributions that entered a commit weighed, down is the frames the shards
+published (each once, however many learners read it). Both come from the tape, so a killed shard's count too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import atoll
+from atoll.protocol.ledger import Ledger, apportion, settle
+from atoll.up.folder import SessionRecord
+from atoll.up.view import LearnerView, Life, RunView
+
+SCHEMA: Final = 1
+CURVE_MAX: Final = 2000
+GIT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a report is made of, besides the view.
+
+    `settings` are dotted names without secrets, `validation` is what the export measured (empty when it failed),
+    `data_hash` is the fingerprint of the token shards, empty when nobody knows it.
+    """
+
+    run: str
+    settings: Mapping[str, Any]
+    sessions: Sequence[SessionRecord]
+    validation: Mapping[str, Any]
+    data_hash: str
+
+
+def collect(view: RunView, facts: Facts) -> dict[str, Any]:
+    """Return the report of a run as it stands, in plain JSON values."""
+    return {
+        "schema": SCHEMA,
+        "run": facts.run,
+        "ended": facts.sessions[-1].ended if facts.sessions else "unknown",
+        **_fates(view, facts),
+        "validation": _validation(view, facts.validation),
+        "bytes_up": view.bytes_up,
+        "bytes_down": view.bytes_down,
+        "goodput": _goodput(facts.sessions),
+        "commits": view.commits,
+        "rounds": _rounds(view),
+        "refused": dict(sorted(view.refused.items())),
+        "learners": [_learner(learner) for _, learner in sorted(view.learners.items())],
+        "shards": _shards(view, facts),
+        "seed": facts.settings.get("seed", 0),
+        "wall_s": round(sum(session.wall_s for session in facts.sessions), 3),
+        "sessions": len(facts.sessions),
+        "machine": machine(),
+        "atoll": atoll.__version__,
+        "commit": commit(),
+        "data_source_hash": facts.validation.get("source_hash") or facts.data_hash,
+        "settings": dict(facts.settings),
+    }
+
+
+def _shard_names(facts: Facts) -> list[str]:
+    return [f"shard-{i}" for i in range(int(facts.settings["protocol.shards"]))]
+
+
+def _fates(view: RunView, facts: Facts) -> dict[str, Any]:
+    """Return what became of every token; see the module docstring."""
+    fragments = int(facts.settings["protocol.fragments"])
+    ledger = Ledger()
+    errors = [f"{name} did not close its books" for name in _shard_names(facts) if name not in view.closed]
+    for _, closed in sorted(view.closed.items()):
+        ledger.absorb(closed.ledger)
+    settlement = settle(ledger, fragments)
+    errors += settlement.errors
+    return {
+        "tokens_trained": settlement.trained // fragments,
+        "tokens_by_fate": dict(sorted(apportion(settlement.fates, fragments).items())),
+        "token_fragments_by_fate": dict(sorted(settlement.fates.items())),
+        "fates_exact": settlement.exact and not errors,
+        "fates_errors": errors,
+    }
+
+
+def _validation(view: RunView, exported: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the export's own two measurements, or the curve's ends where there was no export, and the curve."""
+    points = thinned(list(view.validations), CURVE_MAX)
+    curve = [{"run_tokens": point.run_tokens, "bits_per_byte": point.bits_per_byte} for point in points]
+    ends = (curve[0]["bits_per_byte"], curve[-1]["bits_per_byte"]) if curve else (None, None)
+    return {
+        "initial_bits_per_byte": exported.get("initial_bits_per_byte", ends[0]),
+        "final_bits_per_byte": exported.get("final_bits_per_byte", ends[1]),
+        "validation_bytes": exported.get("validation_bytes"),
+        "curve": curve,
+    }
+
+
+def _goodput(sessions: Sequence[SessionRecord]) -> float | None:
+    """Return learner-seconds stepping over learner-seconds present, of all sessions; None before there are any."""
+    present_s = sum(session.present_s for session in sessions)
+    return round(sum(session.stepping_s for session in sessions) / present_s, 4) if present_s > 0 else None
+
+
+def _rounds(view: RunView) -> dict[str, Any]:
+    rounds = [line.round for line in view.rounds]
+    waited = sorted(line.waited_s for line in rounds)
+    return {
+        "count": len(rounds),
+        "contributors_mean": mean([float(len(line.contributors)) for line in rounds]),
+        "late": sum(share.age > 0 for line in rounds for share in line.contributors),
+        "grace_s_mean": mean([line.grace_s for line in rounds]),
+        "waited_s_p50": quantile(waited, 0.50),
+        "waited_s_p95": quantile(waited, 0.95),
+        "merge_s_mean": mean([line.merge_s for line in rounds]),
+        "commit_s_mean": mean([line.commit_s for line in rounds]),
+        "ends": dict(sorted(Counter(line.end for line in rounds).items())),
+    }
+
+
+def _learner(learner: LearnerView) -> dict[str, Any]:
+    return {
+        "learner": learner.learner,
+        "tokens": learner.tokens,
+        "steps": sum(life.steps for life in learner.lives.values()),
+        "incarnations": [_life(life) for _, life in sorted(learner.lives.items())],
+    }
+
+
+def _life(life: Life) -> dict[str, Any]:
+    """Return one incarnation; figures only heartbeats carry are None for a life of an earlier session."""
+    beat = life.beat
+    return {
+        "incarnation": life.incarnation,
+        "founder": life.founder,
+        "left": life.left,
+        "tokens": life.tokens,
+        "steps": life.steps,
+        "join_s": life.took_s,
+        "tokens_per_s": None if beat is None else round(beat.tokens_per_s, 1),
+        "overhead": None if beat is None else round(beat.overhead, 5),
+        "bytes_up": None if beat is None else beat.bytes_up,
+        "bytes_down": None if beat is None else beat.bytes_down,
+    }
+
+
+def _shards(view: RunView, facts: Facts) -> list[dict[str, Any]]:
+    commits = Counter(line.shard for line in view.rounds)
+    shards = []
+    for name in _shard_names(facts):
+        closed = view.closed.get(name)
+        shards.append(
+            {
+                "shard": name,
+                "commits": commits[name],
+                "closed": closed is not None,
+                "reason": "" if closed is None else closed.reason,
+            }
+        )
+    return shards
+
+
+def thinned(items: list[Any], len_max: int) -> list[Any]:
+    """Return at most `len_max` of `items`, evenly chosen, always with the first and the last."""
+    if len(items) <= len_max:
+        return items
+    step = (len(items) - 1) / (len_max - 1)
+    return [items[round(i * step)] for i in range(len_max)]
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the arithmetic mean to six places, None of nothing."""
+    return round(math.fsum(values) / len(values), 6) if values else None
+
+
+def quantile(ordered: Sequence[float], share: float) -> float | None:
+    """Return the smallest of `ordered` (ascending) that `share` of them do not exceed (nearest rank), None of none."""
+    if not ordered:
+        return None
+    return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 6)
+
+
+def machine() -> str:
+    """Return what the run was made on."""
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout this Atoll runs from, `+changes` when edited; None when it is installed."""
+    here = Path(atoll.__file__).resolve().parent
+    head = _git(here, "rev-parse", "HEAD")
+    top = _git(here, "rev-parse", "--show-toplevel")
+    # An installed package may lie in somebody else's repository: only our own tree counts.
+    if not head or not top or not (Path(top) / "shared" / "atoll" / "__init__.py").is_file():
+        return None
+    return head + ("+changes" if _git(here, "status", "--porcelain") else "")
+
+
+def _git(where: Path, *words: str) -> str:
+    """Return what git answers, empty when there is none."""
+    command = ["git", "-C", str(where), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=True)  # noqa: S603  # fixed words
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,109 @@
+"""Which programs a run on this machine consists of, as plans for the fleet.
+
+Everything a program is told goes through its environment (see `atoll.up.environment`): the resolved settings of the
+run, with what is its own on top. Programs run under this very interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from atoll.up.brokers import host_command
+from atoll.up.demo import EVALUATE_EVERY_S
+from atoll.up.environment import flat, variables, without_settings
+from atoll.up.folder import RunFolder
+from atoll.up.options import UpPlan
+from atoll.up.processes import ChildPlan
+
+BROKER: Final = "broker"
+EVALUATOR: Final = "evaluator"
+PREPARE: Final = "data"
+EXPORT: Final = "export"
+RESTARTS_MAX: Final = 5
+
+
+class Services:
+    """Makes the plans of one run; `url` is where its broker listens, once that is known."""
+
+    def __init__(self, up: UpPlan, folder: RunFolder, url: str = "") -> None:
+        """Keep what all programs share."""
+        self._up = up
+        self._folder = folder
+        self._url = url
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Return the names of the shards."""
+        return tuple(f"shard-{i}" for i in range(self._up.settings.protocol.shards))
+
+    @property
+    def url_file(self) -> Path:
+        """Return where our own broker's host says where it listens."""
+        return self._folder.path("nats", "url").absolute()
+
+    @property
+    def data_dir(self) -> Path:
+        """Return where the token shards lie."""
+        return (self._folder.path("data") if self._up.prepare else self._up.settings.data.dir).absolute()
+
+    def broker(self) -> ChildPlan:
+        """Return the plan of our own broker's host. One that cannot start once would not start twice."""
+        command = host_command(self._folder.path("nats").absolute(), self.url_file, self._up.port)
+        return ChildPlan(BROKER, command, without_settings(os.environ))
+
+    def prepare(self) -> ChildPlan:
+        """Return the plan that makes token shards of the corpus."""
+        inputs = [str(path.absolute()) for path in self._up.corpus] or ["--stdlib"]
+        return self._verb(PREPARE, "data", "prepare", *inputs, "--out", str(self.data_dir))
+
+    def export(self) -> ChildPlan:
+        """Return the plan that writes the merged model to the run's folder."""
+        return self._verb(EXPORT, "export", "--out", str(self._folder.out.absolute()))
+
+    def evaluator(self) -> ChildPlan:
+        """Return the plan of the process that measures the merged model while the run goes on."""
+        return self._verb(EVALUATOR, "evaluate", "--every", f"{EVALUATE_EVERY_S:g}", restarts_max=RESTARTS_MAX)
+
+    def shard(self, number: int) -> ChildPlan:
+        """Return the plan of one shard."""
+        name = self.shards[number]
+        own = {
+            "synchronizer.shard": number,
+            "synchronizer.health_file": str(self._folder.path("health", name).absolute()),
+        }
+        command = (sys.executable, "-m", "atoll_synchronizer")
+        return ChildPlan(name, command, self._environment(own), restarts_max=RESTARTS_MAX)
+
+    def learner(self, learner: str) -> ChildPlan:
+        """Return the plan of one learner; the processor's cores are divided evenly unless threads are set."""
+        told = self._up.settings.learner
+        cores = os.cpu_count() or 1
+        own = {
+            "learner.id": learner,
+            "learner.threads": told.threads or max(1, cores // len(self._up.learners)),
+            "learner.throttle": self._up.throttle.get(learner, told.throttle),
+            "learner.checkpoint_dir": str((told.checkpoint_dir or self._folder.path("state")).absolute() / learner),
+        }
+        command = (sys.executable, "-m", "atoll_learner")
+        return ChildPlan(learner, command, self._environment(own), restarts_max=RESTARTS_MAX)
+
+    def _verb(self, name: str, *words: str, restarts_max: int = 0) -> ChildPlan:
+        command = (sys.executable, "-m", "atoll.cli", *words)
+        return ChildPlan(name, command, self._environment({}), restarts_max=restarts_max)
+
+    def _environment(self, own: Mapping[str, Any]) -> dict[str, str]:
+        """Return a program's whole environment."""
+        cache = self._up.settings.learner.compile_cache or self._folder.path("cache", "jax")
+        shared: dict[str, Any] = {
+            "data.dir": str(self.data_dir),
+            "learner.compile_cache": str(cache.absolute()),
+            "log.format": "json",
+        }
+        if self._url:
+            shared["broker.url"] = self._url
+        values = {**flat(self._up.settings), **shared, **own}
+        return {**without_settings(os.environ), "PYTHONUNBUFFERED": "1", **variables(values)}

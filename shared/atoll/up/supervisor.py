@@ -1,0 +1,360 @@
+"""`atoll up`: the sequence of a run on this machine, from an empty folder to a report.
+
+    broker ─► data ─► shards, learners, evaluator ─► watch … ─► drain ─► export ─► report
+
+The end comes by itself (all learners have left at the token target), by the clock (`--minutes`) or by a signal. The
+first signal drains: learners push what they have and leave, shards merge it and close their books, the model is
+exported and the report written; the folder can be continued later. The second kills everything at once. However this
+ends, by an error too, no child is left: `run_up` kills what still runs as its last act, and `atoll.up.processes` sees
+to the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import atoll
+from atoll.bus.connect import open_bus
+from atoll.bus.interface import Bus
+from atoll.bus.options import DEFAULTS
+from atoll.clock import Clock, SystemClock
+from atoll.errors import AtollError, ProtocolMisuse
+from atoll.logs import configure
+from atoll.up.brokers import check_broker_at
+from atoll.up.environment import redacted
+from atoll.up.folder import EMBEDDED, RunFile, RunFolder, SessionRecord
+from atoll.up.founded import data_hash, raise_target
+from atoll.up.live import Face, Picture, make_face
+from atoll.up.options import UpPlan, kept_settings
+from atoll.up.processes import ChildPlan, Fleet
+from atoll.up.report.write import summary, write_report
+from atoll.up.services import BROKER, EVALUATOR, EXPORT, PREPARE, RESTARTS_MAX, Services
+from atoll.up.view import RunView
+from atoll.up.watch import Watch
+
+INTERRUPTED: Final = 130
+POLL_S: Final = 0.1
+SHOW_S: Final = 0.5
+SAVE_S: Final = 10.0
+BROKER_PATIENCE_S: Final = 5.0
+BROKER_START_S: Final = 30.0
+PREPARE_S: Final = 3600.0
+LEARNERS_LEAVE_S: Final = 75.0
+SHARDS_FINISH_S: Final = 60.0
+SHARDS_LEAVE_S: Final = 30.0
+EVALUATOR_LEAVE_S: Final = 60.0
+EXPORT_S: Final = 900.0
+BROKER_LEAVE_S: Final = 10.0
+CLOSE_S: Final = 5.0
+
+
+class _Stopped(Exception):
+    """A signal came before there was anything to drain."""
+
+
+def run_up(up: UpPlan) -> int:
+    """Carry `up` out and return the exit code: 0, or 130 when it was stopped before it trained or killed.
+
+    Raises `AtollError` for anything that kept the run from working; nothing is left running then either.
+    """
+    clock = SystemClock()
+    with RunFolder(up.out) as folder, _logging_to(folder.path("logs", "up.jsonl"), up):
+        fleet = Fleet(folder.path("logs"), clock)
+        try:
+            return asyncio.run(Supervisor(up, folder, fleet, make_face(clock), clock).run())
+        finally:
+            fleet.kill_all()
+
+
+@contextlib.contextmanager
+def _logging_to(path: Path, up: UpPlan) -> Iterator[None]:
+    """Send our own logs to a file, because the terminal belongs to the picture."""
+    configure("json", up.settings.log.level, role="up", run=up.settings.run)
+    handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
+    with path.open("a", encoding="utf-8") as log:
+        for handler in handlers:
+            handler.setStream(log)
+        try:
+            yield
+        finally:
+            for handler in handlers:
+                handler.setStream(sys.stderr)
+
+
+class Supervisor:
+    """One session of a run: starts it, watches it, ends it."""
+
+    def __init__(self, up: UpPlan, folder: RunFolder, fleet: Fleet, face: Face, clock: Clock) -> None:
+        """Prepare; `run` does the work."""
+        self._up = up
+        self._folder = folder
+        self._fleet = fleet
+        self._face = face
+        self._clock = clock
+        self._view = RunView()
+        self._services = Services(up, folder)
+        self._began_s = clock.monotonic()
+        self._stopping = False
+        self._session = SessionRecord(began_at_s=clock.wall())
+        self._file = up.former or RunFile(
+            run=up.settings.run,
+            learners=len(up.learners),
+            settings={},
+            broker=EMBEDDED if up.broker is None else redacted(up.broker),
+            corpus=[str(path.absolute()) for path in up.corpus],
+            created_at_s=clock.wall(),
+        )
+        self._file.learners, self._file.settings = len(up.learners), kept_settings(up)
+        self._file.atoll = atoll.__version__
+        self._file.sessions.append(self._session)
+
+    async def run(self) -> int:
+        """Run the session and return the exit code; see `run_up`."""
+        loop, main = asyncio.get_running_loop(), asyncio.current_task()
+        if main is None:
+            raise ProtocolMisuse("a supervisor runs as a task", todo="await it, or give it to asyncio.run")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, main)
+        self._save()
+        try:
+            return await self._from_broker_to_report()
+        except _Stopped:
+            self._session.ended = "stopped"
+            self._face.say("stopped before anything was trained")
+            return INTERRUPTED
+        except asyncio.CancelledError:
+            self._session.ended = "killed"
+            self._face.say("killed; what the broker has is kept, `atoll up --out` continues from there")
+            return INTERRUPTED
+        except BaseException:
+            self._session.ended = "failed"
+            raise
+        finally:
+            self._face.rest()
+            self._fleet.kill_all()
+            self._save()
+
+    def _on_signal(self, main: asyncio.Task[int]) -> None:
+        """The first signal asks for a good end; the second ends everything here and now."""
+        if self._stopping:
+            self._fleet.kill_all()
+            main.cancel()
+            return
+        self._stopping = True
+        self._face.rest()
+        self._face.say("draining; once more kills everything at once")
+
+    # --- the sequence ---------------------------------------------------------------------------------------------
+
+    async def _from_broker_to_report(self) -> int:
+        url = await self._start_broker()
+        self._services = Services(self._up, self._folder, url)
+        await self._prepare_data()
+        run = self._up.settings.run
+        options = replace(DEFAULTS, patience_s=BROKER_PATIENCE_S)
+        bus = await open_bus(url, run, name="up", provision=False, options=options)
+        watch = Watch(bus, run, self._view, self._clock)
+        following = asyncio.create_task(watch.follow())
+        try:
+            if self._up.former is not None:
+                await raise_target(bus, run, self._up.settings.protocol.tokens_target)
+            self._start_services(url)
+            code = await self._train_and_end(bus, watch, following)
+        finally:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await following
+            with contextlib.suppress(TimeoutError, AtollError):
+                await asyncio.wait_for(bus.close(), CLOSE_S)
+        await self._end(BROKER, BROKER_LEAVE_S)
+        return code
+
+    async def _train_and_end(self, bus: Bus, watch: Watch, following: asyncio.Task[None]) -> int:
+        """Watch until the end, drain, export, report. A run that fails on its way is reported before it raises."""
+        failure: AtollError | None = None
+        try:
+            self._session.ended = await self._watch(following)
+            self._face.rest()
+            await self._drain()
+            if self._view.run_tokens > 0:
+                await self._one_shot("exporting the model", self._services.export(), EXPORT_S, needed=False)
+        except AtollError as error:
+            failure, self._session.ended = error, "failed"
+            self._fleet.kill([*self._up.learners, *self._services.shards, EVALUATOR, EXPORT])
+        self._face.rest()
+        if self._view.run_tokens > 0:
+            await self._report(bus, watch)
+        elif failure is None:
+            self._face.say("nothing was trained, so there is nothing to report")
+        if failure is not None:
+            raise failure
+        return 0 if self._view.run_tokens > 0 else INTERRUPTED
+
+    async def _start_broker(self) -> str:
+        """Return the URL of a broker that answers."""
+        if self._up.broker is not None:
+            with self._face.stage("looking for the broker"):
+                await check_broker_at(self._up.broker, BROKER_PATIENCE_S)
+            return self._up.broker
+        url_file = self._services.url_file
+        url_file.unlink(missing_ok=True)
+        with self._face.stage("starting the broker"):
+            self._fleet.start(self._services.broker())
+            answered = await self._until(lambda: url_file.exists() or not self._fleet.alive([BROKER]), BROKER_START_S)
+        if not answered or not url_file.exists():
+            raise self._fleet.failure(BROKER, "the broker did not start")
+        self._fleet.allow(BROKER, RESTARTS_MAX)
+        return url_file.read_text(encoding="utf-8")
+
+    async def _prepare_data(self) -> None:
+        """Make token shards unless they are there; a half-made folder has no meta.json and is made anew."""
+        if self._up.prepare and not (self._services.data_dir / "meta.json").exists():
+            await self._one_shot("preparing data", self._services.prepare(), PREPARE_S, needed=True)
+
+    def _start_services(self, url: str) -> None:
+        """Start everything that trains; what an earlier session measured of the model is out of date now."""
+        self._folder.path("validation.json").unlink(missing_ok=True)
+        for number in range(len(self._services.shards)):
+            self._fleet.start(self._services.shard(number))
+        for learner in self._up.learners:
+            self._fleet.start(self._services.learner(learner))
+        self._fleet.start(self._services.evaluator())
+        self._face.say(f"run {self._up.settings.run}: {len(self._up.learners)} learners, {redacted(url)}")
+        self._face.say(f"watch it with: atoll tap --run {self._up.settings.run} --broker {redacted(url)}")
+
+    async def _watch(self, following: asyncio.Task[None]) -> str:
+        """Show the run until it ends; return why it does."""
+        first_s: float | None = None
+        saved_s = self._clock.monotonic()
+        while True:
+            self._reap()
+            if following.done():
+                following.result()
+            now_s = self._clock.monotonic()
+            if first_s is None and self._view.present_s > 0:
+                first_s = now_s
+            if self._stopping:
+                return "stopped"
+            if not self._fleet.alive(self._up.learners):
+                return "finished"
+            if self._up.minutes and first_s is not None and now_s - first_s >= 60 * self._up.minutes:
+                return "minutes"
+            if now_s - saved_s >= SAVE_S:
+                saved_s = now_s
+                self._save()
+            self._face.show(self._picture(now_s))
+            await asyncio.sleep(SHOW_S)
+
+    async def _drain(self) -> None:
+        """End everything but the broker in good order: learners, shards, evaluator."""
+        learners, shards = self._up.learners, self._services.shards
+        with self._face.stage("learners push what they have"):
+            await self._end_all(learners, LEARNERS_LEAVE_S)
+        with self._face.stage("shards close their books"):
+            target = self._up.settings.protocol.tokens_target
+            if target and self._view.run_tokens >= target:
+                # At the target shards end by themselves; being asked would put a bound on what they still may merge.
+                await self._until(lambda: not self._fleet.alive(shards), SHARDS_FINISH_S, draining=True)
+            await self._end_all(shards, SHARDS_LEAVE_S)
+        with self._face.stage("last evaluation"):
+            await self._end(EVALUATOR, EVALUATOR_LEAVE_S)
+
+    async def _report(self, bus: Bus, watch: Watch) -> None:
+        """Read the tape to its end and write the report."""
+        try:
+            await watch.catch_up()
+            fingerprint = await data_hash(bus, self._up.settings.run)
+        except AtollError as error:
+            fingerprint = ""
+            self._face.say(f"the tape could not be read to its end: {error}")
+        self._save()
+        report = write_report(self._folder, self._view, self._file, fingerprint)
+        if report["fates_exact"]:
+            self._file.tokens = report["tokens_trained"]
+        self._face.say(summary(report, self._folder.out))
+
+    # --- the means ------------------------------------------------------------------------------------------------
+
+    async def _one_shot(self, what: str, plan: ChildPlan, patience_s: float, *, needed: bool) -> None:
+        """Run a program to its end; raise its failure if it is needed, else say it."""
+        with self._face.stage(what):
+            self._fleet.start(plan)
+            done = await self._until(lambda: not self._fleet.alive([plan.name]), patience_s, draining=not needed)
+            self._fleet.kill([plan.name])
+        if done and self._fleet.codes(plan.name)[-1] == 0:
+            return
+        failure = self._fleet.failure(plan.name, f"{what} failed" if done else f"{what} took too long")
+        if needed:
+            raise failure
+        self._face.say(str(failure))
+
+    async def _end(self, name: str, patience_s: float) -> None:
+        await self._end_all([name], patience_s)
+
+    async def _end_all(self, names: Sequence[str], patience_s: float) -> None:
+        """Ask children to leave, and kill those that do not in time."""
+        self._fleet.ask(names)
+        if not await self._until(lambda: not self._fleet.alive(names), patience_s, draining=True):
+            late = sorted(self._fleet.alive(names))
+            self._face.say(f"{', '.join(late)} did not leave within {patience_s:g} s: killed")
+            self._fleet.kill(late)
+
+    async def _until(self, done: Callable[[], bool], patience_s: float, *, draining: bool = False) -> bool:
+        """Return True once `done`, False after `patience_s`; a signal breaks it off unless we are draining."""
+        deadline_s = self._clock.monotonic() + patience_s
+        while not done():
+            self._reap(raising=not draining)
+            if self._stopping and not draining:
+                raise _Stopped
+            if self._clock.monotonic() > deadline_s:
+                return False
+            await asyncio.sleep(POLL_S)
+        return True
+
+    def _reap(self, *, raising: bool = True) -> None:
+        """Take note of ends; raise for one that the run cannot do without."""
+        for end in self._fleet.poll():
+            if end.code == 0 or (end.asked and end.code == -signal.SIGTERM):
+                continue
+            self._face.say(f"{end.name} {end.what}{'; starting it again' if end.restarting else ''}")
+            if raising and not end.restarting and not end.asked and self._is_needed(end.name):
+                raise self._fleet.failure(end.name, f"the run cannot go on without {end.name}")
+
+    def _is_needed(self, name: str) -> bool:
+        """Return whether the run is over if `name` is gone: one learner of several is not, nor the evaluator."""
+        if name in (EVALUATOR, EXPORT, PREPARE):
+            return False
+        if name not in self._up.learners:
+            return True
+        others = [learner for learner in self._up.learners if learner != name]
+        return not self._fleet.alive(others) and not any(_left_well(self._fleet, others))
+
+    def _picture(self, now_s: float) -> Picture:
+        protocol = self._up.settings.protocol
+        return Picture(
+            view=self._view,
+            run=self._up.settings.run,
+            target=protocol.tokens_target,
+            silence_s=protocol.silence_s,
+            began_s=self._began_s,
+            now_s=now_s,
+        )
+
+    def _save(self) -> None:
+        """Write run.json as things stand."""
+        self._session.wall_s = self._clock.monotonic() - self._began_s
+        self._session.present_s, self._session.stepping_s = self._view.present_s, self._view.stepping_s
+        self._file.tokens = max(self._file.tokens, self._view.run_tokens)
+        self._folder.save(self._file)
+
+
+def _left_well(fleet: Fleet, names: Iterable[str]) -> list[bool]:
+    return [fleet.codes(name)[-1:] == (0,) for name in names]

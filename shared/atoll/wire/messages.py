@@ -1,0 +1,238 @@
+"""Message schemas, version 1, as bounded JSON.
+
+Every message is one frozen struct. `encode` and `decode` are the only way in and out: `decode` refuses unknown fields'
+types, missing fields, oversized text and a schema number it does not know, always as `PeerMisbehaved`, so a driver
+never meets a half-understood message. Times are seconds since the Unix epoch by the sender's clock and are shown to
+people only; the protocol measures time by its own arrival stamps.
+
+A contribution's tokens are those its learner trained on since it adopted `base_version` of the fragment (Sec. 3.2 of
+arXiv 2604.21428: c_tokens, c_steps).
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from atoll.bus.interface import BlobRef
+from atoll.errors import PeerMisbehaved
+from atoll.layout import Layout
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.settings import ProtocolSettings
+
+SCHEMA: Final = 1
+MESSAGE_BYTES_MAX: Final = 1 << 20
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes a run: written once by its founder, read by everyone who joins."""
+
+    run: str
+    founder: str
+    nonce: str
+    founded_at_s: float
+    layout: Layout
+    protocol: ProtocolSettings
+    model: str = ""
+    data: str = ""
+    seed: int = 0
+    schema: int = SCHEMA
+
+
+class Included(msgspec.Struct, frozen=True):
+    """One contribution as a head lists it: who, which push, on which base, with what weight and age."""
+
+    learner: str
+    incarnation: int
+    push: int
+    base_version: int
+    tokens: int
+    steps: int
+    weight: float
+    age: int
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The record that makes version `version` of a fragment visible: the one commit point of a round.
+
+    `blob` is the global frame, `state` the outer-optimizer state and the ledger that belong to it, `previous` the frame
+    before it (kept until the next commit, for readers that are in the middle of it).
+    """
+
+    fragment: int
+    version: int
+    epoch: int
+    nonce: str
+    layout: str
+    blob: BlobRef
+    state: BlobRef | None = None
+    included: tuple[Included, ...] = ()
+    tokens_merged: int = 0
+    previous: BlobRef | None = None
+    schema: int = SCHEMA
+
+
+class Contribution(msgspec.Struct, frozen=True, kw_only=True):
+    """The manifest of one pushed displacement; published after all its chunks are acknowledged.
+
+    `norms` are the per-slice L2 norms of the displacement, a claim the synchronizer verifies while decoding.
+    `final` says that its learner leaves after it. `trained_tokens` is the learner's total when it took the snapshot.
+    """
+
+    learner: str
+    incarnation: int
+    fragment: int
+    push: int
+    base_version: int
+    tokens: int
+    steps: int
+    trained_tokens: int
+    loss: float | None
+    norms: tuple[float, ...]
+    layout: str
+    blob: BlobRef
+    final: bool = False
+    cause_id: str = ""
+    sent_at_s: float = 0.0
+    schema: int = SCHEMA
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """The synchronizer's request for `fragment` on base `version`; `run_tokens` drives schedules by tokens."""
+
+    fragment: int
+    version: int
+    attempt: int
+    run_tokens: int
+    schema: int = SCHEMA
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a contribution, told to its learner: `fate` is merged, merged_late or refused."""
+
+    learner: str
+    incarnation: int
+    fragment: int
+    push: int
+    fate: str
+    reason: str = ""
+    schema: int = SCHEMA
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
+    """A learner's heartbeat. Token-fragments are tokens counted once per fragment (see docs/protocol.md)."""
+
+    learner: str
+    incarnation: int
+    state: str
+    at_s: float
+    step: int
+    step_s: float
+    tokens: int
+    tokens_per_s: float
+    loss: float | None
+    pushed: int
+    superseded: int
+    refused_local: int = 0
+    overhead: float = 0.0
+    lag_versions: int = 0
+    pending_pushes: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    data_position: int = 0
+    schema: int = SCHEMA
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """Which life of a learner id is the present one."""
+
+    learner: str
+    incarnation: int
+    nonce: str
+    host: str
+    pid: int
+    claimed_at_s: float
+    left: bool = False
+    schema: int = SCHEMA
+
+
+class DataGrant(msgspec.Struct, frozen=True):
+    """Positions `start <= i < stop` of one epoch, held by one incarnation of a learner."""
+
+    epoch: int
+    start: int
+    stop: int
+    learner: str
+    incarnation: int
+
+
+class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """Which blocks are leased, which came back, and where the untouched rest begins."""
+
+    blocks: int
+    epoch: int = 0
+    next_position: int = 0
+    grants: tuple[DataGrant, ...] = ()
+    returned: tuple[DataGrant, ...] = ()
+    schema: int = SCHEMA
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """The tenure of a shard's owner, and the ledger it closed with (None while it serves)."""
+
+    shard: int
+    epoch: int
+    nonce: str
+    host: str
+    pid: int
+    ledger: Ledger | None = None
+    schema: int = SCHEMA
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True):
+    """A command: `identify` (answered by a live holder of the id), `drain`, or `stop`."""
+
+    verb: str
+    sender: str = ""
+    schema: int = SCHEMA
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the tape; `fields` depends on `kind` (docs/protocol.md lists them)."""
+
+    kind: str
+    who: str
+    at_s: float
+    fields: dict[str, msgspec.Raw]
+    schema: int = SCHEMA
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Return `message` as compact JSON."""
+    return msgspec.json.encode(message)
+
+
+def decode(kind: type[M], data: bytes) -> M:
+    """Return `data` as a `kind`; raise `PeerMisbehaved` for anything that is not exactly that."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise PeerMisbehaved(f"a {kind.__name__} is too large", got=f"{len(data)} bytes", allowed=MESSAGE_BYTES_MAX)
+    try:
+        message = msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise PeerMisbehaved(f"not a {kind.__name__}", got=str(error)) from error
+    schema = getattr(message, "schema", SCHEMA)
+    if schema != SCHEMA:
+        raise PeerMisbehaved(
+            f"a {kind.__name__} of another schema", got=schema, allowed=SCHEMA, todo="run the same Atoll everywhere"
+        )
+    return message
+
+
+def event(kind: str, who: str, at_s: float, **fields: object) -> Event:
+    """Return a tape event whose fields are encoded as they are given."""
+    return Event(
+        kind=kind, who=who, at_s=at_s, fields={k: msgspec.Raw(msgspec.json.encode(v)) for k, v in fields.items()}
+    )

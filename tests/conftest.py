@@ -1,0 +1,46 @@
+"""Fixtures of the whole suite: one real broker per session, one run id per test, no task left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.bus.broker import EmbeddedBroker
+from atoll.testing import unique_run
+
+# Contracts are base classes that several test modules bind; importlib mode leaves sys.path alone.
+sys.path.insert(0, str(Path(__file__).parent / "contract"))
+pytest.register_assert_rewrite("bus_contract", "bus_contract_data", "bus_contract_live")
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """One nats-server for all tests that do not break it."""
+    with EmbeddedBroker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+@pytest.fixture
+def run() -> str:
+    """A run id of this test's own."""
+    return unique_run()
+
+
+@pytest.fixture
+async def tasks_end() -> AsyncIterator[None]:
+    """Fail a test after which an asyncio task still runs."""
+    yield
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, f"tasks left behind: {left}"
+
+
+@pytest.fixture(autouse=True)
+def _no_task_left(request: pytest.FixtureRequest) -> None:
+    """Watch every coroutine test; plain tests get no event loop."""
+    if inspect.iscoroutinefunction(getattr(request, "function", None)):
+        request.getfixturevalue("tasks_end")

@@ -1,0 +1,300 @@
+"""What the JetStream bus survives, and how it says what it cannot survive."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.bus.broker import EmbeddedBroker
+from atoll.bus.jetstream import JetStreamBus
+from atoll.bus.options import BusOptions
+from atoll.bus.subjects import Subjects
+from atoll.errors import BrokerUnavailable, RecordConflict, SettingsError, StorageFull
+from atoll.testing import GreetingServer, LinkProxy
+
+pytestmark = pytest.mark.connected
+MIB = 1 << 20
+SOON_S = 10.0
+OPTIONS = BusOptions(
+    try_s=1.0, total_s=30.0, gone_s=0.2, patience_s=3.0, reconnect_s=0.1, watch_s=0.3, echo_s=0.3, window=4
+)
+OpenBus = Callable[..., Awaitable[JetStreamBus]]
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker of this test's own, to be broken."""
+    with EmbeddedBroker(tmp_path / "broker") as running:
+        yield running
+
+
+@pytest.fixture
+async def open_bus(run: str) -> AsyncIterator[OpenBus]:
+    """Open buses that are closed after the test."""
+    opened: list[JetStreamBus] = []
+
+    async def make(url: str, **settings: Any) -> JetStreamBus:  # noqa: ANN401  # passed on as they are
+        given = {"name": f"bus-{len(opened)}", "options": OPTIONS, **settings}
+        opened.append(await JetStreamBus.open(url, given.pop("run", run), **given))
+        return opened[-1]
+
+    yield make
+    for bus in opened:
+        await bus.close()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Give way until `true`, at most `SOON_S`."""
+    async with asyncio.timeout(SOON_S):
+        while not true():  # noqa: ASYNC110  # counters of another thread set no event
+            await asyncio.sleep(0.01)
+
+
+async def stream_state(bus: JetStreamBus, stream: str) -> dict[str, int]:
+    """Return the broker's own counters of a stream."""
+    answer = await bus._connection.call(bus._jetstream.api(f"STREAM.INFO.{stream}"))
+    state: dict[str, int] = answer["state"]
+    return state
+
+
+async def test_a_killed_broker_loses_nothing_acknowledged(fragile: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
+    """SIGKILL in the middle of writing: after the restart the writing ends, every chunk is there, none twice."""
+    bus, stem = await open_bus(fragile.url), Subjects(run).global_stem(0, 1, "n")
+    data = np.random.default_rng(0).bytes(48 * MIB)
+    writing = asyncio.create_task(bus.put_blob(stem, data))
+    await until(lambda: bus.stats.messages_up >= 5)
+
+    await asyncio.to_thread(fragile.kill)
+    assert not writing.done()
+    await asyncio.to_thread(fragile.restart)
+
+    ref = await writing
+    state = await stream_state(bus, f"atoll_{run}_GL")
+    assert data == await bus.get_blob(ref, len(data))
+    assert (state["messages"], state["last_seq"]) == (48, 48)
+    assert bus.stats.retries > 0
+
+
+async def test_everything_survives_a_restart(fragile: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
+    """Feeds, durable consumers, queued messages and records are there again without anybody reopening them."""
+    bus, subjects = await open_bus(fragile.url), Subjects(run)
+    feed = await bus.listen(subjects.call("*"))
+    consumer = await bus.consume(subjects.contributions_of(0), durable="shard-0")
+    revision = await bus.put_record(subjects.head(0), b"a", expected=0)
+    waiting = asyncio.create_task(consumer.next(SOON_S))
+
+    await asyncio.to_thread(fragile.kill)
+    await asyncio.to_thread(fragile.restart)
+    await bus.publish(subjects.contribution(0, 0, "a"), b"x", msg_id="m")
+    await bus.tell(subjects.call(0), b"call")
+
+    delivery, whisper = await waiting, await feed.next(SOON_S)
+    assert delivery is not None
+    assert whisper is not None
+    assert (delivery.data, whisper.data) == (b"x", b"call")
+    await delivery.ack()
+    assert await bus.put_record(subjects.head(0), b"b", expected=revision) > revision
+    assert bus.stats.reconnects >= 1
+
+
+async def test_a_lost_acknowledgement_is_no_conflict(broker: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
+    """The broker stored our record but its answer was lost: the retry is refused, read back, and known as ours."""
+    async with LinkProxy(broker.port) as link:
+        bus, witness, head = await open_bus(link.url), await open_bus(broker.url), Subjects(run).head(0)
+        first = await bus.put_record(head, b"a", expected=0)
+        link.blackhole("down")
+        writing = asyncio.create_task(bus.put_record(head, b"b", expected=first))
+        stored = await witness.listen(Subjects(run).tap("gl.head.0"))
+        await until(lambda: link.swallowed_bytes > 0)
+        await link.cut()
+        link.heal()
+
+        revision = await writing
+
+        record = await witness.get_record(head)
+        assert record is not None
+        assert (b"b", revision) == (record.data, record.revision)
+        assert revision == first + 1
+        await stored.close()
+        await bus.close()
+
+
+async def test_a_lost_acknowledgement_and_a_rival_is_a_conflict(
+    broker: EmbeddedBroker, open_bus: OpenBus, run: str
+) -> None:
+    """Our request never arrived and somebody else wrote: the reading back finds a foreign nonce."""
+    async with LinkProxy(broker.port) as link:
+        bus, rival, head = await open_bus(link.url), await open_bus(broker.url), Subjects(run).head(0)
+        first = await bus.put_record(head, b"a", expected=0)
+        link.blackhole("up")
+        writing = asyncio.create_task(bus.put_record(head, b"mine", expected=first))
+        await until(lambda: link.swallowed_bytes > 0)
+        await rival.put_record(head, b"theirs", expected=first)
+        await link.cut()
+        link.heal()
+
+        with pytest.raises(RecordConflict):
+            await writing
+        await bus.close()
+
+
+async def test_a_frozen_broker_is_waited_for(fragile: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
+    """SIGSTOP for five seconds: the loop stays free, the watchdog acts, and every write happens exactly once."""
+    bus, subjects = await open_bus(fragile.url), Subjects(run)
+    first = await bus.put_record(subjects.head(0), b"a", expected=0)
+    loop = asyncio.get_running_loop()
+
+    os.kill(fragile.pid, signal.SIGSTOP)
+    loop.call_later(5.2, os.kill, fragile.pid, signal.SIGCONT)
+    writing = asyncio.create_task(bus.put_record(subjects.head(0), b"b", expected=first))
+    storing = asyncio.create_task(bus.put_blob(subjects.global_stem(0, 1, "n"), bytes(6 * MIB)))
+    telling = asyncio.create_task(bus.publish(subjects.event("a", "b"), b"x", msg_id="m"))
+    revision, ref, _ = await asyncio.gather(writing, storing, telling)
+
+    record = await bus.get_record(subjects.head(0))
+    assert record is not None
+    assert (b"b", revision) == (record.data, record.revision)
+    assert bytes(6 * MIB) == await bus.get_blob(ref, 6 * MIB)
+    assert len(await bus.replay(subjects.event("*", ">"))) == 1
+    assert (await stream_state(bus, f"atoll_{run}_GL"))["last_seq"] == 6 + 2
+
+
+async def test_a_silent_link_is_cut_by_the_watchdog(broker: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
+    """A link that swallows everything looks connected; the missing echo ends it, and the feed goes on."""
+    async with LinkProxy(broker.port) as link:
+        bus, subjects = await open_bus(link.url), Subjects(run)
+        feed = await bus.listen(subjects.call("*"))
+        link.blackhole("down")
+        await until(lambda: not bus._connection._up.is_set())
+        link.heal()
+        await until(lambda: bus.stats.reconnects > 0)
+
+        await bus.tell(subjects.call(1), b"again")
+
+        whisper = await feed.next(SOON_S)
+        assert whisper is not None
+        assert whisper.data == b"again"
+        await bus.close()
+
+
+async def test_a_protocol_error_is_survived(broker: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
+    """The broker hangs up for good on an oversized message; the supervisor builds a new connection with its feeds."""
+    bus, subjects = await open_bus(broker.url), Subjects(run)
+    feed = await bus.listen(subjects.call("*"))
+    client = bus._connection._client
+    assert client is not None
+
+    await bus._connection.call(client.publish(subjects.call(0), bytes(client.max_payload), headers={"a": "b" * 99}))
+    await until(lambda: bus.stats.reconnects > 0)
+    await bus.tell(subjects.call(1), b"again")
+
+    whisper = await feed.next(SOON_S)
+    assert whisper is not None
+    assert whisper.data == b"again"
+
+
+async def test_an_outage_has_an_end(fragile: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
+    """A broker that stays away is reported after `total_s`; whispers are dropped meanwhile, questions unanswered."""
+    bus = await open_bus(fragile.url, options=replace(OPTIONS, total_s=0.5, try_s=0.3))
+    await asyncio.to_thread(fragile.kill)
+    await until(lambda: not bus._connection._up.is_set())
+
+    await bus.tell(Subjects(run).call(0), b"lost")
+
+    assert bus.stats.whispers_dropped == 1
+    assert await bus.ask(Subjects(run).call(0), b"?", timeout_s=0.1) is None
+    with pytest.raises(BrokerUnavailable, match="no answer"):
+        await bus.publish(Subjects(run).event("a", "b"), b"x", msg_id="m")
+
+
+async def test_a_consumer_that_dies_gives_back_by_silence(broker: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
+    """Without close or ack the message comes again after `ack_wait_s`; holding puts that off."""
+    options, subjects = replace(OPTIONS, ack_wait_s=1.0), Subjects(run)
+    bus = await open_bus(broker.url, options=options)
+    await bus.publish(subjects.contribution(0, 0, "a"), b"x", msg_id="m")
+    dead = await bus.consume(subjects.contributions_of(0), durable="shard-0")
+    heir = await bus.consume(subjects.contributions_of(0), durable="shard-0")
+    held = await dead.next(SOON_S)
+    assert held is not None
+
+    for _ in range(3):
+        assert await heir.next(0.5) is None
+        await held.hold()
+    delivery = await heir.next(SOON_S)
+
+    assert delivery is not None
+    assert delivery.redelivered
+
+
+async def test_starters_may_race(broker: EmbeddedBroker, open_bus: OpenBus) -> None:
+    """Five services that provision at once all succeed, and so does a sixth later."""
+    buses = await asyncio.gather(*(open_bus(broker.url, name=f"s{i}") for i in range(5)))
+    await open_bus(broker.url)
+
+    assert (await stream_state(buses[0], buses[0]._plans[0].name))["messages"] == 0
+
+
+async def test_other_settings_are_refused_by_name(broker: EmbeddedBroker, open_bus: OpenBus) -> None:
+    """A run that exists with another bound is not changed; the message names the field and both values."""
+    await open_bus(broker.url, stream_bytes_max=64 * MIB)
+
+    with pytest.raises(SettingsError, match=f"max_bytes: {64 * MIB} instead of {32 * MIB}"):
+        await open_bus(broker.url, stream_bytes_max=32 * MIB)
+
+    assert await open_bus(broker.url, provision=False, stream_bytes_max=32 * MIB)
+
+
+async def test_two_filters_under_one_name_are_refused(broker: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
+    """A second durable consumer of the same messages is a mistake in the settings."""
+    bus, subjects = await open_bus(broker.url), Subjects(run)
+    await bus.consume(subjects.contributions_of(0), durable="shard-0")
+
+    with pytest.raises(SettingsError, match="durable"):
+        await bus.consume(subjects.contributions_of(0), durable="other")
+
+
+async def test_a_broker_without_room_says_so(tmp_path: Path, open_bus: OpenBus) -> None:
+    """Streams whose bounds exceed what the broker may store cannot be created."""
+    with EmbeddedBroker(tmp_path / "small", bytes_max=64 * MIB) as small, pytest.raises(StorageFull, match="room"):
+        await open_bus(small.url, options=replace(OPTIONS, full_s=0.1))
+
+
+async def test_nobody_there_is_said_in_time(open_bus: OpenBus) -> None:
+    """An unreachable broker is reported within the patience, with its address."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"nats://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(BrokerUnavailable, match=f"no broker answers at {url}"):
+            await open_bus(url, options=replace(OPTIONS, patience_s=0.5))
+
+
+async def test_an_old_broker_is_refused(open_bus: OpenBus) -> None:
+    """Below 2.12 the message says what was got and what is allowed."""
+    async with GreetingServer("2.9.10") as old:
+        with pytest.raises(BrokerUnavailable, match=r"(?s)too old.*2\.9.*2\.12"):
+            await open_bus(old.url)
+
+
+async def test_a_broker_for_small_messages_is_refused(open_bus: OpenBus) -> None:
+    """The error says both numbers."""
+    async with GreetingServer("2.15.1", max_payload=MIB) as small:
+        with pytest.raises(BrokerUnavailable, match=f"(?s){MIB}.*{MIB + 65536}"):
+            await open_bus(small.url)
+
+
+async def test_jetstream_off_is_refused(open_bus: OpenBus, tmp_path: Path) -> None:
+    """A broker without JetStream is told apart from no broker."""
+    with (
+        EmbeddedBroker(tmp_path / "plain", jetstream=False) as plain,
+        pytest.raises(BrokerUnavailable, match="JetStream does not answer"),
+    ):
+        await open_bus(plain.url)

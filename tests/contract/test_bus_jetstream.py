@@ -1,0 +1,42 @@
+"""The contract of a bus, over a real nats-server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from bus_contract import BusContract
+from bus_contract_data import MakeBus
+
+from atoll.bus.broker import EmbeddedBroker
+from atoll.bus.jetstream import JetStreamBus
+from atoll.bus.options import BusOptions
+
+pytestmark = pytest.mark.connected
+ROOM_BYTES = 16 << 20
+OPTIONS = BusOptions(full_s=0.3, gone_s=0.2, stream_bytes_max=ROOM_BYTES)
+
+
+@pytest.fixture
+def full_at_bytes() -> int:
+    """More than the room of a tensor stream."""
+    return ROOM_BYTES
+
+
+@pytest.fixture
+async def make_bus(broker: EmbeddedBroker, run: str) -> AsyncIterator[MakeBus]:
+    """Open buses of one run on the session's broker."""
+    opened: list[JetStreamBus] = []
+
+    async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
+        opened.append(await JetStreamBus.open(broker.url, run, name=f"bus-{len(opened)}", options=OPTIONS))
+        return opened[-1]
+
+    yield make
+    for bus in opened:
+        await bus.close()
+
+
+class TestJetStreamBus(BusContract):
+    """The contract."""

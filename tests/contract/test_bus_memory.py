@@ -1,0 +1,71 @@
+"""The contract of a bus, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from bus_contract import BusContract
+from bus_contract_data import MakeBus
+
+from atoll.bus.memory import MemoryBroker, MemoryBus
+from atoll.bus.subjects import Subjects
+
+ROOM_BYTES = 16 << 20
+
+
+class ManualClock:
+    """A clock that a test turns by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        """Return what the test has set."""
+        return self.now_s
+
+    def wall(self) -> float:
+        """Return what the test has set."""
+        return self.now_s
+
+
+@pytest.fixture
+def full_at_bytes() -> int:
+    """More than the room of a tensor stream."""
+    return ROOM_BYTES
+
+
+@pytest.fixture
+async def make_bus(run: str) -> AsyncIterator[MakeBus]:
+    """Open buses on one shared broker in memory."""
+    shared, opened = MemoryBroker(stream_bytes_max=ROOM_BYTES), []
+
+    async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
+        bus = MemoryBus(run, shared)
+        opened.append(bus)
+        return bus
+
+    yield make
+    for bus in opened:
+        await bus.close()
+
+
+class TestMemoryBus(BusContract):
+    """The contract."""
+
+
+async def test_ids_and_messages_age_by_the_clock(run: str) -> None:
+    """After the dedup window an id may be stored again; manifests older than their stream's age are gone."""
+    clock = ManualClock()
+    bus, subjects = MemoryBus(run, MemoryBroker(clock=clock)), Subjects(run)
+    await bus.publish(subjects.event("a", "b"), b"1", msg_id="m")
+    await bus.publish(subjects.contribution(0, 0, "a"), b"1", msg_id="m")
+
+    clock.now_s = 601.0
+    await bus.publish(subjects.event("a", "b"), b"2", msg_id="m")
+    assert [entry.data for entry in await bus.replay(subjects.event("*", ">"))] == [b"1", b"2"]
+
+    clock.now_s = 7201.0
+    assert await bus.replay(subjects.contributions_of(0)) == []
+    await bus.close()

@@ -1,0 +1,191 @@
+"""Two islands and a shard on the in-memory bus: the whole protocol, with the books checked at the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from atoll.bus.interface import Bus
+from atoll.bus.memory import MemoryBroker, MemoryBus
+from atoll.bus.subjects import Subjects
+from atoll.errors import LayoutMismatch, SettingsError
+from atoll.island.home import LoopThread
+from atoll.island.join import IslandHandle, join
+from atoll.protocol.ledger import Ledger, settle
+from atoll.protocol.settings import ProtocolSettings
+from atoll.wire.messages import Event, decode
+from atoll_synchronizer.process import serve_run
+
+Opener = Callable[[], Coroutine[Any, Any, Bus]]
+
+STEP_S = 0.004
+
+
+def settings(**changes: object) -> ProtocolSettings:
+    """Return settings of a short run."""
+    base: dict[str, object] = {
+        "fragments": 4,
+        "interval_steps": 6,
+        "shards": 2,
+        "silence_s": 1.0,
+        "tokens_target": 6_000,
+    }
+    return msgspec.convert(base | changes, ProtocolSettings).check()
+
+
+def parameters(value: float = 0.0, width: int = 6) -> dict[str, np.ndarray]:
+    """Return a small pytree of float32 arrays."""
+    import jax.numpy as jnp
+
+    return {
+        "a": jnp.full((width, 3), value, dtype=jnp.float32),
+        "b": jnp.full((5,), value, dtype=jnp.float32),
+        "c": jnp.full((), value, dtype=jnp.float32),
+    }
+
+
+class World:
+    """One broker, one loop for everybody, shards as futures, learners as threads."""
+
+    def __init__(self, run: str, protocol: ProtocolSettings) -> None:
+        """Start the shards; they wait for the founder."""
+        self.run, self.protocol = run, protocol
+        self.broker = MemoryBroker()
+        self.home = LoopThread("world")
+        self.shards = [self.home.submit(serve_run(self.bus, run, shard=s)) for s in range(protocol.shards)]
+        self.final: dict[str, Any] = {}
+        self.errors: list[BaseException] = []
+
+    async def bus(self) -> Bus:
+        """Open one more bus on the shared broker."""
+        return MemoryBus(self.run, self.broker)
+
+    def join(self, learner: str, params: Any = None) -> IslandHandle:
+        """Join as `learner`."""
+        given = parameters() if params is None else params
+        return join(self.bus, run=self.run, learner=learner, params=given, protocol=self.protocol, home=self.home)
+
+    def train(self, learner: str, towards: float, pace: float = 1.0, steps_max: int = 100_000) -> None:
+        """Pull every parameter towards a value until the run is over; 10 tokens a step."""
+        import jax
+
+        with self.join(learner) as island:
+            params = island.params
+            steps = 0
+            while not island.done and steps < steps_max:
+                params = jax.tree.map(lambda leaf: leaf + 0.05 * (towards - leaf), params)
+                time.sleep(STEP_S * pace)
+                params = island.step(params, tokens=10, loss=1.0)
+                steps += 1
+            self.final[learner] = params
+
+    def go(self, *work: Callable[[], None]) -> None:
+        """Run the learners side by side to their end, then wait for the shards."""
+
+        def guarded(one: Callable[[], None]) -> None:
+            try:
+                one()
+            except BaseException as error:
+                self.errors.append(error)
+
+        threads = [threading.Thread(target=guarded, args=(one,)) for one in work]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60.0)
+        assert not self.errors
+        assert [shard.result(timeout=30.0) for shard in self.shards] == ["token target reached"] * len(self.shards)
+
+    def ledger(self) -> Ledger:
+        """Return all shards' closing ledgers, added together."""
+
+        async def read() -> Ledger:
+            bus = await self.bus()
+            total = Ledger()
+            for entry in await bus.replay(Subjects(self.run).event("ledger", "*")):
+                fields = decode(Event, entry.data).fields
+                total.absorb(msgspec.json.decode(fields["ledger"], type=Ledger))
+            await bus.close()
+            return total
+
+        return self.home.submit(read()).result(10.0)
+
+
+def test_two_islands_meet_and_every_token_has_one_fate(run: str) -> None:
+    """Two learners that pull apart end close together in the middle, and the books of both sides agree."""
+    protocol = settings()
+    world = World(run, protocol)
+
+    world.go(lambda: world.train("low", -1.0), lambda: world.train("high", 1.0))
+    ledger = world.ledger()
+    world.home.stop()
+
+    settled = settle(ledger, protocol.fragments)
+    assert settled.exact, settled.errors
+    assert settled.trained == protocol.fragments * ledger.run_tokens
+    assert settled.fates["lost"] == 0
+    assert settled.fates["merged"] > 0
+    assert ledger.run_tokens >= protocol.tokens_target
+
+
+@pytest.mark.parametrize("adoption", ["overwrite", "blend", "carry"])
+def test_every_adoption_keeps_the_books(run: str, adoption: str) -> None:
+    """Whatever a learner does with its own progress at adoption, every token-fragment is counted once."""
+    protocol = settings(adoption=adoption, tokens_target=3_000)
+    world = World(run, protocol)
+
+    world.go(lambda: world.train("a", 1.0), lambda: world.train("b", 1.0))
+    ledger = world.ledger()
+    world.home.stop()
+
+    settled = settle(ledger, protocol.fragments)
+    assert settled.exact, settled.errors
+    assert (settled.fates["superseded"] > 0) == (adoption != "carry") or adoption == "carry"
+
+
+def test_nobody_waits_for_a_slow_learner_and_its_tokens_are_merged(run: str) -> None:
+    """A learner at a tenth of the speed slows nobody down, and what it trains is merged."""
+    protocol = settings()
+    world = World(run, protocol)
+
+    world.go(
+        lambda: world.train("fast-1", 1.0),
+        lambda: world.train("fast-2", 1.0),
+        lambda: world.train("slow", 1.0, pace=10.0),
+    )
+    ledger = world.ledger()
+    world.home.stop()
+
+    accounts = {key.split("/")[0]: account for key, account in ledger.accounts.items()}
+    assert settle(ledger, protocol.fragments).exact
+    assert accounts["slow"].merged + accounts["slow"].merged_late > 0
+    assert accounts["fast-1"].trained > 4 * accounts["slow"].trained
+
+
+def test_a_joiner_adopts_the_run_and_not_its_own_values(run: str) -> None:
+    """A fresh learner never overwrites trained state: it starts from the run's parameters."""
+    world = World(run, settings())
+    with world.join("founder", parameters(7.0)), world.join("joiner", parameters(-3.0)) as joiner:
+        adopted = {name: np.asarray(leaf) for name, leaf in joiner.params.items()}
+    world.home.stop()
+
+    assert all((leaf == 7.0).all() for leaf in adopted.values())
+
+
+def test_another_layout_is_refused_with_the_first_difference(run: str) -> None:
+    """A learner with another model is told what differs and never touches the run."""
+    world = World(run, settings())
+    with world.join("founder"), pytest.raises(LayoutMismatch, match="a"):
+        world.join("stranger", parameters(width=7))
+    world.home.stop()
+
+
+def test_a_quorum_above_the_learners_is_refused() -> None:
+    """K > M could never be met."""
+    with pytest.raises(SettingsError, match="quorum"):
+        settings(quorum=5).check(learners=4)

@@ -1,0 +1,80 @@
+"""The error tree: what a message says, what a command line leaves with, and that the docstring shows the tree."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from atoll import errors
+from atoll.errors import AtollError, BusError, EnvironmentFault, FrameRejected, ProtocolMisuse, SettingsError, UserError
+
+ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, AtollError)]
+
+
+def test_message_has_one_line_per_known_part() -> None:
+    """What, got, allowed and what to do, in this order."""
+    error = AtollError("quorum is out of range", got=3, allowed="1..2", todo="lower it")
+
+    assert str(error).splitlines() == [
+        "quorum is out of range",
+        "  got:     3",
+        "  allowed: 1..2",
+        "  to do:   lower it",
+    ]
+
+
+def test_unknown_parts_are_left_out() -> None:
+    """A message never says that something is None."""
+    assert str(AtollError("the link is down")) == "the link is down"
+
+
+@pytest.mark.parametrize("got", [0, "", False, 0.0])
+def test_falsy_values_are_shown(got: object) -> None:
+    """Zero and the empty text are values somebody gave, not values that are missing."""
+    assert f"got:     {got}" in str(AtollError("wrong", got=got))
+
+
+def test_parts_stay_as_fields() -> None:
+    """Callers can read what a message was made of."""
+    error = SettingsError("unknown setting", got="x", allowed="y", todo="z")
+
+    assert (error.what, error.got, error.allowed, error.todo) == ("unknown setting", "x", "y", "z")
+
+
+def test_exit_codes_tell_person_machine_and_bug_apart() -> None:
+    """2 for what the person can change, 3 for the machine or network, 1 for the rest; inherited by every kind."""
+    expected = {
+        kind: 2 if issubclass(kind, UserError) else 3 if issubclass(kind, EnvironmentFault) else 1 for kind in ALL
+    }
+
+    assert {kind: kind.exit_code for kind in ALL} == expected
+
+
+def test_frame_rejection_keeps_its_reason_for_counters() -> None:
+    """The short word is a field; the sentence is for people."""
+    error = FrameRejected("oversized", "the frame is too long", got=10, allowed="at most 8")
+
+    assert error.reason == "oversized"
+    assert str(error).startswith("the frame is too long\n")
+
+
+def test_branches_do_not_overlap() -> None:
+    """Catching what the bus answers never swallows a bug of ours or a user's mistake."""
+    for kind in (UserError, EnvironmentFault, ProtocolMisuse):
+        assert not issubclass(kind, BusError)
+        assert not issubclass(BusError, kind)
+
+
+def test_the_docstring_draws_every_kind_under_its_parent() -> None:
+    """The tree at the top of the module is the tree in the code."""
+    drawn = re.findall(r"^    ((?:[│ ]   )*)[├└]── (\w+)", errors.__doc__ or "", re.MULTILINE)
+    parents: list[str] = ["AtollError"]
+    edges = set()
+    for indent, name in drawn:
+        depth = len(indent) // 4
+        parents[depth + 1 :] = [name]
+        edges.add((parents[depth], name))
+
+    assert edges == {(kind.__bases__[0].__name__, kind.__name__) for kind in ALL if kind is not AtollError}

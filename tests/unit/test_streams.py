@@ -1,0 +1,72 @@
+"""Streams as data, and as JetStream writes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.bus.provision import differences, stream_config
+from atoll.bus.streams import StreamPlan, stream_of, stream_plan
+from atoll.bus.subjects import Subjects, matches
+from atoll.errors import ProtocolMisuse
+
+
+def configs() -> dict[str, dict[str, object]]:
+    """Return every stream of run `r` as JetStream writes it, by the last part of its name."""
+    return {
+        plan.name.rsplit("_", 1)[1]: stream_config(plan, Subjects("r").prefix) for plan in stream_plan("r", 1 << 20)
+    }
+
+
+def test_only_the_tape_forgets_and_only_the_tape_is_append_only() -> None:
+    """Streams whose loss would lose work refuse when full; events push out the oldest but cannot be deleted."""
+    assert {"EV"} == {name for name, config in configs().items() if config["discard"] == "old"}
+    assert {"EV"} == {name for name, config in configs().items() if config["deny_delete"] and config["deny_purge"]}
+
+
+def test_a_work_queue_refuses_per_subject_and_records_replace() -> None:
+    """Two unread manifests per subject are a bound; one record per subject is a last value."""
+    queue, heads = configs()["UPM"], configs()["GL"]
+
+    assert (
+        queue["retention"],
+        queue["max_msgs_per_subject"],
+        queue["discard_new_per_subject"],
+    ) == ("workqueue", 2, True)
+    assert (heads["retention"], heads["max_msgs_per_subject"], heads["discard_new_per_subject"]) == ("limits", 1, False)
+
+
+def test_bounds_are_in_the_units_of_the_broker() -> None:
+    """Seconds become nanoseconds; the dedup window never exceeds the age."""
+    for plan in stream_plan("r"):
+        config = stream_config(plan, "atoll.r")
+        assert config["max_age"] == plan.age_max_s * 1e9
+        assert config["duplicate_window"] == plan.dedup_s * 1e9
+        assert not plan.age_max_s or plan.dedup_s <= plan.age_max_s
+        assert config["max_bytes"] > 0
+
+
+def test_taps_carry_headers_only_to_a_tree_no_stream_keeps() -> None:
+    """A republish that a stream kept would loop."""
+    for plan in stream_plan("r"):
+        tap = stream_config(plan, "atoll.r").get("republish")
+        if tap:
+            assert tap["headers_only"]
+            assert matches(plan.subjects[0], tap["src"])
+            assert not any(matches(kept, tap["dest"]) for other in stream_plan("r") for kept in other.subjects)
+
+
+def test_differences_name_field_and_both_values() -> None:
+    """Absent means off, equal is silent, extra fields of the broker do not matter."""
+    wanted = {"max_bytes": 5, "deny_purge": False, "discard": "new"}
+
+    assert differences(wanted, {"max_bytes": 5, "discard": "new", "first_seq": 1}) == []
+    assert differences(wanted, {"max_bytes": 4, "discard": "new"}) == ["max_bytes: 4 instead of 5"]
+
+
+def test_a_subject_without_a_stream_is_our_bug() -> None:
+    """The message lists what is kept."""
+    plans = (StreamPlan("S", ("a.b.>",)),)
+
+    assert plans[0] == stream_of(plans, "a.b.*")
+    with pytest.raises(ProtocolMisuse, match=r"(?s)a\.c\.d.*a\.b\.>"):
+        stream_of(plans, "a.c.d")

@@ -1,0 +1,71 @@
+"""Subjects: tokens and patterns."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.bus.streams import stream_of, stream_plan
+from atoll.bus.subjects import Subjects, matches, token
+from atoll.errors import SettingsError
+
+
+@pytest.mark.parametrize("bad", ["", "a.b", "a b", "*", ">", "ä", "a" * 65, "a\n"])
+def test_a_token_cannot_open_a_level(bad: str) -> None:
+    """Dots, wildcards, blanks and overlong names are refused with the value in the message."""
+    with pytest.raises(SettingsError, match="run id"):
+        Subjects(bad)
+
+
+def test_a_good_token_is_returned() -> None:
+    """Letters, digits, dash and underscore pass."""
+    assert token("a-B_9", "learner") == "a-B_9"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "covered"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a.c", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a.*", True),
+        ("a.*", "a.b.c", False),
+        ("a.*", "a", False),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a", False),
+        ("a.>", "a.>", True),
+        ("a.>", "a.*.x", True),
+        ("a.*", "a.>", False),
+        ("a.b", "a.*", False),
+        (">", "a", True),
+        ("*.b", "a.b", True),
+        ("a.*.c", "a.b.d", False),
+    ],
+)
+def test_patterns_cover_as_on_the_broker(pattern: str, subject: str, *, covered: bool) -> None:
+    """`*` is one level, `>` is one or more, and a narrower pattern is covered by a wider one."""
+    assert covered == matches(pattern, subject)
+
+
+def test_every_subject_lies_in_the_run_and_whispers_in_no_stream() -> None:
+    """Durable subjects belong to exactly one stream; calls, beats, commands and taps to none."""
+    subjects, plans = Subjects("r"), stream_plan("r")
+    durable = [
+        subjects.contribution_stem("a", 0, 1, 2) + ".0",
+        subjects.contribution(0, 1, "a"),
+        subjects.run_record,
+        subjects.head("*"),
+        subjects.lease(0),
+        subjects.global_stem(0, 1, "n") + ".0",
+        subjects.state_stem(0, 1, "n") + ".0",
+        subjects.member("*"),
+        subjects.data,
+        subjects.event("a", "b"),
+    ]
+    whispered = [subjects.call("*"), subjects.beat("a"), subjects.control("all"), subjects.tap()]
+
+    for subject in durable:
+        homes = [plan for plan in plans if any(matches(kept, subject) for kept in plan.subjects)]
+        assert [stream_of(plans, subject)] == homes
+        assert subject.startswith("atoll.r.")
+    for subject in whispered:
+        assert not any(matches(kept, subject) for plan in plans for kept in plan.subjects)
