@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from results import Figure, write
 from rich.progress import track
 
 from atoll.bus.broker import EmbeddedBroker
@@ -28,7 +29,6 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll_learner.model_settings import model_settings
 from atoll_learner.process import limit_threads
 from atoll_learner.train_settings import train_settings
-from results import Figure, write
 
 RUN = "overhead"
 BLOCK_STEPS = 12

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from results import Figure, write
 from rich.progress import track
 
 from atoll_learner.data.batches import BatchReader
@@ -25,7 +26,6 @@ from atoll_learner.data.shards import TokenShards
 from atoll_learner.evaluate import EXPORT_TOKENS_MAX
 from atoll_learner.model_settings import model_settings
 from atoll_learner.train_settings import train_settings
-from results import Figure, write
 
 FOLDER = Path("build/parity")
 LEARNERS = (2, 4)
@@ -82,7 +82,7 @@ def prepare() -> Path:
     return corpus
 
 
-def cell(name: str, run, corpus: Path, learners: int, tokens: int, seed: int) -> dict[str, float]:  # type: ignore[no-untyped-def]  # noqa: ANN001, PLR0913
+def cell(name: str, run, corpus: Path, learners: int, tokens: int, seed: int) -> dict[str, float]:  # type: ignore[no-untyped-def]  # noqa: ANN001
     """Return a cell's result, from disk when it was measured before."""
     path = FOLDER / f"{name}.json"
     if path.exists():

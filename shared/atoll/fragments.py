@@ -1,20 +1,102 @@
+"""Pytrees to flat fragments and back.
+
+A fragment in flight is one flat float32 vector in layout order. float16, bfloat16 and float32 fit into float32 exactly,
+so a value that makes the round trip is unchanged. float64 is rounded to float32 on the way (a displacement has no more
+precision than that), and tensors that are not floating are zero in the vector and left alone on the way back. Where bits
+must survive for any dtype (a checkpoint, a copy to a peer), `pack_raw` and `unpack_raw` move them untouched.
+"""
+
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
-from atoll.layout import TensorSpec, plan_layout
-def describe(tree):
-    import jax
-    return tuple(TensorSpec("/".join(str(getattr(k,"key",getattr(k,"idx",k))) for k in path), tuple(x.shape), str(x.dtype)) for path,x in jax.tree_util.tree_flatten_with_path(tree)[0])
-def gather(layout, leaves, p):
-    out=np.empty(layout.fragment_sizes()[p],np.float32)
-    for s in layout.spans(p):
-        a=np.asarray(leaves[s.tensor_name])
-        a=a[s.start:s.stop] if a.ndim else a
-        out[s.offset:s.offset+s.size]=a.reshape(-1)
-    return out
-def scatter(layout,p,flat,leaves):
-    d={}
-    for s in layout.spans(p):
-        l=leaves[s.tensor_name]
-        shape=((s.stop-s.start),*l.shape[1:]) if l.ndim else ()
-        d.setdefault(s.tensor_name,[]).append((s.start,s.stop,flat[s.offset:s.offset+s.size].reshape(shape)))
-    return d
+import numpy.typing as npt
+
+from atoll.errors import PeerMisbehaved
+from atoll.layout import Layout, Span, TensorSpec
+
+Vector = npt.NDArray[np.float32]
+Pieces = dict[str, list[tuple[int, int, npt.NDArray[Any]]]]
+
+
+def describe(tree: Any) -> tuple[TensorSpec, ...]:  # noqa: ANN401  (any JAX pytree)
+    """Return the tensors of a pytree in leaf order; a name is the path, its parts joined by '/'."""
+    import jax  # noqa: PLC0415  (the kernel loads JAX only where pytrees are JAX's)
+
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return tuple(
+        TensorSpec("/".join(_part(key) for key in path) or "value", tuple(int(n) for n in leaf.shape), str(leaf.dtype))
+        for path, leaf in ((path, leaf if hasattr(leaf, "dtype") else np.asarray(leaf)) for path, leaf in leaves)
+    )
+
+
+def gather(layout: Layout, leaves: Mapping[str, Any], fragment: int) -> Vector:
+    """Return the fragment as a new flat float32 vector, from arrays by name."""
+    vector = np.zeros(layout.fragment_sizes()[fragment], dtype=np.float32)
+    for span in layout.spans(fragment):
+        if span.floating:
+            vector[span.offset : span.offset + span.size] = _rows(leaves, span).reshape(-1)
+    return vector
+
+
+def scatter(layout: Layout, fragment: int, vector: Vector, leaves: Mapping[str, Any]) -> Pieces:
+    """Return, by tensor name, the pieces (start row, stop row, array in the tensor's dtype) that `vector` holds."""
+    pieces: Pieces = {}
+    for span in layout.spans(fragment):
+        if not span.floating:
+            continue
+        leaf = leaves[span.tensor_name]
+        shape = (span.stop - span.start, *leaf.shape[1:]) if leaf.ndim else ()
+        rows = vector[span.offset : span.offset + span.size].reshape(shape).astype(leaf.dtype)
+        pieces.setdefault(span.tensor_name, []).append((span.start, span.stop, rows))
+    return pieces
+
+
+def pack_raw(layout: Layout, leaves: Mapping[str, Any], fragment: int) -> bytes:
+    """Return the fragment's exact bytes, slice after slice, for every dtype."""
+    return b"".join(np.ascontiguousarray(_rows(leaves, span)).tobytes() for span in layout.spans(fragment))
+
+
+def unpack_raw(layout: Layout, data: bytes, fragment: int) -> Pieces:
+    """Return the pieces that `pack_raw` packed; raise `PeerMisbehaved` if the length is not the layout's."""
+    specs = {tensor.name: tensor for tensor in layout.tensors}
+    pieces: Pieces = {}
+    at = 0
+    for span in layout.spans(fragment):
+        spec = specs[span.tensor_name]
+        dtype = named_dtype(spec.dtype)
+        shape = (span.stop - span.start, *spec.shape[1:]) if spec.shape else ()
+        stop = at + span.size * dtype.itemsize
+        if stop > len(data):
+            break
+        rows = np.frombuffer(data, dtype=dtype, count=span.size, offset=at).reshape(shape)
+        pieces.setdefault(span.tensor_name, []).append((span.start, span.stop, rows))
+        at = stop
+    wanted = sum(span.size * named_dtype(specs[span.tensor_name].dtype).itemsize for span in layout.spans(fragment))
+    if wanted != len(data):
+        raise PeerMisbehaved("a raw fragment has the wrong length", got=len(data), allowed=wanted)
+    return pieces
+
+
+def named_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype called `name`, including bfloat16 and the other names of machine learning."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # noqa: PLC0415  (only where such a tensor exists)
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def _rows(leaves: Mapping[str, Any], span: Span) -> npt.NDArray[Any]:
+    array = np.asarray(leaves[span.tensor_name])
+    return array[span.start : span.stop] if array.ndim else array
+
+
+def _part(key: Any) -> str:  # noqa: ANN401  (one of JAX's key types)
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)

@@ -1,15 +1,160 @@
+r"""Merging displacements: token weights, the weighted mean and radial-directional averaging, folded on arrival.
+
+For learners m with displacements v_m and weights w_m (Sec. 3.2 and App. D.2 of arXiv 2604.21428):
+
+.. math::
+
+    w &= c_{tokens}^2 / c_{steps} \\
+    mean &= \tfrac{\sum w_m v_m}{\sum w_m} \\
+    RDA &= \tfrac{\sum w_m \lVert v_m \rVert}{\sum w_m}\; \varphi\!\left(\tfrac{\sum w_m \varphi(v_m)}{\sum w_m}\right),
+    \quad \varphi(x) = x / \lVert x \rVert,\ \varphi(0) = 0
+
+RDA is taken per slice (`Span`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long, RDA keeps
+R. Slices marked `direct` (embeddings) take the mean. Where directions cancel (the mean direction is shorter than 1e-12)
+RDA has no direction to keep and falls back to the mean.
+
+A fold holds one running sum per slice (two for RDA: of directions, and of values for the fallback), so memory is
+O(fragment) whatever M is. Work is done block by block with one small scratch array. The order of additions decides the
+last bits; it is the order in which the head lists the contributions, so a replay gives the same bits. One contribution
+alone is returned as it came, bit for bit.
+"""
+
 from __future__ import annotations
-import numpy as np
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from atoll.errors import FrameRejected
-@dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.errors import FrameRejected, ProtocolMisuse
+from atoll.layout import Span
+
+Vector = npt.NDArray[np.float32]
+Method = Literal["mean", "rda"]
+
+BLOCK_ELEMENTS = 1 << 14
+DIRECTION_MIN = 1e-12
+CLAIM_TOLERANCE = 0.02
+
+
+def token_weight(tokens: int, steps: int) -> float:
+    """Return w = tokens^2 / steps: quantity times rate (Sec. 3.2)."""
+    return tokens * tokens / steps
+
+
+def age_damping(age: int, factor: float) -> float:
+    """Return the factor on the weight of a contribution that is `age` versions late."""
+    return float(factor**age)
+
+
+@dataclass(frozen=True, slots=True)
 class Merged:
-    displacement: np.ndarray
+    """A merged displacement, flat float32, with the weights and the number of contributions behind it."""
+
+    displacement: Vector
+    weight_sum: float
+    count: int
+
+
 class FragmentFold:
-    def __init__(self, spans, method="mean"): self.s=None; self.w=0.0
-    def add(self, d, weight, factor=1.0):
-        self.s = d*np.float32(weight) if self.s is None else self.s+d*np.float32(weight); self.w+=weight
-    def result(self): return Merged(self.s/np.float32(self.w))
-def span_norms(spans,d): return [float(np.linalg.norm(d[s.offset:s.offset+s.size])) for s in spans]
-def validate_displacement(v, spans, norms, norm_max):
-    if not np.isfinite(v).all(): raise FrameRejected("not_finite","x")
+    """The running merge of one fragment's round."""
+
+    def __init__(self, spans: Sequence[Span], method: Method = "mean") -> None:
+        """Start empty; `spans` say which elements belong together."""
+        self._spans = tuple(spans)
+        self._method = method
+        self._sum: Vector | None = None
+        self._directions: Vector | None = None
+        self._radial = np.zeros(len(self._spans), dtype=np.float64)
+        self._first: Vector | None = None
+        self._scratch = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
+        self.weight_sum = 0.0
+        self.count = 0
+
+    def add(self, displacement: Vector, weight: float) -> None:
+        """Fold in one displacement (flat float32, layout order) with a positive weight. The vector is not kept."""
+        if weight <= 0.0:
+            raise ProtocolMisuse("a contribution needs a positive weight", got=weight)
+        if self._sum is None:
+            self._sum = np.zeros_like(displacement)
+            self._directions = np.zeros_like(displacement) if self._method == "rda" else None
+            self._first = displacement.copy()
+        else:
+            self._first = None
+        self._accumulate(self._sum, displacement, weight)
+        if self._directions is not None:
+            for number, span in enumerate(self._spans):
+                here = slice(span.offset, span.offset + span.size)
+                norm = _norm(displacement[here])
+                self._radial[number] += weight * norm
+                if norm > 0.0 and not span.direct:
+                    self._accumulate(self._directions[here], displacement[here], weight / norm)
+        self.weight_sum += weight
+        self.count += 1
+
+    def result(self) -> Merged:
+        """Return the merge of everything that was added."""
+        if self._sum is None:
+            raise ProtocolMisuse("nothing was folded")
+        if self._first is not None:
+            return Merged(self._first, self.weight_sum, 1)
+        merged = self._sum
+        merged *= np.float32(1.0 / self.weight_sum)
+        if self._directions is not None:
+            for number, span in enumerate(self._spans):
+                here = slice(span.offset, span.offset + span.size)
+                length = _norm(self._directions[here])
+                if not span.direct and length / self.weight_sum > DIRECTION_MIN:
+                    radius = self._radial[number] / self.weight_sum
+                    np.multiply(self._directions[here], np.float32(radius / length), out=merged[here])
+        return Merged(merged, self.weight_sum, self.count)
+
+    def _accumulate(self, total: Vector, addend: Vector, factor: float) -> None:
+        """Do `total += factor * addend` in blocks that stay in the cache."""
+        scale = np.float32(factor)
+        for start in range(0, addend.size, BLOCK_ELEMENTS):
+            stop = min(start + BLOCK_ELEMENTS, addend.size)
+            scratch = self._scratch[: stop - start]
+            np.multiply(addend[start:stop], scale, out=scratch)
+            np.add(total[start:stop], scratch, out=total[start:stop])
+
+
+def span_norms(spans: Sequence[Span], displacement: Vector) -> list[float]:
+    """Return the L2 norm of each slice, accumulated in float64."""
+    return [_norm(displacement[span.offset : span.offset + span.size]) for span in spans]
+
+
+def validate_displacement(
+    displacement: Vector, spans: Sequence[Span], norms_claimed: Sequence[float], norm_max: float
+) -> None:
+    """Accept a displacement that is finite, as long as its sender says, and not absurdly long; refuse it whole otherwise.
+
+    A norm is a claim that RDA would divide by, so it is computed again. Lossy codecs change it a little, hence the
+    tolerance.
+
+    Raises:
+        FrameRejected: `not_finite`, `norm_claim` or `norm_bound`.
+    """
+    norms = span_norms(spans, displacement)
+    if not all(np.isfinite(norm) for norm in norms):
+        raise FrameRejected("not_finite", "a displacement holds infinities or NaN")
+    if len(norms_claimed) != len(norms):
+        raise FrameRejected("norm_claim", "norms for another layout", got=len(norms_claimed), allowed=len(norms))
+    for span, norm, claimed in zip(spans, norms, norms_claimed, strict=True):
+        if not abs(norm - claimed) <= CLAIM_TOLERANCE * max(norm, claimed) + 1e-6:
+            raise FrameRejected(
+                "norm_claim", f"{span.tensor_name} is not as long as claimed", got=claimed, allowed=norm
+            )
+        if norm > norm_max:
+            raise FrameRejected("norm_bound", f"{span.tensor_name} is too long", got=norm, allowed=norm_max)
+
+
+def _norm(vector: Vector) -> float:
+    """Return the L2 norm, blockwise in float64: no overflow below 1e150, no large temporary."""
+    total = 0.0
+    for start in range(0, vector.size, BLOCK_ELEMENTS):
+        block = vector[start : start + BLOCK_ELEMENTS].astype(np.float64)
+        total += float(np.dot(block, block))
+    return float(np.sqrt(total))

@@ -1,11 +1,104 @@
+r"""The outer optimizer: from a merged displacement to the next global values, in float32 on the shard.
+
+With outer learning rate eta and momentum mu (Sec. 2 of arXiv 2604.21428; the paper does not publish its numbers):
+
+.. math::
+
+    m \leftarrow \mu m + \Delta, \qquad \Theta \leftarrow \Theta - \eta(\Delta + \mu m)
+
+which is SGD with Nesterov momentum. With mu = 0 it is plain SGD and keeps no state; with eta = 1 as well, the new global
+value is the weighted average of the learners' values. Any optax transformation serves instead, by name or by
+`module:attribute`; only then is JAX needed on a shard.
+"""
+
 from __future__ import annotations
-from typing import Protocol
+
+import importlib
+from typing import Any, Protocol
+
 import numpy as np
+import numpy.typing as npt
+
+from atoll.errors import SettingsError
+
+Vector = npt.NDArray[np.float32]
+State = dict[str, npt.NDArray[Any]]
+
+
 class OuterOptimizer(Protocol):
-    def init(self, params): ...
-    def update(self, params, displacement, state): ...
+    """Pure pair: neither call changes its arguments."""
+
+    def init(self, params: Vector) -> State:
+        """Return the state for a fragment with values `params`, flat float32."""
+
+    def update(self, params: Vector, displacement: Vector, state: State) -> tuple[Vector, State]:
+        """Return the next values and the next state."""
+
+
 class Nesterov:
-    def __init__(self, lr, m): self.lr=np.float32(lr); self.m=m
-    def init(self,p): return {}
-    def update(self,p,d,s): return p-self.lr*d, s
-def make_outer(spec, lr, m): return Nesterov(lr,m)
+    """SGD with Nesterov momentum in NumPy; equal to `optax.sgd(lr, momentum, nesterov=True)` on `displacement`."""
+
+    def __init__(self, lr: float, momentum: float) -> None:
+        """Keep eta and mu."""
+        self.lr = np.float32(lr)
+        self.momentum = np.float32(momentum)
+
+    def init(self, params: Vector) -> State:
+        """Return zero momentum, or nothing when there is none."""
+        return {"momentum": np.zeros_like(params)} if self.momentum else {}
+
+    def update(self, params: Vector, displacement: Vector, state: State) -> tuple[Vector, State]:
+        """Take one step."""
+        if not self.momentum:
+            return params - self.lr * displacement, {}
+        momentum = self.momentum * state["momentum"] + displacement
+        return params - self.lr * (displacement + self.momentum * momentum), {"momentum": momentum}
+
+
+class OptaxOuter:
+    """Any optax transformation whose update is added to the parameters (so it holds its own learning rate)."""
+
+    def __init__(self, transformation: Any) -> None:  # noqa: ANN401  (optax is loaded lazily)
+        """Keep the transformation."""
+        self._transformation = transformation
+
+    def init(self, params: Vector) -> State:
+        """Return the transformation's state as arrays by leaf number."""
+        import jax  # noqa: PLC0415  (a shard without an optax outer optimizer never loads JAX)
+
+        state = self._transformation.init(params)
+        return {str(number): np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(state))}
+
+    def update(self, params: Vector, displacement: Vector, state: State) -> tuple[Vector, State]:
+        """Take one step; the state's structure is that of `init`."""
+        import jax  # noqa: PLC0415
+
+        structure = jax.tree.structure(self._transformation.init(params))
+        held = jax.tree.unflatten(structure, [state[str(number)] for number in range(structure.num_leaves)])
+        updates, held = self._transformation.update(displacement, held, params)
+        leaves = {str(number): np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(held))}
+        return params + np.asarray(updates, dtype=np.float32), leaves
+
+
+def make_outer(spec: str, lr: float, momentum: float) -> OuterOptimizer:
+    """Return the outer optimizer that `spec` names.
+
+    `nesterov`; `optax:<name>` for `optax.<name>(lr)`; `module:attribute` for a callable of the learning rate that returns
+    an optax transformation.
+
+    Raises:
+        SettingsError: there is no such optimizer here.
+    """
+    if spec == "nesterov":
+        return Nesterov(lr, momentum)
+    module, _, attribute = spec.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            "unknown outer optimizer",
+            got=spec,
+            allowed="nesterov, optax:<name> or module:attribute",
+            todo="set protocol.outer, and install optax where the synchronizer runs if you name one of its",
+        ) from error
+    return OptaxOuter(factory(lr))

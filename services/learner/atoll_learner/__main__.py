@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from atoll.cli.main import run_verb
-
 from atoll_learner.commands import learn
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from atoll.cli.main import run_verb
-
 from atoll_synchronizer.commands import serve
 
 if __name__ == "__main__":

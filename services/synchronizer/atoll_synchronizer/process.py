@@ -28,6 +28,7 @@ log = get(__name__)
 POLL_S = 0.2
 SAY_S = 10.0
 LEAVE_S = 20.0
+CLOSE_S = 5.0
 
 
 def run(settings: Settings) -> None:
@@ -72,7 +73,13 @@ async def _serve_run(bus: Bus, record: RunRecord, settings: Settings, stop: asyn
         await asyncio.wait({serving, again}, timeout=LEAVE_S, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
         service.leave()
+        await asyncio.wait({serving}, timeout=CLOSE_S)
     stopping.cancel()
+    if not serving.done():
+        serving.cancel()
+        raise BrokerUnavailable(
+            "the shard left without closing its books", todo="the next owner resumes from its last commit"
+        )
     reason = await serving
     log.info("shard.finished", reason=reason, commits=service.commits)
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from atoll.outer import make_outer
 
 from atoll.bus.interface import Bus, Delivery, Whisper
 from atoll.bus.subjects import Subjects
@@ -34,6 +33,7 @@ from atoll.errors import (
     StorageFull,
 )
 from atoll.logs import get
+from atoll.outer import make_outer
 from atoll.protocol.events import (
     Acknowledge,
     Action,

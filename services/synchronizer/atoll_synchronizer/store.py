@@ -22,12 +22,12 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from atoll.outer import OuterOptimizer
 
 from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.subjects import Subjects
 from atoll.codecs import decode_frame, encode_frame, frame_bytes_max, pack_arrays, unpack_arrays
 from atoll.errors import RecordConflict
+from atoll.outer import OuterOptimizer
 from atoll.protocol.events import Commit, PushKey
 from atoll.protocol.ledger import Ledger
 from atoll.wire.messages import Head, Included, Lease, RunRecord, decode, encode

@@ -12,11 +12,11 @@ import asyncio
 
 import numpy as np
 import numpy.typing as npt
-from atoll.merge import FragmentFold, validate_displacement
 
 from atoll.bus.interface import Bus
 from atoll.codecs import decode_frame, frame_bytes_max
 from atoll.errors import FrameRejected
+from atoll.merge import FragmentFold, validate_displacement
 from atoll.protocol.events import PushKey
 from atoll.wire.messages import Contribution, RunRecord
 

@@ -30,12 +30,12 @@ from atoll.bus.interface import Bus
 from atoll.bus.options import BusOptions
 from atoll.clock import Clock, SystemClock
 from atoll.errors import AtollError, BrokerUnavailable
-from atoll.fragments import describe, gather, plan_layout
+from atoll.fragments import describe, gather
 from atoll.island.adoption import adopt
 from atoll.island.driver import StepReport
 from atoll.island.home import LoopThread
 from atoll.island.session import JoinRequest, Session
-from atoll.layout import Layout
+from atoll.layout import Layout, plan_layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord
 

@@ -1,0 +1,106 @@
+"""A tensor frame: a fixed header and a payload, safe to read from anybody.
+
+    offset  bytes  field
+    0       4      magic "ATOL"
+    4       1      version, 1
+    5       1      encoding
+    6       1      flags: 1 = payload is zstd-compressed
+    7       1      zero
+    8       8      elements
+    16      8      payload bytes as sent
+    24      8      xxh3-64 of the payload as sent
+
+A decoder is told how many elements to expect. It checks every size against that before it allocates anything, and
+decompresses into a buffer of exactly the size that the encoding needs: a frame cannot make its reader use more memory
+than an honest one. What it returns is finite. Every refusal is a `FrameRejected` with a stable reason word.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+import zstandard
+
+from atoll.codecs.encodings import ENCODINGS, Encoding
+from atoll.errors import FrameRejected, SettingsError
+
+Vector = npt.NDArray[np.float32]
+
+MAGIC = b"ATOL"
+VERSION = 1
+COMPRESSED = 1
+HEADER = struct.Struct("<4sBBBBQQQ")
+
+
+def frame_bytes_max(elements: int) -> int:
+    """Return an upper bound of the frame of `elements` numbers in any encoding; zstd adds at most 1/128 and a little."""
+    raw = max(encoding.size(elements) for encoding in ENCODINGS.values())
+    return HEADER.size + raw + raw // 128 + 1024
+
+
+def encode_frame(vector: Vector, codec: str, zstd_level: int | None = None) -> bytes:
+    """Return the frame of a flat float32 vector.
+
+    Raises:
+        SettingsError: there is no such codec.
+        FrameRejected: `not_finite`; what cannot be merged is not sent.
+    """
+    encoding = ENCODINGS.get(codec)
+    if encoding is None:
+        raise SettingsError("unknown codec", got=codec, allowed=", ".join(ENCODINGS), todo="set protocol.codec_up")
+    if not np.isfinite(vector).all():
+        raise FrameRejected("not_finite", "a tensor holds infinities or NaN")
+    payload, flags = encoding.encode(vector), 0
+    if zstd_level is not None:
+        payload, flags = zstandard.ZstdCompressor(level=zstd_level).compress(payload), COMPRESSED
+    digest = xxhash.xxh3_64_intdigest(payload)
+    header = HEADER.pack(MAGIC, VERSION, encoding.number, flags, 0, vector.size, len(payload), digest)
+    return header + payload
+
+
+def decode_frame(data: bytes | memoryview, *, elements_expected: int) -> Vector:
+    """Return the float32 vector of a frame that must hold `elements_expected` numbers.
+
+    Raises:
+        FrameRejected: `truncated`, `foreign`, `version`, `codec`, `size`, `checksum`, `compression` or `not_finite`.
+    """
+    view = memoryview(data)
+    if len(view) < HEADER.size:
+        raise FrameRejected("truncated", "a frame is shorter than its header", got=len(view), allowed=HEADER.size)
+    magic, version, number, flags, zero, elements, length, digest = HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise FrameRejected("foreign", "not a tensor frame", got=bytes(magic))
+    if version != VERSION or zero or flags & ~COMPRESSED:
+        raise FrameRejected("version", "a frame of another version", got=(version, flags), allowed=VERSION)
+    encoding = next((e for e in ENCODINGS.values() if e.number == number), None)
+    if encoding is None:
+        raise FrameRejected("codec", "a frame of an unknown encoding", got=number, allowed=list(ENCODINGS))
+    payload = view[HEADER.size :]
+    if elements != elements_expected or length != len(payload):
+        got, allowed = (elements, length), (elements_expected, len(payload))
+        raise FrameRejected("size", "a frame says another size than it has", got=got, allowed=allowed)
+    if xxhash.xxh3_64_intdigest(payload) != digest:
+        raise FrameRejected("checksum", "a frame's payload is damaged")
+    vector = encoding.decode(_expanded(payload, encoding, elements, compressed=bool(flags & COMPRESSED)), elements)
+    if not np.isfinite(vector).all():
+        raise FrameRejected("not_finite", "a frame holds infinities or NaN")
+    return vector
+
+
+def _expanded(payload: memoryview, encoding: Encoding, elements: int, *, compressed: bool) -> memoryview:
+    """Return the payload decompressed, exactly as long as its encoding needs."""
+    size = encoding.size(elements)
+    if compressed:
+        try:
+            declared = zstandard.frame_content_size(payload)
+            if declared != size:
+                raise FrameRejected("compression", "a compressed payload of another size", got=declared, allowed=size)
+            payload = memoryview(zstandard.ZstdDecompressor().decompress(payload, max_output_size=size))
+        except zstandard.ZstdError as error:
+            raise FrameRejected("compression", "a payload cannot be decompressed", got=str(error)) from error
+    if len(payload) != size:
+        raise FrameRejected("size", "a payload has the wrong length", got=len(payload), allowed=size)
+    return payload
