@@ -52,7 +52,8 @@ def main() -> int:
     ratios = [island / bare - 1.0 for bare, island in pairs]
     overhead = statistics.median(ratios)
     spread = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [overhead] * 3
-    how = f"median over {len(pairs)} paired blocks of {BLOCK_STEPS} steps in one process, quartiles {spread[0]:+.2%} {spread[2]:+.2%}"
+    quartiles = f"quartiles {spread[0]:+.2%} {spread[2]:+.2%}"
+    how = f"median over {len(pairs)} paired blocks of {BLOCK_STEPS} steps in one process, {quartiles}"
     figures = [
         Figure("step-time overhead of an island", overhead, "ratio", "<= 0.01", overhead <= OVERHEAD_MAX, how),
         Figure(
@@ -74,9 +75,7 @@ def spawn_shard(url: str) -> subprocess.Popen[bytes]:
 
 def measure(url: str, seconds: float, seed: int) -> tuple[list[tuple[float, float]], float]:
     """Return (bare, island) median step seconds per pair of blocks, and the share of time inside `island.step`."""
-    import jax  # noqa: PLC0415  (after the thread limits are set)
-
-    from atoll_learner.model import init_params  # noqa: PLC0415
+    from atoll_learner.model import init_params  # noqa: PLC0415  (after the thread limits are set)
     from atoll_learner.train import init_optimizer, make_step  # noqa: PLC0415
 
     model = model_settings({}, vocab=256)
@@ -90,7 +89,7 @@ def measure(url: str, seconds: float, seed: int) -> tuple[list[tuple[float, floa
         state = init_optimizer(train, params)
         tokens = np.random.default_rng(seed).integers(0, 256, (train.batch, train.sequence + 1)).astype(np.int32)
         params, state, loss = step(island.params, state, tokens, 1e-4)
-        jax.block_until_ready(loss)
+        float(loss)
 
         def bare() -> None:
             nonlocal params, state

@@ -38,12 +38,13 @@ def init(seed: int) -> dict[str, jax.Array]:
 
 def logits(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     """Return class scores, shape (batch, 10)."""
-    return jax.nn.relu(x @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
+    hidden = jax.nn.relu(x @ params["w1"] + params["b1"])
+    return jnp.asarray(hidden @ params["w2"] + params["b2"])
 
 
 def loss_of(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
     """Return the mean cross-entropy."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits(params, x), y).mean()
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits(params, x), y))
 
 
 def batches(x: np.ndarray, y: np.ndarray, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -87,7 +87,8 @@ def named_dtype(name: str) -> np.dtype[Any]:
     except TypeError:
         import ml_dtypes  # noqa: PLC0415  (only where such a tensor exists)
 
-        return np.dtype(getattr(ml_dtypes, name))
+        extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return extended
 
 
 def _rows(leaves: Mapping[str, Any], span: Span) -> npt.NDArray[Any]:

@@ -50,9 +50,10 @@ class Nesterov:
     def update(self, params: Vector, displacement: Vector, state: State) -> tuple[Vector, State]:
         """Take one step."""
         if not self.momentum:
-            return params - self.lr * displacement, {}
-        momentum = self.momentum * state["momentum"] + displacement
-        return params - self.lr * (displacement + self.momentum * momentum), {"momentum": momentum}
+            return np.subtract(params, self.lr * displacement, dtype=np.float32), {}
+        momentum = np.add(self.momentum * state["momentum"], displacement, dtype=np.float32)
+        step = displacement + self.momentum * momentum
+        return np.subtract(params, self.lr * step, dtype=np.float32), {"momentum": momentum}
 
 
 class OptaxOuter:
@@ -73,11 +74,11 @@ class OptaxOuter:
         """Take one step; the state's structure is that of `init`."""
         import jax  # noqa: PLC0415
 
-        structure = jax.tree.structure(self._transformation.init(params))
-        held = jax.tree.unflatten(structure, [state[str(number)] for number in range(structure.num_leaves)])
+        leaves, structure = jax.tree.flatten(self._transformation.init(params))
+        held = jax.tree.unflatten(structure, [state[str(number)] for number in range(len(leaves))])
         updates, held = self._transformation.update(displacement, held, params)
-        leaves = {str(number): np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(held))}
-        return params + np.asarray(updates, dtype=np.float32), leaves
+        kept = {str(number): np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(held))}
+        return params + np.asarray(updates, dtype=np.float32), kept
 
 
 def make_outer(spec: str, lr: float, momentum: float) -> OuterOptimizer:

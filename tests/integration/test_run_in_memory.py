@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
@@ -39,10 +41,8 @@ def settings(**changes: object) -> ProtocolSettings:
     return msgspec.convert(base | changes, ProtocolSettings).check()
 
 
-def parameters(value: float = 0.0, width: int = 6) -> dict[str, np.ndarray]:
+def parameters(value: float = 0.0, width: int = 6) -> dict[str, jax.Array]:
     """Return a small pytree of float32 arrays."""
-    import jax.numpy as jnp
-
     return {
         "a": jnp.full((width, 3), value, dtype=jnp.float32),
         "b": jnp.full((5,), value, dtype=jnp.float32),
@@ -66,15 +66,13 @@ class World:
         """Open one more bus on the shared broker."""
         return MemoryBus(self.run, self.broker)
 
-    def join(self, learner: str, params: Any = None) -> IslandHandle:
+    def join(self, learner: str, params: dict[str, jax.Array] | None = None) -> IslandHandle:
         """Join as `learner`."""
         given = parameters() if params is None else params
         return join(self.bus, run=self.run, learner=learner, params=given, protocol=self.protocol, home=self.home)
 
     def train(self, learner: str, towards: float, pace: float = 1.0, steps_max: int = 100_000) -> None:
         """Pull every parameter towards a value until the run is over; 10 tokens a step."""
-        import jax
-
         with self.join(learner) as island:
             params = island.params
             steps = 0
@@ -91,7 +89,7 @@ class World:
         def guarded(one: Callable[[], None]) -> None:
             try:
                 one()
-            except BaseException as error:
+            except Exception as error:  # noqa: BLE001  (whatever ends a learner's thread fails the test)
                 self.errors.append(error)
 
         threads = [threading.Thread(target=guarded, args=(one,)) for one in work]
@@ -146,7 +144,8 @@ def test_every_adoption_keeps_the_books(run: str, adoption: str) -> None:
 
     settled = settle(ledger, protocol.fragments)
     assert settled.exact, settled.errors
-    assert (settled.fates["superseded"] > 0) == (adoption != "carry") or adoption == "carry"
+    if adoption != "carry":
+        assert settled.fates["superseded"] > 0
 
 
 def test_nobody_waits_for_a_slow_learner_and_its_tokens_are_merged(run: str) -> None:
@@ -181,7 +180,7 @@ def test_a_joiner_adopts_the_run_and_not_its_own_values(run: str) -> None:
 def test_another_layout_is_refused_with_the_first_difference(run: str) -> None:
     """A learner with another model is told what differs and never touches the run."""
     world = World(run, settings())
-    with world.join("founder"), pytest.raises(LayoutMismatch, match="a"):
+    with world.join("founder"), pytest.raises(LayoutMismatch, match=r"'a' has shape \[7, 3\] here and \[6, 3\]"):
         world.join("stranger", parameters(width=7))
     world.home.stop()
 

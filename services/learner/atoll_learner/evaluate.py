@@ -141,15 +141,11 @@ def export_run(settings: Settings, out: Path) -> None:
     configure(settings.log.format, settings.log.level, role="export", run=settings.run)
     work = prepare_work(settings)
     limit_threads(settings.learner.threads)
-    asyncio.run(_export(settings, work, out))
+    run, merged = asyncio.run(_read_now(settings))
+    _write_out(work, out, run, merged)
 
 
-async def _export(settings: Settings, work: Work, out: Path) -> None:
-    from atoll_learner.export import save_safetensors  # noqa: PLC0415
-    from atoll_learner.model import init_params  # noqa: PLC0415
-    from atoll_learner.sample import generate  # noqa: PLC0415
-    from atoll_learner.train import make_evaluator  # noqa: PLC0415
-
+async def _read_now(settings: Settings) -> tuple[RunRecord, Merged]:
     bus = await open_bus(settings.broker.url, settings.run, name="export", options=bus_options(settings))
     try:
         run = await read_run(bus, Subjects(settings.run))
@@ -157,21 +153,33 @@ async def _export(settings: Settings, work: Work, out: Path) -> None:
             raise SettingsError(
                 "nobody has founded this run", got=settings.run, todo="check --set run=… and the broker"
             )
-        merged = await read_merged(bus, run)
+        return run, await read_merged(bus, run)
     finally:
         await bus.close()
+
+
+def _write_out(work: Work, out: Path, run: RunRecord, merged: Merged) -> None:
+    from atoll_learner.export import save_safetensors  # noqa: PLC0415
+    from atoll_learner.model import init_params  # noqa: PLC0415
+    from atoll_learner.sample import generate  # noqa: PLC0415
+    from atoll_learner.train import make_evaluator  # noqa: PLC0415
+
     out.mkdir(parents=True, exist_ok=True)
     began_s = time.monotonic()
     metadata = {"run": run.run, "model": run.model, "versions": f"{merged.versions_min}..{merged.versions_max}"}
     save_safetensors(merged.params, out / "model.safetensors", metadata)
     measure = make_evaluator(work.model, work.train, work.shards, EXPORT_TOKENS_MAX)
+    meta = work.shards.meta
     result = {
         "initial_bits_per_byte": measure(init_params(work.model, run.seed)),
         "final_bits_per_byte": measure(merged.params),
-        "validation_tokens_max": EXPORT_TOKENS_MAX,
+        "validation_bytes": round(
+            min(EXPORT_TOKENS_MAX, meta.validation_tokens) * meta.validation_bytes / meta.validation_tokens
+        ),
+        "source_hash": meta.source,
         "versions_min": merged.versions_min,
         "versions_max": merged.versions_max,
-        "data_fingerprint": work.shards.meta.fingerprint,
+        "data_fingerprint": meta.fingerprint,
     }
     (out / "validation.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     text = generate(merged.params, work.model, work.shards.tokenizer(), SAMPLE_PROMPT, SAMPLE_BYTES, seed=run.seed)

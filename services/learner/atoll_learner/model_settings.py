@@ -9,7 +9,8 @@ The dial is `depth`, the number of layers L. Everything else follows (values in 
     context 128 tokens up to L = 8, 512 beyond
 
 which makes 1.0 million parameters of the demo's model over bytes. The aspect ratio d/L = 32 and the wide ffn are choices
-for models of one to thirty million parameters, where training time is short; they are not tuned. Any value can be given instead. Named sizes: xs = 2, s = 4 (the demo), m = 8, l = 12.
+for models of one to thirty million parameters, where training time is short; they are not tuned. Any value can be given
+instead. Named sizes: xs = 2, s = 4 (the demo), m = 8, l = 12.
 """
 
 from __future__ import annotations

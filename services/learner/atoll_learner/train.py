@@ -94,7 +94,7 @@ def make_loss(model: ModelSettings) -> Callable[[Params, jax.Array], jax.Array]:
 
     def loss_of(params: Params, batch: jax.Array) -> jax.Array:
         logits = forward(params, batch[:, :-1])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]))
 
     return loss_of
 
@@ -131,6 +131,7 @@ def make_evaluator(
 def enable_compile_cache(folder: Path) -> None:
     """Keep compiled programs in `folder`, so that a restarted learner need not compile again."""
     folder.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    update: Callable[[str, object], None] = jax.config.update
+    update("jax_compilation_cache_dir", str(folder))
+    update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    update("jax_persistent_cache_min_entry_size_bytes", 0)

@@ -87,7 +87,7 @@ class ShardService:
         self.commits = 0
         self.health_file: Path | None = None
         self._deliveries: dict[PushKey, tuple[Delivery, Contribution]] = {}
-        self._lanes: dict[int, asyncio.Queue[Action]] = {}
+        self._lanes: dict[int, asyncio.Queue[Fold | Frozen | Acknowledge]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -9,6 +9,8 @@ contributions between `ready` and `fold`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,7 @@ from atoll.protocol.events import PushKey
 from atoll.wire.messages import Contribution, RunRecord
 
 Vector = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 INLINE_ELEMENTS_MAX = 1 << 16
 
@@ -78,7 +81,7 @@ class Workbench:
         return vector
 
     @staticmethod
-    async def _off_loop(elements: int, work, *arguments):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN205
+    async def _off_loop(elements: int, work: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401  (as given)
         """Run small work here and large work in a thread: a hop costs more than folding a small fragment."""
         if elements <= INLINE_ELEMENTS_MAX:
             return work(*arguments)

@@ -37,7 +37,8 @@ def _decode_f32(payload: memoryview, elements: int) -> Vector:
 
 
 def _encode_bf16(vector: Vector) -> bytes:
-    return vector.astype(ml_dtypes.bfloat16).tobytes()
+    encoded: bytes = vector.astype(ml_dtypes.bfloat16).tobytes()
+    return encoded
 
 
 def _decode_bf16(payload: memoryview, elements: int) -> Vector:

@@ -15,10 +15,12 @@ an aligned NumPy buffer, and a frame must not change under a running step.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from atoll.fragments import gather, scatter
 from atoll.island.driver import Ready
@@ -29,18 +31,11 @@ from atoll.protocol.settings import ProtocolSettings
 
 def adopt(layout: Layout, settings: ProtocolSettings, leaves: Mapping[str, Any], ready: list[Ready]) -> dict[str, Any]:
     """Return `leaves` (name -> array) with every ready fragment adopted; untouched arrays are passed through."""
-    import jax.numpy as jnp  # noqa: PLC0415  (the kernel loads JAX only where arrays are JAX arrays)
-
     adopted = dict(leaves)
     for item in ready:
         values = adopted_values(layout, settings, adopted, item)
         for name, pieces in scatter(layout, item.frame.fragment, values, adopted).items():
-            leaf = adopted[name]
-            for start, stop, rows in pieces:
-                whole = leaf.ndim == 0 or (start == 0 and stop == leaf.shape[0])
-                new = jnp.array(rows, dtype=leaf.dtype, copy=True)
-                leaf = _placed(new.reshape(leaf.shape), leaf) if whole else leaf.at[start:stop].set(new)
-            adopted[name] = leaf
+            adopted[name] = _with_rows(adopted[name], pieces)
     return adopted
 
 
@@ -55,8 +50,36 @@ def adopted_values(layout: Layout, settings: ProtocolSettings, leaves: Mapping[s
     return item.frame.values + (own - item.carry_from)
 
 
-def _placed(new: Any, old: Any) -> Any:  # noqa: ANN401  (any JAX array)
-    """Return `new` where `old` lies (device or sharding)."""
+def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> Any:  # noqa: ANN401  (any array)
+    """Return a new array like `leaf` with the given rows replaced, where `leaf` lies.
+
+    On the CPU the array is put together in host memory: a copy, and nothing to compile. On an accelerator only the new
+    rows cross over; the update is one program per pair of shapes, whatever the row. An array that was not committed to
+    a device stays so: the two kinds are different arguments to a jitted step, which would be compiled again.
+    """
+    import jax  # noqa: PLC0415  (the kernel loads JAX only where arrays are JAX arrays)
+    import jax.numpy as jnp  # noqa: PLC0415
+
+    if not isinstance(leaf, jax.Array):
+        return _in_host_memory(leaf, pieces)
+    if all(device.platform == "cpu" for device in leaf.devices()):
+        array = _in_host_memory(leaf, pieces)
+        return jax.device_put(array, leaf.sharding, may_alias=False) if leaf.committed else jnp.array(array, copy=True)
+    for start, _, rows in pieces:
+        leaf = _update()(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
+    return leaf
+
+
+def _in_host_memory(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> npt.NDArray[Any]:  # noqa: ANN401
+    array = np.array(leaf)
+    for start, stop, rows in pieces:
+        array[... if array.ndim == 0 else slice(start, stop)] = rows
+    return array
+
+
+@functools.cache
+def _update() -> Any:  # noqa: ANN401  (a jitted function)
+    """Return the jitted row update; the first row is an argument, so one program serves every position."""
     import jax  # noqa: PLC0415
 
-    return new if new.sharding == old.sharding else jax.device_put(new, old.sharding)
+    return jax.jit(lambda leaf, rows, start: jax.lax.dynamic_update_slice_in_dim(leaf, rows, start, axis=0))

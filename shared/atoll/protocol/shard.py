@@ -50,6 +50,7 @@ from atoll.protocol.settings import ProtocolSettings
 
 RECALL_S_MIN = 0.5
 KNOWN_PUSHES_MAX = 4096
+EARLIER_SHARE = 0.25
 
 
 @dataclass(slots=True)
@@ -71,6 +72,7 @@ class FragmentSlot:
     offers: dict[PushKey, Offer] = field(default_factory=dict)
     parked: list[PushKey] = field(default_factory=list)
     settled: dict[PushKey, None] = field(default_factory=dict)
+    called_s: float | None = None
     due_s: float | None = None
 
     def remember(self, key: PushKey) -> None:
@@ -260,16 +262,26 @@ class Shard:
     # --- rules ----------------------------------------------------------------------------------------------------
 
     def _schedule(self, at_s: float) -> list[Action]:
-        """Give every fragment that has none a time to be called at, staggered over one interval."""
+        """Give every resting fragment its time to be called at, or an earlier one when steps have become shorter.
+
+        The first time, fragments are staggered over one interval; when that interval turns out too long (the first step
+        was compiled, so it was slow), the staggering begins again with the shorter one.
+        """
         step_s = self.step_s(at_s)
         if step_s is None:
             return []
         actions: list[Action] = []
         interval_s = self.settings.interval_steps * step_s
         for fragment, slot in self.slots.items():
-            if slot.due_s is None and slot.round.phase in (Phase.RESTING, Phase.COLLECTING):
-                slot.due_s = at_s + interval_s * (fragment + 1) / self.settings.fragments
-                actions.append(ArmTimer(name=f"due/{fragment}", due_s=slot.due_s))
+            if slot.round.phase not in (Phase.RESTING, Phase.COLLECTING):
+                continue
+            if slot.called_s is None:
+                due_s = at_s + interval_s * (fragment + 1) / self.settings.fragments
+            else:
+                due_s = max(at_s, slot.called_s + interval_s)
+            if slot.due_s is None or slot.due_s - due_s > EARLIER_SHARE * interval_s:
+                slot.due_s = due_s
+                actions.append(ArmTimer(name=f"due/{fragment}", due_s=due_s))
         return actions
 
     def _call(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Action]:
@@ -278,9 +290,10 @@ class Shard:
             return []
         step_s = self.step_s(at_s)
         if step_s is None:
-            slot.due_s = None
+            slot.called_s = slot.due_s = None
             return self._advance(slot, at_s, cause_id)
         attempt = slot.round.call(at_s)
+        slot.called_s = at_s
         slot.due_s = at_s + self.settings.interval_steps * step_s
         call = PublishCall(
             fragment=slot.round.fragment,

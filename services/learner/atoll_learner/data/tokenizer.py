@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -96,7 +96,7 @@ def train_bpe(texts: Iterable[str], vocab: int, file: Path) -> BpeTokenizer:
     return BpeTokenizer(file)
 
 
-def _tokenizers():  # type: ignore[no-untyped-def]  # noqa: ANN202  (an optional library)
+def _tokenizers() -> Any:  # noqa: ANN401  (an optional library)
     try:
         import tokenizers  # noqa: PLC0415  (an extra)
     except ImportError as error:
