@@ -11,7 +11,8 @@ For learners m with displacements v_m and weights w_m (Sec. 3.2 and App. D.2 of 
 
 RDA is taken per slice (`Span`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long, RDA keeps
 R. Slices marked `direct` (embeddings) take the mean. Where directions cancel (the mean direction is shorter than 1e-12)
-RDA has no direction to keep and falls back to the mean.
+RDA has no direction to keep and falls back to the mean. A slice shorter than 1e-20 counts as zero: float32 could not
+hold its weight divided by its norm.
 
 A fold holds one running sum per slice (two for RDA: of directions, and of values for the fallback), so memory is
 O(fragment) whatever M is. Work is done block by block with one small scratch array. The order of additions decides the
@@ -21,6 +22,7 @@ alone is returned as it came, bit for bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -36,6 +38,7 @@ Method = Literal["mean", "rda"]
 
 BLOCK_ELEMENTS = 1 << 14
 DIRECTION_MIN = 1e-12
+NORM_MIN = 1e-20
 CLAIM_TOLERANCE = 0.02
 
 
@@ -75,8 +78,8 @@ class FragmentFold:
 
     def add(self, displacement: Vector, weight: float) -> None:
         """Fold in one displacement (flat float32, layout order) with a positive weight. The vector is not kept."""
-        if weight <= 0.0:
-            raise ProtocolMisuse("a contribution needs a positive weight", got=weight)
+        if not 0.0 < weight < math.inf:
+            raise ProtocolMisuse("a contribution needs a positive finite weight", got=weight)
         if self._sum is None:
             self._sum = np.zeros_like(displacement)
             self._directions = np.zeros_like(displacement) if self._method == "rda" else None
@@ -89,7 +92,7 @@ class FragmentFold:
                 here = slice(span.offset, span.offset + span.size)
                 norm = _norm(displacement[here])
                 self._radial[number] += weight * norm
-                if norm > 0.0 and not span.direct:
+                if norm > NORM_MIN and not span.direct:
                     self._accumulate(self._directions[here], displacement[here], weight / norm)
         self.weight_sum += weight
         self.count += 1
@@ -143,7 +146,7 @@ def validate_displacement(
     if len(norms_claimed) != len(norms):
         raise FrameRejected("norm_claim", "norms for another layout", got=len(norms_claimed), allowed=len(norms))
     for span, norm, claimed in zip(spans, norms, norms_claimed, strict=True):
-        if not abs(norm - claimed) <= CLAIM_TOLERANCE * max(norm, claimed) + 1e-6:
+        if not abs(norm - claimed) <= CLAIM_TOLERANCE * norm + 1e-6:
             raise FrameRejected(
                 "norm_claim", f"{span.tensor_name} is not as long as claimed", got=claimed, allowed=norm
             )

@@ -3,7 +3,7 @@
 Parameters live outside as one flat mapping from Hugging Face Llama names to arrays, because that is what travels in
 fragments, what the checkpoint stores and what other tools expect. Matrices are kept as (out, in), as those tools do.
 The NNX module is the reference structure: `forward` puts the mapping into it and runs it, so names and mathematics are
-written once. Weights start as N(0, 0.02^2), those that write into the residual stream scaled by 1/sqrt(2 L).
+written once. Matrices start as N(0, 1/in), those that write into the residual stream scaled by 1/sqrt(2 L); embeddings as N(0, 0.02^2).
 
 Shapes: B batch, T time, D width, N heads, K kv-heads, H channels of a head, V vocabulary.
 """
@@ -18,14 +18,15 @@ from atoll_learner.model_settings import ModelSettings
 
 Params = dict[str, jax.Array]
 
-INIT_STD = 0.02
+EMBEDDING_STD = 0.02
 
 
 class Linear(nnx.Module):
     """y = W x without bias; `weight` has shape (out, in)."""
 
-    def __init__(self, inputs: int, outputs: int, std: float, key: jax.Array) -> None:
-        """Draw the weight."""
+    def __init__(self, inputs: int, outputs: int, key: jax.Array, *, scale: float = 1.0, std: float = 0.0) -> None:
+        """Draw the weight with standard deviation `std`, or `scale` / sqrt(in) where none is given."""
+        std = std or scale / inputs**0.5
         self.weight = nnx.Param(std * jax.random.normal(key, (outputs, inputs), dtype=jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -61,14 +62,14 @@ def rotate(x: jax.Array, theta: float) -> jax.Array:
 class Attention(nnx.Module):
     """Causal grouped-query attention: N/K query heads share one key and value head."""
 
-    def __init__(self, settings: ModelSettings, std_out: float, key: jax.Array) -> None:
+    def __init__(self, settings: ModelSettings, scale: float, key: jax.Array) -> None:
         """Draw the four projections."""
         s, keys = settings, jax.random.split(key, 4)
         self.settings = settings
-        self.q_proj = Linear(s.width, s.heads * s.head_dim, INIT_STD, keys[0])
-        self.k_proj = Linear(s.width, s.kv_heads * s.head_dim, INIT_STD, keys[1])
-        self.v_proj = Linear(s.width, s.kv_heads * s.head_dim, INIT_STD, keys[2])
-        self.o_proj = Linear(s.heads * s.head_dim, s.width, std_out, keys[3])
+        self.q_proj = Linear(s.width, s.heads * s.head_dim, keys[0])
+        self.k_proj = Linear(s.width, s.kv_heads * s.head_dim, keys[1])
+        self.v_proj = Linear(s.width, s.kv_heads * s.head_dim, keys[2])
+        self.o_proj = Linear(s.heads * s.head_dim, s.width, keys[3], scale=scale)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map (B, T, D) to (B, T, D)."""
@@ -83,12 +84,12 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, settings: ModelSettings, std_out: float, key: jax.Array) -> None:
+    def __init__(self, settings: ModelSettings, scale: float, key: jax.Array) -> None:
         """Draw the three projections."""
         s, keys = settings, jax.random.split(key, 3)
-        self.gate_proj = Linear(s.width, s.ffn, INIT_STD, keys[0])
-        self.up_proj = Linear(s.width, s.ffn, INIT_STD, keys[1])
-        self.down_proj = Linear(s.ffn, s.width, std_out, keys[2])
+        self.gate_proj = Linear(s.width, s.ffn, keys[0])
+        self.up_proj = Linear(s.width, s.ffn, keys[1])
+        self.down_proj = Linear(s.ffn, s.width, keys[2], scale=scale)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map (B, T, D) to (B, T, D)."""
@@ -98,13 +99,13 @@ class MLP(nnx.Module):
 class Layer(nnx.Module):
     """One decoder layer with residual connections."""
 
-    def __init__(self, settings: ModelSettings, std_out: float, key: jax.Array) -> None:
+    def __init__(self, settings: ModelSettings, scale: float, key: jax.Array) -> None:
         """Draw attention and MLP."""
         first, second = jax.random.split(key)
         self.input_layernorm = RMSNorm(settings.width, settings.norm_eps)
-        self.self_attn = Attention(settings, std_out, first)
+        self.self_attn = Attention(settings, scale, first)
         self.post_attention_layernorm = RMSNorm(settings.width, settings.norm_eps)
-        self.mlp = MLP(settings, std_out, second)
+        self.mlp = MLP(settings, scale, second)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map (B, T, D) to (B, T, D)."""
@@ -118,12 +119,12 @@ class Decoder(nnx.Module):
     def __init__(self, settings: ModelSettings, key: jax.Array) -> None:
         """Draw all weights from `key`."""
         keys = jax.random.split(key, settings.layers + 2)
-        std_out = INIT_STD / (2 * settings.layers) ** 0.5
+        scale = (2 * settings.layers) ** -0.5
         self.settings = settings
-        self.embed_tokens = Linear(settings.width, settings.vocab, INIT_STD, keys[0])
-        self.layers = nnx.List([Layer(settings, std_out, key) for key in keys[2:]])
+        self.embed_tokens = Linear(settings.width, settings.vocab, keys[0], std=EMBEDDING_STD)
+        self.layers = nnx.List([Layer(settings, scale, key) for key in keys[2:]])
         self.norm = RMSNorm(settings.width, settings.norm_eps)
-        self.lm_head = None if settings.tied else Linear(settings.width, settings.vocab, INIT_STD, keys[1])
+        self.lm_head = None if settings.tied else Linear(settings.width, settings.vocab, keys[1])
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Map token ids (B, T) to logits (B, T, V), float32."""

@@ -51,7 +51,7 @@ def unpack_arrays(data: bytes, bytes_max: int) -> dict[str, npt.NDArray[Any]]:
         raise PeerMisbehaved("packed arrays with a wrong header", got=length, allowed=HEADER_BYTES_MAX)
     try:
         entries = msgspec.json.decode(data[8 : 8 + length], type=list[Entry])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PeerMisbehaved("packed arrays with an unreadable header", got=str(error)) from error
     arrays: dict[str, npt.NDArray[Any]] = {}
     at = 8 + length
@@ -61,7 +61,11 @@ def unpack_arrays(data: bytes, bytes_max: int) -> dict[str, npt.NDArray[Any]]:
         dtype, count = np.dtype(entry.dtype), math.prod(entry.shape)
         if at + count * dtype.itemsize > len(data):
             raise PeerMisbehaved("packed arrays are truncated", got=len(data), allowed=at + count * dtype.itemsize)
-        arrays[entry.name] = np.frombuffer(data, dtype=dtype, count=count, offset=at).reshape(entry.shape).copy()
+        flat = np.frombuffer(data, dtype=dtype, count=count, offset=at)
+        try:
+            arrays[entry.name] = flat.reshape(entry.shape).copy()
+        except (ValueError, OverflowError) as error:  # too many axes, or an empty array with an absurd one
+            raise PeerMisbehaved("packed arrays with an unusable shape", got=str(error)) from error
         at += count * dtype.itemsize
     if at != len(data):
         raise PeerMisbehaved("packed arrays with bytes left over", got=len(data), allowed=at)

@@ -55,7 +55,8 @@ def _encode_int8(vector: Vector) -> bytes:
     scales = np.abs(grid).max(axis=1) / np.float32(127.0)
     inverse = np.divide(np.float32(1.0), scales, out=np.zeros_like(scales), where=scales > np.float32(1e-38))
     codes = np.rint(grid * inverse[:, None]).clip(-127, 127).astype(np.int8)
-    return scales.astype("<f4").tobytes() + codes.reshape(-1)[: vector.size].tobytes()
+    encoded: bytes = scales.astype("<f4").tobytes() + codes.reshape(-1)[: vector.size].tobytes()
+    return encoded
 
 
 def _decode_int8(payload: memoryview, elements: int) -> Vector:
@@ -63,7 +64,8 @@ def _decode_int8(payload: memoryview, elements: int) -> Vector:
     scales = np.frombuffer(payload, dtype="<f4", count=blocks)
     codes = np.frombuffer(payload, dtype=np.int8, count=elements, offset=4 * blocks)
     vector = codes.astype(np.float32)
-    vector *= np.repeat(scales, BLOCK)[:elements]
+    with np.errstate(over="ignore", invalid="ignore"):  # a hostile scale; the frame refuses what is not finite
+        vector *= np.repeat(scales, BLOCK)[:elements]
     return vector
 
 

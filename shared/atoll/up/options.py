@@ -184,8 +184,14 @@ def _check_unchanged(former: RunFile, up: UpPlan, given: Loaded) -> None:
                 todo="leave it away, or start a new run in another --out (learners, tokens, minutes, throttle, "
                 "train.* and log.* may change)",
             )
-    if up.corpus:
-        raise SettingsError("the corpus of a run cannot change", got=up.corpus[0], todo="leave --corpus away")
+    given = [str(path) for path in up.corpus]
+    if given and given != list(former.corpus):
+        raise SettingsError(
+            "the corpus of a run cannot change",
+            got=", ".join(given),
+            allowed=", ".join(former.corpus) or "Python's own source",
+            todo="leave --corpus away",
+        )
     if former.broker != EMBEDDED and up.broker is None:
         raise SettingsError("this run lives on a broker of yours", todo=f"give --broker {former.broker}")
     if former.broker == EMBEDDED and up.broker is not None:

@@ -1,0 +1,177 @@
+"""`atoll up` as a person runs it: real broker, real processes, real text, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+SMALL = (
+    "model.layers=1",
+    "model.width=32",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=64",
+    "model.context=32",
+    "train.batch=4",
+    "train.sequence=32",
+    "protocol.fragments=4",
+    "protocol.interval_steps=8",
+    "protocol.silence_s=2",
+)
+DEADLINE_S = 150.0
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of real text: some modules of the standard library."""
+    folder = tmp_path_factory.mktemp("text")
+    source = Path(os.__file__).parent
+    for path in sorted(source.glob("*.py"))[:60]:
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Iterator[Path]:
+    """A run's folder; whatever happens, no process that mentions it is left."""
+    out = tmp_path / "run"
+    yield out
+    left = processes_of(out)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == [], "processes were left behind"
+
+
+def processes_of(out: Path) -> list[int]:
+    """Return the processes whose environment or command line names the run's folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            told = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(out).encode() in told:
+            found.append(int(entry.name))
+    return found
+
+
+def start(out: Path, corpus: Path, *words: str) -> subprocess.Popen[str]:
+    """Start `atoll up` with a small model."""
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    command = [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--corpus", str(corpus), *settings, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for the end and return what was said; the exit code must be 0."""
+    said, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, said
+    return said
+
+
+def report_of(out: Path) -> dict[str, object]:
+    """Return the run's report."""
+    report: dict[str, object] = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    return report
+
+
+def wait_for_line(log: Path, event: str, count: int = 1) -> dict[str, object]:
+    """Return the `count`-th line of a log that tells of `event`, as soon as it is there."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        found = [json.loads(line) for line in lines if f'"event": "{event}"' in line and line.endswith("}")]
+        if len(found) >= count:
+            line: dict[str, object] = found[count - 1]
+            return line
+        time.sleep(0.05)
+    raise AssertionError(f"{log.name} never said {event}")
+
+
+def learner_pid(out: Path, learner: str) -> int:
+    """Return the process that runs `learner`."""
+    for pid in processes_of(out):
+        variables = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
+        command = (Path("/proc") / str(pid) / "cmdline").read_bytes()
+        if f"ATOLL_LEARNER__ID={learner}".encode() in variables and b"atoll_learner" in command:
+            return pid
+    raise AssertionError(f"no process runs {learner}")
+
+
+def test_a_run_trains_reports_and_leaves_nothing_behind(run_dir: Path, corpus: Path) -> None:
+    """A small run ends by itself with a lower loss, exact books, a report, a model and a sample."""
+    said = finish(start(run_dir, corpus, "--learners", "2", "--shards", "2", "--tokens", "60000", "--seed", "3"))
+    report = report_of(run_dir)
+    validation = report["validation"]
+    fates = report["tokens_by_fate"]
+
+    assert isinstance(validation, dict)
+    assert isinstance(fates, dict)
+    assert validation["final_bits_per_byte"] < validation["initial_bits_per_byte"] - 1.0, said
+    assert report["fates_exact"] is True
+    assert sum(fates.values()) == report["tokens_trained"]
+    assert report["seed"] == 3
+    assert load_file(run_dir / "model.safetensors")["model.embed_tokens.weight"].shape == (256, 32)
+    assert (run_dir / "sample.txt").read_text(encoding="utf-8").startswith("def ")
+    page = (run_dir / "report.html").read_text(encoding="utf-8")
+    assert 'src="http' not in page
+    assert 'href="http' not in page
+
+
+def test_a_killed_learner_returns_under_its_id_and_the_books_add_up(run_dir: Path, corpus: Path) -> None:
+    """SIGKILL takes one life of a learner; the next one trains on, the others never stop, every token has a fate."""
+    process = start(run_dir, corpus, "--learners", "3", "--tokens", "250000", "--seed", "4")
+    log = run_dir / "logs" / "learner-2.jsonl"
+    wait_for_line(log, "learner.first_step")
+    wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 4)
+    os.kill(learner_pid(run_dir, "learner-2"), signal.SIGKILL)
+    joined = wait_for_line(log, "learner.joined", 2)
+    wait_for_line(log, "learner.first_step", 2)
+    finish(process)
+    report = report_of(run_dir)
+    learners = report["learners"]
+
+    assert isinstance(learners, list)
+    assert joined["incarnation"] == 2
+    assert report["fates_exact"] is True, report["fates_errors"]
+    assert {entry["learner"]: len(entry["incarnations"]) for entry in learners}["learner-2"] == 2
+
+
+def test_ctrl_c_drains_and_the_run_can_be_continued(run_dir: Path, corpus: Path) -> None:
+    """The first Ctrl-C pushes what was trained and reports; the same command goes on from there to the target."""
+    process = start(run_dir, corpus, "--learners", "2", "--tokens", "150000", "--seed", "5")
+    wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 4)
+    process.send_signal(signal.SIGINT)
+    finish(process)
+    first = report_of(run_dir)
+    finish(start(run_dir, corpus, "--learners", "2"))
+    second = report_of(run_dir)
+
+    assert first["fates_exact"] is True, first["fates_errors"]
+    assert isinstance(first["tokens_trained"], int)
+    assert first["tokens_trained"] < 150_000
+    assert isinstance(second["tokens_trained"], int)
+    assert second["tokens_trained"] >= 150_000
+    assert second["fates_exact"] is True, second["fates_errors"]
+
+
+def test_a_second_ctrl_c_stops_at_once(run_dir: Path, corpus: Path) -> None:
+    """Two Ctrl-C leave with 130 and no process, whatever the run was doing."""
+    process = start(run_dir, corpus, "--learners", "2", "--tokens", "100000000")
+    wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=DEADLINE_S)
+
+    assert process.returncode in (0, 130)

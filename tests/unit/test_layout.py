@@ -1,0 +1,157 @@
+"""The division of a model into fragments: balance, cover, determinism, and what a mismatch says."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from atoll.errors import SettingsError
+from atoll.layout import Layout, Slice, TensorSpec, first_difference, plan_layout
+
+
+def llama(vocabulary: int, width: int, layers: int) -> list[TensorSpec]:
+    """Return the tensors of a Llama-shaped decoder with tied embeddings."""
+    hidden = width * 8 // 3
+    tensors = [TensorSpec("embed", (vocabulary, width), "float32")]
+    for number in range(layers):
+        shapes = {
+            "attention_norm": (width,),
+            "q": (width, width),
+            "k": (width, width // 2),
+            "v": (width, width // 2),
+            "o": (width, width),
+            "mlp_norm": (width,),
+            "gate": (width, hidden),
+            "up": (width, hidden),
+            "down": (hidden, width),
+        }
+        tensors += [TensorSpec(f"layer{number}/{name}", shape, "float32") for name, shape in shapes.items()]
+    return [*tensors, TensorSpec("norm", (width,), "float32")]
+
+
+def covered(layout: Layout) -> list[tuple[int, int]]:
+    """Return (tensor, row) for every row of every fragment, sorted."""
+    return sorted((s.tensor, row) for inside in layout.fragments for s in inside for row in range(s.start, s.stop))
+
+
+@pytest.mark.parametrize("fragments", [1, 2, 4, 8, 24])
+@pytest.mark.parametrize(
+    ("vocabulary", "width", "layers"), [(256, 64, 2), (256, 128, 4), (8192, 256, 4), (32000, 512, 8)]
+)
+def test_fragments_are_balanced(vocabulary: int, width: int, layers: int, fragments: int) -> None:
+    """No fragment is more than 5 % larger than the mean, however large the embedding is."""
+    sizes = plan_layout(llama(vocabulary, width, layers), fragments).fragment_sizes()
+    assert len(sizes) == fragments
+    assert max(sizes) * len(sizes) / sum(sizes) <= 1.05
+
+
+@pytest.mark.parametrize("fragments", [1, 3, 24])
+def test_every_row_is_in_one_fragment(fragments: int) -> None:
+    """Each row of each tensor, scalars included, is in exactly one fragment."""
+    tensors = [*llama(256, 64, 2), TensorSpec("scale", (), "float32"), TensorSpec("count", (3,), "int32")]
+    layout = plan_layout(tensors, fragments)
+    assert covered(layout) == [(n, row) for n, tensor in enumerate(tensors) for row in range(tensor.rows)]
+    assert sum(layout.fragment_sizes()) == sum(tensor.size for tensor in tensors)
+
+
+def test_spans_tile_the_flat_vector() -> None:
+    """The spans of a fragment follow each other without gap or overlap and know what is direct or floating."""
+    tensors = [*llama(256, 64, 1), TensorSpec("count", (), "int32")]
+    layout = plan_layout(tensors, 3, direct=["embed"])
+    for fragment, size in enumerate(layout.fragment_sizes()):
+        at = 0
+        for span in layout.spans(fragment):
+            assert span.offset == at
+            assert span.direct == (span.tensor_name == "embed")
+            assert span.floating == (span.tensor_name != "count")
+            at += span.size
+        assert at == size
+
+
+def test_neighbouring_rows_are_one_slice() -> None:
+    """With one fragment every tensor is one whole slice: pieces that meet are joined."""
+    tensors = llama(256, 64, 2)
+    assert plan_layout(tensors, 1).fragments == (tuple(Slice(n, 0, t.rows) for n, t in enumerate(tensors)),)
+
+
+def test_the_layout_is_deterministic() -> None:
+    """Two processes with the same tensors compute the same layout and fingerprint; any change gives another one."""
+    layout = plan_layout(llama(256, 64, 2), 4)
+    again = plan_layout(llama(256, 64, 2), 4)
+    assert layout == again
+    assert layout.fingerprint == again.fingerprint
+    assert len(layout.fingerprint) == 16
+    others = [
+        plan_layout(llama(256, 64, 2), 5),
+        plan_layout(llama(257, 64, 2), 4),
+        plan_layout(llama(256, 64, 2), 4, direct=["embed"]),
+    ]
+    assert len({layout.fingerprint, *(other.fingerprint for other in others)}) == 4
+
+
+def test_a_layout_survives_json() -> None:
+    """A layout read from its JSON is equal and has the same fingerprint."""
+    layout = plan_layout(llama(256, 64, 1), 3, direct=["embed"])
+    read = msgspec.json.decode(msgspec.json.encode(layout), type=Layout)
+    assert read == layout
+    assert read.fingerprint == layout.fingerprint
+
+
+@pytest.mark.parametrize("fragments", [0, -1, 5])
+def test_too_many_or_no_fragments_are_refused(fragments: int) -> None:
+    """A model of four rows cannot fill five fragments, and no model fills none."""
+    with pytest.raises(SettingsError, match="cannot be divided") as caught:
+        plan_layout([TensorSpec("w", (3, 2), "float32"), TensorSpec("b", (), "float32")], fragments)
+    assert caught.value.got == fragments
+    assert "1..4" in str(caught.value.allowed)
+
+
+def test_as_many_fragments_as_rows() -> None:
+    """Four rows fill four fragments."""
+    layout = plan_layout([TensorSpec("w", (3, 2), "float32"), TensorSpec("b", (), "float32")], 4)
+    assert sorted(layout.fragment_sizes()) == [1, 2, 2, 2]
+
+
+def test_equal_names_are_refused() -> None:
+    """Two tensors of one name cannot be told apart on the wire."""
+    with pytest.raises(SettingsError, match="same name") as caught:
+        plan_layout([TensorSpec("w", (2,), "float32")] * 2, 1)
+    assert caught.value.got == ["w"]
+
+
+def test_an_unknown_direct_name_is_refused() -> None:
+    """A name in `direct` that no tensor has is a spelling mistake."""
+    with pytest.raises(SettingsError, match="directly") as caught:
+        plan_layout(llama(256, 64, 1), 2, direct=["embedding"])
+    assert caught.value.got == ["embedding"]
+
+
+def test_equal_layouts_have_no_difference() -> None:
+    """The empty string says that nothing differs."""
+    assert first_difference(plan_layout(llama(256, 64, 1), 2), plan_layout(llama(256, 64, 1), 2)) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (TensorSpec("x", (4, 2), "float32"), "tensor 0 is 'w' here and 'x' in the run"),
+        (TensorSpec("w", (4, 3), "float32"), "'w' has shape [4, 2] here and [4, 3] in the run"),
+        (TensorSpec("w", (4, 2), "bfloat16"), "'w' is float32 here and bfloat16 in the run"),
+    ],
+)
+def test_the_first_difference_names_the_tensor(changed: TensorSpec, said: str) -> None:
+    """Another name, shape or dtype is named with both sides."""
+    rest = TensorSpec("b", (4,), "float32")
+    ours = plan_layout([TensorSpec("w", (4, 2), "float32"), rest], 2)
+    assert first_difference(ours, plan_layout([changed, rest], 2)) == said
+
+
+def test_the_first_difference_names_counts_direct_and_slices() -> None:
+    """More tensors, other fragments, other direct names and moved slices are each named."""
+    one, two = TensorSpec("w", (4, 2), "float32"), TensorSpec("b", (4,), "float32")
+    ours = plan_layout([one, two], 2)
+    assert first_difference(ours, plan_layout([one], 2)) == "2 tensors here and 1 in the run"
+    assert first_difference(ours, plan_layout([one, two], 3)) == "2 fragments here and 3 in the run"
+    assert "directly here: [], in the run: ['b']" in first_difference(ours, plan_layout([one, two], 2, ["b"]))
+    swapped = msgspec.structs.replace(ours, fragments=ours.fragments[::-1])
+    assert first_difference(ours, swapped) == "fragment 0 holds other slices here than in the run"

@@ -1,0 +1,228 @@
+"""Merging displacements against references of a few lines, and the refusals of what cannot be merged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from atoll.errors import FrameRejected, ProtocolMisuse
+from atoll.layout import Span
+from atoll.merge import (
+    BLOCK_ELEMENTS,
+    FragmentFold,
+    Merged,
+    Method,
+    age_damping,
+    span_norms,
+    token_weight,
+    validate_displacement,
+)
+
+Vector = npt.NDArray[np.float32]
+Wide = npt.NDArray[np.float64]
+SIZES = {"w": 2 * BLOCK_ELEMENTS + 77, "b": 5, "embed": 300}
+METHODS: list[Method] = ["mean", "rda"]
+
+
+def spans_of(sizes: dict[str, int], direct: Sequence[str] = ()) -> tuple[Span, ...]:
+    """Return one span per name, one row each element."""
+    spans, at = [], 0
+    for name, size in sizes.items():
+        spans.append(Span(name, 0, size, at, size, name in direct, floating=True))
+        at += size
+    return tuple(spans)
+
+
+def drawn(count: int, seed: int = 3) -> tuple[list[Vector], list[float]]:
+    """Return `count` random displacements of `SIZES` with weights of different magnitude."""
+    rng = np.random.default_rng(seed)
+    size = sum(SIZES.values())
+    vectors = [(rng.normal(size=size) * 10.0 ** rng.integers(-3, 2)).astype(np.float32) for _ in range(count)]
+    return vectors, [float(w) for w in rng.uniform(0.5, 5e5, count)]
+
+
+def folded(spans: Sequence[Span], method: Method, vectors: Sequence[Vector], weights: Sequence[float]) -> Merged:
+    """Return the merge of all."""
+    fold = FragmentFold(spans, method)
+    for vector, weight in zip(vectors, weights, strict=True):
+        fold.add(vector, weight)
+    return fold.result()
+
+
+def mean_reference(vectors: Sequence[Vector], weights: Sequence[float]) -> Wide:
+    """Return the weighted mean in float64."""
+    mean: Wide = np.average(np.asarray(vectors, dtype=np.float64), axis=0, weights=weights)
+    return mean
+
+
+def rda_reference(vectors: Sequence[Vector], weights: Sequence[float]) -> Wide:
+    """Return the mean norm times the unit mean direction, in float64."""
+    wide = np.asarray(vectors, dtype=np.float64)
+    norms = np.linalg.norm(wide, axis=1)
+    direction = np.average(wide / norms[:, None], axis=0, weights=weights)
+    rda: Wide = np.average(norms, weights=weights) * direction / np.linalg.norm(direction)
+    return rda
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+def test_the_mean_is_the_weighted_mean(count: int) -> None:
+    """The fold equals NumPy's weighted average."""
+    vectors, weights = drawn(count)
+    merged = folded(spans_of(SIZES), "mean", vectors, weights)
+    reference = mean_reference(vectors, weights)
+    np.testing.assert_allclose(merged.displacement, reference, rtol=0, atol=2e-6 * np.abs(reference).max())
+    assert merged.displacement.dtype == np.float32
+    assert merged.count == count
+    assert merged.weight_sum == pytest.approx(sum(weights))
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+def test_rda_keeps_norm_and_direction_per_slice(count: int) -> None:
+    """Each slice has its own radius and direction; a direct slice takes the mean."""
+    vectors, weights = drawn(count)
+    spans = spans_of(SIZES, direct=["embed"])
+    merged = folded(spans, "rda", vectors, weights).displacement
+    for span in spans:
+        here = slice(span.offset, span.offset + span.size)
+        parts = [vector[here] for vector in vectors]
+        reference = (mean_reference if span.direct else rda_reference)(parts, weights)
+        np.testing.assert_allclose(merged[here], reference, rtol=0, atol=4e-6 * np.abs(reference).max())
+        if not span.direct:
+            radius = np.average([np.linalg.norm(part.astype(np.float64)) for part in parts], weights=weights)
+            assert np.linalg.norm(merged[here].astype(np.float64)) == pytest.approx(radius, rel=1e-5)
+
+
+def test_rda_is_longer_than_the_mean_of_orthogonal_vectors() -> None:
+    """Four orthogonal vectors of length 1 have a mean of length 1/2 and an RDA of length 1."""
+    vectors = list(np.eye(4, dtype=np.float32))
+    spans = spans_of({"w": 4})
+    assert np.linalg.norm(folded(spans, "mean", vectors, [1.0] * 4).displacement) == pytest.approx(0.5)
+    assert np.linalg.norm(folded(spans, "rda", vectors, [1.0] * 4).displacement) == pytest.approx(1.0)
+
+
+def test_cancelling_directions_fall_back_to_the_mean() -> None:
+    """Opposite directions of different length leave no direction, so the slice takes the mean."""
+    vectors = [np.array([3.0, 0.0, 1.0], np.float32), np.array([-1.0, 0.0, 1.0], np.float32)]
+    merged = folded(spans_of({"w": 2, "b": 1}), "rda", vectors, [1.0, 1.0])
+    assert merged.displacement.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_a_zero_displacement_has_no_direction_but_counts() -> None:
+    """A learner that did not move shortens the radius and leaves the direction alone."""
+    vectors = [np.array([4.0, 0.0], np.float32), np.zeros(2, np.float32)]
+    assert folded(spans_of({"w": 2}), "rda", vectors, [1.0, 1.0]).displacement.tolist() == [2.0, 0.0]
+    assert folded(spans_of({"w": 2}), "rda", [vectors[1]] * 2, [1.0, 1.0]).displacement.tolist() == [0.0, 0.0]
+
+
+def test_a_vanishing_slice_does_not_overflow() -> None:
+    """A weight divided by a tiny norm would be infinite in float32; the merge stays finite."""
+    vectors = [np.full(3, 1e-35, np.float32), np.full(3, 2e-35, np.float32)]
+    merged = folded(spans_of({"w": 3}), "rda", vectors, [1e9, 1e9]).displacement
+    np.testing.assert_allclose(merged, 1.5e-35, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_contribution_is_returned_bit_for_bit(method: Method) -> None:
+    """A merge of one is the identity, whatever its weight, and it is a copy."""
+    vectors, _ = drawn(1)
+    sent = vectors[0].copy()
+    fold = FragmentFold(spans_of(SIZES), method)
+    fold.add(vectors[0], 0.3)
+    vectors[0][:] = 0.0
+    assert fold.result().displacement.tobytes() == sent.tobytes()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_replay_gives_the_same_bits(method: Method) -> None:
+    """The same contributions in the same order give the same bits."""
+    vectors, weights = drawn(6)
+    first = folded(spans_of(SIZES), method, vectors, weights)
+    again = folded(spans_of(SIZES), method, vectors, weights)
+    assert first.displacement.tobytes() == again.displacement.tobytes()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_order_gives_the_same_numbers(method: Method) -> None:
+    """Order decides only the last bits."""
+    vectors, weights = drawn(6)
+    first = folded(spans_of(SIZES), method, vectors, weights).displacement
+    other = folded(spans_of(SIZES), method, vectors[::-1], weights[::-1]).displacement
+    np.testing.assert_allclose(first, other, rtol=0, atol=4e-6 * float(np.abs(first).max()))
+
+
+def test_adding_does_not_change_the_contribution() -> None:
+    """The caller keeps its vector as it was."""
+    vectors, weights = drawn(3)
+    copies = [vector.copy() for vector in vectors]
+    folded(spans_of(SIZES), "rda", vectors, weights)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(vectors, copies, strict=True))
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
+def test_a_weight_is_positive_and_finite(weight: float) -> None:
+    """No other weight is folded."""
+    with pytest.raises(ProtocolMisuse, match="weight"):
+        FragmentFold(spans_of({"w": 2})).add(np.ones(2, np.float32), weight)
+
+
+def test_an_empty_fold_has_no_result() -> None:
+    """A merge of nothing is a mistake of the caller."""
+    with pytest.raises(ProtocolMisuse, match="nothing"):
+        FragmentFold(spans_of({"w": 2})).result()
+
+
+def test_weights_are_quantity_times_rate() -> None:
+    """Twice the tokens in the same steps weigh four times as much; the same tokens in half the steps, twice."""
+    assert token_weight(1000, 10) == 100_000.0
+    assert token_weight(2000, 10) == 4 * token_weight(1000, 10)
+    assert token_weight(1000, 5) == 2 * token_weight(1000, 10)
+
+
+def test_age_damps_geometrically() -> None:
+    """A contribution on time keeps its weight; each late version multiplies it by the factor."""
+    assert [age_damping(age, 0.5) for age in range(4)] == [1.0, 0.5, 0.25, 0.125]
+    assert age_damping(0, 0.0) == 1.0
+    assert age_damping(3, 1.0) == 1.0
+
+
+def test_norms_are_taken_per_slice_in_float64() -> None:
+    """Norms whose squares overflow float32 are right, and long slices are summed across blocks."""
+    spans = spans_of({"a": 2, "b": 1, "c": 3 * BLOCK_ELEMENTS + 1})
+    vector = np.concatenate([np.array([3e30, 4e30, 2.0]), np.ones(3 * BLOCK_ELEMENTS + 1)]).astype(np.float32)
+    norms = span_norms(spans, vector)
+    assert norms == pytest.approx([5e30, 2.0, math.sqrt(3 * BLOCK_ELEMENTS + 1)], rel=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.99, 1.01])
+def test_an_honest_displacement_is_accepted(factor: float) -> None:
+    """Claims within what a lossy codec changes pass."""
+    validate_displacement(np.array([3.0, 4.0, 0.0], np.float32), spans_of({"w": 2, "b": 1}), [5.0 * factor, 0.0], 5.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "claims", "norm_max", "reason"),
+    [
+        ([math.nan, 4.0, 0.0], [5.0, 0.0], 10.0, "not_finite"),
+        ([3.0, math.inf, 0.0], [math.inf, 0.0], 10.0, "not_finite"),
+        ([3.0, 4.0, 0.0], [5.0], 10.0, "norm_claim"),
+        ([3.0, 4.0, 0.0], [5.0, 0.0, 0.0], 10.0, "norm_claim"),
+        ([3.0, 4.0, 0.0], [5.2, 0.0], 10.0, "norm_claim"),
+        ([3.0, 4.0, 0.0], [4.8, 0.0], 10.0, "norm_claim"),
+        ([3.0, 4.0, 0.0], [-5.0, 0.0], 10.0, "norm_claim"),
+        ([3.0, 4.0, 0.0], [math.nan, 0.0], 10.0, "norm_claim"),
+        ([3.0, 4.0, 0.0], [math.inf, 0.0], 10.0, "norm_claim"),
+        ([3.0, 4.0, 0.0], [5.0, 0.1], 10.0, "norm_claim"),
+        ([3.0, 4.0, 0.0], [5.0, 0.0], 4.9, "norm_bound"),
+    ],
+)
+def test_a_false_displacement_is_refused(
+    values: list[float], claims: list[float], norm_max: float, reason: str
+) -> None:
+    """Not finite, falsely claimed and too long are refused, each with its reason."""
+    with pytest.raises(FrameRejected) as caught:
+        validate_displacement(np.array(values, np.float32), spans_of({"w": 2, "b": 1}), claims, norm_max)
+    assert caught.value.reason == reason

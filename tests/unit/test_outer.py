@@ -1,0 +1,149 @@
+"""The outer optimizer against optax, against torch where it is installed, and by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import optax
+import pytest
+
+from atoll.codecs import pack_arrays, unpack_arrays
+from atoll.errors import SettingsError
+from atoll.outer import Nesterov, OptaxOuter, OuterOptimizer, make_outer
+
+Vector = npt.NDArray[np.float32]
+STEPS = 20
+ELEMENTS = 33
+
+
+def displacements() -> list[Vector]:
+    """Return twenty random displacements."""
+    return list(np.random.default_rng(11).normal(size=(STEPS, ELEMENTS)).astype(np.float32))
+
+
+def started() -> Vector:
+    """Return first values."""
+    return np.random.default_rng(12).normal(size=ELEMENTS).astype(np.float32)
+
+
+def run_outer(outer: OuterOptimizer, *, through_bytes: bool = False) -> list[Vector]:
+    """Return the values after each step; the state may travel as packed bytes between steps."""
+    params, found = started(), []
+    state = outer.init(params)
+    for displacement in displacements():
+        params, state = outer.update(params, displacement, state)
+        if through_bytes:
+            state = unpack_arrays(pack_arrays(state), 1 << 20)
+        found.append(params)
+    return found
+
+
+def run_optax(transformation: Any) -> list[Vector]:  # noqa: ANN401  (optax is untyped here)
+    """Return the values after each step of optax itself."""
+    params, found = started(), []
+    state = transformation.init(params)
+    for displacement in displacements():
+        updates, state = transformation.update(displacement, state, params)
+        params = np.asarray(optax.apply_updates(params, updates))
+        found.append(params)
+    return found
+
+
+def scheduled(lr: float) -> Any:  # noqa: ANN401  (an optax transformation)
+    """Return an outer optimizer of our own: a chain with a schedule, found by `module:attribute`."""
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(optax.linear_schedule(lr, 0.0, STEPS), momentum=0.5))
+
+
+@pytest.mark.parametrize(("lr", "momentum"), [(0.7, 0.9), (0.3, 0.5), (1.0, 0.0), (0.1, 0.0)])
+def test_nesterov_is_optax_sgd(lr: float, momentum: float) -> None:
+    """Twenty steps equal `optax.sgd(lr, momentum, nesterov=True)`."""
+    expected = run_optax(optax.sgd(lr, momentum, nesterov=True))
+    np.testing.assert_allclose(run_outer(make_outer("nesterov", lr, momentum)), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_nesterov_by_hand() -> None:
+    """Two steps of eta 0.5 and mu 0.5 on a displacement of 1: 0.75, then 0.875 off."""
+    outer = Nesterov(0.5, 0.5)
+    params = np.array([10.0], np.float32)
+    one = np.ones(1, np.float32)
+    params, state = outer.update(params, one, outer.init(params))
+    assert (params.tolist(), state["momentum"].tolist()) == ([9.25], [1.0])
+    params, state = outer.update(params, one, state)
+    assert (params.tolist(), state["momentum"].tolist()) == ([8.375], [1.5])
+
+
+def test_plain_sgd_keeps_no_state_and_averages() -> None:
+    """With eta 1 and no momentum the next value is the learner's, and there is no state to carry."""
+    outer = make_outer("nesterov", 1.0, 0.0)
+    params, learner = np.array([1.0, 2.0], np.float32), np.array([0.5, 4.0], np.float32)
+    assert outer.init(params) == {}
+    after, state = outer.update(params, params - learner, {})
+    assert after.tolist() == learner.tolist()
+    assert state == {}
+
+
+@pytest.mark.parametrize("spec", ["nesterov", "optax:adam", "optax:sgd"])
+def test_an_update_changes_none_of_its_arguments(spec: str) -> None:
+    """Values, displacement and state are as they were, and the result is float32."""
+    outer = make_outer(spec, 0.7, 0.9)
+    params, displacement = started(), displacements()[0]
+    _, state = outer.update(params, displacement, outer.init(params))
+    before = (params.copy(), displacement.copy(), {name: array.copy() for name, array in state.items()})
+    after, _ = outer.update(params, displacement, state)
+    assert after.dtype == np.float32
+    assert params.tobytes() == before[0].tobytes()
+    assert displacement.tobytes() == before[1].tobytes()
+    assert all(array.tobytes() == before[2][name].tobytes() for name, array in state.items())
+
+
+@pytest.mark.parametrize(
+    ("spec", "transformation"),
+    [
+        ("optax:adam", optax.adam(0.05)),
+        ("optax:sgd", optax.sgd(0.05)),
+        ("optax:adamw", optax.adamw(0.05)),
+        ("optax:lion", optax.lion(0.05)),
+    ],
+)
+def test_any_optax_optimizer_serves(spec: str, transformation: Any) -> None:  # noqa: ANN401  (optax is untyped here)
+    """Twenty steps equal optax run by hand, with the state packed and unpacked after every step."""
+    outer = make_outer(spec, 0.05, 0.9)
+    assert isinstance(outer, OptaxOuter)
+    np.testing.assert_allclose(run_outer(outer, through_bytes=True), run_optax(transformation), rtol=2e-5, atol=2e-5)
+
+
+def test_a_chain_with_a_schedule_serves() -> None:
+    """State of several parts, counters included, survives the bytes."""
+    outer = OptaxOuter(scheduled(0.5))
+    np.testing.assert_allclose(run_outer(outer, through_bytes=True), run_optax(scheduled(0.5)), rtol=2e-5, atol=2e-5)
+
+
+def test_packed_state_gives_the_same_bits() -> None:
+    """A shard that restores its momentum continues exactly where it was."""
+    for spec in ("nesterov", "optax:adam"):
+        outer = make_outer(spec, 0.7, 0.9)
+        straight, restored = run_outer(outer), run_outer(outer, through_bytes=True)
+        assert straight[-1].tobytes() == restored[-1].tobytes()
+
+
+@pytest.mark.parametrize("spec", ["", "sgd", "optax:", "optax:no_such", "no_such_module:x", ":x", "a b", "nesterov:"])
+def test_an_unknown_optimizer_is_refused(spec: str) -> None:
+    """A name that leads nowhere is a setting to correct."""
+    with pytest.raises(SettingsError, match="unknown outer optimizer") as caught:
+        make_outer(spec, 0.7, 0.9)
+    assert caught.value.got == spec
+
+
+def test_nesterov_is_torch_sgd() -> None:
+    """Twenty steps equal `torch.optim.SGD(nesterov=True)`."""
+    torch = pytest.importorskip("torch")
+    params = torch.nn.Parameter(torch.from_numpy(started()))
+    optimizer = torch.optim.SGD([params], lr=0.7, momentum=0.9, nesterov=True)
+    expected = []
+    for displacement in displacements():
+        params.grad = torch.from_numpy(displacement)
+        optimizer.step()
+        expected.append(params.detach().numpy().copy())
+    np.testing.assert_allclose(run_outer(Nesterov(0.7, 0.9)), expected, rtol=2e-5, atol=2e-5)
