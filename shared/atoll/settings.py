@@ -57,7 +57,7 @@ class DataSettings(Section):
     """Where the token shards lie and how many blocks a learner leases at once."""
 
     dir: Path = Path("corpus")
-    lease_blocks: int = Field(default=8, ge=1, le=4096)
+    lease_blocks: int = Field(default=64, ge=1, le=65536)
 
 
 class SynchronizerSettings(Section):

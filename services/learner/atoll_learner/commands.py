@@ -65,7 +65,7 @@ def prepare(  # noqa: PLR0913  (one option each)
     stdlib: Annotated[bool, typer.Option("--stdlib", help="Use the Python standard library's own source.")] = False,
     bpe: Annotated[int, typer.Option(help="Train a byte-pair vocabulary of this size; 0: plain bytes.")] = 0,
     validation: Annotated[float, typer.Option(help="Share of documents held out.")] = 0.05,
-    block_tokens: Annotated[int, typer.Option(help="Tokens per leased block.")] = 16384,
+    block_tokens: Annotated[int, typer.Option(help="Tokens per leased block.")] = 2048,
     seed: Annotated[int, typer.Option(help="Seed of the split and the order.")] = 0,
 ) -> None:
     """Write token shards, held-out text and meta.json to a folder."""

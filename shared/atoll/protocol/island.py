@@ -151,6 +151,7 @@ class Island:
             self.superseded += self.tokens - span.from_tokens - sent_tokens
             span.from_tokens, span.from_steps = self.tokens, self.steps
         span.anchor, span.sent = event.version, None
+        span.known = max(span.known, event.version)
         if span.ready is not None and span.ready <= event.version:
             span.ready = None
         return []

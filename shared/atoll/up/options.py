@@ -184,11 +184,11 @@ def _check_unchanged(former: RunFile, up: UpPlan, given: Loaded) -> None:
                 todo="leave it away, or start a new run in another --out (learners, tokens, minutes, throttle, "
                 "train.* and log.* may change)",
             )
-    given = [str(path) for path in up.corpus]
-    if given and given != list(former.corpus):
+    texts = [str(path.absolute()) for path in up.corpus]
+    if texts and texts != former.corpus:
         raise SettingsError(
             "the corpus of a run cannot change",
-            got=", ".join(given),
+            got=", ".join(texts),
             allowed=", ".join(former.corpus) or "Python's own source",
             todo="leave --corpus away",
         )

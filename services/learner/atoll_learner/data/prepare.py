@@ -54,7 +54,7 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
     *,
     bpe: int = 0,
     validation: float = 0.05,
-    block_tokens: int = 16_384,
+    block_tokens: int = 2_048,
     seed: int = 0,
     progress: Callable[[Iterable[Path]], Iterable[Path]] = lambda files: files,
 ) -> Meta:

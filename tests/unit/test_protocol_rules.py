@@ -1,0 +1,511 @@
+"""The rules of a round, one sentence each: shard, island, grace, ledger, settings."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from atoll.errors import ProtocolMisuse, SettingsError
+from atoll.protocol import grace, invariants, island, ledger, shard
+from atoll.protocol import round as rounds
+from atoll.protocol.events import (
+    Acknowledge,
+    Action,
+    Adopted,
+    ArmTimer,
+    CallHeard,
+    Commit,
+    CommitRefused,
+    Committed,
+    ContributionArrived,
+    ContributionReady,
+    ContributionSpoiled,
+    DrainOrdered,
+    Fetch,
+    FetchFragment,
+    Finish,
+    Fold,
+    FragmentFetched,
+    HeadHeard,
+    LearnerBeat,
+    LearnerLeft,
+    Leave,
+    PublishCall,
+    Push,
+    PushKey,
+    PushRefused,
+    PushSettled,
+    QueueDrained,
+    StandDown,
+    StepDone,
+    TimerFired,
+)
+from atoll.protocol.settings import ProtocolSettings
+
+STEP_S = 1.0
+
+
+def settings(**changes: object) -> ProtocolSettings:
+    """Return settings of one shard with one fragment."""
+    base: dict[str, object] = {"fragments": 1, "interval_steps": 8, "shards": 1, "silence_s": 5.0}
+    return msgspec.convert(base | changes, ProtocolSettings).check()
+
+
+def key(learner: str, push: int = 1, incarnation: int = 1, fragment: int = 0) -> PushKey:
+    """Return the key of a contribution."""
+    return PushKey(learner, incarnation, fragment, push)
+
+
+class Desk:
+    """A shard with a watch on it, driven by hand."""
+
+    def __init__(self, **changes: object) -> None:
+        """Start at version 0 with nobody there."""
+        self.shard = shard.Shard(settings(**changes), 0, dict.fromkeys(range(settings(**changes).fragments), 0))
+        self.watch = invariants.ShardWatch()
+
+    def tell(self, fact: object) -> list[Action]:
+        """Hand a fact over and check everything that must hold."""
+        actions = self.shard.handle(fact)  # type: ignore[arg-type]
+        self.watch.see(actions)
+        invariants.check_shard(self.shard)
+        return actions
+
+    def beat(self, learner: str, at_s: float = 0.0, incarnation: int = 1, *, training: bool = True) -> list[Action]:
+        """Let a learner report."""
+        return self.tell(
+            LearnerBeat(
+                at_s=at_s, learner=learner, incarnation=incarnation, training=training, step_s=STEP_S, tokens=100
+            )
+        )
+
+    def call(self, at_s: float) -> list[Action]:
+        """Let the due timer of fragment 0 fire, as if it had been armed for now."""
+        self.shard.slots[0].due_s = at_s
+        return self.tell(TimerFired(at_s=at_s, name="due/0"))
+
+    def offer(self, who: PushKey, at_s: float, base: int = 0, *, final: bool = False, tokens: int = 80) -> list[Action]:
+        """Let a contribution arrive and become ready."""
+        arrived = self.tell(
+            ContributionArrived(
+                at_s=at_s, key=who, base_version=base, tokens=tokens, steps=8, trained_tokens=100, final=final
+            )
+        )
+        if any(isinstance(action, Fetch) for action in arrived):
+            return arrived + self.tell(ContributionReady(at_s=at_s, key=who))
+        return arrived
+
+
+def the(kind: type, actions: list[Action]) -> list[Action]:
+    """Return the commands of one kind."""
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def test_grace_is_gamma_of_the_slack_within_zero_and_the_cap() -> None:
+    """Eq. 3: gamma (tau xi_step - xi_quorum - xi_sync), clamped."""
+    s = settings(grace_gamma=0.5, grace_cap_steps=1.0, overlap_steps=2)
+
+    assert grace.grace_window_s(s, 1.0, 0.6, 0.4)[0] == pytest.approx(0.5)
+    assert grace.grace_window_s(s, 1.0, None, None)[0] == 1.0
+    assert grace.grace_window_s(s, 1.0, 1.5, 1.0)[0] == 0.0
+
+
+def test_averages_take_the_first_sample_whole_and_medians_ignore_an_outlier() -> None:
+    """One slow learner cannot stretch the pace."""
+    average = grace.MovingAverage(0.5)
+    assert average.add(4.0) == 4.0
+    assert average.add(2.0) == 3.0
+    assert grace.median([1.0, 1.1, 50.0]) == 1.1
+    assert grace.median([1.0, 3.0]) == 2.0
+    assert grace.median([]) is None
+
+
+def test_first_calls_are_staggered_over_one_interval() -> None:
+    """Fragment p of P is due (p + 1)/P of an interval after the first report."""
+    desk = Desk(fragments=4)
+
+    timers = [a for a in desk.beat("a", at_s=10.0) if isinstance(a, ArmTimer)]
+
+    assert [timer.due_s for timer in timers] == [12.0, 14.0, 16.0, 18.0]
+
+
+def test_a_round_ends_early_when_every_live_learner_has_answered() -> None:
+    """Nobody is waited for who has answered."""
+    desk = Desk()
+    desk.beat("a")
+    desk.beat("b")
+    assert the(PublishCall, desk.call(1.0)) == [
+        PublishCall(fragment=0, version=0, attempt=1, run_tokens=200, cause_id="due/0")
+    ]
+
+    assert not the(Commit, desk.offer(key("a"), 1.1))
+    (commit,) = the(Commit, desk.offer(key("b"), 1.2))
+
+    assert isinstance(commit, Commit)
+    assert commit.end == "all answered"
+    assert [share.key.learner for share in commit.shares] == ["a", "b"]
+    assert [share.weight for share in commit.shares] == [800.0, 800.0]
+
+
+def test_the_grace_window_bounds_the_wait_for_a_straggler_who_is_merged_late() -> None:
+    """At the deadline the round commits without it; its contribution enters the next one, damped."""
+    desk = Desk()
+    desk.beat("a")
+    desk.beat("slow")
+    desk.call(1.0)
+    (timer,) = (a for a in desk.offer(key("a"), 1.1) if isinstance(a, ArmTimer) and a.name == "grace/0")
+    assert timer.due_s == pytest.approx(2.1)
+    (commit,) = the(Commit, desk.tell(TimerFired(at_s=2.1, name="grace/0")))
+    assert isinstance(commit, Commit)
+    assert commit.end == "grace over"
+
+    assert not the(Fold, desk.offer(key("slow"), 2.15))
+    actions = desk.tell(Committed(at_s=2.2, fragment=0, version=1))
+
+    (fold,) = the(Fold, actions)
+    assert isinstance(fold, Fold)
+    assert fold == Fold(key=key("slow"), weight=400.0, age=1)
+    assert [a.fate for a in actions if isinstance(a, Acknowledge)] == ["merged"]
+
+
+def test_too_old_and_future_contributions_are_refused_whole() -> None:
+    """Beyond S_max, or on a base nobody has committed, nothing is folded."""
+    desk = Desk(age_max=1)
+    desk.shard.slots[0].round.version = 5
+
+    stale = desk.offer(key("a"), 1.0, base=3)
+    future = desk.offer(key("b"), 1.0, base=6)
+
+    assert [a.reason for a in stale if isinstance(a, Acknowledge)] == ["stale"]
+    assert [a.reason for a in future if isinstance(a, Acknowledge)] == ["future_base"]
+    assert desk.shard.ledger.account("a", 1).refused == {"stale": 80}
+
+
+def test_a_redelivered_contribution_is_acknowledged_and_not_merged_again() -> None:
+    """What has its fate is known for good."""
+    desk = Desk()
+    desk.beat("a")
+    desk.call(1.0)
+    desk.offer(key("a"), 1.1)
+    desk.tell(Committed(at_s=1.2, fragment=0, version=1))
+
+    again = desk.offer(key("a"), 1.3)
+
+    assert [a.fate for a in again if isinstance(a, Acknowledge)] == ["known"]
+    assert desk.shard.ledger.account("a", 1).merged == 80
+
+
+def test_a_duplicate_in_our_hands_is_not_fetched_twice() -> None:
+    """Redelivery while we work on it changes nothing."""
+    desk = Desk()
+    desk.offer(key("a"), 1.0)
+
+    assert desk.offer(key("a"), 1.1) == []
+
+
+def test_below_quorum_a_round_stays_open_and_calls_again() -> None:
+    """K = 2 with one contribution: no grace, no commit, another attempt."""
+    desk = Desk(quorum=2)
+    desk.beat("a")
+    desk.beat("b")
+    desk.call(1.0)
+    assert not the(Commit, desk.offer(key("a"), 1.1))
+
+    (call,) = the(PublishCall, desk.call(3.0))
+
+    assert isinstance(call, PublishCall)
+    assert call.attempt == 2
+    assert desk.shard.slots[0].round.phase is rounds.Phase.COLLECTING
+
+
+def test_a_silent_learner_does_not_hold_a_round() -> None:
+    """A learner that stopped reporting is not live; the others are everybody."""
+    desk = Desk()
+    desk.beat("dead", at_s=0.0)
+    desk.beat("a", at_s=20.0)
+    desk.call(21.0)
+
+    (commit,) = the(Commit, desk.offer(key("a"), 21.1))
+
+    assert isinstance(commit, Commit)
+    assert commit.end == "all answered"
+    assert commit.live == 1
+
+
+def test_a_spoiled_contribution_counts_as_an_answer_and_is_refused_with_its_reason() -> None:
+    """Whoever sent garbage is not waited for either."""
+    desk = Desk()
+    desk.beat("a")
+    desk.beat("bad")
+    desk.call(1.0)
+    desk.offer(key("a"), 1.1)
+    desk.tell(ContributionArrived(at_s=1.2, key=key("bad"), base_version=0, tokens=80, steps=8, trained_tokens=100))
+
+    actions = desk.tell(ContributionSpoiled(at_s=1.3, key=key("bad"), reason="not_finite"))
+
+    assert [a.reason for a in actions if isinstance(a, Acknowledge)] == ["not_finite"]
+    assert len(the(Commit, actions)) == 1
+
+
+def test_what_becomes_ready_during_a_commit_is_parked_for_the_next_round() -> None:
+    """Participants are frozen when the round commits."""
+    desk = Desk()
+    desk.beat("a")
+    desk.beat("b")
+    desk.call(1.0)
+    desk.offer(key("a"), 1.1)
+    desk.tell(TimerFired(at_s=5.0, name="grace/0"))
+
+    assert not the(Fold, desk.offer(key("b"), 5.1))
+    assert desk.shard.slots[0].parked == [key("b")]
+    with pytest.raises(ProtocolMisuse):
+        desk.tell(Committed(at_s=5.2, fragment=0, version=2))
+
+
+def test_a_deposed_shard_stands_down_and_says_nothing_more() -> None:
+    """A refused head means another owner."""
+    desk = Desk()
+
+    (stand_down,) = desk.tell(CommitRefused(at_s=1.0, fragment=0, reason="someone wrote"))
+
+    assert isinstance(stand_down, StandDown)
+    assert desk.beat("a", at_s=2.0) == []
+
+
+def test_a_run_finishes_when_the_last_learner_left_and_the_queue_is_empty() -> None:
+    """Final contributions are merged first; a draining learner keeps the shard up."""
+    desk = Desk(tokens_target=100)
+    desk.beat("a", at_s=1.0)
+    assert not the(Finish, desk.tell(QueueDrained(at_s=1.1)))
+    desk.beat("a", at_s=1.2, training=False)
+    assert not the(Finish, desk.tell(QueueDrained(at_s=1.3)))
+    (commit,) = the(Commit, desk.offer(key("a"), 1.4, final=True))
+    assert isinstance(commit, Commit)
+    desk.tell(Committed(at_s=1.5, fragment=0, version=1))
+    desk.tell(LearnerLeft(at_s=1.6, learner="a", incarnation=1))
+
+    assert the(Finish, desk.tell(QueueDrained(at_s=1.7))) == [Finish(reason="token target reached")]
+
+
+def test_pacing_follows_steps_that_become_shorter() -> None:
+    """A first report that includes compiling does not put the first round off by H of its kind."""
+    desk = Desk()
+    desk.tell(LearnerBeat(at_s=0.0, learner="a", incarnation=1, training=True, step_s=60.0, tokens=1))
+    actions = desk.tell(LearnerBeat(at_s=1.0, learner="a", incarnation=1, training=True, step_s=0.5, tokens=1))
+
+    (timer,) = (a for a in actions if isinstance(a, ArmTimer))
+    assert timer.due_s < 0.75 * 8 * 60.0
+
+
+class Beach:
+    """An island with its books checked after every fact."""
+
+    def __init__(self, **changes: object) -> None:
+        """Start at version 0 of one fragment."""
+        self.island = island.Island(settings(**changes), {0: 0})
+
+    def tell(self, fact: object) -> list[Action]:
+        """Hand a fact over."""
+        actions = self.island.handle(fact)  # type: ignore[arg-type]
+        invariants.check_island(self.island)
+        return actions
+
+    def steps(self, count: int) -> None:
+        """Take steps of ten tokens."""
+        for _ in range(count):
+            self.tell(StepDone(at_s=0.0, tokens=10))
+
+    def called(self, version: int = 0, attempt: int = 1) -> list[Action]:
+        """Hear a call."""
+        return self.tell(CallHeard(at_s=0.0, fragment=0, version=version, attempt=attempt))
+
+
+def test_a_span_is_pushed_once_however_often_it_is_called() -> None:
+    """The same durable push answers later attempts."""
+    beach = Beach()
+    beach.steps(3)
+    (push,) = the(Push, beach.called())
+    beach.steps(2)
+
+    assert isinstance(push, Push)
+    assert (push.tokens, push.steps, push.base_version) == (30, 3, 0)
+    assert beach.called(attempt=2) == []
+
+
+def test_overwriting_supersedes_what_came_after_the_push() -> None:
+    """Tokens pushed are the shard's business; tokens after it are superseded at adoption."""
+    beach = Beach()
+    beach.steps(3)
+    beach.called()
+    beach.tell(PushSettled(at_s=0.0, fragment=0, push=1))
+    beach.steps(2)
+    beach.tell(HeadHeard(at_s=0.0, fragment=0, version=1))
+    beach.tell(FragmentFetched(at_s=0.0, fragment=0, version=1))
+    beach.tell(Adopted(at_s=0.0, fragment=0, version=1))
+
+    assert (beach.island.pushed, beach.island.superseded, beach.island.open) == (30, 20, 0)
+
+
+def test_carrying_keeps_what_came_after_the_push_for_the_next_one() -> None:
+    """Under carry nothing is superseded."""
+    beach = Beach(adoption="carry")
+    beach.steps(3)
+    beach.called()
+    beach.tell(PushSettled(at_s=0.0, fragment=0, push=1))
+    beach.steps(2)
+    beach.tell(Adopted(at_s=0.0, fragment=0, version=1))
+    (push,) = the(Push, beach.called(version=1))
+
+    assert isinstance(push, Push)
+    assert (push.tokens, push.steps) == (20, 2)
+    assert beach.island.superseded == 0
+
+
+def test_a_learner_behind_the_call_pushes_late_and_fetches_what_it_missed() -> None:
+    """Its work is not thrown away."""
+    beach = Beach()
+    beach.steps(1)
+
+    actions = beach.called(version=2)
+
+    assert [type(action) for action in actions] == [FetchFragment, Push]
+    assert beach.called(version=2) == []
+
+
+def test_a_push_that_was_given_up_may_be_pushed_again_with_everything() -> None:
+    """Nothing was sent, so nothing is lost."""
+    beach = Beach()
+    beach.steps(1)
+    beach.called()
+    beach.tell(PushSettled(at_s=0.0, fragment=0, push=1, reason="gave_up"))
+    beach.steps(1)
+    (push,) = the(Push, beach.called(attempt=2))
+
+    assert isinstance(push, Push)
+    assert push.tokens == 20
+
+
+def test_an_infinite_displacement_is_refused_at_home_and_the_fragment_fetched_again() -> None:
+    """What cannot be merged is not sent; the learner goes back to the run's values."""
+    beach = Beach()
+    beach.steps(1)
+    beach.called()
+
+    actions = beach.tell(PushSettled(at_s=0.0, fragment=0, push=1, reason="not_finite"))
+
+    assert [type(action) for action in actions] == [FetchFragment]
+    assert beach.island.refused_local == 10
+
+
+def test_a_refused_push_makes_the_learner_adopt_the_run_again() -> None:
+    """The shard's verdict is heard."""
+    beach = Beach()
+    beach.steps(1)
+    beach.called()
+    beach.tell(PushSettled(at_s=0.0, fragment=0, push=1))
+
+    actions = beach.tell(PushRefused(at_s=0.0, fragment=0, push=1, reason="norm_bound"))
+
+    assert [type(action) for action in actions] == [FetchFragment]
+
+
+def test_draining_pushes_what_is_open_and_closes_the_books() -> None:
+    """After the last settlement there is nothing open, and the learner leaves."""
+    beach = Beach()
+    beach.steps(4)
+    (push,) = the(Push, beach.tell(DrainOrdered(at_s=0.0)))
+    assert isinstance(push, Push)
+    assert push.final
+
+    assert the(Leave, beach.tell(PushSettled(at_s=0.0, fragment=0, push=1))) == [Leave()]
+    assert (beach.island.pushed, beach.island.open) == (40, 0)
+    with pytest.raises(ProtocolMisuse):
+        Beach().tell(Committed(at_s=0.0, fragment=0, version=1))
+
+
+def test_settling_finds_a_difference_between_the_two_books() -> None:
+    """What a learner says it pushed must be what shards settled."""
+    books = ledger.Ledger()
+    books.reported("a", 1, tokens=100, pushed=90, superseded=10, local=0)
+    account = books.account("a", 1)
+    account.left, account.merged = True, 90
+    assert ledger.settle(books, fragments=1).exact
+
+    account.merged = 80
+    assert ledger.settle(books, fragments=1).errors == ("a/1: pushed 90 token-fragments, settled 80",)
+
+
+def test_a_dead_incarnation_loses_what_nobody_else_counts() -> None:
+    """Lost is what was open at the last report."""
+    books = ledger.Ledger()
+    books.reported("a", 1, tokens=100, pushed=60, superseded=10, local=0)
+    books.account("a", 1).merged = 60
+
+    settled = ledger.settle(books, fragments=1)
+
+    assert settled.exact
+    assert settled.fates["lost"] == 30
+
+
+def test_ledgers_of_shards_add_up_reports_by_maximum_and_fates_by_sum() -> None:
+    """Each shard hears of a learner's totals; each settles its own fragments."""
+    first, second = ledger.Ledger(), ledger.Ledger()
+    first.reported("a", 1, 100, 150, 50, 0)
+    second.reported("a", 1, 90, 140, 40, 0)
+    first.account("a", 1).merged = 80
+    second.account("a", 1).merged = 70
+    second.account("a", 1).refused["stale"] = 5
+    total = ledger.Ledger()
+    total.absorb(first)
+    total.absorb(second)
+
+    account = total.account("a", 1)
+    assert (account.trained, account.pushed, account.merged, account.refused) == (100, 150, 150, {"stale": 5})
+
+
+@pytest.mark.parametrize("fragments", [1, 3, 7, 24])
+def test_apportioned_tokens_sum_exactly(fragments: int) -> None:
+    """Whole tokens by largest remainder add up to the tokens trained."""
+    fates = {"merged": 17 * fragments + 5, "superseded": 3 * fragments - 5, "lost": 0}
+
+    whole = ledger.apportion(fates, fragments)
+
+    assert sum(whole.values()) == 20
+    assert all(abs(whole[fate] - fates[fate] / fragments) < 1 for fate in fates)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fragments": 0},
+        {"shards": 2},
+        {"quorum": 0},
+        {"overlap_steps": 9},
+        {"grace_gamma": 1.0},
+        {"outer_lr": float("nan")},
+        {"age_max": -1},
+    ],
+)
+def test_settings_out_of_range_are_refused_with_both_values(change: dict[str, object]) -> None:
+    """Each message names the field, the value and what is allowed."""
+    with pytest.raises(SettingsError, match=next(iter(change))) as raised:
+        settings(**change)
+
+    assert raised.value.allowed is not None
+
+
+def test_invariants_notice_a_contribution_merged_twice() -> None:
+    """The watch is no decoration."""
+    watch = invariants.ShardWatch()
+    desk = Desk()
+    desk.beat("a")
+    desk.call(1.0)
+    actions = desk.offer(key("a"), 1.1)
+    watch.see(actions)
+    (commit,) = the(Commit, actions)
+    assert isinstance(commit, Commit)
+
+    with pytest.raises(invariants.InvariantBroken):
+        watch.see([dataclasses.replace(commit, base_version=1)])
