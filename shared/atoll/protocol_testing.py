@@ -215,9 +215,9 @@ class World:
             for life in list(self.lives.values()):
                 self._whisper_call(life, action)
         elif isinstance(action, Acknowledge):
-            life = self.lives.get(action.key.learner)
-            if action.fate == "refused" and life is not None and life.incarnation == action.key.incarnation:
-                self._whisper_refusal(life, action)
+            sender = self.lives.get(action.key.learner)
+            if action.fate == "refused" and sender is not None and sender.incarnation == action.key.incarnation:
+                self._whisper_refusal(sender, action)
         elif isinstance(action, Finish):
             self.finished = action.reason
 

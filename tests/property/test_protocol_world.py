@@ -34,7 +34,7 @@ class Weather(RuleBasedStateMachine):
     )
     def begin(self, quorum: int, adoption: str, age_max: int) -> None:
         """Choose the run's settings."""
-        chosen = {"fragments": 2, "shards": 1, "interval_steps": 4, "silence_s": 6.0}
+        chosen: dict[str, object] = {"fragments": 2, "shards": 1, "interval_steps": 4, "silence_s": 6.0}
         chosen |= {"quorum": quorum, "adoption": adoption, "age_max": age_max}
         self.world = World(msgspec.convert(chosen, ProtocolSettings).check())
 

@@ -3,7 +3,8 @@
 Parameters live outside as one flat mapping from Hugging Face Llama names to arrays, because that is what travels in
 fragments, what the checkpoint stores and what other tools expect. Matrices are kept as (out, in), as those tools do.
 The NNX module is the reference structure: `forward` puts the mapping into it and runs it, so names and mathematics are
-written once. Matrices start as N(0, 1/in), those that write into the residual stream scaled by 1/sqrt(2 L); embeddings as N(0, 0.02^2).
+written once. Matrices start as N(0, 1/in), those that
+write into the residual stream scaled by 1/sqrt(2 L); embeddings as N(0, 0.02^2).
 
 Shapes: B batch, T time, D width, N heads, K kv-heads, H channels of a head, V vocabulary.
 """

@@ -1,7 +1,7 @@
 """What `atoll up --demo` sets where nobody has set anything: a run of about five minutes on two cores.
 
-The model is the learner's size "s"; the optimizer is its default. Numbers here are a choice about time, not about quality: one
-fragment is due about every second, so that rounds can be watched.
+The model is the learner's size "s"; the optimizer is its default. Eight fragments every eight steps: one is due about
+every step, and at this length of run a short interval costs the least quality (docs/lab/LOG.md).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ LEARNERS: Final = 3
 DEFAULTS: Final[dict[str, Any]] = {
     "model.size": "s",
     "protocol.fragments": 8,
-    "protocol.interval_steps": 16,
+    "protocol.interval_steps": 8,
     "protocol.overlap_steps": 2,
     "protocol.shards": 2,
     "protocol.quorum": 1,
-    "protocol.tokens_target": 1_500_000,
+    "protocol.tokens_target": 2_500_000,
 }
 EVALUATE_EVERY_S: Final = 10.0

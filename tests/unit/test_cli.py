@@ -1,0 +1,120 @@
+"""The command line as a person meets it: fast, and clear about mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.main import build
+from atoll.testing import GreetingServer
+
+HEAVY = ("jax", "flax", "optax", "nats", "pyarrow", "tokenizers")
+
+
+def atoll(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    env = {**{k: v for k, v in os.environ.items() if not k.startswith("ATOLL_")}, **(environment or {})}
+    command = [sys.executable, "-m", "atoll.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
+
+
+def test_building_the_command_line_loads_nothing_heavy() -> None:
+    """What trains nothing must answer at once: no JAX, no broker client."""
+    code = "import sys; from atoll.cli.main import build; build(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+
+    assert not set(HEAVY) & set(done.stdout.split())
+    assert build().info.name == "atoll"
+
+
+def test_help_lists_every_verb() -> None:
+    """Verbs of services are there too."""
+    done = atoll("--help")
+
+    assert done.returncode == 0
+    for verb in ("up", "tap", "config", "doctor", "learner", "synchronizer", "evaluate", "export", "data"):
+        assert f" {verb} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("up", "--set", "colour=blue"), "unknown setting colour"),
+        (("up", "--set", "protocol.colour=blue"), "colour"),
+        (("up", "--learners", "2", "--set", "protocol.quorum=3"), "quorum"),
+        (("up", "--set", "protocol.quorum=0"), "quorum"),
+        (("up", "--learners", "0"), "learners"),
+        (("up", "--shards", "99"), "shards"),
+        (("up", "--throttle", "learner-9=5"), "learner-9"),
+        (("up", "--corpus", "no/such/text"), "no such text"),
+        (("data", "prepare", "no-such-file.txt", "--out", "x"), "no such file"),
+        (("learner", "--set", "data.dir=nowhere"), "no token shards"),
+        (("synchronizer", "--set", "run=a.b"), "run id"),
+    ],
+)
+def test_a_mistake_gets_one_screen_and_exit_code_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    """What was got, what is allowed, what to do; never a traceback."""
+    out = ("--out", str(tmp_path / "run")) if words[0] == "up" else ()
+    done = atoll(*words, *out)
+
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) < 24
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_an_unreachable_broker_gets_exit_code_3(tmp_path: Path) -> None:
+    """The address is in the message."""
+    port = free_port()
+    done = atoll(
+        "synchronizer", "--set", f"broker.url=nats://127.0.0.1:{port}", "--set", "broker.patience_s=1", "--shard", "0"
+    )
+
+    assert done.returncode == 3, done.stderr
+    assert str(port) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_broker_that_is_too_old_gets_exit_code_3() -> None:
+    """The version got and the version needed are in the message."""
+    async with GreetingServer("2.9.10") as old:
+        words = ("synchronizer", "--set", f"broker.url={old.url}", "--set", "broker.patience_s=2", "--shard", "0")
+        done = await asyncio.to_thread(atoll, *words)
+
+    assert done.returncode == 3, done.stderr
+    assert "2.9.10" in done.stderr
+
+
+def test_a_busy_port_gets_exit_code_3(tmp_path: Path) -> None:
+    """Somebody else listens there."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = atoll("up", "--port", str(port), "--out", str(tmp_path / "run"))
+
+    assert done.returncode == 3, done.stderr
+    assert str(port) in done.stderr
+
+
+def test_config_says_where_each_value_comes_from() -> None:
+    """File, environment, flag or default."""
+    done = atoll("config", "--set", "protocol.quorum=2", environment={"ATOLL_RUN": "reef"})
+
+    assert done.returncode == 0, done.stderr
+    assert any("protocol.quorum" in line and "--set" in line for line in done.stdout.splitlines())
+    assert any("reef" in line and "ATOLL_RUN" in line for line in done.stdout.splitlines())

@@ -1,0 +1,205 @@
+"""From text to batches: sources, preparation, shards, order, reading."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from atoll.errors import DataError, SettingsError, StorageFull
+from atoll_learner.data.batches import BatchReader
+from atoll_learner.data.command import prepare_command
+from atoll_learner.data.prepare import prepare
+from atoll_learner.data.shards import TokenShards, permuted
+from atoll_learner.data.sources import documents, files_of, stdlib_files
+from atoll_learner.data.tokenizer import ByteTokenizer
+
+
+def texts(folder: Path, count: int = 40, length: int = 400) -> list[Path]:
+    """Write `count` different documents and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        (folder / f"{number:03}.txt").write_text(f"document {number}: " + "abc " * length, encoding="utf-8")
+    return sorted(folder.iterdir())
+
+
+def test_every_token_of_every_document_is_in_exactly_one_file(tmp_path: Path) -> None:
+    """Training and held-out tokens are the documents and their separators, no more and no less."""
+    files = texts(tmp_path / "in")
+    meta = prepare(files, tmp_path / "out", validation=0.2, block_tokens=256)
+
+    total = sum(path.stat().st_size + 1 for path in files)
+    assert meta.train_tokens + meta.validation_tokens == total
+    assert meta.documents == 40
+    assert 0 < meta.validation_tokens < total / 2
+
+
+def test_the_split_and_the_fingerprint_do_not_depend_on_luck(tmp_path: Path) -> None:
+    """Same documents, same data; the held-out set does not depend on the order of files."""
+    files = texts(tmp_path / "in")
+    one = prepare(files, tmp_path / "a", validation=0.2, block_tokens=256)
+    same = prepare(files, tmp_path / "b", validation=0.2, block_tokens=256)
+    turned = prepare(files[::-1], tmp_path / "c", validation=0.2, block_tokens=256)
+
+    assert one == same
+    assert (one.validation_tokens, one.train_tokens) == (turned.validation_tokens, turned.train_tokens)
+    assert one.fingerprint != turned.fingerprint
+
+
+def test_jsonl_and_parquet_hold_a_document_a_row(tmp_path: Path) -> None:
+    """Both give the documents that text files would."""
+    rows = ["first document", "second one"]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows), encoding="utf-8")
+    pq.write_table(pa.table({"text": rows}), tmp_path / "b.parquet")
+
+    assert [list(documents(path)) for path in files_of([tmp_path])] == [[row.encode() for row in rows]] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("empty.txt", b"", "empty"),
+        ("blank.txt", b" \n ", "empty"),
+        ("binary.txt", b"abc\0def", "binary"),
+        ("latin.txt", "für".encode("latin-1"), "UTF-8"),
+        ("rows.jsonl", b'{"body": 1}\n', "no document"),
+        ("rows.parquet", b"not parquet", "cannot be read"),
+    ],
+)
+def test_what_is_not_text_is_refused_by_name(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    """Nothing is skipped in silence."""
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(DataError, match=said) as raised:
+        prepare([tmp_path / name], tmp_path / "out")
+
+    assert name in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_files_empty_folders_and_too_little_text_say_what_to_do(tmp_path: Path) -> None:
+    """Each message has a way out."""
+    (tmp_path / "none").mkdir()
+    (tmp_path / "short.txt").write_text("a few words", encoding="utf-8")
+    for inputs in ([tmp_path / "missing.txt"], [tmp_path / "none"], []):
+        with pytest.raises(DataError) as raised:
+            files_of(inputs)
+        assert raised.value.todo
+    with pytest.raises(DataError, match="too little text"):
+        prepare([tmp_path / "short.txt"], tmp_path / "out")
+    with pytest.raises(SettingsError, match="held-out share"):
+        prepare([tmp_path / "short.txt"], tmp_path / "out", validation=1.5)
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No half-written shards, and a message that says so."""
+    files = texts(tmp_path / "in")
+
+    def full(descriptor: int) -> None:
+        del descriptor
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageFull):
+        prepare(files, tmp_path / "out", validation=0.2, block_tokens=256)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_byte_pair_vocabulary_round_trips(tmp_path: Path) -> None:
+    """Trained here, stored beside the shards, exact."""
+    prepare(texts(tmp_path / "in"), tmp_path / "out", bpe=320, validation=0.2, block_tokens=256)
+    tokenizer = TokenShards(tmp_path / "out").tokenizer()
+    text = "document 7: abc abc, ünïcode".encode()
+
+    assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
+    assert tokenizer.vocab <= 320
+    assert ByteTokenizer().decode(ByteTokenizer().encode(text).tolist()) == text
+
+
+def test_damaged_shards_are_refused(tmp_path: Path) -> None:
+    """Truncated, undescribed or missing: each says what to do."""
+    prepare(texts(tmp_path / "in"), tmp_path / "out", validation=0.2, block_tokens=256)
+    train = tmp_path / "out" / "train.bin"
+    train.write_bytes(train.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"train.bin is not what"):
+        TokenShards(tmp_path / "out")
+    (tmp_path / "out" / "meta.json").write_text("{", encoding="utf-8")
+    with pytest.raises(DataError, match="damaged"):
+        TokenShards(tmp_path / "out")
+    with pytest.raises(DataError, match="no token shards"):
+        TokenShards(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 17, 64, 1000])
+def test_an_epoch_visits_every_block_once_in_its_own_order(count: int) -> None:
+    """A keyed bijection: every position has one block, epochs differ."""
+    orders = [[permuted(position, count, 7, epoch) for position in range(count)] for epoch in (0, 1)]
+
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    assert count < 17 or orders[0] != orders[1]
+
+
+def shards_of(tmp_path: Path) -> TokenShards:
+    """Return prepared shards."""
+    prepare(texts(tmp_path / "in"), tmp_path / "out", validation=0.2, block_tokens=256)
+    return TokenShards(tmp_path / "out")
+
+
+def test_a_grant_is_read_once_and_exactly(tmp_path: Path) -> None:
+    """Every window of the granted blocks comes out once, and the cursor knows when a block was begun."""
+    shards = shards_of(tmp_path)
+    reader = BatchReader(shards, 32, 4, seed=3)
+    assert not reader.ready()
+    reader.grant(0, 2, 10)
+    assert reader.begun(0, 2) == 2
+    rows = []
+    while reader.ready():
+        rows += [row.tobytes() for row in reader.next()]
+
+    expected = []
+    for position in range(2, 10):
+        block = shards.block(shards.block_at(3, 0, position))
+        expected += [block[at : at + 33].tobytes() for at in range(0, 7 * 32, 32)]
+    assert sorted(rows) == sorted(expected)
+    assert reader.begun(0, 2) == 10
+    assert reader.needs_more()
+
+
+def test_batches_mix_documents_and_repeat_for_a_seed(tmp_path: Path) -> None:
+    """Neighbours are not drawn together; equal seeds draw equal batches."""
+    shards = shards_of(tmp_path)
+    readers = [BatchReader(shards, 32, 8, seed=3) for _ in range(2)]
+    for reader in readers:
+        reader.grant(0, 0, shards.blocks)
+    one, two = (reader.next() for reader in readers)
+
+    np.testing.assert_array_equal(one, two)
+    assert one.shape == (8, 33)
+
+
+def test_a_sequence_longer_than_a_block_is_refused(tmp_path: Path) -> None:
+    """Both numbers are in the message."""
+    with pytest.raises(SettingsError, match="does not fit") as raised:
+        BatchReader(shards_of(tmp_path), 256, 1, seed=0)
+
+    assert raised.value.got == 256
+
+
+def test_the_standard_library_is_text_that_every_machine_has(tmp_path: Path) -> None:
+    """No download: sources without tests, the same order every time."""
+    files = stdlib_files()
+
+    assert len(files) > 100
+    assert files == stdlib_files()
+    assert not any("test" in path.parts for path in files)
+    prepare_command(
+        tmp_path / "out", texts(tmp_path / "in"), stdlib=False, bpe=0, validation=0.2, block_tokens=256, seed=0
+    )
+    assert TokenShards(tmp_path / "out").blocks > 0

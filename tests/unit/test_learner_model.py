@@ -1,0 +1,219 @@
+"""The decoder and its training step, against few-line references."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from atoll.errors import CheckpointError, SettingsError
+from atoll_learner.data.tokenizer import ByteTokenizer
+from atoll_learner.export import load_safetensors, save_safetensors
+from atoll_learner.model import embedding_names, init_params, make_forward, parameter_count, rotate
+from atoll_learner.model_settings import ModelSettings, model_settings
+from atoll_learner.sample import generate
+from atoll_learner.train import init_optimizer, learning_rate, make_loss, make_step
+from atoll_learner.train_settings import TrainSettings, train_settings
+
+SMALL = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "context": 16}
+
+
+def small(**changes: object) -> ModelSettings:
+    """Return a tiny model over bytes."""
+    return model_settings(SMALL | changes, vocab=64)
+
+
+def batch(rows: int = 4, length: int = 16, seed: int = 0) -> np.ndarray:
+    """Return random tokens, int32 (rows, length + 1)."""
+    return np.random.default_rng(seed).integers(0, 64, (rows, length + 1)).astype(np.int32)
+
+
+def test_the_demo_model_has_about_a_million_parameters() -> None:
+    """One dial, everything else derived."""
+    assert 0.9e6 < parameter_count(init_params(model_settings({}, vocab=256), 0)) < 1.1e6
+
+
+def test_rotary_positions_turn_channel_pairs_half_a_head_apart() -> None:
+    """The half-split form, as a complex product."""
+    x = np.random.default_rng(1).normal(size=(1, 5, 2, 8)).astype(np.float32)
+    angle = np.arange(5)[:, None] * 100.0 ** (-np.arange(4) / 4)
+    turned = (x[..., :4] + 1j * x[..., 4:]) * np.exp(1j * angle)[:, None, :]
+
+    got = np.asarray(rotate(jnp.array(x), 100.0))
+
+    np.testing.assert_allclose(got, np.concatenate([turned.real, turned.imag], -1), atol=1e-5)
+
+
+def test_the_future_does_not_change_the_past() -> None:
+    """Logits at a position depend on tokens up to it only."""
+    forward, params = make_forward(small()), init_params(small(), 0)
+    tokens = batch()[:, :-1]
+    changed = tokens.copy()
+    changed[:, 9:] = (changed[:, 9:] + 1) % 64
+
+    before, after = forward(params, tokens), forward(params, changed)
+
+    np.testing.assert_allclose(before[:, :9], after[:, :9], atol=1e-5)
+    assert not np.allclose(before[:, 9:], after[:, 9:])
+
+
+def reference(params: dict[str, jax.Array], s: ModelSettings, tokens: np.ndarray) -> np.ndarray:
+    """Return logits by explicit loops over heads, in NumPy."""
+    p = {name: np.asarray(leaf, dtype=np.float64) for name, leaf in params.items()}
+
+    def norm(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + s.norm_eps) * gain
+
+    x = p["model.embed_tokens.weight"][tokens]
+    length = tokens.shape[1]
+    for layer in range(s.layers):
+        w = {
+            k.removeprefix(f"model.layers.{layer}."): v for k, v in p.items() if k.startswith(f"model.layers.{layer}.")
+        }
+        h = norm(x, w["input_layernorm.weight"])
+        heads = []
+        for head in range(s.heads):
+            group = head // (s.heads // s.kv_heads)
+            rows, kv = slice(head * 8, head * 8 + 8), slice(group * 8, group * 8 + 8)
+            q = h @ w["self_attn.q_proj.weight"][rows].T
+            k = h @ w["self_attn.k_proj.weight"][kv].T
+            q, k = (np.asarray(rotate(jnp.array(a[:, :, None, :]), s.rope_theta))[:, :, 0] for a in (q, k))
+            scores = q @ k.transpose(0, 2, 1) / np.sqrt(8.0)
+            scores[:, np.triu(np.ones((length, length), dtype=bool), 1)] = -np.inf
+            share = np.exp(scores - scores.max(-1, keepdims=True))
+            heads.append(share / share.sum(-1, keepdims=True) @ (h @ w["self_attn.v_proj.weight"][kv].T))
+        x = x + np.concatenate(heads, -1) @ w["self_attn.o_proj.weight"].T
+        h = norm(x, w["post_attention_layernorm.weight"])
+        gate = h @ w["mlp.gate_proj.weight"].T
+        x = x + (gate / (1 + np.exp(-gate)) * (h @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
+    head_name = "model.embed_tokens.weight" if s.tied else "lm_head.weight"
+    logits: np.ndarray = norm(x, p["model.norm.weight"]) @ p[head_name].T
+    return logits
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_decoder_equals_an_explicit_reference(*, tied: bool) -> None:
+    """RMSNorm, GQA, SwiGLU and both kinds of head, written out."""
+    settings = small(tied=tied)
+    params = init_params(settings, 3)
+    tokens = batch(2)[:, :-1]
+
+    got = np.asarray(make_forward(settings)(params, tokens))
+
+    np.testing.assert_allclose(got, reference(params, settings, tokens), atol=2e-4)
+    assert ("lm_head.weight" in params) == (not tied)
+    assert set(embedding_names(settings)) <= set(params)
+
+
+def test_equal_seeds_give_equal_bits_and_others_do_not() -> None:
+    """A founder can be anybody."""
+    one, same, other = (init_params(small(), seed) for seed in (5, 5, 6))
+
+    assert all((one[name] == same[name]).all() for name in one)
+    assert any((one[name] != other[name]).any() for name in one)
+
+
+@pytest.mark.parametrize("change", [{"heads": 3}, {"kv_heads": 3}, {"layers": 0}, {"size": "huge"}, {"colour": 1}])
+def test_impossible_models_are_refused(change: dict[str, object]) -> None:
+    """The message names the dimension."""
+    with pytest.raises(SettingsError, match=next(iter(change)).replace("colour", "colour")):
+        model_settings(SMALL | change, vocab=64)
+
+
+def test_a_step_is_clipped_adamw_and_two_runs_agree_bit_for_bit() -> None:
+    """The jitted step against optax by hand; decay applies to matrices only."""
+    model, train = small(), train_settings({"batch": 4}, context=16)
+    params = init_params(model, 0)
+    step = make_step(model, train)
+    loss_of = make_loss(model)
+    by_hand = optax.chain(
+        optax.clip_by_global_norm(train.clip),
+        optax.adamw(
+            1e-3,
+            b1=train.beta1,
+            b2=train.beta2,
+            weight_decay=train.weight_decay,
+            mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim > 1, tree),
+        ),
+    )
+    expected, held = params, by_hand.init(params)
+    got, state = params, init_optimizer(train, params)
+    again, other = params, init_optimizer(train, params)
+    for number in range(3):
+        gradient = jax.grad(loss_of)(expected, jnp.array(batch(seed=number)))
+        updates, held = by_hand.update(gradient, held, expected)
+        expected = {name: expected[name] + updates[name] for name in expected}
+        got, state, _ = step(got, state, batch(seed=number), 1e-3)
+        again, other, _ = step(again, other, batch(seed=number), 1e-3)
+
+    for name in params:
+        np.testing.assert_allclose(got[name], expected[name], rtol=2e-3, atol=2e-5)
+        assert (got[name] == again[name]).all()
+
+
+def test_accumulated_gradients_equal_one_larger_batch() -> None:
+    """Two micro-batches of four are one batch of eight."""
+    model, train = small(), TrainSettings(batch=4, sequence=16, accumulation=2)
+    params, rows = init_params(model, 0), batch(8)
+    step = make_step(model, train)
+
+    whole, _, loss = step(params, init_optimizer(train, params), rows, 1e-3)
+    parts, _, mean = step(params, init_optimizer(train, params), rows.reshape(2, 4, 17), 1e-3)
+
+    assert float(loss) == pytest.approx(float(mean), rel=1e-5)
+    for name in whole:
+        np.testing.assert_allclose(whole[name], parts[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_the_loss_falls_on_a_text_that_repeats(compute: str) -> None:
+    """Forty steps on one pattern."""
+    model, train = small(compute=compute), train_settings({"batch": 4}, context=16)
+    params = init_params(model, 0)
+    state, step = init_optimizer(train, params), make_step(model, train)
+    rows = np.tile(np.arange(17, dtype=np.int32), (4, 1))
+    losses = []
+    for _ in range(40):
+        params, state, loss = step(params, state, rows, 3e-3)
+        losses.append(float(loss))
+
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_the_learning_rate_warms_up_and_falls_as_a_cosine_of_the_runs_tokens() -> None:
+    """Start near zero, full rate after warm-up, the floor at the target, constant without one."""
+    train = TrainSettings(rate=1.0, warmup=0.1, rate_min_ratio=0.1)
+
+    rates = [learning_rate(train, tokens, 1000) for tokens in (0, 100, 550, 1000, 2000)]
+
+    np.testing.assert_allclose(rates, [1 / 101, 1.0, 0.55, 0.1, 0.1], rtol=1e-6)
+    assert learning_rate(train, 12345, 0) == 1.0
+
+
+def test_a_model_file_round_trips_and_a_truncated_one_is_refused(tmp_path: object) -> None:
+    """safetensors, whole or not at all."""
+    from pathlib import Path  # noqa: PLC0415  (the fixture's type)
+
+    folder = Path(str(tmp_path))
+    params = init_params(small(), 0)
+    save_safetensors(params, folder / "model.safetensors", {"run": "x"})
+    loaded = load_safetensors(folder / "model.safetensors")
+
+    assert all((loaded[name] == np.asarray(params[name])).all() for name in params)
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_safetensors(folder / "model.safetensors")
+
+
+def test_sampling_is_deterministic_and_starts_with_its_prompt() -> None:
+    """Equal seeds draw equal text, beyond the window too."""
+    settings = model_settings(SMALL, vocab=256)
+    params = init_params(settings, 0)
+
+    texts = [generate(params, settings, ByteTokenizer(), b"def ", 30, seed=1) for _ in range(2)]
+
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("def ")
