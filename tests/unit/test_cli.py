@@ -96,7 +96,8 @@ async def test_a_broker_that_is_too_old_gets_exit_code_3() -> None:
         done = await asyncio.to_thread(atoll, *words)
 
     assert done.returncode == 3, done.stderr
-    assert "2.9.10" in done.stderr
+    assert "2.9" in done.stderr
+    assert "2.12" in done.stderr
 
 
 def test_a_busy_port_gets_exit_code_3(tmp_path: Path) -> None:

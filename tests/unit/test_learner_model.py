@@ -64,7 +64,8 @@ def reference(params: dict[str, jax.Array], s: ModelSettings, tokens: np.ndarray
     p = {name: np.asarray(leaf, dtype=np.float64) for name, leaf in params.items()}
 
     def norm(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + s.norm_eps) * gain
+        scaled: np.ndarray = x / np.sqrt((x * x).mean(-1, keepdims=True) + s.norm_eps) * gain
+        return scaled
 
     x = p["model.embed_tokens.weight"][tokens]
     length = tokens.shape[1]
