@@ -509,3 +509,18 @@ def test_invariants_notice_a_contribution_merged_twice() -> None:
 
     with pytest.raises(invariants.InvariantBroken):
         watch.see([dataclasses.replace(commit, base_version=1)])
+
+
+def test_what_an_overwrite_would_throw_away_unpushed_is_pushed_first() -> None:
+    """A learner whose steps outlast a round's interval is still heard, late, on its old anchor."""
+    beach = Beach()
+    beach.tell(HeadHeard(at_s=0.0, fragment=0, version=1))
+    beach.steps(1)
+
+    (push,) = the(Push, beach.tell(Adopted(at_s=0.0, fragment=0, version=1)))
+
+    assert isinstance(push, Push)
+    assert (push.base_version, push.tokens) == (0, 10)
+    assert beach.island.superseded == 0
+    beach.steps(1)
+    assert len(the(Push, beach.called(version=1))) == 1

@@ -105,6 +105,17 @@ class StepReport:
     steps: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step boundary: arrays by name as the step `completed` them, and as training `continued` after the adoptions."""
+
+    tokens: int
+    completed: Mapping[str, Any]
+    continued: Mapping[str, Any]
+    adopted: list[Frame]
+    report: StepReport
+
+
 class IslandDriver:
     """Drives one incarnation's `Island` on the running loop. Create it on that loop."""
 
@@ -150,9 +161,9 @@ class IslandDriver:
             self._adopting.update(now)
             return [Ready(self._ready.pop(p), self._sent.get(p, self._anchors[p])) for p in now]
 
-    def post_step(self, tokens: int, snapshot: Mapping[str, Any], adopted: list[Frame], report: StepReport) -> None:
+    def post_step(self, step: Step) -> None:
         """Hand over a completed step and the adoptions that followed it; returns at once."""
-        self._loop.call_soon_threadsafe(self._on_step, tokens, snapshot, adopted, report)
+        self._loop.call_soon_threadsafe(self._on_step, step)
 
     def order_drain(self) -> None:
         """Begin to leave: push what is not pushed yet; `left` is set when everything is durable."""
@@ -220,16 +231,17 @@ class IslandDriver:
 
     # --- facts --------------------------------------------------------------------------------------------------------
 
-    def _on_step(self, tokens: int, snapshot: Mapping[str, Any], adopted: list[Frame], report: StepReport) -> None:
-        self._snapshot, self.report = snapshot, report
+    def _on_step(self, step: Step) -> None:
+        self._snapshot, self.report = step.completed, step.report
         now_s = self.clock.monotonic()
-        self._on_fact(StepDone(at_s=now_s, tokens=tokens))
-        for frame in adopted:
+        self._on_fact(StepDone(at_s=now_s, tokens=step.tokens))
+        for frame in step.adopted:
+            self._on_fact(Adopted(at_s=now_s, fragment=frame.fragment, version=frame.version))
             with self._lock:
                 self._anchors[frame.fragment] = frame.values
                 self._sent.pop(frame.fragment, None)
                 self._adopting.discard(frame.fragment)
-            self._on_fact(Adopted(at_s=now_s, fragment=frame.fragment, version=frame.version))
+        self._snapshot = step.continued
 
     def _on_call(self, whisper: Whisper) -> None:
         call = decode(Call, whisper.data)
@@ -310,7 +322,8 @@ class IslandDriver:
         try:
             theta = gather(self.run.layout, snapshot, fragment)
             with self._lock:
-                self._sent[fragment] = theta
+                if self._anchors[fragment] is anchor:
+                    self._sent[fragment] = theta
         finally:
             with self._lock:
                 self._encoding.discard(fragment)

@@ -32,7 +32,7 @@ from atoll.clock import Clock, SystemClock
 from atoll.errors import AtollError, BrokerUnavailable
 from atoll.fragments import describe, gather
 from atoll.island.adoption import adopt
-from atoll.island.driver import StepReport
+from atoll.island.driver import Step, StepReport
 from atoll.island.home import LoopThread
 from atoll.island.session import JoinRequest, Session
 from atoll.layout import Layout, plan_layout
@@ -190,17 +190,19 @@ class IslandHandle:
             raise driver.failure
         import jax  # noqa: PLC0415
 
-        named: Mapping[str, Any] = dict(zip(self._leaves, jax.tree.leaves(params), strict=True))
+        completed: Mapping[str, Any] = dict(zip(self._leaves, jax.tree.leaves(params), strict=True))
+        continued = completed
         ready = driver.take_ready()
         if ready:
-            named = adopt(self.layout, self.run.protocol, named, ready)
-            params = jax.tree.unflatten(self._treedef, list(named.values()))
-        self._leaves = named
-        snapshot = {k: np.array(v) for k, v in named.items()} if self._donated else named
+            continued = adopt(self.layout, self.run.protocol, completed, ready)
+            params = jax.tree.unflatten(self._treedef, list(continued.values()))
+        self._leaves = continued
+        if self._donated:
+            completed, continued = _copied(completed, continued)
         self._steps += 1
         step_s = began_s - self._last_s if self._steps > 1 else 0.0
         report = StepReport(step_s=step_s, loss=loss, overhead=self.overhead, steps=self._steps)
-        driver.post_step(tokens, snapshot, [item.frame for item in ready], report)
+        driver.post_step(Step(tokens, completed, continued, [item.frame for item in ready], report))
         self._last_s = self._clock.monotonic()
         self.inside_s += self._last_s - began_s
         if self._steps == 1:
@@ -274,6 +276,13 @@ class IslandHandle:
         finally:
             if self._own_home:
                 self._home.stop()
+
+
+def _copied(completed: Mapping[str, Any], continued: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return both in host memory, arrays that were not adopted copied once."""
+    first = {name: np.array(leaf) for name, leaf in completed.items()}
+    second = {name: first[name] if leaf is completed[name] else np.array(leaf) for name, leaf in continued.items()}
+    return first, second
 
 
 def _flatten(params: Any) -> tuple[list[Any], Any]:  # noqa: ANN401  (any pytree)

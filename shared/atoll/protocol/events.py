@@ -160,7 +160,10 @@ class FetchFailed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted(Fact):
-    """At a step boundary the learner took version `version` of `fragment` over."""
+    """At a step boundary the learner took version `version` of `fragment` over.
+
+    A `Push` in answer to it is of the values *before* the adoption, on the old anchor.
+    """
 
     fragment: int
     version: int

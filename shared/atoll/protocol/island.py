@@ -9,7 +9,9 @@ durable push, so tokens in different pushes are always disjoint and each has one
                        a: merged, merged late or refused           b: superseded by the overwrite, or carried along
 
 A call is answered at once from the last completed step, never waiting for a step boundary. A learner behind the call
-(its anchor is older) pushes what it has, as a late contribution, and fetches the head it missed.
+(its anchor is older) pushes what it has, as a late contribution, and fetches the head it missed. A learner whose steps
+are longer than a round's interval may find the next head waiting at every boundary, before any call found tokens in its
+span: what an overwrite would throw away unpushed is pushed first, on its old base, for the next round to take late.
 
 Adoption happens between two steps, by the driver; the machine is told afterwards. It never asks for more than one fetch
 of a fragment at a time, and for none that it does not need.
@@ -143,6 +145,9 @@ class Island:
         span = self.spans[event.fragment]
         if event.version < span.anchor:
             raise ProtocolMisuse("an adoption went back", got=event.version, allowed=f"{span.anchor} or later")
+        actions: list[Action] = []
+        if self.settings.adoption != "carry" and span.sent is None and self.tokens > span.from_tokens:
+            actions.append(self._push(event.fragment, span, event.cause_id or "rescue", final=False))
         sent_tokens, sent_steps = (span.sent.tokens, span.sent.steps) if span.sent else (0, 0)
         if self.settings.adoption == "carry":
             span.from_tokens += sent_tokens
@@ -154,7 +159,7 @@ class Island:
         span.known = max(span.known, event.version)
         if span.ready is not None and span.ready <= event.version:
             span.ready = None
-        return []
+        return actions
 
     @_handle.register
     def _(self, event: PushSettled) -> list[Action]:
