@@ -10,14 +10,17 @@ For learners m with displacements v_m and weights w_m (Sec. 3.2 and App. D.2 of 
     \quad \varphi(x) = x / \lVert x \rVert,\ \varphi(0) = 0
 
 RDA is taken per slice (`Span`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long, RDA keeps
-R. Slices marked `direct` (embeddings) take the mean. Where directions cancel (the mean direction is shorter than 1e-12)
-RDA has no direction to keep and falls back to the mean. A slice shorter than 1e-20 counts as zero: float32 could not
-hold its weight divided by its norm.
+R. Slices marked `direct` (embeddings) take the mean. Where directions cancel RDA has no direction to keep and falls
+back to the mean: where the mean direction is shorter than 1e-12, or than the rounding of the M float32 directions in it
+(M 2^-23). Below that length what is left is noise, which RDA would blow up to full size. A slice shorter than 1e-20
+counts as zero: float32 could not hold the inverse of its norm.
 
-A fold holds one running sum per slice (two for RDA: of directions, and of values for the fallback), so memory is
-O(fragment) whatever M is. Work is done block by block with one small scratch array. The order of additions decides the
-last bits; it is the order in which the head lists the contributions, so a replay gives the same bits. One contribution
-alone is returned as it came, bit for bit.
+A fold holds one running mean (two for RDA: of directions, and of values for the fallback), so memory is O(fragment)
+whatever M is. With W the weights so far, a contribution of weight w enters as mean <- (1 - w/W) mean + (w/W) v: both
+factors lie within 0..1, so no weight, however large its claim, makes finite displacements merge to infinity. Work is
+done block by block with one small scratch array. The order of additions decides the last bits; it is the order in which
+the head lists the contributions, so a replay gives the same bits. One contribution alone is returned as it came, bit
+for bit. A fold gives its result once and is then spent: the result is its own memory.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ Method = Literal["mean", "rda"]
 
 BLOCK_ELEMENTS = 1 << 14
 DIRECTION_MIN = 1e-12
+ROUNDING = 2.0**-23
 NORM_MIN = 1e-20
 CLAIM_TOLERANCE = 0.02
 
@@ -68,60 +72,68 @@ class FragmentFold:
         """Start empty; `spans` say which elements belong together."""
         self._spans = tuple(spans)
         self._method = method
-        self._sum: Vector | None = None
+        self._mean: Vector | None = None
         self._directions: Vector | None = None
         self._radial = np.zeros(len(self._spans), dtype=np.float64)
-        self._first: Vector | None = None
+        self._spent = False
         self._scratch = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
         self.weight_sum = 0.0
         self.count = 0
 
     def add(self, displacement: Vector, weight: float) -> None:
         """Fold in one displacement (flat float32, layout order) with a positive weight. The vector is not kept."""
+        if self._spent:
+            raise ProtocolMisuse("this fold has given its result already")
         if not 0.0 < weight < math.inf:
             raise ProtocolMisuse("a contribution needs a positive finite weight", got=weight)
-        if self._sum is None:
-            self._sum = np.zeros_like(displacement)
-            self._directions = np.zeros_like(displacement) if self._method == "rda" else None
-            self._first = displacement.copy()
-        else:
-            self._first = None
-        self._accumulate(self._sum, displacement, weight)
-        if self._directions is not None:
-            for number, span in enumerate(self._spans):
-                here = slice(span.offset, span.offset + span.size)
-                norm = _norm(displacement[here])
-                self._radial[number] += weight * norm
-                if norm > NORM_MIN and not span.direct:
-                    self._accumulate(self._directions[here], displacement[here], weight / norm)
         self.weight_sum += weight
         self.count += 1
-
-    def result(self) -> Merged:
-        """Return the merge of everything that was added."""
-        if self._sum is None:
-            raise ProtocolMisuse("nothing was folded")
-        if self._first is not None:
-            return Merged(self._first, self.weight_sum, 1)
-        merged = self._sum
-        merged *= np.float32(1.0 / self.weight_sum)
+        share = weight / self.weight_sum
+        if self._mean is None:
+            self._mean = displacement.copy()
+            self._directions = np.zeros_like(displacement) if self._method == "rda" else None
+        else:
+            self._blend(self._mean, displacement, share, 1.0)
         if self._directions is not None:
             for number, span in enumerate(self._spans):
+                if span.direct:
+                    continue
                 here = slice(span.offset, span.offset + span.size)
-                length = _norm(self._directions[here])
-                if not span.direct and length / self.weight_sum > DIRECTION_MIN:
-                    radius = self._radial[number] / self.weight_sum
-                    np.multiply(self._directions[here], np.float32(radius / length), out=merged[here])
+                norm = _norm(displacement[here])
+                self._radial[number] += (norm - self._radial[number]) * share
+                self._blend(self._directions[here], displacement[here], share, norm)
+
+    def result(self) -> Merged:
+        """Return the merge of everything that was added; the fold is spent, for its memory is the result.
+
+        Raises:
+            ProtocolMisuse: nothing was added, or the result was given already.
+        """
+        if self._spent:
+            raise ProtocolMisuse("this fold has given its result already")
+        if self._mean is None:
+            raise ProtocolMisuse("nothing was folded")
+        self._spent = True
+        merged, directions, self._mean, self._directions = self._mean, self._directions, None, None
+        if directions is not None and self.count > 1:
+            shortest = max(DIRECTION_MIN, self.count * ROUNDING)
+            for number, span in enumerate(self._spans):
+                here = slice(span.offset, span.offset + span.size)
+                length = 0.0 if span.direct else _norm(directions[here])
+                if length > shortest:
+                    np.multiply(directions[here], np.float32(self._radial[number] / length), out=merged[here])
         return Merged(merged, self.weight_sum, self.count)
 
-    def _accumulate(self, total: Vector, addend: Vector, factor: float) -> None:
-        """Do `total += factor * addend` in blocks that stay in the cache."""
-        scale = np.float32(factor)
+    def _blend(self, mean: Vector, addend: Vector, share: float, norm: float) -> None:
+        """Do `mean <- (1 - share) mean + share addend / norm` in blocks that stay in the cache."""
+        keep = np.float32(1.0 - share)
+        take = np.float32(share / norm) if norm > NORM_MIN else np.float32(0.0)
         for start in range(0, addend.size, BLOCK_ELEMENTS):
             stop = min(start + BLOCK_ELEMENTS, addend.size)
             scratch = self._scratch[: stop - start]
-            np.multiply(addend[start:stop], scale, out=scratch)
-            np.add(total[start:stop], scratch, out=total[start:stop])
+            np.multiply(addend[start:stop], take, out=scratch)
+            np.multiply(mean[start:stop], keep, out=mean[start:stop])
+            np.add(mean[start:stop], scratch, out=mean[start:stop])
 
 
 def span_norms(spans: Sequence[Span], displacement: Vector) -> list[float]:

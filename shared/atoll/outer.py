@@ -88,18 +88,34 @@ def make_outer(spec: str, lr: float, momentum: float) -> OuterOptimizer:
     an optax transformation.
 
     Raises:
-        SettingsError: there is no such optimizer here.
+        SettingsError: there is no such optimizer here, or what is there makes none from a learning rate.
     """
     if spec == "nesterov":
         return Nesterov(lr, momentum)
     module, _, attribute = spec.partition(":")
     try:
         factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise SettingsError(
             "unknown outer optimizer",
             got=spec,
             allowed="nesterov, optax:<name> or module:attribute",
             todo="set protocol.outer, and install optax where the synchronizer runs if you name one of its",
         ) from error
-    return OptaxOuter(factory(lr))
+    try:
+        transformation = factory(lr)
+        complete = callable(transformation.init) and callable(transformation.update)
+    except (AttributeError, TypeError) as error:
+        raise _not_a_factory(spec) from error
+    if not complete:
+        raise _not_a_factory(spec)
+    return OptaxOuter(transformation)
+
+
+def _not_a_factory(spec: str) -> SettingsError:
+    return SettingsError(
+        "this makes no outer optimizer from a learning rate",
+        got=spec,
+        allowed="a callable of one number that returns an optax transformation",
+        todo="set protocol.outer to such a callable; its `init` and `update` will be called",
+    )

@@ -290,12 +290,16 @@ class World:
 
 
 def _said(value: object) -> str:
-    """Return an event or command as `Name(what, matters)`."""
+    """Return an event or command as `Name(what matters)`; numbers carry the first letter of what they number."""
     shown = []
     for name in ("learner", "key", "fragment", "version", "name", "push", "base_version", "attempt", "age", "fate"):
         got = getattr(value, name, None)
-        if got not in (None, ""):
-            shown.append("/".join(str(part) for part in got) if isinstance(got, tuple) else f"{name[0]}{got}")
+        if isinstance(got, tuple):
+            shown.append("/".join(str(part) for part in got))
+        elif isinstance(got, str) and got:
+            shown.append(got)
+        elif got is not None and got != "":
+            shown.append(f"{name[0]}{got}")
     if isinstance(value, ArmTimer):
         shown.append(f"at {value.due_s:.2f}")
     if isinstance(value, Commit):

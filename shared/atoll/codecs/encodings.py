@@ -5,7 +5,8 @@
     int8   1 byte and a float32 scale per block of 128: q = round(x / s), s = max|x| / 127
 
 Each is a pair of pure functions over whole vectors; sizes are known from the number of elements alone, so a decoder can
-check them before it allocates. All numbers are little-endian on the wire.
+check them before it allocates. All numbers are little-endian on the wire. `largest` is the magnitude up to which every
+number comes back finite: above it bf16 rounds to infinity, and so may int8 when it multiplies its scale again.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ import numpy.typing as npt
 Vector = npt.NDArray[np.float32]
 
 BLOCK = 128
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+BFLOAT16_MAX = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One encoding: its number on the wire, the payload bytes of n elements, and both directions."""
+    """One encoding: its number on the wire, the payload bytes of n elements, both directions, the largest magnitude."""
 
     number: int
     size: Callable[[int], int]
     encode: Callable[[Vector], bytes]
     decode: Callable[[memoryview, int], Vector]
+    largest: float
 
 
 def _decode_f32(payload: memoryview, elements: int) -> Vector:
@@ -70,7 +74,7 @@ def _decode_int8(payload: memoryview, elements: int) -> Vector:
 
 
 ENCODINGS = {
-    "f32": Encoding(1, lambda n: 4 * n, lambda v: v.astype("<f4").tobytes(), _decode_f32),
-    "bf16": Encoding(2, lambda n: 2 * n, _encode_bf16, _decode_bf16),
-    "int8": Encoding(3, lambda n: n + 4 * -(-n // BLOCK), _encode_int8, _decode_int8),
+    "f32": Encoding(1, lambda n: 4 * n, lambda v: v.astype("<f4", copy=False).tobytes(), _decode_f32, FLOAT32_MAX),
+    "bf16": Encoding(2, lambda n: 2 * n, _encode_bf16, _decode_bf16, BFLOAT16_MAX),
+    "int8": Encoding(3, lambda n: n + 4 * -(-n // BLOCK), _encode_int8, _decode_int8, BFLOAT16_MAX),
 }

@@ -46,13 +46,14 @@ def encode_frame(vector: Vector, codec: str, zstd_level: int | None = None) -> b
 
     Raises:
         SettingsError: there is no such codec.
-        FrameRejected: `not_finite`; what cannot be merged is not sent.
+        FrameRejected: `not_finite`; what would not arrive finite in this encoding is not sent.
     """
     encoding = ENCODINGS.get(codec)
     if encoding is None:
         raise SettingsError("unknown codec", got=codec, allowed=", ".join(ENCODINGS), todo="set protocol.codec_up")
-    if not np.isfinite(vector).all():
-        raise FrameRejected("not_finite", "a tensor holds infinities or NaN")
+    low, high = float(vector.min(initial=0.0)), float(vector.max(initial=0.0))
+    if not (low >= -encoding.largest and high <= encoding.largest):  # false for NaN too
+        raise FrameRejected("not_finite", f"{codec} cannot hold it", got=(low, high), allowed=encoding.largest)
     payload, flags = encoding.encode(vector), 0
     if zstd_level is not None:
         payload, flags = zstandard.ZstdCompressor(level=zstd_level).compress(payload), COMPRESSED
@@ -98,7 +99,9 @@ def _expanded(payload: memoryview, encoding: Encoding, elements: int, *, compres
             declared = zstandard.frame_content_size(payload)
             if declared != size:
                 raise FrameRejected("compression", "a compressed payload of another size", got=declared, allowed=size)
-            payload = memoryview(zstandard.ZstdDecompressor().decompress(payload, max_output_size=size))
+            payload = memoryview(
+                zstandard.ZstdDecompressor().decompress(payload, max_output_size=size, allow_extra_data=False)
+            )
         except zstandard.ZstdError as error:
             raise FrameRejected("compression", "a payload cannot be decompressed", got=str(error)) from error
     if len(payload) != size:
