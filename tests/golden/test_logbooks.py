@@ -7,6 +7,7 @@ told and answered. `ATOLL_REWRITE_GOLDEN=1` rewrites the answers; a review reads
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,34 +19,46 @@ from atoll.protocol_testing import World
 BOOKS = sorted((Path(__file__).parent / "logbooks").glob("*.txt"))
 
 
+def _each(world: World, verb: str, names: list[str]) -> None:
+    for name in names:
+        getattr(world, verb)(name)
+
+
+def _step(world: World, learner: str, times: str = "1") -> None:
+    for _ in range(int(times)):
+        world.step(learner)
+
+
+def _hear(world: World) -> None:
+    for _ in range(len(world.whispers)):
+        world.whisper()
+
+
+def _heal(world: World) -> str:
+    settled = world.heal()
+    return f"fates {settled.fates} of {settled.trained} token-fragments, exact: {settled.exact}; {world.finished}"
+
+
+COMMANDS: dict[str, Callable[..., object]] = {
+    **{
+        verb: lambda world, *names, verb=verb: _each(world, verb, list(names))
+        for verb in ("join", "die", "beat", "drain")
+    },
+    "step": _step,
+    "wait": lambda world, seconds: world.tick(float(seconds)),
+    "hear": _hear,
+    "deliver": lambda world, place="0": world.deliver(int(place)),
+    "redeliver": lambda world, place="0": world.deliver(int(place), again=True),
+    "read": lambda world, learner="": world.read(0, learner),
+    "commit": lambda world: world.commit(),
+    "heal": _heal,
+}
+
+
 def run_command(world: World, words: list[str]) -> str:
     """Do one command; return a line to print after it, or nothing."""
-    verb, *rest = words
-    if verb in {"join", "die", "beat", "drain"}:
-        for name in rest:
-            getattr(world, verb)(name)
-    elif verb == "step":
-        for _ in range(int(rest[1]) if len(rest) > 1 else 1):
-            world.step(rest[0])
-    elif verb == "wait":
-        world.tick(float(rest[0]))
-    elif verb == "hear":
-        for _ in range(len(world.whispers)):
-            world.whisper()
-    elif verb == "deliver":
-        world.deliver(int(rest[0]) if rest else 0)
-    elif verb == "redeliver":
-        world.deliver(int(rest[0]) if rest else 0, again=True)
-    elif verb == "read":
-        world.read(0, rest[0] if rest else "")
-    elif verb == "commit":
-        world.commit()
-    elif verb == "heal":
-        settled = world.heal()
-        return f"fates {settled.fates} of {settled.trained} token-fragments, exact: {settled.exact}; {world.finished}"
-    else:
-        raise ValueError(f"unknown command {verb}")
-    return ""
+    said = COMMANDS[words[0]](world, *words[1:])
+    return said if isinstance(said, str) else ""
 
 
 def played(text: str) -> str:

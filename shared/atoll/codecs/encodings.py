@@ -22,7 +22,7 @@ Vector = npt.NDArray[np.float32]
 
 BLOCK = 128
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-BFLOAT16_MAX = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
+BFLOAT16_MAX = 2.0**127 * (2 - 2.0**-7)
 
 
 @dataclass(frozen=True, slots=True)
