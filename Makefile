@@ -14,7 +14,7 @@ export PYTHON ?=
 # Each is passed on only where it was given, so that every command keeps its own default.
 BENCH_FLAGS = $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
-.PHONY: help setup demo test lint types check compose-check bench bench-parity clean
+.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults results clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -23,9 +23,9 @@ help:  ## list the targets and the variables
 
 #: PYTHON=python3.12   the interpreter of the environment (setup); 3.11 or newer
 #: OUT=runs/mine       where the run writes (demo)
-#: MINUTES=5           how long a benchmark may take (bench, bench-parity)
+#: MINUTES=5           about how long a benchmark may take (bench, bench-parity, bench-faults)
 #: SEEDS=3             how many seeds are compared (bench-parity)
-#: SEED=7              the seed of a benchmark (bench, bench-parity) or of the order of tests (test)
+#: SEED=7              the seed of a benchmark (bench, bench-parity, bench-faults) or of the order of tests (test)
 #: SCHEDULES=2000      how many random fault schedules the simulation tests try (test)
 #: ARGS="-k round"     more arguments for pytest (test)
 
@@ -34,8 +34,8 @@ setup: $(READY)  ## make .venv from uv.lock; needs Python 3.11 or newer and git
 $(READY): uv.lock pyproject.toml infra/bootstrap.txt infra/setup.sh
 	@infra/setup.sh $(VENV)
 
-demo: $(READY)  ## train across islands on this machine, with faults, and write a report
-	$(VENV)/bin/atoll up --demo --out $(or $(OUT),runs/demo)
+demo: $(READY)  ## train across three islands on this machine and write a report
+	$(VENV)/bin/atoll up --again --out $(or $(OUT),runs/demo)
 
 test: $(READY)  ## run the tests (all but those marked slow)
 	$(if $(SCHEDULES),SCHEDULES=$(SCHEDULES)) $(PY) -m pytest $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
@@ -60,6 +60,12 @@ bench: $(READY)  ## measure what the protocol costs a learner's step
 
 bench-parity: $(READY)  ## compare the loss with data-parallel training at equal tokens
 	$(PY) benchmarks/parity.py $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS))
+
+bench-faults: $(READY)  ## measure what a slow and a killed learner cost the others
+	$(PY) benchmarks/faults.py $(BENCH_FLAGS)
+
+results: $(READY)  ## write the tables of docs/results from what was measured
+	$(PY) benchmarks/publish.py
 
 clean:  ## remove caches, build outputs and the environments; runs/ stays
 	rm -rf build dist .venv-new $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

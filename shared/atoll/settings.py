@@ -44,11 +44,15 @@ class BrokerSettings(Section):
 
 
 class LearnerSettings(Section):
-    """One learner process. `throttle` stretches every step by that factor (for tests of slow islands)."""
+    """One learner process.
+
+    `throttle` stretches every step by that factor (for tests of slow islands). `initial_model` is a safetensors file that
+    the run begins from instead of random values; who joins a run that exists takes the run's values.
+    """
 
     id: str = "learner-0"
     throttle: float = Field(default=1.0, ge=1.0, le=1000.0)
-    checkpoint_dir: Path | None = None
+    initial_model: Path | None = None
     compile_cache: Path | None = None
     threads: int = Field(default=0, ge=0, le=1024)
 
@@ -64,7 +68,6 @@ class SynchronizerSettings(Section):
     """One synchronizer process."""
 
     shard: int = Field(default=0, ge=0)
-    health_file: Path | None = None
 
 
 class LogSettings(Section):
@@ -85,7 +88,7 @@ def _protocol(value: object) -> ProtocolSettings:
 
 
 class Settings(BaseSettings):
-    """Everything a process of Atoll can be told."""
+    """Everything a process of Atoll can be told. `health_file` is what a service touches while it lives."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid", arbitrary_types_allowed=True
@@ -93,6 +96,7 @@ class Settings(BaseSettings):
 
     run: str = "local"
     seed: int = Field(default=0, ge=0)
+    health_file: Path | None = None
     broker: BrokerSettings = BrokerSettings()
     protocol: Annotated[ProtocolSettings, BeforeValidator(_protocol)] = ProtocolSettings()
     learner: LearnerSettings = LearnerSettings()

@@ -44,7 +44,7 @@ TESTED_BY = {
     "atoll_learner.process": "test_up.py",
     "atoll_synchronizer.commands": "test_up.py",
     "atoll.up.brokers": "test_up.py",
-    "atoll.up.demo": "test_up.py",
+    "atoll.up.defaults": "test_up.py",
     "atoll.up.environment": "test_up.py",
     "atoll.up.folder": "test_up.py",
     "atoll.up.founded": "test_up.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -193,20 +195,45 @@ def test_the_learning_rate_warms_up_and_falls_as_a_cosine_of_the_runs_tokens() -
     assert learning_rate(train, 12345, 0) == 1.0
 
 
-def test_a_model_file_round_trips_and_a_truncated_one_is_refused(tmp_path: object) -> None:
-    """safetensors, whole or not at all."""
-    from pathlib import Path  # noqa: PLC0415  (the fixture's type)
-
-    folder = Path(str(tmp_path))
+def test_a_model_file_round_trips(tmp_path: Path) -> None:
+    """The same bits under the same names."""
     params = init_params(small(), 0)
-    save_safetensors(params, folder / "model.safetensors", {"run": "x"})
-    loaded = load_safetensors(folder / "model.safetensors")
+    save_safetensors(params, tmp_path / "model.safetensors", {"run": "x"})
+    loaded = load_safetensors(tmp_path / "model.safetensors", init_params(small(), 1))
 
-    assert all((loaded[name] == np.asarray(params[name])).all() for name in params)
-    data = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    assert loaded.keys() == params.keys()
+    assert all((loaded[name] == params[name]).all() for name in params)
+
+
+def test_a_truncated_or_missing_model_file_is_refused(tmp_path: Path) -> None:
+    """Half a file, an empty one, none at all: one message, which names the file."""
+    path = tmp_path / "model.safetensors"
+    params = init_params(small(), 0)
+    save_safetensors(params, path, {"run": "x"})
+    data = path.read_bytes()
+    for content in (data[: len(data) // 2], data[:5], b""):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            load_safetensors(path, params)
+    path.unlink()
     with pytest.raises(CheckpointError, match="cannot be read"):
-        load_safetensors(folder / "model.safetensors")
+        load_safetensors(path, params)
+
+
+def test_a_file_of_another_model_is_refused_with_the_first_difference(tmp_path: Path) -> None:
+    """Another width, a tensor too few, a value that is no number."""
+    path = tmp_path / "model.safetensors"
+    params = init_params(small(), 0)
+    name = min(params)
+    for wrong, said in (
+        ({**params, name: params[name][:-1]}, "another model"),
+        ({key: leaf for key, leaf in params.items() if key != name}, "another model"),
+        ({**params, name: params[name] * np.nan}, "infinities or NaN"),
+    ):
+        save_safetensors(wrong, path, {})
+        with pytest.raises(CheckpointError, match=said) as refusal:
+            load_safetensors(path, params)
+        assert name in str(refusal.value)
 
 
 def test_sampling_is_deterministic_and_starts_with_its_prompt() -> None:

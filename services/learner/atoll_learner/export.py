@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
@@ -32,15 +33,30 @@ def save_safetensors(params: Params, path: Path, metadata: Mapping[str, str]) ->
         raise
 
 
-def load_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Return the tensors of a file that `save_safetensors` wrote.
+def load_safetensors(path: Path, like: Params) -> Params:
+    """Return the tensors of a file, which must have the names and shapes of `like`, in the dtypes of `like`.
 
     Raises:
-        CheckpointError: the file is missing, truncated or not safetensors.
+        CheckpointError: the file is missing, truncated, not safetensors, not finite, or holds another model.
     """
     try:
-        return load_file(path)
+        found = load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(
             "this model file cannot be read", got=f"{path}: {error}", todo="export it again, or name another file"
         ) from error
+    for name in sorted(like.keys() | found.keys()):
+        got = f"{name} {found[name].shape}" if name in found else f"no {name}"
+        allowed = f"{name} {like[name].shape}" if name in like else f"no {name}"
+        if got != allowed:
+            raise CheckpointError(
+                "this model file holds another model",
+                got=f"{path}: {got}",
+                allowed=allowed,
+                todo="set model.* to what the file was trained with, or name another file",
+            )
+        if not np.isfinite(found[name].astype(np.float32)).all():
+            raise CheckpointError(
+                "this model file holds infinities or NaN", got=f"{path}: {name}", todo="name a file of a sound run"
+            )
+    return {name: jnp.asarray(found[name], dtype=leaf.dtype) for name, leaf in like.items()}

@@ -138,9 +138,17 @@ class Decoder(nnx.Module):
 
 
 def init_params(settings: ModelSettings, seed: int) -> Params:
-    """Return the initial parameters of `seed`: equal bits for equal seeds on one machine type."""
-    state = nnx.state(Decoder(settings, jax.random.key(seed)), nnx.Param)
-    return {_name(path): leaf[...] for path, leaf in nnx.to_flat_state(state)}
+    """Return the initial parameters of `seed`: equal bits for equal seeds on one machine type.
+
+    One compiled program: drawn tensor by tensor, a learner that returns would spend seconds on it in spite of its cache.
+    """
+
+    def draw(key: jax.Array) -> Params:
+        state = nnx.state(Decoder(settings, key), nnx.Param)
+        return {_name(path): leaf[...] for path, leaf in nnx.to_flat_state(state)}
+
+    drawn: Params = jax.jit(draw)(jax.random.key(seed))
+    return drawn
 
 
 def make_forward(settings: ModelSettings):  # type: ignore[no-untyped-def]  # noqa: ANN201  (a pure function, see below)

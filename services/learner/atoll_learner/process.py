@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from atoll.bus.connect import open_bus
 from atoll.island.join import IslandHandle, join
 from atoll.logs import configure, get
-from atoll.settings import Settings
+from atoll.settings import Settings, bus_options
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.feed import LeasedFeed
@@ -83,14 +84,18 @@ def run(settings: Settings) -> None:
     work = prepare_work(settings)
     limit_threads(settings.learner.threads)
 
-    from atoll_learner.model import embedding_names, init_params  # noqa: PLC0415  (after the thread limits are set)
+    from atoll_learner.export import load_safetensors  # noqa: PLC0415  (after the thread limits are set)
+    from atoll_learner.model import embedding_names, init_params  # noqa: PLC0415
     from atoll_learner.train import enable_compile_cache  # noqa: PLC0415
 
     if settings.learner.compile_cache is not None:
         enable_compile_cache(settings.learner.compile_cache)
     params = init_params(work.model, settings.seed)
+    if settings.learner.initial_model is not None:
+        params = load_safetensors(settings.learner.initial_model, params)
+    url, options = settings.broker.url, bus_options(settings)
     island = join(
-        settings.broker.url,
+        lambda: open_bus(url, settings.run, name=learner, options=options),
         run=settings.run,
         learner=learner,
         params=params,
@@ -100,7 +105,7 @@ def run(settings: Settings) -> None:
         data=work.shards.meta.fingerprint,
         data_blocks=work.shards.blocks,
         seed=settings.seed,
-        patience_s=settings.broker.patience_s,
+        health_file=settings.health_file,
     )
     with island:
         log.info("learner.ready", took_s=round(time.monotonic() - began_s, 2), tokens=work.shards.meta.tokens)

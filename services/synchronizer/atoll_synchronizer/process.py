@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from atoll.bus.connect import open_bus
@@ -17,6 +18,7 @@ from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
 from atoll.clock import SystemClock
 from atoll.errors import BrokerUnavailable, SettingsError
+from atoll.health import show_life
 from atoll.island.founding import read_heads, read_run
 from atoll.logs import configure, get
 from atoll.settings import Settings, bus_options
@@ -26,6 +28,7 @@ from atoll_synchronizer.service import ShardService
 log = get(__name__)
 
 POLL_S = 0.2
+LIFE_S = 2.0
 SAY_S = 10.0
 LEAVE_S = 20.0
 CLOSE_S = 5.0
@@ -46,6 +49,7 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     bus = await open_bus(settings.broker.url, settings.run, name=f"shard-{shard}", options=bus_options(settings))
+    life = None if settings.health_file is None else loop.create_task(_live(settings.health_file))
     try:
         record = await wait_for_run(bus, settings.run, stop)
         if record is None:
@@ -56,12 +60,20 @@ async def serve(settings: Settings) -> None:
             )
         await _serve_run(bus, record, settings, stop)
     finally:
+        if life is not None:
+            life.cancel()
         await bus.close()
+
+
+async def _live(file: Path) -> None:
+    """Touch the health file while the loop runs: waiting for a run or for learners is health too."""
+    while True:
+        show_life(file)
+        await asyncio.sleep(LIFE_S)
 
 
 async def _serve_run(bus: Bus, record: RunRecord, settings: Settings, stop: asyncio.Event) -> None:
     service = ShardService(bus, record, settings.synchronizer.shard, SystemClock())
-    service.health_file = settings.synchronizer.health_file
     serving = asyncio.create_task(service.serve())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)

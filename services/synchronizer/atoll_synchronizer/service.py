@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -85,7 +84,6 @@ class ShardService:
         self.store = Store(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
         self.bench = Workbench(bus, run)
         self.commits = 0
-        self.health_file: Path | None = None
         self._deliveries: dict[PushKey, tuple[Delivery, Contribution]] = {}
         self._lanes: dict[int, asyncio.Queue[Fold | Frozen | Acknowledge]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -142,8 +140,6 @@ class ShardService:
         if beat.state == "left":
             return
         self._on_fact(beat_fact(beat, self.clock.monotonic()))
-        if self.health_file is not None:
-            self.health_file.touch()
 
     async def _read_queue(self, consumer: Any) -> None:  # noqa: ANN401  (Consumer)
         while True:

@@ -131,7 +131,7 @@ def _broker(url: str) -> Finding:
 
 
 def health_verb(
-    file: Annotated[Path | None, typer.Option(help="The health file; default: synchronizer.health_file.")] = None,
+    file: Annotated[Path | None, typer.Option(help="The health file; default: health_file.")] = None,
     age_s: Annotated[float, typer.Option("--age", min=0.0, help="Seconds after which it is stale.")] = 15.0,
     config: Config = None,
     assignments: Assignments = None,
@@ -139,19 +139,20 @@ def health_verb(
     """Leave with 0 if the file was touched within `--age` seconds, else with 1."""
     from atoll.clock import SystemClock  # noqa: PLC0415
     from atoll.errors import SettingsError  # noqa: PLC0415
+    from atoll.health import silent_s  # noqa: PLC0415
     from atoll.settings import load  # noqa: PLC0415
 
-    path = file if file is not None else load(config, with_flags(assignments)).settings.synchronizer.health_file
+    path = file if file is not None else load(config, with_flags(assignments)).settings.health_file
     if path is None:
         raise SettingsError(
-            "no health file is configured", todo="set synchronizer.health_file for the service and here, or give --file"
+            "no health file is configured", todo="set health_file for the service and here, or give --file"
         )
     try:
-        since_s = SystemClock().wall() - path.stat().st_mtime
+        since_s = silent_s(path, SystemClock())
     except OSError as error:
         say(f"unhealthy: {path}: {error.strerror}")
         raise typer.Exit(1) from None
     if since_s > age_s:
         say(f"unhealthy: last sign of life {since_s:.1f} s ago, allowed {age_s:g} s")
         raise typer.Exit(1)
-    say(f"healthy: last sign of life {max(0.0, since_s):.1f} s ago")
+    say(f"healthy: last sign of life {since_s:.1f} s ago")

@@ -29,14 +29,18 @@ def up(  # noqa: PLR0913  (one option each)
         int | None, typer.Option(min=1, max=65535, help="Port of the run's own broker; default: a free one.")
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="Train for this long at most.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Train this many tokens in all.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Train this many tokens in all; 0 goes on until told.  [default: 2500000]")
+    ] = None,
     corpus: Annotated[
         list[Path] | None, typer.Option(help="Text to train on; repeatable.  [default: Python's own source]")
     ] = None,
     throttle: Annotated[list[str] | None, typer.Option(help="Slow a learner down, as learner-3=5; repeatable.")] = None,
     config: Config = None,
     assignments: Assignments = None,
-    demo: Annotated[bool, typer.Option("--demo", help="The five-minute demonstration.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Begin anew where --out holds a finished run, which is moved aside.")
+    ] = False,
 ) -> None:
     """Prepare data, start a broker, shards, learners and the evaluator; drain, export and report at the end.
 
@@ -58,7 +62,7 @@ def up(  # noqa: PLR0913  (one option each)
         throttle=tuple(throttle or ()),
         config=config,
         assignments=tuple(flags),
-        demo=demo,
+        again=again,
     )
     code = run_up(plan(request))
     if code:

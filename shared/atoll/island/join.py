@@ -20,6 +20,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -59,6 +60,7 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
     data_blocks: int = 0,
     seed: int = 0,
     patience_s: float = 30.0,
+    health_file: Path | None = None,
     clock: Clock | None = None,
     home: LoopThread | None = None,
 ) -> IslandHandle:
@@ -77,6 +79,7 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
         data_blocks: blocks of leased data, 0 for a loop that brings its own.
         seed: the run's seed.
         patience_s: how long to try to reach the broker, seconds.
+        health_file: touched with every heartbeat that reached the broker.
         clock: another clock, for tests.
         home: a loop thread to share with others (in-memory buses need one loop); a thread of its own by default.
 
@@ -101,7 +104,9 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
     )
     named = dict(zip((t.name for t in layout.tensors), leaves, strict=True))
     origin = {p: gather(layout, named, p) for p in range(len(layout.fragments))}
-    request = JoinRequest(learner=learner, record=record, origin=origin, data_blocks=data_blocks)
+    request = JoinRequest(
+        learner=learner, record=record, origin=origin, data_blocks=data_blocks, health_file=health_file
+    )
 
     async def open_url() -> Bus:
         return await open_bus(str(broker), run, name=learner, options=BusOptions(patience_s=patience_s))

@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
 from atoll.errors import BrokerUnavailable, BusError
+from atoll.health import show_life
 from atoll.island.driver import IslandDriver, Ready
 from atoll.island.founding import Frame, Vector, fetch_frame, found_or_join, publish_origin, wait_for_heads
 from atoll.island.leases import DataLeases
@@ -40,6 +42,7 @@ class JoinRequest:
     record: RunRecord
     origin: Mapping[int, Vector]
     data_blocks: int = 0
+    health_file: Path | None = None
 
 
 class Session:
@@ -150,6 +153,7 @@ class Session:
         while True:
             try:
                 await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(self._beat()))
+                show_life(self._request.health_file)
             except (BusError, BrokerUnavailable) as error:
                 log.warning("beat.failed", reason=str(error))
             await asyncio.sleep(pause_s)

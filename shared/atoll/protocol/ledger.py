@@ -17,6 +17,8 @@ A shard's own ledger covers its own fragments; `Ledger.absorb` adds several shar
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 
@@ -36,6 +38,17 @@ class Account(msgspec.Struct):
     def settled(self) -> int:
         """Return the token-fragments that shards have given a fate."""
         return self.merged + self.merged_late + sum(self.refused.values())
+
+    def fates(self, fragments: int) -> dict[str, int]:
+        """Return what became of every token-fragment, for a run of `fragments` fragments that is over.
+
+        `lost` is what no other fate claims; negative when something was counted twice (`settle` says so).
+        """
+        fates = {"merged": self.merged, "merged_late": self.merged_late, "superseded": self.superseded}
+        if self.refused_local:
+            fates["refused:local"] = self.refused_local
+        fates |= {f"refused:{reason}": count for reason, count in self.refused.items()}
+        return {**fates, "lost": fragments * self.trained - sum(fates.values())}
 
 
 class Ledger(msgspec.Struct):
@@ -95,30 +108,23 @@ def settle(ledger: Ledger, fragments: int) -> Settlement:
     An incarnation that left must balance on both sides. A dead one cannot be asked any more: what it had trained by its
     last report and nobody merged, refused or superseded is lost with it, and must not be negative.
     """
-    fates: dict[str, int] = {"merged": 0, "merged_late": 0, "superseded": 0, "lost": 0}
+    sums: Counter[str] = Counter()
     errors: list[str] = []
     trained = 0
     for key, account in sorted(ledger.accounts.items()):
         due = fragments * account.trained
         trained += due
-        open_ = due - account.superseded - account.refused_local - account.settled
+        fates = account.fates(fragments)
+        sums.update(fates)
         if account.left:
             local = due - account.pushed - account.superseded - account.refused_local
             if local:
                 errors.append(f"{key}: its own books differ by {local} token-fragments")
             if account.pushed != account.settled:
                 errors.append(f"{key}: pushed {account.pushed} token-fragments, settled {account.settled}")
-        if open_ < 0:
-            errors.append(f"{key}: {-open_} token-fragments have more than one fate")
-        fates["merged"] += account.merged
-        fates["merged_late"] += account.merged_late
-        fates["superseded"] += account.superseded
-        fates["lost"] += open_
-        if account.refused_local:
-            fates["refused:local"] = fates.get("refused:local", 0) + account.refused_local
-        for reason, count in account.refused.items():
-            fates[f"refused:{reason}"] = fates.get(f"refused:{reason}", 0) + count
-    return Settlement(trained=trained, fates=fates, errors=tuple(errors))
+        if fates["lost"] < 0:
+            errors.append(f"{key}: {-fates['lost']} token-fragments have more than one fate")
+    return Settlement(trained=trained, fates={**Account().fates(fragments), **sums}, errors=tuple(errors))
 
 
 def apportion(fates: dict[str, int], fragments: int) -> dict[str, int]:

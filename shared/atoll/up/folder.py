@@ -1,9 +1,9 @@
 """The folder of a run on this machine, and `run.json`, which makes it resumable.
 
     OUT/run.json    what the run is: id, fixed settings, sessions so far     OUT/nats/    the broker's store
-    OUT/data/       token shards                                             OUT/state/   learners' checkpoints
-    OUT/cache/      compiled programs                                        OUT/logs/    one file per process
-    OUT/health/     touched by shards                                        OUT/lock     held while `up` runs
+    OUT/data/       token shards                                             OUT/logs/    one file per process
+    OUT/cache/      compiled programs                                        OUT/lock     held while `up` runs
+    OUT/health/     touched by shards and learners
     OUT/report.json, report.html, model.safetensors, sample.txt, validation.json
 
 `run.json` is written whole and moved into place, so that a kill leaves the old one or the new one. Two `up` on one
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -28,7 +29,7 @@ SCHEMA: Final = 1
 FREE_MIN_BYTES: Final = 200 << 20
 EMBEDDED: Final = "embedded"
 RUN_FILE_BYTES_MAX: Final = 4 << 20
-_FOLDERS = ("nats", "data", "state", "cache", "logs", "health")
+_FOLDERS = ("nats", "data", "cache", "logs", "health")
 
 
 class SessionRecord(msgspec.Struct, kw_only=True):
@@ -77,6 +78,13 @@ def read_run_file(out: Path) -> RunFile | None:
     if run.schema != SCHEMA:
         raise SettingsError(f"{path} is of another schema", got=run.schema, allowed=SCHEMA, todo="use that Atoll")
     return run
+
+
+def move_aside(out: Path) -> Path:
+    """Rename the folder of a run to the first free `<out>-<number>` and return that; nothing of it is changed."""
+    number = next(n for n in itertools.count(1) if not out.with_name(f"{out.name}-{n}").exists())
+    with RunFolder(out):
+        return out.rename(out.with_name(f"{out.name}-{number}"))
 
 
 class RunFolder:

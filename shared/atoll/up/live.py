@@ -204,7 +204,7 @@ def status_line(picture: Picture) -> str:
     view = picture.view
     target = f" of {picture.target:,}" if picture.target else ""
     goodput = "" if picture.goodput is None else f" · goodput {100 * picture.goodput:.0f}%"
-    quality = f" · {view.validations[-1].bits_per_byte:.3f} bits/byte" if view.validations else ""
+    quality = f" · {view.validations[-1].validation.bits_per_byte:.3f} bits/byte" if view.validations else ""
     left = "" if picture.left_s is None else f" · {duration(picture.left_s)} to go"
     training = sum(picture.state(learner) == "training" for learner in view.learners.values())
     traffic = f"{size(view.bytes_up)} up {size(view.bytes_down)} down"

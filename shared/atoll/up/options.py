@@ -1,7 +1,7 @@
 """From flags, environment and an older `run.json` to one checked plan of a run on this machine.
 
 Precedence, highest first: flags and `--set`, environment, `--config`, then what the folder's `run.json` holds (when it
-is continued) or the demonstration's defaults. Of a run that exists only those settings may change that no one else has
+is continued) or `atoll.up.defaults`. Of a run that exists only those settings may change that no one else has
 agreed on; a difference in any other is refused by name, because the run record on the broker would win silently.
 """
 
@@ -16,11 +16,10 @@ from typing import Any
 
 from atoll.errors import SettingsError
 from atoll.settings import Loaded, Settings, load
-from atoll.up import demo
+from atoll.up import defaults
 from atoll.up.environment import as_text, flat, redacted
 from atoll.up.folder import EMBEDDED, RunFile, read_run_file
 
-LEARNERS_DEFAULT = 3
 LEARNERS_MAX = 64
 THROTTLE_MAX = 1000.0
 _TARGET = "protocol.tokens_target"
@@ -40,7 +39,7 @@ class UpRequest:
     throttle: tuple[str, ...] = ()
     config: Path | None = None
     assignments: tuple[str, ...] = ()
-    demo: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,7 @@ class UpPlan:
         corpus: what to prepare data from; empty means Python's own source.
         prepare: whether the data is ours to prepare.
         former: the run as the folder had it, or None for a new one.
+        aside: whether a finished run in `out` makes room for this new one.
     """
 
     settings: Settings
@@ -70,6 +70,7 @@ class UpPlan:
     corpus: tuple[Path, ...]
     prepare: bool
     former: RunFile | None
+    aside: bool = False
 
 
 def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> UpPlan:
@@ -83,8 +84,9 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     run = given.settings.run if "run" in given.origins else f"up-{secrets.token_hex(4)}"
     out = request.out if request.out is not None else Path("runs") / run
     former = read_run_file(out)
-    defaults = _defaults(request, former, run)
-    unsaid = [f"{name}={as_text(value)}" for name, value in defaults.items() if name not in given.origins]
+    aside = request.again and former is not None and _is_finished(former, int(former.settings.get(_TARGET, 0)))
+    former = None if aside else former
+    unsaid = [f"{name}={as_text(value)}" for name, value in _defaults(former, run).items() if name not in given.origins]
     loaded = load(request.config, [*(text for text in unsaid if text[-1] != "="), *request.assignments], environment)
     settings = loaded.settings
     count = _learners(request, former)
@@ -101,6 +103,7 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
         corpus=request.corpus,
         prepare="data.dir" not in loaded.origins,
         former=former,
+        aside=aside,
     )
     _check_data(result)
     if former is not None:
@@ -115,15 +118,15 @@ def kept_settings(up: UpPlan) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if value is not None and (name != "data.dir" or not up.prepare)}
 
 
-def _defaults(request: UpRequest, former: RunFile | None, run: str) -> dict[str, Any]:
+def _defaults(former: RunFile | None, run: str) -> dict[str, Any]:
     """Return what stands where nobody said anything."""
     if former is not None:
         return {**former.settings, "run": former.run}
-    return {**(demo.DEFAULTS if request.demo else {}), "run": run}
+    return {**defaults.SETTINGS, "run": run}
 
 
 def _learners(request: UpRequest, former: RunFile | None) -> int:
-    fallback = former.learners if former is not None else demo.LEARNERS if request.demo else LEARNERS_DEFAULT
+    fallback = former.learners if former is not None else defaults.LEARNERS
     count = fallback if request.learners is None else request.learners
     if not 1 <= count <= LEARNERS_MAX:
         raise SettingsError(
@@ -197,10 +200,15 @@ def _check_unchanged(former: RunFile, up: UpPlan, given: Loaded) -> None:
     if former.broker == EMBEDDED and up.broker is not None:
         raise SettingsError("this run lives in its own broker's store", got=redacted(up.broker), todo="omit --broker")
     target = up.settings.protocol.tokens_target
-    if target and target <= former.tokens:
+    if _is_finished(former, target):
         raise SettingsError(
             "this run has reached its target",
             got=f"{former.tokens} tokens trained, target {target}",
             allowed=f"a target above {former.tokens}, or 0 for none",
-            todo=f"give a larger --tokens to continue it, or another --out; its report is {up.out / 'report.html'}",
+            todo=f"give a larger --tokens to continue it, --again to begin anew, or another --out; "
+            f"its report is {up.out / 'report.html'}",
         )
+
+
+def _is_finished(former: RunFile, target: int) -> bool:
+    return 0 < target <= former.tokens

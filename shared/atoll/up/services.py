@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from atoll.up.brokers import host_command
-from atoll.up.demo import EVALUATE_EVERY_S
+from atoll.up.defaults import EVALUATE_EVERY_S
 from atoll.up.environment import flat, variables, without_settings
 from atoll.up.folder import RunFolder
 from atoll.up.options import UpPlan
@@ -73,7 +73,7 @@ class Services:
         name = self.shards[number]
         own = {
             "synchronizer.shard": number,
-            "synchronizer.health_file": str(self._folder.path("health", name).absolute()),
+            "health_file": str(self._folder.path("health", name).absolute()),
         }
         command = (sys.executable, "-m", "atoll_synchronizer")
         return ChildPlan(name, command, self._environment(own), restarts_max=RESTARTS_MAX)
@@ -84,9 +84,10 @@ class Services:
         cores = os.cpu_count() or 1
         own = {
             "learner.id": learner,
+            "health_file": str(self._folder.path("health", learner).absolute()),
             "learner.threads": told.threads or max(1, cores // len(self._up.learners)),
             "learner.throttle": self._up.throttle.get(learner, told.throttle),
-            "learner.checkpoint_dir": str((told.checkpoint_dir or self._folder.path("state")).absolute() / learner),
+            **({"learner.initial_model": str(told.initial_model.absolute())} if told.initial_model else {}),
         }
         command = (sys.executable, "-m", "atoll_learner")
         return ChildPlan(learner, command, self._environment(own), restarts_max=RESTARTS_MAX)

@@ -30,7 +30,7 @@ from atoll.errors import AtollError, ProtocolMisuse
 from atoll.logs import configure
 from atoll.up.brokers import check_broker_at
 from atoll.up.environment import redacted
-from atoll.up.folder import EMBEDDED, RunFile, RunFolder, SessionRecord
+from atoll.up.folder import EMBEDDED, RunFile, RunFolder, SessionRecord, move_aside
 from atoll.up.founded import data_hash, raise_target
 from atoll.up.live import Face, Picture, make_face
 from atoll.up.options import UpPlan, kept_settings
@@ -66,6 +66,8 @@ def run_up(up: UpPlan) -> int:
     Raises `AtollError` for anything that kept the run from working; nothing is left running then either.
     """
     clock = SystemClock()
+    if up.aside:
+        move_aside(up.out)
     with RunFolder(up.out) as folder, _logging_to(folder.path("logs", "up.jsonl"), up):
         fleet = Fleet(folder.path("logs"), clock)
         try:

@@ -102,6 +102,14 @@ class Validation(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """A validation, and the token-fragments that commits before it on the tape had merged."""
+
+    validation: Validation
+    token_fragments_merged: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoundLine:
     """A commit, with the shard that made it and the wall time it wrote."""
 
@@ -163,12 +171,13 @@ class RunView:
     learners: dict[str, LearnerView] = field(default_factory=dict)
     fragments: dict[int, FragmentView] = field(default_factory=dict)
     rounds: deque[RoundLine] = field(default_factory=lambda: deque(maxlen=ROUNDS_MAX))
-    validations: deque[Validation] = field(default_factory=lambda: deque(maxlen=VALIDATIONS_MAX))
+    validations: deque[Measured] = field(default_factory=lambda: deque(maxlen=VALIDATIONS_MAX))
     closed: dict[str, Closed] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     commits: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    token_fragments_merged: int = 0
     tokens_told: int = 0
     unreadable: int = 0
 
@@ -232,6 +241,7 @@ class RunView:
         self.commits += 1
         self.bytes_up += line.bytes_up
         self.bytes_down += line.bytes_down
+        self.token_fragments_merged += line.tokens
         self.tokens_told = max(self.tokens_told, line.run_tokens)
         known = self.fragments.get(line.fragment)
         if known is None or line.version >= known.version:
@@ -259,7 +269,7 @@ class RunView:
         self.tokens_told = max(self.tokens_told, closed.ledger.run_tokens)
 
     def _on_validation(self, event: Event) -> None:
-        self.validations.append(_fields(event, Validation))
+        self.validations.append(Measured(_fields(event, Validation), self.token_fragments_merged))
 
     def _life(self, learner: str, incarnation: int) -> tuple[LearnerView, Life]:
         """Return the learner and its incarnation, made known when new; the oldest life goes when there are too many."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import atoll
-from atoll.protocol.ledger import Ledger, apportion, settle
+from atoll.protocol.ledger import Account, Ledger, apportion, settle
 from atoll.up.folder import SessionRecord
 from atoll.up.view import LearnerView, Life, RunView
 
@@ -49,19 +49,23 @@ class Facts:
 
 def collect(view: RunView, facts: Facts) -> dict[str, Any]:
     """Return the report of a run as it stands, in plain JSON values."""
+    books = Ledger()
+    for _, closed in sorted(view.closed.items()):
+        books.absorb(closed.ledger)
+    fragments = int(facts.settings["protocol.fragments"])
     return {
         "schema": SCHEMA,
         "run": facts.run,
         "ended": facts.sessions[-1].ended if facts.sessions else "unknown",
-        **_fates(view, facts),
-        "validation": _validation(view, facts.validation),
+        **_fates(books, fragments, [name for name in _shard_names(facts) if name not in view.closed]),
+        "validation": _validation(view, facts.validation, facts.settings),
         "bytes_up": view.bytes_up,
         "bytes_down": view.bytes_down,
         "goodput": _goodput(facts.sessions),
         "commits": view.commits,
         "rounds": _rounds(view),
         "refused": dict(sorted(view.refused.items())),
-        "learners": [_learner(learner) for _, learner in sorted(view.learners.items())],
+        "learners": [_learner(learner, books, fragments) for _, learner in sorted(view.learners.items())],
         "shards": _shards(view, facts),
         "seed": facts.settings.get("seed", 0),
         "wall_s": round(sum(session.wall_s for session in facts.sessions), 3),
@@ -78,15 +82,10 @@ def _shard_names(facts: Facts) -> list[str]:
     return [f"shard-{i}" for i in range(int(facts.settings["protocol.shards"]))]
 
 
-def _fates(view: RunView, facts: Facts) -> dict[str, Any]:
+def _fates(books: Ledger, fragments: int, unclosed: Sequence[str]) -> dict[str, Any]:
     """Return what became of every token; see the module docstring."""
-    fragments = int(facts.settings["protocol.fragments"])
-    ledger = Ledger()
-    errors = [f"{name} did not close its books" for name in _shard_names(facts) if name not in view.closed]
-    for _, closed in sorted(view.closed.items()):
-        ledger.absorb(closed.ledger)
-    settlement = settle(ledger, fragments)
-    errors += settlement.errors
+    settlement = settle(books, fragments)
+    errors = [*(f"{name} did not close its books" for name in unclosed), *settlement.errors]
     return {
         "tokens_trained": settlement.trained // fragments,
         "tokens_by_fate": dict(sorted(apportion(settlement.fates, fragments).items())),
@@ -96,10 +95,18 @@ def _fates(view: RunView, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _validation(view: RunView, exported: Mapping[str, Any]) -> dict[str, Any]:
+def _validation(view: RunView, exported: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the export's own two measurements, or the curve's ends where there was no export, and the curve."""
     points = thinned(list(view.validations), CURVE_MAX)
-    curve = [{"run_tokens": point.run_tokens, "bits_per_byte": point.bits_per_byte} for point in points]
+    fragments = int(settings["protocol.fragments"])
+    curve = [
+        {
+            "run_tokens": point.validation.run_tokens,
+            "tokens_merged": point.token_fragments_merged // fragments,
+            "bits_per_byte": point.validation.bits_per_byte,
+        }
+        for point in points
+    ]
     ends = (curve[0]["bits_per_byte"], curve[-1]["bits_per_byte"]) if curve else (None, None)
     return {
         "initial_bits_per_byte": exported.get("initial_bits_per_byte", ends[0]),
@@ -131,16 +138,19 @@ def _rounds(view: RunView) -> dict[str, Any]:
     }
 
 
-def _learner(learner: LearnerView) -> dict[str, Any]:
+def _learner(learner: LearnerView, books: Ledger, fragments: int) -> dict[str, Any]:
     return {
         "learner": learner.learner,
         "tokens": learner.tokens,
         "steps": sum(life.steps for life in learner.lives.values()),
-        "incarnations": [_life(life) for _, life in sorted(learner.lives.items())],
+        "incarnations": [
+            _life(life, books.accounts.get(f"{learner.learner}/{life.incarnation}", Account()), fragments)
+            for _, life in sorted(learner.lives.items())
+        ],
     }
 
 
-def _life(life: Life) -> dict[str, Any]:
+def _life(life: Life, account: Account, fragments: int) -> dict[str, Any]:
     """Return one incarnation; figures only heartbeats carry are None for a life of an earlier session."""
     beat = life.beat
     return {
@@ -149,6 +159,7 @@ def _life(life: Life) -> dict[str, Any]:
         "left": life.left,
         "tokens": life.tokens,
         "steps": life.steps,
+        "tokens_by_fate": dict(sorted(apportion(account.fates(fragments), fragments).items())),
         "join_s": life.took_s,
         "tokens_per_s": None if beat is None else round(beat.tokens_per_s, 1),
         "overhead": None if beat is None else round(beat.overhead, 5),

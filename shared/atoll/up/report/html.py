@@ -141,12 +141,13 @@ def _learners(report: Mapping[str, Any]) -> str:
                     str(life["incarnation"]),
                     f"{life['tokens']:,}",
                     f"{life['steps']:,}",
+                    ", ".join(f"{fate} {count:,}" for fate, count in life["tokens_by_fate"].items() if count),
                     _number(speed),
                     "-" if overhead is None else f"{100 * overhead:.2f}%",
                     "left" if life["left"] else "died or was killed",
                 ]
             )
-    return _table(["learner", "life", "tokens", "steps", "tokens/s", "overhead", "end"], rows)
+    return _table(["learner", "life", "tokens", "steps", "fates", "tokens/s", "overhead", "end"], rows)
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

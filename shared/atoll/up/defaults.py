@@ -1,4 +1,4 @@
-"""What `atoll up --demo` sets where nobody has set anything: a run of about five minutes on two cores.
+"""What `atoll up` sets where nobody has set anything: a run of about five minutes on two cores.
 
 The model is the learner's size "s"; the optimizer is its default. Eight fragments every eight steps: one is due about
 every step, and at this length of run a short interval costs the least quality (docs/lab/LOG.md).
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 LEARNERS: Final = 3
-DEFAULTS: Final[dict[str, Any]] = {
+SETTINGS: Final[dict[str, Any]] = {
     "model.size": "s",
     "protocol.fragments": 8,
     "protocol.interval_steps": 8,

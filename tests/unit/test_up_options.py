@@ -1,0 +1,103 @@
+"""The plan of a run: what stands where nobody said anything, and what may change in a run that exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import EnvironmentFault, SettingsError
+from atoll.up.folder import EMBEDDED, RunFile, RunFolder, move_aside, read_run_file
+from atoll.up.options import UpPlan, UpRequest, kept_settings, plan
+
+
+def former(out: Path, tokens: int, *assignments: str) -> UpPlan:
+    """Leave a run of two learners in `out` that has trained `tokens` of a target of 1000."""
+    up = plan(UpRequest(out=out, learners=2, assignments=("protocol.tokens_target=1000", *assignments)), {})
+    file = RunFile(run=up.settings.run, learners=2, settings=kept_settings(up), broker=EMBEDDED, tokens=tokens)
+    with RunFolder(out) as folder:
+        folder.save(file)
+    return up
+
+
+def test_where_nothing_is_said_a_run_is_the_five_minute_one(tmp_path: Path) -> None:
+    """`atoll up` alone ends by itself: three learners, two shards, a token target."""
+    up = plan(UpRequest(out=tmp_path / "run"), {})
+
+    assert len(up.learners) == 3
+    assert up.settings.protocol.shards == 2
+    assert up.settings.protocol.tokens_target == 2_500_000
+    assert up.former is None
+
+
+def test_what_is_said_goes_before_the_defaults(tmp_path: Path) -> None:
+    """Flags before the environment, the environment before the defaults; 0 tokens means no target."""
+    request = UpRequest(out=tmp_path / "run", assignments=("protocol.tokens_target=0",))
+    up = plan(request, {"ATOLL_PROTOCOL__FRAGMENTS": "5", "ATOLL_PROTOCOL__TOKENS_TARGET": "7"})
+
+    assert up.settings.protocol.tokens_target == 0
+    assert up.settings.protocol.fragments == 5
+
+
+def test_an_unfinished_run_is_continued_as_it_was(tmp_path: Path) -> None:
+    """Run id, learners and settings come from the folder, also with --again."""
+    begun = former(tmp_path / "run", 500, "protocol.fragments=6")
+    up = plan(UpRequest(out=tmp_path / "run", again=True), {})
+
+    assert up.former is not None
+    assert not up.aside
+    assert up.settings.run == begun.settings.run
+    assert len(up.learners) == 2
+    assert up.settings.protocol.fragments == 6
+
+
+def test_a_finished_run_is_refused_unless_told_to_begin_again(tmp_path: Path) -> None:
+    """The message names both ways on; --again makes a new run of the defaults."""
+    begun = former(tmp_path / "run", 1000)
+    with pytest.raises(SettingsError, match="reached its target") as refusal:
+        plan(UpRequest(out=tmp_path / "run"), {})
+    up = plan(UpRequest(out=tmp_path / "run", again=True), {})
+
+    assert "--again" in str(refusal.value)
+    assert up.aside
+    assert up.former is None
+    assert up.settings.run != begun.settings.run
+    assert len(up.learners) == 3
+
+
+def test_moving_aside_keeps_everything_under_the_next_free_name(tmp_path: Path) -> None:
+    """Two finished runs get two names; the folder is free afterwards."""
+    for count in (1000, 2000):
+        former(tmp_path / "run", count)
+        move_aside(tmp_path / "run")
+    first, second = read_run_file(tmp_path / "run-1"), read_run_file(tmp_path / "run-2")
+
+    assert first is not None
+    assert second is not None
+    assert (first.tokens, second.tokens) == (1000, 2000)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_going_on_is_not_moved(tmp_path: Path) -> None:
+    """The lock of the folder decides."""
+    former(tmp_path / "run", 1000)
+    with RunFolder(tmp_path / "run"), pytest.raises(EnvironmentFault, match="uses this folder"):
+        move_aside(tmp_path / "run")
+
+
+@pytest.mark.parametrize("assignment", ["protocol.fragments=3", "model.layers=2", "seed=9", "run=other"])
+def test_what_processes_have_agreed_on_cannot_change(tmp_path: Path, assignment: str) -> None:
+    """The run record would win silently, so the change is refused by name."""
+    former(tmp_path / "run", 500)
+
+    with pytest.raises(SettingsError, match=f"{assignment.partition('=')[0]} cannot change"):
+        plan(UpRequest(out=tmp_path / "run", assignments=(assignment,)), {})
+
+
+def test_a_larger_target_continues_a_finished_run(tmp_path: Path) -> None:
+    """The target is the one part of the agreement that may grow."""
+    former(tmp_path / "run", 1000)
+    up = plan(UpRequest(out=tmp_path / "run", assignments=("protocol.tokens_target=3000",)), {})
+
+    assert up.former is not None
+    assert up.settings.protocol.tokens_target == 3000
