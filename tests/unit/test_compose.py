@@ -11,7 +11,7 @@ import yaml
 from atoll.settings import load
 
 COMPOSE: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "docker-compose.yml").read_text(encoding="utf-8"))
-OURS = [name for name, service in COMPOSE["services"].items() if "environment" in service]
+OURS = [name for name, service in COMPOSE["services"].items() if "ATOLL_RUN" in service.get("environment", {})]
 
 
 def environment(service: str) -> dict[str, str]:

@@ -22,7 +22,8 @@ from atoll.bus.connect import open_bus
 from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
 from atoll.clock import SystemClock
-from atoll.errors import BrokerUnavailable, BusError, SettingsError
+from atoll.errors import BrokerUnavailable, BusError, PeerMisbehaved, SettingsError
+from atoll.health import live
 from atoll.island.founding import fetch_frame, read_heads, read_run
 from atoll.logs import configure, get
 from atoll.protocol.ledger import Ledger
@@ -87,6 +88,7 @@ async def _follow(settings: Settings, work: Work, every_s: float) -> None:
     ledger = Ledger()
     try:
         beats = asyncio.create_task(_count_tokens(bus, settings.run, ledger))
+        life = asyncio.create_task(live(settings.health_file))
         while not stop.is_set():
             run = await read_run(bus, Subjects(settings.run))
             if run is None or len(await read_heads(bus, Subjects(settings.run))) < len(run.layout.fragments):
@@ -95,6 +97,7 @@ async def _follow(settings: Settings, work: Work, every_s: float) -> None:
             await _evaluate_once(bus, run, measure, ledger)
             await _pause(stop, every_s)
         beats.cancel()
+        life.cancel()
     finally:
         await bus.close()
 
@@ -125,7 +128,11 @@ async def _count_tokens(bus: Bus, run: str, ledger: Ledger) -> None:
     """Keep the run's trained tokens from everybody's heartbeats."""
     beats = await bus.listen(Subjects(run).beat("*"))
     async for whisper in beats:
-        beat = decode(Beat, whisper.data)
+        try:
+            beat = decode(Beat, whisper.data)
+        except PeerMisbehaved as error:
+            log.warning("beat.refused", subject=whisper.subject, reason=str(error))
+            continue
         ledger.reported(beat.learner, beat.incarnation, beat.tokens, 0, 0, 0)
 
 

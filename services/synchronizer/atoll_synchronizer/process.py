@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 from atoll.bus.connect import open_bus
@@ -18,7 +17,7 @@ from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
 from atoll.clock import SystemClock
 from atoll.errors import BrokerUnavailable, SettingsError
-from atoll.health import show_life
+from atoll.health import live
 from atoll.island.founding import read_heads, read_run
 from atoll.logs import configure, get
 from atoll.settings import Settings, bus_options
@@ -28,7 +27,6 @@ from atoll_synchronizer.service import ShardService
 log = get(__name__)
 
 POLL_S = 0.2
-LIFE_S = 2.0
 SAY_S = 10.0
 LEAVE_S = 20.0
 CLOSE_S = 5.0
@@ -49,7 +47,7 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     bus = await open_bus(settings.broker.url, settings.run, name=f"shard-{shard}", options=bus_options(settings))
-    life = None if settings.health_file is None else loop.create_task(_live(settings.health_file))
+    life = loop.create_task(live(settings.health_file))
     try:
         record = await wait_for_run(bus, settings.run, stop)
         if record is None:
@@ -60,16 +58,8 @@ async def serve(settings: Settings) -> None:
             )
         await _serve_run(bus, record, settings, stop)
     finally:
-        if life is not None:
-            life.cancel()
+        life.cancel()
         await bus.close()
-
-
-async def _live(file: Path) -> None:
-    """Touch the health file while the loop runs: waiting for a run or for learners is health too."""
-    while True:
-        show_life(file)
-        await asyncio.sleep(LIFE_S)
 
 
 async def _serve_run(bus: Bus, record: RunRecord, settings: Settings, stop: asyncio.Event) -> None:

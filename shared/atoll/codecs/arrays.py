@@ -2,7 +2,8 @@
 
     8 bytes little-endian header length, header JSON [[name, dtype, shape], …], raw little-endian data in that order
 
-Only plain numeric dtypes by name; no objects, nothing executable. Sizes are checked before anything is allocated.
+Only plain numeric dtypes by name, bfloat16 among them; no objects, nothing executable. Sizes are checked before
+anything is allocated.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,7 @@ from atoll.errors import PeerMisbehaved
 
 HEADER_BYTES_MAX = 1 << 20
 INTEGERS = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
-DTYPES = INTEGERS | {"bool", "float16", "float32", "float64"}
+DTYPES = INTEGERS | {"bool", "bfloat16", "float16", "float32", "float64"}
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -58,7 +60,7 @@ def unpack_arrays(data: bytes, bytes_max: int) -> dict[str, npt.NDArray[Any]]:
     for entry in entries:
         if entry.dtype not in DTYPES or any(n < 0 for n in entry.shape) or entry.name in arrays:
             raise PeerMisbehaved("packed arrays with an unusable entry", got=entry)
-        dtype, count = np.dtype(entry.dtype), math.prod(entry.shape)
+        dtype, count = _dtype(entry.dtype), math.prod(entry.shape)
         if at + count * dtype.itemsize > len(data):
             raise PeerMisbehaved("packed arrays are truncated", got=len(data), allowed=at + count * dtype.itemsize)
         flat = np.frombuffer(data, dtype=dtype, count=count, offset=at)
@@ -70,3 +72,7 @@ def unpack_arrays(data: bytes, bytes_max: int) -> dict[str, npt.NDArray[Any]]:
     if at != len(data):
         raise PeerMisbehaved("packed arrays with bytes left over", got=len(data), allowed=at)
     return arrays
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

@@ -11,7 +11,7 @@ arXiv 2604.21428: c_tokens, c_steps).
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -23,6 +23,14 @@ from atoll.protocol.settings import ProtocolSettings
 
 SCHEMA: Final = 1
 MESSAGE_BYTES_MAX: Final = 1 << 20
+COUNT_MAX: Final = 1 << 53
+NAME_CHARS_MAX: Final = 256
+NORMS_MAX: Final = 1 << 16
+
+# What a peer claims stays within what arithmetic can bear: counts are exact as doubles, and so are sums of squares.
+Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
+Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -82,20 +90,20 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     `final` says that its learner leaves after it. `trained_tokens` is the learner's total when it took the snapshot.
     """
 
-    learner: str
-    incarnation: int
-    fragment: int
-    push: int
-    base_version: int
-    tokens: int
-    steps: int
-    trained_tokens: int
+    learner: Name
+    incarnation: Count
+    fragment: Count
+    push: Count
+    base_version: Count
+    tokens: Count
+    steps: Count
+    trained_tokens: Count
     loss: float | None
-    norms: tuple[float, ...]
-    layout: str
+    norms: Annotated[tuple[float, ...], msgspec.Meta(max_length=NORMS_MAX)]
+    layout: Name
     blob: BlobRef
     final: bool = False
-    cause_id: str = ""
+    cause_id: Name = ""
     sent_at_s: float = 0.0
     schema: int = SCHEMA
 
@@ -103,21 +111,21 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """The synchronizer's request for `fragment` on base `version`; `run_tokens` drives schedules by tokens."""
 
-    fragment: int
-    version: int
-    attempt: int
-    run_tokens: int
+    fragment: Count
+    version: Count
+    attempt: Count
+    run_tokens: Count
     schema: int = SCHEMA
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a contribution, told to its learner: `fate` is merged, merged_late or refused."""
 
-    learner: str
-    incarnation: int
-    fragment: int
-    push: int
-    fate: str
+    learner: Name
+    incarnation: Count
+    fragment: Count
+    push: Count
+    fate: Name
     reason: str = ""
     schema: int = SCHEMA
 
@@ -125,24 +133,23 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """A learner's heartbeat. Token-fragments are tokens counted once per fragment (see docs/protocol.md)."""
 
-    learner: str
-    incarnation: int
-    state: str
+    learner: Name
+    incarnation: Count
+    state: Name
     at_s: float
-    step: int
-    step_s: float
-    tokens: int
+    step: Count
+    step_s: Seconds
+    tokens: Count
     tokens_per_s: float
     loss: float | None
-    pushed: int
-    superseded: int
-    refused_local: int = 0
+    pushed: Count
+    superseded: Count
+    refused_local: Count = 0
     overhead: float = 0.0
-    lag_versions: int = 0
-    pending_pushes: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    data_position: int = 0
+    lag_versions: Count = 0
+    pending_pushes: Count = 0
+    bytes_up: Count = 0
+    bytes_down: Count = 0
     schema: int = SCHEMA
 
 

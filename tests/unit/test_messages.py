@@ -1,0 +1,94 @@
+"""Messages from anybody: what is exactly one of ours is understood, everything else is refused in one way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.bus.interface import BlobRef
+from atoll.errors import PeerMisbehaved
+from atoll.wire.messages import COUNT_MAX, MESSAGE_BYTES_MAX, Beat, Call, Contribution, Head, decode, encode, event
+
+MANIFEST = Contribution(
+    learner="a",
+    incarnation=1,
+    fragment=0,
+    push=1,
+    base_version=0,
+    tokens=1024,
+    steps=1,
+    trained_tokens=1024,
+    loss=5.5,
+    norms=(1.0,),
+    layout="f",
+    blob=BlobRef(stem="stem", size_bytes=10, chunks=1, digest="d"),
+)
+
+
+def changed(**fields: object) -> bytes:
+    """Return the manifest as JSON with some fields as a hostile peer would have them."""
+    document: dict[str, Any] = json.loads(encode(MANIFEST))
+    return json.dumps(document | fields).encode()
+
+
+def test_a_message_survives_the_wire() -> None:
+    """Encode, decode, equal."""
+    assert decode(Contribution, encode(MANIFEST)) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tokens": -1},
+        {"tokens": 10**300},
+        {"tokens": COUNT_MAX + 1},
+        {"steps": -5},
+        {"steps": 1.5},
+        {"push": "1"},
+        {"fragment": -1},
+        {"trained_tokens": 2**70},
+        {"learner": "a" * 10_000},
+        {"norms": ["x"]},
+        {"norms": [0.0] * 70_000},
+        {"blob": None},
+        {"schema": 2},
+    ],
+    ids=str,
+)
+def test_a_claim_out_of_bounds_is_refused(fields: dict[str, object]) -> None:
+    """Negative, absurd, of another type or of another schema."""
+    with pytest.raises(PeerMisbehaved, match="Contribution"):
+        decode(Contribution, changed(**fields))
+
+
+@pytest.mark.parametrize("kind", [Beat, Call, Contribution, Head])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[]", b"null", b"\xff\xfe", b"[" * 5000, b'{"learner":NaN}', b" " * (MESSAGE_BYTES_MAX + 1)]
+)
+def test_what_is_no_message_is_refused(kind: type[msgspec.Struct], data: bytes) -> None:
+    """Empty, truncated, foreign, nested too deep, not JSON, too large."""
+    with pytest.raises(PeerMisbehaved):
+        decode(kind, data)
+
+
+@given(data=st.binary(max_size=200), cut=st.integers(0, 400))
+def test_any_bytes_are_a_message_or_refused(data: bytes, cut: int) -> None:
+    """Nothing else is ever raised, for noise and for honest messages that were cut."""
+    for candidate in (data, encode(MANIFEST)[:cut] + data):
+        with contextlib.suppress(PeerMisbehaved):
+            assert isinstance(decode(Contribution, candidate), Contribution)
+
+
+def test_an_events_fields_are_kept_as_they_were() -> None:
+    """The tape's free part is raw JSON."""
+    line = event("joined", "a", 1.0, incarnation=3, names=["x"])
+    back = decode(type(line), encode(line))
+
+    assert msgspec.json.decode(back.fields["incarnation"]) == 3
+    assert msgspec.json.decode(back.fields["names"]) == ["x"]
