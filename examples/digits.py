@@ -1,8 +1,9 @@
 """Your own JAX loop as an island: a small classifier of handwritten digits.
 
-    python examples/digits.py a nats://127.0.0.1:4222      (in one terminal)
-    python examples/digits.py b nats://127.0.0.1:4222      (in another; any number of them)
-    atoll synchronizer --set run=digits --set broker.url=nats://127.0.0.1:4222      (one shard is enough)
+    nats-server -js                                                                 a broker, if you have none
+    atoll synchronizer --run digits --broker nats://127.0.0.1:4222                  one shard is enough
+    python examples/digits.py a nats://127.0.0.1:4222                               a learner
+    python examples/digits.py b nats://127.0.0.1:4222                               another; as many as you like
 
 Only the lines marked `atoll` differ from the loop you would write for one machine.
 """
@@ -21,7 +22,7 @@ from sklearn.datasets import load_digits
 import atoll
 from atoll.protocol.settings import ProtocolSettings
 
-PROTOCOL = ProtocolSettings(fragments=4, interval_steps=10, shards=1, tokens_target=600_000)
+PROTOCOL = ProtocolSettings(fragments=4, interval_steps=200, shards=1, tokens_target=1_000_000)
 BATCH = 64
 
 

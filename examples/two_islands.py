@@ -1,12 +1,14 @@
 """The whole protocol in one process: two islands, one shard, an in-memory bus.
 
-Two learners fit the same straight line, each from its own half of the points. Neither half alone shows the slope; the
-merged model does. Everything here is what a real run uses, only the bus lives in memory.
+Two learners look for a straight line, but each sees points at one place only, through which many lines go: alone, the
+left one finds the slope 2 and the right one 1. The merged model must go through both places, and so finds 3.
+Everything here is what a real run uses, only the bus lives in memory.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,12 +19,14 @@ import atoll
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.island.home import LoopThread
+from atoll.logs import configure
 from atoll.protocol.settings import ProtocolSettings
 from atoll_synchronizer.process import serve_run
 
 Opener = Callable[[], Coroutine[Any, Any, Bus]]
 RUN = "tour"
-PROTOCOL = ProtocolSettings(fragments=2, interval_steps=8, shards=1, silence_s=2.0, tokens_target=40_000)
+PROTOCOL = ProtocolSettings(fragments=2, interval_steps=8, shards=1, silence_s=2.0, tokens_target=30_000)
+STEP_S = 0.005
 
 
 def loss_of(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
@@ -31,7 +35,7 @@ def loss_of(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Arr
 
 
 def island(name: str, bus: Opener, home: LoopThread, x: jax.Array, found: dict[str, float]) -> None:
-    """Train one island on its own points until the run has seen its tokens."""
+    """Train one island on its own points until the run has seen its tokens; a step takes as long as a small model's."""
     gradient = jax.jit(jax.value_and_grad(loss_of))
     params = {"slope": jnp.zeros(1), "offset": jnp.zeros(1)}
     with atoll.join(bus, run=RUN, learner=name, params=params, protocol=PROTOCOL, home=home) as me:
@@ -39,20 +43,22 @@ def island(name: str, bus: Opener, home: LoopThread, x: jax.Array, found: dict[s
         while not me.done:
             loss, slope = gradient(params, x, 3.0 * x - 1.0)
             params = jax.tree.map(lambda p, g: p - 0.02 * g, params, slope)
+            time.sleep(STEP_S)
             params = me.step(params, tokens=x.size, loss=float(loss))
     found[name] = float(params["slope"][0])
 
 
 def main() -> None:
     """Start the shard and both islands, wait, and print the slopes they agree on."""
+    configure("console", "warning", role="tour")
     broker, home, found = MemoryBroker(), LoopThread("tour"), dict[str, float]()
 
     async def bus() -> Bus:
         return MemoryBus(RUN, broker)
 
     shard = home.submit(serve_run(bus, RUN, shard=0))
-    halves = {"left": jnp.linspace(-2.0, 0.0, 32), "right": jnp.linspace(0.0, 2.0, 32)}
-    islands = [threading.Thread(target=island, args=(name, bus, home, x, found)) for name, x in halves.items()]
+    places = {"left": jnp.full(32, -1.0), "right": jnp.full(32, 1.0)}
+    islands = [threading.Thread(target=island, args=(name, bus, home, x, found)) for name, x in places.items()]
     for thread in islands:
         thread.start()
     for thread in islands:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from pathlib import Path
 
 from atoll.clock import Clock
@@ -32,4 +33,6 @@ async def live(file: Path | None) -> None:
 
 def silent_s(file: Path, clock: Clock) -> float:
     """Return the seconds since `file` was touched; raise `OSError` when there is no such file."""
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "this is a folder", str(file))
     return max(0.0, clock.wall() - file.stat().st_mtime)

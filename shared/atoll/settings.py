@@ -15,6 +15,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,10 +24,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from atoll.bus.options import BusOptions
+from atoll.bus.subjects import token
 from atoll.errors import SettingsError
 from atoll.protocol.settings import ProtocolSettings
 
 PREFIX = "ATOLL_"
+COMPLETERS = "atoll.settings"
 
 
 class Section(BaseModel):
@@ -140,7 +143,8 @@ def load(
     """Merge file, environment and `a.b=c` assignments and validate the whole.
 
     Raises:
-        SettingsError: the file is missing or not TOML, an assignment has no `=`, a name is unknown, a value is wrong.
+        SettingsError: the file is missing or not TOML, an assignment has no `=`, a name is unknown, a value is wrong;
+            also in the sections that belong to an installed service.
     """
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -148,9 +152,27 @@ def load(
         _plant(tree, name, value, origin)
         origins[name] = origin
     try:
-        return Loaded(Settings(**tree), origins)
+        settings = Settings(**tree)
     except ValidationError as error:
         raise _explained(error, origins) from error
+    token(settings.run, "run id")
+    token(settings.learner.id, "learner id")
+    for point in entry_points(group=COMPLETERS):
+        model, train = point.load()(settings.model, settings.train)
+        settings = settings.model_copy(update={"model": model, "train": train})
+    return Loaded(settings, origins)
+
+
+def refusal(error: ValidationError, section: str, names: Sequence[str]) -> SettingsError:
+    """Return the first validation error of a service's own section, whose settings are `names`."""
+    first = error.errors(include_url=False)[0]
+    name = ".".join((section, *(str(part) for part in first["loc"])))
+    todo = "`atoll config` shows every value and where it comes from"
+    if first["type"] == "extra_forbidden":
+        return SettingsError(f"unknown setting {name}", got=first["input"], allowed=", ".join(names), todo=todo)
+    return SettingsError(
+        f"setting {name} is wrong: {first['msg'].removeprefix('Value error, ')}", got=first["input"], todo=todo
+    )
 
 
 def _sources(

@@ -264,6 +264,22 @@ def test_what_becomes_ready_during_a_commit_is_parked_for_the_next_round() -> No
         desk.tell(Committed(at_s=5.2, fragment=0, version=2))
 
 
+def test_farewells_that_waited_for_a_commit_are_folded_together() -> None:
+    """Without grace the round they open commits on the spot: not before all of them are in it."""
+    desk = Desk(grace_gamma=0.0)
+    for name in "abc":
+        desk.beat(name)
+    desk.call(1.0)
+    desk.offer(key("a"), 1.0)
+    for name in "bc":
+        desk.offer(key(name), 1.2, final=True)
+
+    actions = desk.tell(Committed(at_s=1.5, fragment=0, version=1))
+
+    assert [fold.key.learner for fold in the(Fold, actions)] == ["b", "c"]
+    assert [share.key.learner for commit in the(Commit, actions) for share in commit.shares] == ["b", "c"]
+
+
 def test_a_deposed_shard_stands_down_and_says_nothing_more() -> None:
     """A refused head means another owner."""
     desk = Desk()

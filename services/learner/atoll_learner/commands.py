@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-Config = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
-Assignments = Annotated[list[str] | None, typer.Option("--set", help="One setting, as a.b=c; repeatable.")]
+from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
 
 
 def register(app: typer.Typer) -> None:
@@ -23,19 +22,22 @@ def register(app: typer.Typer) -> None:
 
 def learn(
     learner: Annotated[str | None, typer.Option("--id", help="This learner's id.")] = None,
+    run: Run = None,
+    broker: Broker = None,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
     """Train until the run's token target is reached or the process is told to drain (SIGTERM)."""
     from atoll.settings import load  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll_learner.process import run  # noqa: PLC0415
+    from atoll_learner.process import train  # noqa: PLC0415
 
-    given = [*(assignments or []), *([f"learner.id={learner}"] if learner is not None else [])]
-    run(load(config, given).settings)
+    train(load(config, with_flags(assignments, learner__id=learner, run=run, broker__url=broker)).settings)
 
 
 def evaluate(
     every_s: Annotated[float, typer.Option("--every", min=0.5, help="Seconds between two evaluations.")] = 20.0,
+    run: Run = None,
+    broker: Broker = None,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
@@ -43,11 +45,13 @@ def evaluate(
     from atoll.settings import load  # noqa: PLC0415
     from atoll_learner.evaluate import follow  # noqa: PLC0415
 
-    follow(load(config, assignments or []).settings, every_s)
+    follow(load(config, with_flags(assignments, run=run, broker__url=broker)).settings, every_s)
 
 
 def export(
     out: Annotated[Path, typer.Option(help="Folder for model.safetensors, sample.txt and validation.json.")],
+    run: Run = None,
+    broker: Broker = None,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
@@ -55,7 +59,7 @@ def export(
     from atoll.settings import load  # noqa: PLC0415
     from atoll_learner.evaluate import export_run  # noqa: PLC0415
 
-    export_run(load(config, assignments or []).settings, out)
+    export_run(load(config, with_flags(assignments, run=run, broker__url=broker)).settings, out)
 
 
 def prepare(  # noqa: PLR0913  (one option each)

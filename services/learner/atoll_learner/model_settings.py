@@ -21,8 +21,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from atoll.errors import SettingsError
+from atoll.settings import refusal
 
 SIZES = {"xs": 2, "s": 4, "m": 8, "l": 12}
+SIZE_DEFAULT = "s"
 
 
 class ModelSettings(BaseModel):
@@ -68,7 +70,9 @@ def model_settings(table: Mapping[str, Any], *, vocab: int) -> ModelSettings:
         SettingsError: a name is unknown, a value out of range, or two dimensions contradict each other.
     """
     given = dict(table)
-    size = given.pop("size", "s")
+    if "vocab" in given:
+        raise SettingsError("model.vocab follows from the data", got=given["vocab"], todo="leave it away")
+    size = given.pop("size", SIZE_DEFAULT)
     depth = SIZES.get(str(size)) or (int(size) if str(size).isdigit() and 0 < int(size) <= 64 else 0)
     if not depth:
         raise SettingsError(
@@ -88,6 +92,6 @@ def model_settings(table: Mapping[str, Any], *, vocab: int) -> ModelSettings:
     try:
         return ModelSettings(**(derived | given))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(("model", *(str(part) for part in first["loc"])))
-        raise SettingsError(f"{name} is wrong: {first['msg']}", got=first["input"], todo="correct [model]") from error
+        raise refusal(
+            error, "model", ["size", *(name for name in ModelSettings.model_fields if name != "vocab")]
+        ) from error

@@ -75,7 +75,7 @@ def prepare_work(settings: Settings) -> Work:
     return Work(model, train, shards)
 
 
-def run(settings: Settings) -> None:
+def train(settings: Settings) -> None:
     """Train as the learner that `settings` names."""
     learner = settings.learner.id
     configure(settings.log.format, settings.log.level, role="learner", run=settings.run, learner=learner)

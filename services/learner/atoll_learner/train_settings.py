@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from atoll.errors import SettingsError
+from atoll.settings import refusal
 
 
 class TrainSettings(BaseModel):
@@ -46,9 +47,7 @@ def train_settings(table: Mapping[str, Any], *, context: int) -> TrainSettings:
     try:
         train = TrainSettings(**({"sequence": context} | dict(table)))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(("train", *(str(part) for part in first["loc"])))
-        raise SettingsError(f"{name} is wrong: {first['msg']}", got=first["input"], todo="correct [train]") from error
+        raise refusal(error, "train", list(TrainSettings.model_fields)) from error
     if train.sequence > context:
         raise SettingsError(
             "train.sequence is longer than the model's context",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
 
 
 def register(app: typer.Typer) -> None:
@@ -15,12 +16,13 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     shard: Annotated[int | None, typer.Option(help="Which shard to serve, from 0.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
-    assignments: Annotated[list[str] | None, typer.Option("--set", help="One setting, as a.b=c; repeatable.")] = None,
+    run: Run = None,
+    broker: Broker = None,
+    config: Config = None,
+    assignments: Assignments = None,
 ) -> None:
     """Serve one shard of a run until it is finished, stood down or told to leave (SIGTERM)."""
     from atoll.settings import load  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll_synchronizer.process import run  # noqa: PLC0415
+    from atoll_synchronizer.process import serve_shard  # noqa: PLC0415
 
-    given = [*(assignments or []), *([f"synchronizer.shard={shard}"] if shard is not None else [])]
-    run(load(config, given).settings)
+    serve_shard(load(config, with_flags(assignments, synchronizer__shard=shard, run=run, broker__url=broker)).settings)

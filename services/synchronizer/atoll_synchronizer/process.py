@@ -32,7 +32,7 @@ LEAVE_S = 20.0
 CLOSE_S = 5.0
 
 
-def run(settings: Settings) -> None:
+def serve_shard(settings: Settings) -> None:
     """Serve the shard that `settings` names, in a loop of its own."""
     shard = settings.synchronizer.shard
     configure(settings.log.format, settings.log.level, role="synchronizer", run=settings.run, shard=shard)

@@ -9,6 +9,7 @@ import typer
 
 Config = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
 Assignments = Annotated[list[str] | None, typer.Option("--set", help="One setting, as a.b=c; repeatable.")]
+Run = Annotated[str | None, typer.Option(help="Run id.")]
 Broker = Annotated[str | None, typer.Option(help="URL of a running broker, nats://host:port.")]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.options import Assignments, Broker, Config, with_flags
+from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
 
 if TYPE_CHECKING:
     from atoll.bus.interface import Subscription, Whisper
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 def tap(  # noqa: PLR0913  (one option each)
     tail: Annotated[str, typer.Argument(help="Which taps: 'ev.>', 'gl.head.*', 'ev.round.shard-0', …")] = ">",
     *,
-    run: Annotated[str | None, typer.Option(help="Run id.")] = None,
+    run: Run = None,
     broker: Broker = None,
     count: Annotated[int | None, typer.Option(min=1, help="Leave after this many lines.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0.0, help="Leave after this many seconds.")] = None,

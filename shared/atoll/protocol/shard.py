@@ -196,7 +196,7 @@ class Shard:
             slot.round.loading.discard(event.key)
             slot.parked.append(event.key)
             return []
-        return self._fold(slot, offer, event.at_s, event.cause_id) + self._advance(slot, event.at_s, event.cause_id)
+        return self._fold(slot, [offer], event.at_s, event.cause_id) + self._advance(slot, event.at_s, event.cause_id)
 
     @_handle.register
     def _(self, event: ContributionSpoiled) -> list[Action]:
@@ -234,8 +234,7 @@ class Shard:
         if slot.due_s is not None:
             due_s = max(slot.due_s, event.at_s)
             actions.append(ArmTimer(name=f"due/{event.fragment}", due_s=due_s, cause_id=event.cause_id))
-        for key in parked:
-            actions += self._fold(slot, slot.offers[key], event.at_s, event.cause_id)
+        actions += self._fold(slot, [slot.offers[key] for key in parked], event.at_s, event.cause_id)
         return actions + self._schedule(event.at_s) + self._advance(slot, event.at_s, event.cause_id)
 
     @_handle.register
@@ -331,13 +330,21 @@ class Shard:
             actions.append(now.commit(at_s, reason, len(live), cause_id))
         return actions
 
-    def _fold(self, slot: FragmentSlot, offer: Offer, at_s: float, cause_id: str) -> list[Action]:
-        """Fold a ready offer, or refuse it if the round has moved on too far; a final one opens its round."""
-        reason = slot.round.refusal(offer)
-        if reason:
-            return self._refuse(slot, offer, reason, cause_id)
-        actions: list[Action] = [slot.round.fold(offer, cause_id)]
-        if offer.final and slot.round.phase is Phase.RESTING:
+    def _fold(self, slot: FragmentSlot, ready: list[Offer], at_s: float, cause_id: str) -> list[Action]:
+        """Fold ready offers, or refuse those the round has moved on from too far; then a final one opens its round.
+
+        All are folded before the round opens: without grace, opening may commit it on the spot.
+        """
+        actions: list[Action] = []
+        final = False
+        for offer in ready:
+            reason = slot.round.refusal(offer)
+            if reason:
+                actions += self._refuse(slot, offer, reason, cause_id)
+            else:
+                actions.append(slot.round.fold(offer, cause_id))
+                final = final or offer.final
+        if final and slot.round.phase is Phase.RESTING:
             actions += self._call(slot, at_s, cause_id)
         return actions
 

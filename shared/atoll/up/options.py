@@ -139,7 +139,9 @@ def _minutes(minutes: float | None) -> float:
     if minutes is None:
         return 0.0
     if not 0.0 < minutes <= 60 * 24 * 365:
-        raise SettingsError("--minutes is out of range", got=minutes, allowed="above 0, at most a year")
+        raise SettingsError(
+            "--minutes is out of range", got=minutes, allowed="above 0, at most a year", todo="set --minutes"
+        )
     return minutes
 
 

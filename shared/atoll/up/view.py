@@ -269,7 +269,10 @@ class RunView:
         self.tokens_told = max(self.tokens_told, closed.ledger.run_tokens)
 
     def _on_validation(self, event: Event) -> None:
-        self.validations.append(Measured(_fields(event, Validation), self.token_fragments_merged))
+        """Keep the point; an evaluator that has just begun to listen knows fewer tokens than the tape."""
+        told = _fields(event, Validation)
+        told = msgspec.structs.replace(told, run_tokens=max(told.run_tokens, self.tokens_told))
+        self.validations.append(Measured(told, self.token_fragments_merged))
 
     def _life(self, learner: str, incarnation: int) -> tuple[LearnerView, Life]:
         """Return the learner and its incarnation, made known when new; the oldest life goes when there are too many."""

@@ -68,9 +68,10 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
         raise SettingsError("the held-out share is out of range", got=validation, allowed="above 0, below 1")
     if not 256 <= block_tokens <= 1 << 26:
         raise SettingsError("block_tokens is out of range", got=block_tokens, allowed="256..67108864")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    work: Path | None = None
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         meta = _write(files, work, bpe, validation, block_tokens, seed, progress)
         _replace(work, out)
     except OSError as error:
@@ -78,9 +79,15 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
             raise StorageFull(
                 "no room for the token shards", got=str(out), todo="free space or use another --out"
             ) from error
-        raise
+        raise SettingsError(
+            "the token shards cannot be written there",
+            got=f"{error.filename or out}: {error.strerror}",
+            allowed="a folder we may write to",
+            todo="correct its permissions or use another --out",
+        ) from error
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
     return meta
 
 

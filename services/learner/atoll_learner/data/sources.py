@@ -41,6 +41,8 @@ def files_of(inputs: list[Path]) -> list[Path]:
             files += inside
         elif path.is_file():
             files.append(path)
+        elif path.exists():
+            raise DataError("this is no file", got=path, allowed="a file or a folder", todo="name files")
         else:
             raise DataError(
                 "no such file", got=path, allowed="text, .jsonl, .parquet or a folder", todo="check the path"
@@ -51,13 +53,18 @@ def files_of(inputs: list[Path]) -> list[Path]:
 
 
 def documents(file: Path) -> Iterator[bytes]:
-    """Yield the documents of one file as UTF-8 bytes."""
-    if file.suffix == ".jsonl":
-        yield from _jsonl(file)
-    elif file.suffix == ".parquet":
-        yield from _parquet(file)
-    else:
-        yield checked_text(file.read_bytes(), str(file))
+    """Yield the documents of one file as UTF-8 bytes; raise `DataError` for one that is no text or cannot be read."""
+    try:
+        if file.suffix == ".jsonl":
+            yield from _jsonl(file)
+        elif file.suffix == ".parquet":
+            yield from _parquet(file)
+        else:
+            yield checked_text(file.read_bytes(), str(file))
+    except OSError as error:
+        raise DataError(
+            "this file cannot be read", got=f"{file}: {error.strerror}", todo="correct its permissions or leave it out"
+        ) from error
 
 
 def checked_text(data: bytes, where: str) -> bytes:

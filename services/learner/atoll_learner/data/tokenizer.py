@@ -16,6 +16,7 @@ import numpy.typing as npt
 from atoll.errors import DataError, SettingsError
 
 BPE_FILE = "tokenizer.json"
+BYTES = 256
 
 
 class Tokenizer(Protocol):
@@ -39,7 +40,7 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """Token = byte."""
 
-    vocab = 256
+    vocab = BYTES
     separator = 0
 
     def encode(self, text: bytes) -> npt.NDArray[np.int64]:

@@ -1,0 +1,28 @@
+"""The `[model]` and `[train]` sections: what the kernel passes through, completed and checked before anything starts.
+
+The kernel knows no model. It asks every installed service, by the entry point group `atoll.settings`, to complete the
+sections that are its own, so that a wrong dimension is refused by the command that was given it, and `atoll config`
+shows every value. No JAX here: the command line must answer at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from atoll_learner.data.tokenizer import BYTES
+from atoll_learner.model_settings import SIZE_DEFAULT, model_settings
+from atoll_learner.train_settings import train_settings
+
+Section = dict[str, Any]
+
+
+def complete(model: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Section, Section]:
+    """Return both sections with every value that follows from what was given; the vocabulary comes with the data.
+
+    Raises:
+        SettingsError: a name is unknown, a value out of range, or two of them contradict each other.
+    """
+    dimensions = model_settings(model, vocab=BYTES)
+    schedule = train_settings(train, context=dimensions.context)
+    return {"size": model.get("size", SIZE_DEFAULT), **dimensions.model_dump(exclude={"vocab"})}, schedule.model_dump()
