@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -27,49 +27,57 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 
 @dataclass
-class Program:
-    """A program of this environment, whose output goes to a file: nobody reads a pipe while it runs."""
+class Programs:
+    """Programs of this environment; their output goes to files, for nobody reads a pipe while they run."""
 
-    process: subprocess.Popen[bytes]
-    log: Path
+    folder: Path
+    started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def finish(self) -> str:
+    def start(self, name: str, *words: str) -> None:
+        """Start `python <words>`."""
+        with (self.folder / name).open("wb") as output:
+            self.started[name] = subprocess.Popen(
+                [sys.executable, *words], stdout=output, stderr=output, env=ENVIRONMENT
+            )
+
+    def finish(self, name: str) -> str:
         """Return what it said once it has ended well."""
-        try:
-            self.process.wait(DEADLINE_S)
-        finally:
-            self.process.kill()
-        said = self.log.read_text(encoding="utf-8")
-        assert self.process.returncode == 0, said[-4000:]
+        self.started[name].wait(DEADLINE_S)
+        said = (self.folder / name).read_text(encoding="utf-8")
+        assert self.started[name].returncode == 0, said[-4000:]
         return said
 
 
-def start(log: Path, *words: str) -> Program:
-    """Start a program."""
-    with log.open("wb") as output:
-        process = subprocess.Popen([sys.executable, *words], stdout=output, stderr=output, env=ENVIRONMENT)
-    return Program(process, log)
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    """Programs that end with the test, whatever happens."""
+    programs = Programs(tmp_path)
+    yield programs
+    for process in programs.started.values():
+        process.kill()
+        process.wait(DEADLINE_S)
 
 
-def test_two_islands_find_what_neither_sees(tmp_path: Path) -> None:
+def test_two_islands_find_what_neither_sees(programs: Programs) -> None:
     """Both end with the slope that goes through both places."""
-    said = start(tmp_path / "log", str(EXAMPLES / "two_islands.py")).finish()
+    programs.start("tour", str(EXAMPLES / "two_islands.py"))
+    said = programs.finish("tour")
     slopes = [float(number) for number in re.findall(r"'(?:left|right)': ([\d.]+)", said)]
 
     assert len(slopes) == 2, said
     assert slopes == pytest.approx([3.0, 3.0], abs=0.1)
 
 
-def test_your_own_loop_becomes_an_island(broker: EmbeddedBroker, tmp_path: Path) -> None:
+def test_your_own_loop_becomes_an_island(broker: EmbeddedBroker, programs: Programs) -> None:
     """Two digits learners and a shard on a real broker: both classify held-out digits well."""
-    words = ("-m", "atoll.cli", "synchronizer", "--run", "digits", "--broker", broker.url)
-    shard = start(tmp_path / "shard", *words)
-    learners = [start(tmp_path / name, str(EXAMPLES / "digits.py"), name, broker.url) for name in "ab"]
-    said = [learner.finish() for learner in learners]
-    commits = shard.finish().count("round.committed")
+    programs.start("shard", "-m", "atoll.cli", "synchronizer", "--run", "digits", "--broker", broker.url)
+    for name in "ab":
+        programs.start(name, str(EXAMPLES / "digits.py"), name, broker.url)
+    said = {name: programs.finish(name) for name in "ab"}
+    commits = programs.finish("shard").count("round.committed")
 
     assert commits >= 8
-    for name, text in zip("ab", said, strict=True):
+    for name, text in said.items():
         found = re.search(rf"{name}: accuracy on held-out digits ([\d.]+)", text)
         assert found, text
         assert float(found[1]) > 0.9

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+import atoll
+
 SMALL = (
     "model.layers=1",
     "model.width=32",
@@ -28,6 +30,7 @@ SMALL = (
     "protocol.silence_s=2",
 )
 DEADLINE_S = 150.0
+SCHEMA = Path(atoll.__file__).parent / "up" / "report" / "report.schema.json"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +84,11 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def report_of(out: Path) -> dict[str, object]:
-    """Return the run's report."""
+    """Return the run's report, which is what its schema says."""
+    program = Path(sys.executable).parent / "check-jsonschema"
+    check = [str(program), "--schemafile", str(SCHEMA), str(out / "report.json")]
+    checked = subprocess.run(check, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert checked.returncode == 0, checked.stdout
     report: dict[str, object] = json.loads((out / "report.json").read_text(encoding="utf-8"))
     return report
 
@@ -164,6 +171,8 @@ def test_ctrl_c_drains_and_the_run_can_be_continued(run_dir: Path, corpus: Path)
     assert isinstance(second["tokens_trained"], int)
     assert second["tokens_trained"] >= 150_000
     assert second["fates_exact"] is True, second["fates_errors"]
+    assert isinstance(second["learners"], list)
+    assert sum(learner["tokens"] for learner in second["learners"]) == second["tokens_trained"]
 
 
 def test_a_second_ctrl_c_stops_at_once(run_dir: Path, corpus: Path) -> None:
@@ -175,3 +184,19 @@ def test_a_second_ctrl_c_stops_at_once(run_dir: Path, corpus: Path) -> None:
     process.communicate(timeout=DEADLINE_S)
 
     assert process.returncode in (0, 130)
+
+
+def test_a_run_whose_store_is_damaged_is_not_begun_anew_silently(run_dir: Path, corpus: Path) -> None:
+    """What the folder remembers and the broker has lost is an error, exit code 3; the last report stays."""
+    finish(start(run_dir, corpus, "--learners", "1", "--tokens", "20000"))
+    before = report_of(run_dir)
+    blocks = sorted((run_dir / "nats").rglob("*.blk"))
+    for block in blocks:
+        os.truncate(block, min(block.stat().st_size, 200))
+    process = start(run_dir, corpus, "--tokens", "60000")
+    said, _ = process.communicate(timeout=DEADLINE_S)
+
+    assert blocks
+    assert process.returncode == 3, said
+    assert "has lost a part of this run" in said
+    assert report_of(run_dir) == before

@@ -203,3 +203,20 @@ def test_the_standard_library_is_text_that_every_machine_has(tmp_path: Path) -> 
         tmp_path / "out", texts(tmp_path / "in"), stdlib=False, bpe=0, validation=0.2, block_tokens=256, seed=0
     )
     assert TokenShards(tmp_path / "out").blocks > 0
+
+
+def test_what_is_not_ours_is_never_replaced(tmp_path: Path) -> None:
+    """A file, a folder with other things in it, a link: refused, and all is as it was."""
+    text = tmp_path / "text.txt"
+    text.write_text("some text\n" * 2000, encoding="utf-8")
+    folder, file, link = tmp_path / "folder", tmp_path / "file", tmp_path / "link"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("precious", encoding="utf-8")
+    file.write_text("precious", encoding="utf-8")
+    link.symlink_to(folder)
+    before = sorted(tmp_path.rglob("*"))
+    for out in (folder, file, link):
+        with pytest.raises(SettingsError, match="something else"):
+            prepare([text], out)
+
+    assert sorted(tmp_path.rglob("*")) == before

@@ -101,3 +101,24 @@ def test_a_larger_target_continues_a_finished_run(tmp_path: Path) -> None:
 
     assert up.former is not None
     assert up.settings.protocol.tokens_target == 3000
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "data/mine.csv", "notes.txt"])
+def test_a_folder_with_somebodys_files_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+    """Nothing is made, nothing replaced: only a new or empty folder or a run is used."""
+    theirs = tmp_path / "run" / name
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("precious", encoding="utf-8")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SettingsError, match="something else"), RunFolder(tmp_path / "run"):
+        pass
+
+    assert sorted(tmp_path.rglob("*")) == before
+    assert theirs.read_text(encoding="utf-8") == "precious"
+
+
+def test_a_run_that_ended_before_it_began_is_no_obstacle(tmp_path: Path) -> None:
+    """Empty folders, a lock and logs are ours."""
+    for _ in range(2):
+        with RunFolder(tmp_path / "run") as folder:
+            folder.path("logs", "up.jsonl").touch()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.cli.main import main
+from atoll.cli import main
 
 if __name__ == "__main__":
     main()

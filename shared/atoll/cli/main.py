@@ -18,11 +18,10 @@ from typing import Any
 
 import typer
 
-from atoll.cli import look, tap, up
+from atoll.cli import INTERRUPTED, look, tap, up
 from atoll.errors import AtollError
 
 GROUP = "atoll.commands"
-INTERRUPTED = 130
 NOT_INSTALLED = 2
 _EXTRAS = {
     "jax": "learner",

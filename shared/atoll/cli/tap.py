@@ -50,11 +50,14 @@ def tap(  # noqa: PLR0913  (one option each)
 async def _follow(settings: Settings, tail: str, count: int | None, seconds: float | None) -> None:
     from atoll.bus.connect import open_bus  # noqa: PLC0415
     from atoll.bus.subjects import Subjects  # noqa: PLC0415
+    from atoll.island.founding import read_run  # noqa: PLC0415
 
     subjects = Subjects(settings.run)
     bus = await open_bus(settings.broker.url, settings.run, name="tap", provision=False)
     try:
         feed = await bus.listen(subjects.tap(tail), len_max=FEED_LEN_MAX)
+        if await read_run(bus, subjects) is None:
+            print(f"atoll: nobody has founded run {settings.run!r} here yet; waiting", file=sys.stderr)  # noqa: T201
         await print_taps(feed, subjects.tap(""), count=count, seconds=seconds)
     finally:
         await bus.close()

@@ -1,7 +1,8 @@
 """What `atoll up` sets where nobody has set anything: a run of about five minutes on two cores.
 
 The model is the learner's size "s"; the optimizer is its default. Eight fragments every eight steps: one is due about
-every step, and at this length of run a short interval costs the least quality (docs/lab/LOG.md).
+every step, and at this length of run a short interval costs the least quality. With so short an interval an overwrite
+throws away a fifth of what is trained, so adoption carries it on (docs/lab/LOG.md has the comparison).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "protocol.fragments": 8,
     "protocol.interval_steps": 8,
     "protocol.overlap_steps": 2,
+    "protocol.adoption": "carry",
     "protocol.shards": 2,
     "protocol.quorum": 1,
     "protocol.tokens_target": 2_500_000,

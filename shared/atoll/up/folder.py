@@ -33,17 +33,22 @@ _FOLDERS = ("nats", "data", "cache", "logs", "health")
 
 
 class SessionRecord(msgspec.Struct, kw_only=True):
-    """One `atoll up` on this run: seconds of wall time, and learner-seconds present and stepping (see goodput)."""
+    """One `atoll up` on this run: seconds of wall time, learner-seconds present and stepping (see goodput), bytes moved."""
 
     began_at_s: float
     wall_s: float = 0.0
     ended: str = "running"
     present_s: float = 0.0
     stepping_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
 
 
 class RunFile(msgspec.Struct, kw_only=True):
-    """What `run.json` holds; `settings` are dotted names, `broker` is "embedded" or a URL without secrets."""
+    """What `run.json` holds; `settings` are dotted names, `broker` is "embedded" or a URL without secrets.
+
+    `tokens` and `versions` are what the run had trained and committed (over all fragments) when it was last seen.
+    """
 
     run: str
     learners: int
@@ -53,6 +58,7 @@ class RunFile(msgspec.Struct, kw_only=True):
     atoll: str = ""
     created_at_s: float = 0.0
     tokens: int = 0
+    versions: int = 0
     sessions: list[SessionRecord] = msgspec.field(default_factory=list)
     schema: int = SCHEMA
 
@@ -96,7 +102,9 @@ class RunFolder:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> Self:
-        """Make the folder, check that it can be written and has room, and lock it."""
+        """Make the folder, check that it is ours, can be written and has room, and lock it."""
+        self._check_ours()
+        self._check_room()
         try:
             for name in _FOLDERS:
                 (self.out / name).mkdir(parents=True, exist_ok=True)
@@ -105,7 +113,6 @@ class RunFolder:
             raise self._unusable(error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._check_room()
         except BlockingIOError:
             self._release()
             raise EnvironmentFault(
@@ -144,8 +151,22 @@ class RunFolder:
         """Write `run.json`."""
         self.write("run.json", msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n")
 
+    def _check_ours(self) -> None:
+        """Refuse a folder that holds something and no `run.json`: what we write could replace somebody's files."""
+        if not self.out.is_dir() or (self.out / "run.json").exists():
+            return
+        foreign = sorted(entry.name for entry in self.out.iterdir() if not _is_begun(entry))
+        if foreign:
+            raise SettingsError(
+                "this folder holds something else than a run",
+                got=f"{self.out.absolute()}: {', '.join(foreign[:5])}",
+                allowed="a new or empty folder, or one with run.json",
+                todo="choose another --out",
+            )
+
     def _check_room(self) -> None:
-        free = shutil.disk_usage(self.out).free
+        existing = next(path for path in (self.out.absolute(), *self.out.absolute().parents) if path.exists())
+        free = shutil.disk_usage(existing).free
         if free < FREE_MIN_BYTES:
             raise StorageFull(
                 "too little room for a run",
@@ -169,3 +190,10 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _is_begun(entry: Path) -> bool:
+    """Return whether `entry` is what is left of a run that ended before it began: our lock, an empty folder, logs."""
+    if entry.name == "lock":
+        return True
+    return entry.name in _FOLDERS and entry.is_dir() and (entry.name == "logs" or not any(entry.iterdir()))

@@ -1,4 +1,4 @@
-"""The run record from outside: what a supervisor may read of it, and the one thing it may change.
+"""A founded run from outside: whether its store still holds it, what it trains on, and the one thing to change in it.
 
 A run's agreement is written once by its founder. Only its token target may be changed later, and only while none of its
 processes runs: they read the record when they start.
@@ -10,7 +10,9 @@ import msgspec
 
 from atoll.bus.interface import Bus, Record
 from atoll.bus.subjects import Subjects
-from atoll.errors import ProtocolMisuse
+from atoll.codecs import frame_bytes_max
+from atoll.errors import BlobCorrupt, BlobGone, EnvironmentFault, ProtocolMisuse
+from atoll.island.founding import read_heads
 from atoll.wire.messages import RunRecord, decode, encode
 
 
@@ -30,6 +32,40 @@ async def raise_target(bus: Bus, run: str, target: int) -> bool:
     changed = msgspec.structs.replace(founded, protocol=protocol)
     await bus.put_record(record.subject, encode(changed), expected=record.revision, info={"run": run})
     return True
+
+
+async def check_kept(bus: Bus, run: str, versions: int) -> None:
+    """Make sure that the store still holds a run of which `versions` commits were seen: every head and its frame.
+
+    Raises:
+        EnvironmentFault: something is gone. Training on would begin again without saying so.
+    """
+    found = await _read(bus, run)
+    if found is None:
+        raise _lost("no run record")
+    record = decode(RunRecord, found.data)
+    heads = await read_heads(bus, Subjects(run))
+    missing = [p for p in range(len(record.layout.fragments)) if p not in heads]
+    if missing:
+        raise _lost(f"no head of fragment {missing[0]}")
+    kept = sum(head.version for head in heads.values())
+    if kept < versions:
+        raise _lost(f"{kept} of {versions} commits")
+    for head in heads.values():
+        try:
+            await bus.get_blob(head.blob, frame_bytes_max(record.layout.fragment_sizes()[head.fragment]))
+        except (BlobGone, BlobCorrupt) as error:
+            raise _lost(f"fragment {head.fragment} version {head.version}: {error}") from error
+
+
+def _lost(what: str) -> EnvironmentFault:
+    return EnvironmentFault(
+        "the broker's store has lost a part of this run",
+        got=what,
+        allowed="every fragment's newest head with its frame",
+        todo="restore the store from a copy, or begin anew in another --out, from the run's model.safetensors if you like "
+        "(--set learner.initial_model=…)",
+    )
 
 
 async def data_hash(bus: Bus, run: str) -> str:

@@ -207,7 +207,8 @@ def status_line(picture: Picture) -> str:
     quality = f" · {view.validations[-1].validation.bits_per_byte:.3f} bits/byte" if view.validations else ""
     left = "" if picture.left_s is None else f" · {duration(picture.left_s)} to go"
     training = sum(picture.state(learner) == "training" for learner in view.learners.values())
-    traffic = f"{size(view.bytes_up)} up {size(view.bytes_down)} down"
+    up, down = view.moved_bytes
+    traffic = f"{size(up)} up {size(down)} down"
     return (
         f"{duration(picture.now_s - picture.began_s)} · {training} training · {view.run_tokens:,}{target} tokens"
         f" · {picture.tokens_per_s:,.0f}/s · {view.commits} commits · {traffic}{goodput}{quality}{left}"

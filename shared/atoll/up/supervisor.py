@@ -31,7 +31,7 @@ from atoll.logs import configure
 from atoll.up.brokers import check_broker_at
 from atoll.up.environment import redacted
 from atoll.up.folder import EMBEDDED, RunFile, RunFolder, SessionRecord, move_aside
-from atoll.up.founded import data_hash, raise_target
+from atoll.up.founded import check_kept, data_hash, raise_target
 from atoll.up.live import Face, Picture, make_face
 from atoll.up.options import UpPlan, kept_settings
 from atoll.up.processes import ChildPlan, Fleet
@@ -167,6 +167,8 @@ class Supervisor:
         following = asyncio.create_task(watch.follow())
         try:
             if self._up.former is not None:
+                if self._up.former.versions:
+                    await check_kept(bus, run, self._up.former.versions)
                 await raise_target(bus, run, self._up.settings.protocol.tokens_target)
             self._start_services(url)
             code = await self._train_and_end(bus, watch, following)
@@ -192,7 +194,7 @@ class Supervisor:
             failure, self._session.ended = error, "failed"
             self._fleet.kill([*self._up.learners, *self._services.shards, EVALUATOR, EXPORT])
         self._face.rest()
-        if self._view.run_tokens > 0:
+        if self._view.run_tokens > 0 and (failure is None or self._view.present_s > 0):
             await self._report(bus, watch)
         elif failure is None:
             self._face.say("nothing was trained, so there is nothing to report")
@@ -354,7 +356,9 @@ class Supervisor:
         """Write run.json as things stand."""
         self._session.wall_s = self._clock.monotonic() - self._began_s
         self._session.present_s, self._session.stepping_s = self._view.present_s, self._view.stepping_s
+        self._session.bytes_up, self._session.bytes_down = self._view.moved_bytes
         self._file.tokens = max(self._file.tokens, self._view.run_tokens)
+        self._file.versions = max(self._file.versions, sum(f.version for f in self._view.fragments.values()))
         self._folder.save(self._file)
 
 

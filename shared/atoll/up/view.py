@@ -175,8 +175,8 @@ class RunView:
     closed: dict[str, Closed] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     commits: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
+    bytes_merged: int = 0
+    bytes_published: int = 0
     token_fragments_merged: int = 0
     tokens_told: int = 0
     unreadable: int = 0
@@ -195,6 +195,12 @@ class RunView:
     def stepping_s(self) -> float:
         """Return the learner-seconds spent stepping in this session."""
         return sum(learner.stepping_s for learner in self.learners.values())
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """Return the payload bytes that learners sent and read in this session, by their own counters."""
+        beats = [life.beat for learner in self.learners.values() for life in learner.lives.values() if life.beat]
+        return sum(beat.bytes_up for beat in beats), sum(beat.bytes_down for beat in beats)
 
     def tokens_per_s(self, now_s: float, silence_s: float) -> float:
         """Return the speed of the learners that are training and were heard within `silence_s`."""
@@ -239,8 +245,8 @@ class RunView:
         line = _fields(event, Round)
         self.rounds.append(RoundLine(event.at_s, event.who, line))
         self.commits += 1
-        self.bytes_up += line.bytes_up
-        self.bytes_down += line.bytes_down
+        self.bytes_merged += line.bytes_up
+        self.bytes_published += line.bytes_down
         self.token_fragments_merged += line.tokens
         self.tokens_told = max(self.tokens_told, line.run_tokens)
         known = self.fragments.get(line.fragment)

@@ -25,6 +25,7 @@ from atoll_learner.data.sources import documents
 from atoll_learner.data.tokenizer import BPE_FILE, ByteTokenizer, Tokenizer, train_bpe
 
 BPE_SAMPLE_BYTES = 8 << 20
+OURS = {"train.bin", "held_out.bin", "meta.json", BPE_FILE}
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +62,7 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
     """Write the token shards of `files` to the folder `out` and return their description.
 
     Raises:
+        SettingsError: a choice is out of range, or `out` holds what is not ours to replace.
         DataError: a document is not text, or there is too little of it for one block and some held-out text.
         StorageFull: the disk is full; nothing is left behind.
     """
@@ -68,6 +70,7 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
         raise SettingsError("the held-out share is out of range", got=validation, allowed="above 0, below 1")
     if not 256 <= block_tokens <= 1 << 26:
         raise SettingsError("block_tokens is out of range", got=block_tokens, allowed="256..67108864")
+    _check_ours(out)
     work: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -160,6 +163,20 @@ def _is_held_out(document: bytes, share: float, seed: int) -> bool:
     """Return whether a document is held out: a keyed hash of its content falls below `share`."""
     digest = hashlib.blake2b(document, digest_size=8, key=seed.to_bytes(8, "big")).digest()
     return int.from_bytes(digest, "big") < share * 2**64
+
+
+def _check_ours(out: Path) -> None:
+    """Refuse to replace anything but nothing, an empty folder, or token shards."""
+    if not out.is_symlink() and (
+        not out.exists() or (out.is_dir() and {entry.name for entry in out.iterdir()} <= OURS)
+    ):
+        return
+    raise SettingsError(
+        "--out holds something else",
+        got=out,
+        allowed="a new or empty folder, or one with token shards, which are replaced",
+        todo="name another folder",
+    )
 
 
 def _replace(work: Path, out: Path) -> None:

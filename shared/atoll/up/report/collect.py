@@ -5,8 +5,9 @@ to whole tokens. `tokens_by_fate` sums to `tokens_trained` exactly, always: what
 when the books contradict each other, named in `fates_errors`. `fates_exact` is true only if every shard closed its
 books, every account balances and nothing has two fates.
 
-**Bytes** are payload bytes: up is what contributions that entered a commit weighed, down is the frames the shards
-published (each once, however many learners read it). Both come from the tape, so a killed shard's count too.
+**Bytes** are payload bytes. Up and down are what the learners sent and read, by their own counters: of a killed one, up
+to its last heartbeat. Merged is what the contributions weighed that entered a commit, published the frames of those
+commits, each once; both come from the tape, so they survive any kill.
 """
 
 from __future__ import annotations
@@ -59,8 +60,10 @@ def collect(view: RunView, facts: Facts) -> dict[str, Any]:
         "ended": facts.sessions[-1].ended if facts.sessions else "unknown",
         **_fates(books, fragments, [name for name in _shard_names(facts) if name not in view.closed]),
         "validation": _validation(view, facts.validation, facts.settings),
-        "bytes_up": view.bytes_up,
-        "bytes_down": view.bytes_down,
+        "bytes_up": sum(session.bytes_up for session in facts.sessions),
+        "bytes_down": sum(session.bytes_down for session in facts.sessions),
+        "bytes_merged": view.bytes_merged,
+        "bytes_published": view.bytes_published,
         "goodput": _goodput(facts.sessions),
         "commits": view.commits,
         "rounds": _rounds(view),
@@ -139,26 +142,30 @@ def _rounds(view: RunView) -> dict[str, Any]:
 
 
 def _learner(learner: LearnerView, books: Ledger, fragments: int) -> dict[str, Any]:
+    lives = [
+        _life(life, books.accounts.get(f"{learner.learner}/{life.incarnation}", Account()), fragments)
+        for _, life in sorted(learner.lives.items())
+    ]
     return {
         "learner": learner.learner,
-        "tokens": learner.tokens,
-        "steps": sum(life.steps for life in learner.lives.values()),
-        "incarnations": [
-            _life(life, books.accounts.get(f"{learner.learner}/{life.incarnation}", Account()), fragments)
-            for _, life in sorted(learner.lives.items())
-        ],
+        "tokens": sum(life["tokens"] for life in lives),
+        "steps": sum(life["steps"] or 0 for life in lives),
+        "incarnations": lives,
     }
 
 
 def _life(life: Life, account: Account, fragments: int) -> dict[str, Any]:
-    """Return one incarnation; figures only heartbeats carry are None for a life of an earlier session."""
+    """Return one incarnation; figures only heartbeats carry are None for a life of an earlier session.
+
+    Its tokens are those of the books, which know more than heartbeats when the life ended before this session began.
+    """
     beat = life.beat
     return {
         "incarnation": life.incarnation,
         "founder": life.founder,
         "left": life.left,
-        "tokens": life.tokens,
-        "steps": life.steps,
+        "tokens": max(life.tokens, account.trained),
+        "steps": life.steps if beat is not None or life.left else None,
         "tokens_by_fate": dict(sorted(apportion(account.fates(fragments), fragments).items())),
         "join_s": life.took_s,
         "tokens_per_s": None if beat is None else round(beat.tokens_per_s, 1),

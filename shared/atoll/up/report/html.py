@@ -82,7 +82,8 @@ def _summary(report: Mapping[str, Any]) -> str:
             "call to commit, median and 95%",
             f"{_number(rounds['waited_s_p50'], ' s')}, {_number(rounds['waited_s_p95'], ' s')}",
         ],
-        ["bytes up, down", f"{report['bytes_up']:,}, {report['bytes_down']:,}"],
+        ["bytes the learners sent, read", f"{report['bytes_up']:,}, {report['bytes_down']:,}"],
+        ["bytes merged, published", f"{report['bytes_merged']:,}, {report['bytes_published']:,}"],
         ["wall time", f"{report['wall_s']:,.1f} s in {report['sessions']} session(s), ended: {report['ended']}"],
     ]
     return _table(["", ""], rows)
@@ -114,7 +115,9 @@ def _bytes_chart(view: RunView, began_s: float) -> str:
         points.append((line.at_s - began_s, up, down))
     shown = thinned(points, POINTS_MAX)
     return lines(
-        [Series("up", [(t, u) for t, u, _ in shown]), Series("down", [(t, d) for t, _, d in shown])], "seconds", "bytes"
+        [Series("merged", [(t, u) for t, u, _ in shown]), Series("published", [(t, d) for t, _, d in shown])],
+        "seconds",
+        "bytes",
     )
 
 
@@ -140,7 +143,7 @@ def _learners(report: Mapping[str, Any]) -> str:
                     learner["learner"],
                     str(life["incarnation"]),
                     f"{life['tokens']:,}",
-                    f"{life['steps']:,}",
+                    "-" if life["steps"] is None else f"{life['steps']:,}",
                     ", ".join(f"{fate} {count:,}" for fate, count in life["tokens_by_fate"].items() if count),
                     _number(speed),
                     "-" if overhead is None else f"{100 * overhead:.2f}%",
