@@ -1,10 +1,13 @@
 """How a model is divided into fragments: which rows of which tensor travel together.
 
-Tensors go into P fragments by greedy bin packing, largest first, each into the lightest fragment. A tensor larger than a
-part of the fair share is cut by rows first, so that no fragment is much larger than the mean; in the paper the embedding
-stays whole and its fragment is far larger than the others (Fig. 9 of arXiv 2604.21428). Norms and directions of RDA are
-then taken per slice. Everything is a pure function of the tensors' names, shapes and order: every process computes the
-same layout, and its fingerprint is part of every message.
+The tensors are laid out on a line, in their order, and the line is cut into P parts of equal length, each cut at the
+nearest row: every fragment is as large as the others to within a row, and holds as few slices as it can, one more than
+whole tensors would need. Few slices matter: an adoption touches every tensor its fragment has rows of, and norms and
+directions of RDA are taken per slice. A slice that would be a sliver goes to its neighbour. (The paper packs whole
+tensors into bins; there the embedding fills a fragment far larger than the others, Fig. 9 of arXiv 2604.21428.)
+
+Everything is a pure function of the tensors' names, shapes and order: every process computes the same layout, and its
+fingerprint is part of every message.
 
 Only floating tensors are trained, so only they are merged. A tensor of another dtype (a counter, a mask) is carried: it
 is in the layout and in the fingerprint, travels with version 0, and no displacement ever changes it.
@@ -14,8 +17,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import heapq
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ import msgspec
 
 from atoll.errors import SettingsError
 
-PIECES_PER_SHARE = 16
+SLIVER = 0.01
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -126,53 +127,71 @@ def plan_layout(tensors: Sequence[TensorSpec], fragments: int, direct: Sequence[
     unknown = sorted(set(direct) - set(names))
     if unknown:
         raise SettingsError("no such tensor to merge directly", got=unknown, allowed=names[:8], todo="correct `direct`")
-    pieces = _pieces(tensors, fragments)
-    if fragments < 1 or len(pieces) < fragments:
+    rows = max(1, sum(tensor.rows for tensor in tensors))
+    if not 1 <= fragments <= rows:
         raise SettingsError(
             "the model cannot be divided into that many fragments",
             got=fragments,
-            allowed=f"1..{len(pieces)} (rows of its tensors)",
+            allowed=f"1..{rows} (rows of its tensors)",
             todo="lower protocol.fragments",
         )
-    bins: list[list[Slice]] = [[] for _ in range(fragments)]
-    lightest = [(0, number) for number in range(fragments)]
-    for size, piece in sorted(pieces, key=lambda item: (-item[0], item[1].tensor, item[1].start)):
-        weight, number = heapq.heappop(lightest)
-        bins[number].append(piece)
-        heapq.heappush(lightest, (weight + max(size, 1), number))
     return Layout(
         tensors=tuple(tensors),
-        fragments=tuple(tuple(_joined(inside)) for inside in bins),
+        fragments=tuple(tuple(inside) for inside in _cut(tensors, fragments)),
         direct=tuple(sorted(direct)),
     )
 
 
-def _pieces(tensors: Sequence[TensorSpec], fragments: int) -> list[tuple[int, Slice]]:
-    """Return (elements, slice) for every piece, tensors larger than a part of the fair share cut into equal rows."""
-    total = sum(tensor.size for tensor in tensors)
-    limit = max(1, total // (max(1, fragments) * PIECES_PER_SHARE))
-    while True:
-        found = []
-        for number, tensor in enumerate(tensors):
-            rows = tensor.rows
-            parts = max(1, min(rows, -(-tensor.size // limit)))
-            cuts = [rows * part // parts for part in range(parts + 1)]
-            row = tensor.size // max(1, rows)
-            found += [((b - a) * row, Slice(number, a, b)) for a, b in itertools.pairwise(cuts)]
-        if len(found) >= fragments or limit == 1:
-            return found
-        limit = max(1, limit // 2)
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What is not cut off yet: elements and rows, and fragments to fill; `target` is the fair size of the next one."""
+
+    elements: int
+    rows: int
+    fragments: int
+
+    @property
+    def target(self) -> float:
+        return self.elements / self.fragments
 
 
-def _joined(pieces: list[Slice]) -> list[Slice]:
-    """Return the pieces in tensor order with neighbours joined, so that a fragment has as few slices as it can."""
-    joined: list[Slice] = []
-    for piece in sorted(pieces, key=lambda p: (p.tensor, p.start)):
-        if joined and joined[-1].tensor == piece.tensor and joined[-1].stop == piece.start:
-            joined[-1] = Slice(piece.tensor, joined[-1].start, piece.stop)
-        else:
-            joined.append(piece)
-    return joined
+def _cut(tensors: Sequence[TensorSpec], fragments: int) -> Iterator[list[Slice]]:
+    """Yield the slices of each fragment, from the left end of the line to the right."""
+    line = _Line(sum(tensor.size for tensor in tensors), sum(tensor.rows for tensor in tensors), fragments)
+    inside: list[Slice] = []
+    taken = filled = 0
+    for number, tensor in enumerate(tensors):
+        start, row = 0, tensor.size // max(1, tensor.rows)
+        if tensor.rows == 0:
+            inside.append(Slice(number, 0, 0))
+        while start < tensor.rows:
+            count = _fitting(line.target - filled, row, tensor.rows - start, line, taken)
+            if count:
+                inside.append(Slice(number, start, start + count))
+                start, taken, filled = start + count, taken + count, filled + count * row
+            if line.fragments > 1 and (start < tensor.rows or line.rows - taken == line.fragments - 1):
+                yield inside
+                line = _Line(line.elements - filled, line.rows - taken, line.fragments - 1)
+                inside, taken, filled = [], 0, 0
+    yield inside
+
+
+def _fitting(room: float, row: int, rows: int, line: _Line, taken: int) -> int:
+    """Return how many of a tensor's next `rows` rows, of `row` elements, the present fragment takes beside what it has.
+
+    As many as come nearest to its `room`; all when the rest, none when the part would be a sliver; at least one into an
+    empty fragment; never so many that a later fragment would stay empty.
+    """
+    most = min(rows, line.rows - taken - (line.fragments - 1))
+    if line.fragments == 1 or row == 0:
+        return most
+    sliver = SLIVER * line.target
+    if (rows * row) <= room + sliver:
+        return most
+    near = math.floor(room / row + 0.5)
+    if near * row < sliver:
+        near = 0
+    return min(most, max(near, 0 if taken else 1))
 
 
 def first_difference(ours: Layout, theirs: Layout) -> str:

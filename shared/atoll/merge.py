@@ -9,6 +9,10 @@ For learners m with displacements v_m and weights w_m (Sec. 3.2 and App. D.2 of 
     RDA &= \tfrac{\sum w_m \lVert v_m \rVert}{\sum w_m}\; \varphi\!\left(\tfrac{\sum w_m \varphi(v_m)}{\sum w_m}\right),
     \quad \varphi(x) = x / \lVert x \rVert,\ \varphi(0) = 0
 
+A late contribution is shortened before it is merged, and keeps its weight: v <- lambda^age v. A factor on its weight alone
+would vanish where nothing else is in its round, and learners that miss each other's rounds would each move the global
+values by their full step.
+
 RDA is taken per slice (`Span`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long, RDA keeps
 R. Slices marked `direct` (embeddings) take the mean. Where directions cancel RDA has no direction to keep and falls
 back to the mean: where the mean direction is shorter than 1e-12, or than the rounding of the M float32 directions in it
@@ -51,11 +55,6 @@ def token_weight(tokens: int, steps: int) -> float:
     return tokens * tokens / steps
 
 
-def age_damping(age: int, factor: float) -> float:
-    """Return the factor on the weight of a contribution that is `age` versions late."""
-    return float(factor**age)
-
-
 @dataclass(frozen=True, slots=True)
 class Merged:
     """A merged displacement, flat float32, with the weights and the number of contributions behind it."""
@@ -80,12 +79,14 @@ class FragmentFold:
         self.weight_sum = 0.0
         self.count = 0
 
-    def add(self, displacement: Vector, weight: float) -> None:
-        """Fold in one displacement (flat float32, layout order) with a positive weight. The vector is not kept."""
+    def add(self, displacement: Vector, weight: float, scale: float = 1.0) -> None:
+        """Fold in `scale` times a displacement (flat float32, layout order) with a positive weight; it is not kept."""
         if self._spent:
             raise ProtocolMisuse("this fold has given its result already")
         if not 0.0 < weight < math.inf:
             raise ProtocolMisuse("a contribution needs a positive finite weight", got=weight)
+        if scale != 1.0:
+            displacement = np.multiply(displacement, np.float32(scale))
         self.weight_sum += weight
         self.count += 1
         share = weight / self.weight_sum

@@ -200,3 +200,25 @@ def test_a_run_whose_store_is_damaged_is_not_begun_anew_silently(run_dir: Path, 
     assert process.returncode == 3, said
     assert "has lost a part of this run" in said
     assert report_of(run_dir) == before
+
+
+def test_a_learner_that_somebody_else_started_leaves_with_the_run(run_dir: Path, corpus: Path) -> None:
+    """Its broker is about to end, so a guest is told to drain like everybody; its tokens have their fates too."""
+    process = start(run_dir, corpus, "--learners", "1", "--tokens", "0", "--set", "run=guests")
+    wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 2)
+    url = (run_dir / "nats" / "url").read_text(encoding="utf-8")
+    told = {"data.dir": run_dir / "data", "learner.compile_cache": run_dir / "cache" / "jax", "log.format": "json"}
+    settings = [word for name, value in told.items() for word in ("--set", f"{name}={value}")]
+    settings += [word for setting in SMALL for word in ("--set", setting)]
+    words = ["learner", "--id", "guest", "--run", "guests", "--broker", url, *settings]
+    with (run_dir / "guest.log").open("wb") as log:
+        guest = subprocess.Popen([sys.executable, "-m", "atoll.cli", *words], stdout=log, stderr=log)
+    wait_for_line(run_dir / "guest.log", "learner.first_step")
+    process.send_signal(signal.SIGINT)
+    finish(process)
+    report = report_of(run_dir)
+
+    assert guest.wait(DEADLINE_S) == 0
+    assert report["fates_exact"] is True, report["fates_errors"]
+    assert isinstance(report["learners"], list)
+    assert {learner["learner"] for learner in report["learners"]} == {"guest", "learner-1"}

@@ -155,3 +155,21 @@ def test_the_first_difference_names_counts_direct_and_slices() -> None:
     assert "directly here: [], in the run: ['b']" in first_difference(ours, plan_layout([one, two], 2, ["b"]))
     swapped = msgspec.structs.replace(ours, fragments=ours.fragments[::-1])
     assert first_difference(ours, swapped) == "fragment 0 holds other slices here than in the run"
+
+
+@pytest.mark.parametrize("fragments", [8, 24, 64])
+def test_a_model_is_cut_no_more_than_it_must_be(fragments: int) -> None:
+    """P fragments need at most P - 1 cuts, so at most T + P - 1 slices, each fragment a stretch of the model."""
+    layout = plan_layout(llama(256, 128, 4), fragments)
+    slices = [piece for inside in layout.fragments for piece in inside]
+
+    assert len(slices) <= len(layout.tensors) + fragments - 1
+    assert slices == sorted(slices, key=lambda piece: (piece.tensor, piece.start))
+
+
+def test_no_fragment_holds_a_sliver_of_a_matrix() -> None:
+    """A part below a hundredth of a fragment's share goes to its neighbour."""
+    tensors = [TensorSpec("a", (1000, 8), "float32"), TensorSpec("b", (1004, 8), "float32")]
+    layout = plan_layout(tensors, 2)
+
+    assert [len(inside) for inside in layout.fragments] == [1, 1]

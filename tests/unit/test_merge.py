@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,6 @@ from atoll.merge import (
     FragmentFold,
     Merged,
     Method,
-    age_damping,
     span_norms,
     token_weight,
     validate_displacement,
@@ -182,11 +182,28 @@ def test_weights_are_quantity_times_rate() -> None:
     assert token_weight(1000, 5) == 2 * token_weight(1000, 10)
 
 
-def test_age_damps_geometrically() -> None:
-    """A contribution on time keeps its weight; each late version multiplies it by the factor."""
-    assert [age_damping(age, 0.5) for age in range(4)] == [1.0, 0.5, 0.25, 0.125]
-    assert age_damping(0, 0.0) == 1.0
-    assert age_damping(3, 1.0) == 1.0
+@pytest.mark.parametrize("method", ["mean", "rda"])
+def test_a_late_displacement_is_shortened_also_when_it_is_alone(method: Literal["mean", "rda"]) -> None:
+    """Lambda v with the whole weight: alone half as long, beside a fresh one half of its share."""
+    spans = spans_of({"a": 4})
+    fresh, late = np.array([1.0, 0, 0, 0], np.float32), np.array([0, 1.0, 0, 0], np.float32)
+    alone = FragmentFold(spans, method)
+    alone.add(late, 3.0, 0.5)
+    both = FragmentFold(spans, "mean")
+    both.add(fresh, 3.0)
+    both.add(late, 3.0, 0.5)
+
+    np.testing.assert_array_equal(alone.result().displacement, [0, 0.5, 0, 0])
+    np.testing.assert_allclose(both.result().displacement, [0.5, 0.25, 0, 0])
+    assert late[1] == 1.0
+
+
+def test_a_factor_of_nought_silences_what_is_late() -> None:
+    """Its weight counts, what it says does not."""
+    fold = FragmentFold(spans_of({"a": 2}), "mean")
+    fold.add(np.ones(2, np.float32), 1.0, 0.0)
+
+    np.testing.assert_array_equal(fold.result().displacement, [0.0, 0.0])
 
 
 def test_norms_are_taken_per_slice_in_float64() -> None:

@@ -243,7 +243,7 @@ class ShardService:
         while True:
             action = await lane.get()
             if isinstance(action, Fold):
-                await self.bench.fold(action.key, action.weight)
+                await self.bench.fold(action.key, action.weight, action.scale)
             elif isinstance(action, Frozen):
                 await self._commit(action)
             elif isinstance(action, Acknowledge):

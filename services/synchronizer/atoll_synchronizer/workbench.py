@@ -55,14 +55,14 @@ class Workbench:
         self.bytes_in += len(data)
         self._ready[key] = await self._off_loop(elements, self._decode, key.fragment, data, manifest)
 
-    async def fold(self, key: PushKey, weight: float) -> None:
-        """Add a ready contribution to its fragment's sum and let its memory go."""
+    async def fold(self, key: PushKey, weight: float, scale: float) -> None:
+        """Add a ready contribution, `scale` times as long, to its fragment's sum and let its memory go."""
         vector = self._ready.pop(key)
         fold = self._folds.get(key.fragment)
         if fold is None:
             fold = FragmentFold(self._run.layout.spans(key.fragment), self._run.protocol.merge)
             self._folds[key.fragment] = fold
-        await self._off_loop(vector.size, fold.add, vector, weight)
+        await self._off_loop(vector.size, fold.add, vector, weight, scale)
 
     async def merged(self, fragment: int) -> Vector:
         """Return the merged displacement of the fragment's round and begin a new sum."""

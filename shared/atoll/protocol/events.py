@@ -224,10 +224,11 @@ class Fetch(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold(Command):
-    """Add a ready contribution to the sum of its fragment's round with `weight`, then let its memory go."""
+    """Add a ready contribution, `scale` times as long, to its fragment's round with `weight`; let its memory go."""
 
     key: PushKey
     weight: float
+    scale: float
     age: int
 
 

@@ -91,11 +91,11 @@ class FragmentRound:
         return ""
 
     def fold(self, offer: Offer, cause_id: str) -> Fold:
-        """Take a ready offer in; its weight is tokens squared over steps (Sec. 3.2), damped once per version of age."""
+        """Take a ready offer in; its weight is tokens squared over steps (Sec. 3.2), and age shortens what it says."""
         if self.phase is Phase.COMMITTING or self.refusal(offer):
             raise ProtocolMisuse("this round cannot fold it", got=(self.phase.value, self.refusal(offer), offer.key))
         age = self.age(offer)
-        weight = offer.tokens * offer.tokens / offer.steps * self.settings.age_damping**age
+        weight = offer.tokens * offer.tokens / offer.steps
         self.loading.discard(offer.key)
         self.shares.append(
             Share(
@@ -107,7 +107,8 @@ class FragmentRound:
                 age=age,
             )
         )
-        return Fold(key=offer.key, weight=weight, age=age, cause_id=cause_id)
+        scale = self.settings.age_damping**age
+        return Fold(key=offer.key, weight=weight, scale=scale, age=age, cause_id=cause_id)
 
     @property
     def contributors(self) -> set[str]:

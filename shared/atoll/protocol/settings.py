@@ -30,7 +30,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         grace_cap_steps: longest grace, in median steps.
         average_decay: weight of the newest sample in the moving averages of Eq. 3.
         age_max: S_max, versions a late contribution may be behind and still enter the next round.
-        age_damping: factor on the weight of a late contribution, per version of age.
+        age_damping: factor on the displacement of a late contribution, per version of age.
         merge: "mean" or "rda" (App. D.2) for tensors that are not merged directly.
         outer: "nesterov", "optax:<name>" or "module:attr".
         outer_lr: outer learning rate.

@@ -25,6 +25,7 @@ import atoll
 from atoll.bus.connect import open_bus
 from atoll.bus.interface import Bus
 from atoll.bus.options import DEFAULTS
+from atoll.bus.subjects import Subjects
 from atoll.clock import Clock, SystemClock
 from atoll.errors import AtollError, ProtocolMisuse
 from atoll.logs import configure
@@ -39,6 +40,7 @@ from atoll.up.report.write import summary, write_report
 from atoll.up.services import BROKER, EVALUATOR, EXPORT, PREPARE, RESTARTS_MAX, Services
 from atoll.up.view import RunView
 from atoll.up.watch import Watch
+from atoll.wire.messages import Control, encode
 
 INTERRUPTED: Final = 130
 POLL_S: Final = 0.1
@@ -187,7 +189,7 @@ class Supervisor:
         try:
             self._session.ended = await self._watch(following)
             self._face.rest()
-            await self._drain()
+            await self._drain(bus)
             if self._view.run_tokens > 0:
                 await self._one_shot("exporting the model", self._services.export(), EXPORT_S, needed=False)
         except AtollError as error:
@@ -257,9 +259,16 @@ class Supervisor:
             self._face.show(self._picture(now_s))
             await asyncio.sleep(SHOW_S)
 
-    async def _drain(self) -> None:
-        """End everything but the broker in good order: learners, shards, evaluator."""
+    async def _drain(self, bus: Bus) -> None:
+        """End everything but the broker in good order: learners, shards, evaluator.
+
+        When the broker is ours it ends too, so learners that others have started are told to leave as well.
+        """
         learners, shards = self._up.learners, self._services.shards
+        if self._up.broker is None:
+            with contextlib.suppress(AtollError):
+                everybody = Subjects(self._up.settings.run).control("all")
+                await bus.tell(everybody, encode(Control(verb="drain", sender="up")))
         with self._face.stage("learners push what they have"):
             await self._end_all(learners, LEARNERS_LEAVE_S)
         with self._face.stage("shards close their books"):

@@ -58,7 +58,7 @@ def collect(view: RunView, facts: Facts) -> dict[str, Any]:
         "schema": SCHEMA,
         "run": facts.run,
         "ended": facts.sessions[-1].ended if facts.sessions else "unknown",
-        **_fates(books, fragments, [name for name in _shard_names(facts) if name not in view.closed]),
+        **_fates(books, fragments, _doubts(view, facts, books)),
         "validation": _validation(view, facts.validation, facts.settings),
         "bytes_up": sum(session.bytes_up for session in facts.sessions),
         "bytes_down": sum(session.bytes_down for session in facts.sessions),
@@ -85,10 +85,22 @@ def _shard_names(facts: Facts) -> list[str]:
     return [f"shard-{i}" for i in range(int(facts.settings["protocol.shards"]))]
 
 
-def _fates(books: Ledger, fragments: int, unclosed: Sequence[str]) -> dict[str, Any]:
+def _doubts(view: RunView, facts: Facts, books: Ledger) -> list[str]:
+    """Return what the books cannot know: a shard that never closed them, a learner that trained on afterwards."""
+    doubts = [f"{name} did not close its books" for name in _shard_names(facts) if name not in view.closed]
+    for learner in view.learners.values():
+        for life in learner.lives.values():
+            booked = books.accounts.get(f"{learner.learner}/{life.incarnation}", Account()).trained
+            if life.tokens > booked:
+                after = f"{life.tokens - booked} tokens after the books were closed"
+                doubts.append(f"{learner.learner}/{life.incarnation} trained {after}")
+    return doubts
+
+
+def _fates(books: Ledger, fragments: int, doubts: Sequence[str]) -> dict[str, Any]:
     """Return what became of every token; see the module docstring."""
     settlement = settle(books, fragments)
-    errors = [*(f"{name} did not close its books" for name in unclosed), *settlement.errors]
+    errors = [*doubts, *settlement.errors]
     return {
         "tokens_trained": settlement.trained // fragments,
         "tokens_by_fate": dict(sorted(apportion(settlement.fates, fragments).items())),
