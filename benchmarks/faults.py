@@ -7,9 +7,9 @@ Three runs of `atoll up` with four learners and two shards, real processes, same
     killed        learner-2 gets SIGKILL at 40 % of the tokens and is started again under its id
 
 So that the machine's cores do not decide (four learners share two, and a learner that rests gives its core to the
-others), every learner is paced: it sleeps three times as long as it computes, as if its device were elsewhere. Step
-rates come from heartbeats, the fates and the held-out loss from `report.json`. Losses are compared at equal merged
-tokens: at the smaller of the two totals, on the curve of either run.
+others), the model is small and every learner is paced: a step takes twelve times its own computing, as if its device were
+elsewhere. Step rates come from heartbeats, the fates and the held-out loss from `report.json`. Losses are compared at
+equal merged tokens: at the smaller of the two totals, on the curve of either run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import argparse
 import itertools
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,9 +43,10 @@ from atoll.wire.messages import Beat, decode
 FOLDER = Path("build/faults")
 LEARNERS = tuple(f"learner-{i}" for i in range(1, 5))
 SLOW, KILLED = "learner-4", "learner-2"
-PACE, SLOWER = 4.0, 5.0
+PACE, SLOWER = 12.0, 5.0
+SETTINGS = ("model.size=xs", "protocol.interval_steps=16")
 TOKENS = 1_500_000
-TOKENS_PER_MINUTE = 500_000
+TOKENS_PER_MINUTE = 700_000
 KILL_AT = 0.4
 WINDOW_S = 10.0
 POLL_S = 0.2
@@ -187,33 +190,40 @@ def run(
 ) -> Run:
     """Run `atoll up` to its end, hear its heartbeats, and give `disturb` its chance every now and then."""
     out = FOLDER / name
-    command = [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--again", "--learners", str(len(LEARNERS))]
+    command = [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--learners", str(len(LEARNERS))]
     command += ["--shards", "2", "--tokens", str(tokens), "--seed", str(seed), "--set", f"run={name}"]
+    command += [word for setting in SETTINGS for word in ("--set", setting)]
     command += [word for learner, pace in paces.items() for word in ("--throttle", f"{learner}={pace:g}")]
+    shutil.rmtree(out, ignore_errors=True)
     print(f"run {name}: {tokens} tokens", flush=True)
     seen, url_file = Run(), out / "nats" / "url"
-    home: LoopThread | None = None
+    home, hearing, over = LoopThread("faults"), None, threading.Event()
     with subprocess.Popen(command) as process:
         while process.poll() is None:
             time.sleep(POLL_S)
-            if home is None and url_file.exists():
-                home = LoopThread("faults")
-                home.submit(hear(seen, name, url_file.read_text(encoding="utf-8")))
+            if hearing is None and url_file.exists():
+                hearing = home.submit(hear(seen, name, url_file.read_text(encoding="utf-8"), over))
             elif disturb is not None:
                 disturb(seen, out, tokens)
-    if home is not None:
-        home.stop()
+    over.set()
+    if hearing is not None:
+        hearing.result()
+    home.stop()
     if process.returncode:
         raise SystemExit(f"atoll up left with {process.returncode}")
     seen.report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     return seen
 
 
-async def hear(seen: Run, name: str, url: str) -> None:
-    """Note every heartbeat of the run."""
+async def hear(seen: Run, name: str, url: str, over: threading.Event) -> None:
+    """Note every heartbeat until the run is over."""
     bus = await open_bus(url, name, name="faults", provision=False)
+    beats = await bus.listen(Subjects(name).beat("*"))
     try:
-        async for whisper in await bus.listen(Subjects(name).beat("*")):
+        while not over.is_set():
+            whisper = await beats.next(POLL_S)
+            if whisper is None:
+                continue
             beat = decode(Beat, whisper.data)
             seen.beats.append((time.monotonic(), beat.learner, beat.incarnation, beat.step))
             seen.tokens[beat.learner, beat.incarnation] = beat.tokens

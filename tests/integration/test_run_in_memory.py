@@ -167,9 +167,10 @@ def test_nobody_waits_for_a_slow_learner_and_its_tokens_are_merged(run: str) -> 
     assert accounts["fast-1"].trained > 2 * accounts["slow"].trained
 
 
-def test_a_joiner_adopts_the_run_and_not_its_own_values(run: str) -> None:
-    """A fresh learner never overwrites trained state: it starts from the run's parameters."""
-    world = World(run, settings())
+@pytest.mark.parametrize("adoption", ["overwrite", "blend", "carry"])
+def test_a_joiner_adopts_the_run_and_not_its_own_values(run: str, adoption: str) -> None:
+    """A fresh learner never overwrites trained state: it starts from the run's parameters, whatever it does later."""
+    world = World(run, settings(adoption=adoption))
     with world.join("founder", parameters(7.0)), world.join("joiner", parameters(-3.0)) as joiner:
         adopted = {name: np.asarray(leaf) for name, leaf in joiner.params.items()}
     world.home.stop()

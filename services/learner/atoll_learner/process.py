@@ -3,8 +3,9 @@
     settings ─► data, model, compile cache ─► atoll.join ─► compile ─► steps … ─► drain ─► goodbye
 
 Joining and compiling overlap with nothing on purpose: a learner that cannot join should not burn a minute of compiler
-first, and with a warm cache compiling takes a second. The inner schedule is driven by the *run's* tokens, so learners
-that come and go, or run at different speeds, agree on the learning rate.
+first, and with a warm cache compiling takes a second. Learners of one machine compile in turns (`compiling`). The inner
+schedule is driven by the *run's* tokens, so learners that come and go, or run at different speeds, agree on the learning
+rate.
 
 The first SIGTERM or SIGINT lets the present step end, pushes the last displacement and says goodbye; the second stops
 at once, as a kill would.
@@ -15,6 +16,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -35,6 +38,7 @@ from atoll_learner.train_settings import TrainSettings, train_settings
 log = get(__name__)
 
 SAY_S = 10.0
+LATE_STEPS = 32
 
 
 class Interrupt:
@@ -84,13 +88,15 @@ def train(settings: Settings) -> None:
     work = prepare_work(settings)
     limit_threads(settings.learner.threads)
 
-    from atoll_learner.export import load_safetensors  # noqa: PLC0415  (after the thread limits are set)
+    from atoll_learner.compiling import enable_compile_cache, turn  # noqa: PLC0415  (after the thread limits are set)
+    from atoll_learner.export import load_safetensors  # noqa: PLC0415
     from atoll_learner.model import embedding_names, init_params  # noqa: PLC0415
-    from atoll_learner.train import enable_compile_cache  # noqa: PLC0415
 
-    if settings.learner.compile_cache is not None:
-        enable_compile_cache(settings.learner.compile_cache)
-    params = init_params(work.model, settings.seed)
+    cache = settings.learner.compile_cache
+    if cache is not None:
+        enable_compile_cache(cache)
+    with turn(cache):
+        params = init_params(work.model, settings.seed)
     if settings.learner.initial_model is not None:
         params = load_safetensors(settings.learner.initial_model, params)
     url, options = settings.broker.url, bus_options(settings)
@@ -130,10 +136,12 @@ class Trainer:
         reader = BatchReader(
             work.shards, work.train.sequence, work.train.batch * work.train.accumulation, island.run.seed
         )
+        self._late_s: deque[float] = deque(maxlen=LATE_STEPS)
         self._feed = LeasedFeed(island, work.shards, reader, settings.data.lease_blocks)
 
     def train(self) -> None:
         """Step until the run is done or the process is told to stop; then return the leases."""
+        from atoll_learner.compiling import turn  # noqa: PLC0415
         from atoll_learner.train import init_optimizer, learning_rate  # noqa: PLC0415
 
         island, train = self._island, self._work.train
@@ -144,7 +152,8 @@ class Trainer:
             began_s = time.monotonic()
             batch = self._shape(self._feed.next())
             rate = learning_rate(train, island.run_tokens, island.run.protocol.tokens_target)
-            params, state, loss = self._step(params, state, batch, rate)
+            with turn(self._settings.learner.compile_cache) if steps == 0 else nullcontext():
+                params, state, loss = self._step(params, state, batch, rate)
             value = float(loss)
             self._throttle(time.monotonic() - began_s)
             params = island.step(params, tokens=train.tokens_per_step, loss=value)
@@ -163,10 +172,15 @@ class Trainer:
         return batch.reshape(self._work.train.accumulation, self._work.train.batch, -1)
 
     def _throttle(self, step_s: float) -> None:
-        """Stretch the step to `throttle` times its length, to stand in for slower hardware."""
+        """Stretch the step to `throttle` times the quickest of late, to stand in for slower hardware elsewhere.
+
+        The quickest, not this one: learners that share a machine slow each other down, and sleeping in proportion to that
+        would make it worse.
+        """
         factor = self._settings.learner.throttle
         if factor > 1.0:
-            time.sleep((factor - 1.0) * step_s)
+            self._late_s.append(step_s)
+            time.sleep(max(0.0, factor * min(self._late_s) - step_s))
 
     def _say(self, steps: int, loss: float, rate: float, step_s: float) -> None:
         log.info(

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -126,12 +125,3 @@ def make_evaluator(
         return nats / math.log(2.0) * per_byte
 
     return measure
-
-
-def enable_compile_cache(folder: Path) -> None:
-    """Keep compiled programs in `folder`, so that a restarted learner need not compile again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    update: Callable[[str, object], None] = jax.config.update
-    update("jax_compilation_cache_dir", str(folder))
-    update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    update("jax_persistent_cache_min_entry_size_bytes", 0)

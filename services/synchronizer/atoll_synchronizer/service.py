@@ -66,6 +66,7 @@ T = TypeVar("T")
 
 QUEUE_POLL_S = 0.5
 HOLD_S = 20.0
+HURRIED_ROUNDS = 20
 RETRY_S_MAX = 5.0
 
 
@@ -84,6 +85,7 @@ class ShardService:
         self.store = Store(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
         self.bench = Workbench(bus, run)
         self.commits = 0
+        self._hurried = 0
         self._deliveries: dict[PushKey, tuple[Delivery, Contribution]] = {}
         self._lanes: dict[int, asyncio.Queue[Fold | Frozen | Acknowledge]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -273,7 +275,23 @@ class ShardService:
             "run_tokens": self.machine.ledger.run_tokens,
         }
         log.info("round.committed", **{**line, "contributors": len(command.shares)})
+        self._notice_haste(now_s, now_s - (command.called_s or now_s))
         await self._record("round", **line)
+
+    def _notice_haste(self, now_s: float, round_s: float) -> None:
+        """Say once in a while that rounds last longer than the interval they should fit into: most tokens come late then."""
+        step_s = self.machine.step_s(now_s)
+        if step_s is None:
+            return
+        settings = self.run.protocol
+        self._hurried = self._hurried + 1 if round_s > settings.interval_steps * step_s else 0
+        if self._hurried and self._hurried % HURRIED_ROUNDS == 0:
+            log.warning(
+                "interval.too_short",
+                round_s=round(round_s, 4),
+                interval_s=round(settings.interval_steps * step_s, 4),
+                todo=f"found a run with protocol.interval_steps={max(2, round(2 * round_s / step_s))} or more",
+            )
 
     def _size_of(self, key: PushKey) -> int:
         held = self._deliveries.get(key)

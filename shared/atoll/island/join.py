@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import msgspec
 import numpy as np
 
 from atoll.bus.connect import open_bus
@@ -230,7 +231,9 @@ class IslandHandle:
         self._treedef = treedef
         try:
             ready = self.call(self._session.open()).result()
-            self._leaves = adopt(self.layout, self.run.protocol, named, ready)
+            # Whatever the rule for later adoptions is: who joins has learnt nothing yet and takes the run's values.
+            joining = msgspec.structs.replace(self.run.protocol, adoption="overwrite")
+            self._leaves = adopt(self.layout, joining, named, ready)
             self.call(self._session.begin(dict(self._leaves))).result()
         except BaseException:
             self._shut()

@@ -1,0 +1,64 @@
+"""Compiling once per machine: a cache of compiled programs on disk, and turns, so that learners do not compile in chorus.
+
+XLA's persistent cache makes a restart cheap, but learners that start together on one machine all find it empty, compile
+the same step at the same time and share the cores: four learners on two cores took 56 s to their first step. With turns
+the first one compiles and the others find its programs. A turn is a lock on a file beside the cache; the kernel frees
+it when its holder dies. Nobody waits for ever: after `PATIENCE_S` a learner compiles out of turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import jax
+
+from atoll.logs import get
+
+log = get(__name__)
+
+PATIENCE_S = 120.0
+POLL_S = 0.1
+
+
+def enable_compile_cache(folder: Path) -> None:
+    """Keep compiled programs in `folder`, so that a restarted learner need not compile again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    update: Callable[[str, object], None] = jax.config.update
+    update("jax_compilation_cache_dir", str(folder))
+    update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+@contextlib.contextmanager
+def turn(folder: Path | None, patience_s: float = PATIENCE_S) -> Iterator[bool]:
+    """Hold the turn to compile into the cache in `folder`; yield whether it was had, False without a cache."""
+    if folder is None:
+        yield False
+        return
+    began_s = time.monotonic()
+    with (folder / ".turn").open("w") as file:
+        had = _locked(file, began_s + patience_s)
+        waited_s = time.monotonic() - began_s
+        if not had or waited_s > 1.0:
+            log.info("compile.turn", had=had, waited_s=round(waited_s, 2))
+        yield had
+
+
+def _locked(file: IO[str], deadline_s: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(POLL_S)
+        except OSError:
+            # Some network file systems know no locks.
+            return False
+        else:
+            return True
