@@ -178,6 +178,17 @@ def test_a_joiner_adopts_the_run_and_not_its_own_values(run: str, adoption: str)
     assert all((leaf == 7.0).all() for leaf in adopted.values())
 
 
+def test_who_comes_after_the_end_does_not_train_unheard(run: str) -> None:
+    """The shards have closed their books: a late joiner is done at once, with the run's values and the run's tokens."""
+    world = World(run, settings(tokens_target=600))
+    world.go(lambda: world.train("early", 1.0))
+    with world.join("late", parameters(-3.0)) as late:
+        assert late.done
+        assert late.run_tokens > 300
+        assert all((np.asarray(leaf) > 0.0).all() for leaf in late.params.values())
+    world.home.stop()
+
+
 def test_another_layout_is_refused_with_the_first_difference(run: str) -> None:
     """A learner with another model is told what differs and never touches the run."""
     world = World(run, settings())

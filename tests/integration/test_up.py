@@ -137,20 +137,22 @@ def test_a_run_trains_reports_and_leaves_nothing_behind(run_dir: Path, corpus: P
 
 
 def test_a_killed_learner_returns_under_its_id_and_the_books_add_up(run_dir: Path, corpus: Path) -> None:
-    """SIGKILL takes one life of a learner; the next one trains on, the others never stop, every token has a fate."""
-    process = start(run_dir, corpus, "--learners", "3", "--tokens", "250000", "--seed", "4")
+    """SIGKILL takes one life of a learner; the next begins where the run is, and every token has a fate."""
+    process = start(run_dir, corpus, "--learners", "3", "--tokens", "0", "--seed", "4")
     log = run_dir / "logs" / "learner-2.jsonl"
-    wait_for_line(log, "learner.first_step")
-    wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 4)
+    born = wait_for_line(log, "learner.first_step")
+    wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 40)
     os.kill(learner_pid(run_dir, "learner-2"), signal.SIGKILL)
     joined = wait_for_line(log, "learner.joined", 2)
-    wait_for_line(log, "learner.first_step", 2)
+    again = wait_for_line(log, "learner.first_step", 2)
+    process.send_signal(signal.SIGINT)
     finish(process)
     report = report_of(run_dir)
     learners = report["learners"]
 
     assert isinstance(learners, list)
     assert joined["incarnation"] == 2
+    assert float(str(again["loss"])) < float(str(born["loss"])) - 0.3
     assert report["fates_exact"] is True, report["fates_errors"]
     assert {entry["learner"]: len(entry["incarnations"]) for entry in learners}["learner-2"] == 2
 

@@ -38,7 +38,7 @@ from atoll.errors import (
     StorageFull,
 )
 from atoll.fragments import gather
-from atoll.island.founding import Frame, Vector, fetch_frame, read_head, read_heads
+from atoll.island.founding import Frame, Vector, fetch_frame, is_over, read_head, read_heads
 from atoll.island.membership import still_ours
 from atoll.logs import get
 from atoll.merge import span_norms
@@ -200,7 +200,7 @@ class IslandDriver:
                 log.warning("whisper.refused", subject=whisper.subject, reason=str(error))
 
     async def _resync(self) -> None:
-        """Re-read heads and our own membership now and then: whispers may be lost, records are not."""
+        """Re-read heads, our own membership and the end of the run now and then: whispers may be lost, records are not."""
         while True:
             await asyncio.sleep(RESYNC_S)
             try:
@@ -211,6 +211,7 @@ class IslandDriver:
                         todo="this process stops; the newer one goes on",
                     )
                     return
+                self.drain_wanted = self.drain_wanted or await is_over(self.bus, self.subjects, self.run)
                 for head in (await read_heads(self.bus, self.subjects)).values():
                     self._on_fact(self._head_fact(head.fragment, head.version, "resync"))
             except (BusError, BrokerUnavailable) as error:

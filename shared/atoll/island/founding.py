@@ -23,7 +23,7 @@ from atoll.clock import Clock
 from atoll.codecs import decode_frame, encode_frame, frame_bytes_max
 from atoll.errors import BlobCorrupt, BlobGone, BrokerUnavailable, LayoutMismatch, RecordConflict
 from atoll.layout import Layout, first_difference
-from atoll.wire.messages import Head, RunRecord, decode, encode
+from atoll.wire.messages import Head, Lease, RunRecord, decode, encode
 
 Vector = npt.NDArray[np.float32]
 
@@ -118,6 +118,19 @@ async def read_head(bus: Bus, subjects: Subjects, fragment: int) -> Head | None:
     """Return the newest head of one fragment as its leader has it."""
     record = await bus.get_record(subjects.head(fragment))
     return None if record is None else decode(Head, record.data)
+
+
+async def is_over(bus: Bus, subjects: Subjects, run: RunRecord) -> bool:
+    """Return whether every shard has closed its books at the run's token target: nobody would hear a learner any more."""
+    target = run.protocol.tokens_target
+    if not target:
+        return False
+    for shard in range(run.protocol.shards):
+        record = await bus.get_record(subjects.lease(shard))
+        ledger = None if record is None else decode(Lease, record.data).ledger
+        if ledger is None or ledger.run_tokens < target:
+            return False
+    return True
 
 
 async def fetch_frame(bus: Bus, subjects: Subjects, layout: Layout, head: Head) -> Frame:

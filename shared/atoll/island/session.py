@@ -21,7 +21,7 @@ from atoll.clock import Clock
 from atoll.errors import BrokerUnavailable, BusError
 from atoll.health import show_life
 from atoll.island.driver import IslandDriver, Ready
-from atoll.island.founding import Frame, Vector, fetch_frame, found_or_join, publish_origin, wait_for_heads
+from atoll.island.founding import Frame, Vector, fetch_frame, found_or_join, is_over, publish_origin, wait_for_heads
 from atoll.island.leases import DataLeases
 from atoll.island.membership import claim, release
 from atoll.logs import get
@@ -89,6 +89,8 @@ class Session:
 
         frames = await asyncio.gather(*(fetch(p) for p in sorted(heads)))
         self.driver = IslandDriver(self.bus, self.run, self.member, {f.fragment: f for f in frames}, self._clock)
+        # Heads count what was merged, a little less than was trained; the next call says it exactly.
+        self.driver.run_tokens = max(head.tokens_merged for head in heads.values())
         self.leases = DataLeases(self.bus, subjects, self.member, max(1, self._request.data_blocks))
         return [Ready(frame, frame.values) for frame in frames]
 
@@ -109,6 +111,9 @@ class Session:
             versions_max=versions,
             took_s=round(took_s, 3),
         )
+        if await is_over(self.bus, Subjects(self.run.run), self.run):
+            self.driver.drain_wanted = True
+            log.info("run.over", run=self.run.run, tokens_target=self.run.protocol.tokens_target)
         log.info("learner.joined", incarnation=self.member.incarnation, founder=self._founder, took_s=round(took_s, 3))
 
     async def record(self, kind: str, **fields: object) -> None:
