@@ -220,6 +220,25 @@ def test_below_quorum_a_round_stays_open_and_calls_again() -> None:
     assert desk.shard.slots[0].round.phase is rounds.Phase.COLLECTING
 
 
+def test_late_contributions_are_no_quorum() -> None:
+    """A round that began with them waits for one on its own base before its grace window opens."""
+    desk = Desk()
+    for name in ("fast", "slow"):
+        desk.beat(name)
+    desk.call(0.0)
+    desk.offer(key("fast"), 0.1)
+    desk.tell(TimerFired(at_s=5.0, name="grace/0"))
+    desk.tell(Committed(at_s=5.1, fragment=0, version=1))
+    desk.offer(key("slow"), 5.2)
+
+    called = desk.call(8.0)
+    answered = desk.offer(key("fast", 2), 8.3, base=1)
+
+    assert not the(Commit, called)
+    assert not [timer for timer in the(ArmTimer, called) if timer.name == "grace/0"]  # type: ignore[attr-defined]
+    assert [timer for timer in the(ArmTimer, answered) if timer.name == "grace/0"]  # type: ignore[attr-defined]
+
+
 def test_a_silent_learner_does_not_hold_a_round() -> None:
     """A learner that stopped reporting is not live; the others are everybody."""
     desk = Desk()
@@ -265,7 +284,7 @@ def test_what_becomes_ready_during_a_commit_is_parked_for_the_next_round() -> No
 
 
 def test_farewells_that_waited_for_a_commit_are_folded_together() -> None:
-    """Without grace the round they open commits on the spot: not before all of them are in it."""
+    """When nobody is left the round they open commits on the spot: not before all of them are in it."""
     desk = Desk(grace_gamma=0.0)
     for name in "abc":
         desk.beat(name)
@@ -273,6 +292,8 @@ def test_farewells_that_waited_for_a_commit_are_folded_together() -> None:
     desk.offer(key("a"), 1.0)
     for name in "bc":
         desk.offer(key(name), 1.2, final=True)
+    for name in "abc":
+        desk.beat(name, 1.3, training=False)
 
     actions = desk.tell(Committed(at_s=1.5, fragment=0, version=1))
 

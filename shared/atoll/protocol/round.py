@@ -111,13 +111,13 @@ class FragmentRound:
         return Fold(key=offer.key, weight=weight, scale=scale, age=age, cause_id=cause_id)
 
     @property
-    def contributors(self) -> set[str]:
-        """Return the learners that have something folded here."""
-        return {share.key.learner for share in self.shares}
+    def on_time(self) -> set[str]:
+        """Return the learners that have a contribution on *this* base folded here."""
+        return {share.key.learner for share in self.shares if share.age == 0}
 
     def answered(self) -> set[str]:
         """Return the learners that answered *this* base, well or badly: a late contribution is no answer."""
-        return {share.key.learner for share in self.shares if share.age == 0} | self.refused
+        return self.on_time | self.refused
 
     def drop(self, offer: Offer) -> None:
         """Forget an offer that was refused; its learner has answered all the same."""
@@ -126,8 +126,12 @@ class FragmentRound:
             self.refused.add(offer.key.learner)
 
     def has_quorum(self) -> bool:
-        """Return whether K learners have contributed."""
-        return len(self.contributors) >= self.settings.quorum
+        """Return whether K learners have contributed on this base.
+
+        Late contributions do not count: a round that began with them would open its grace as it is called, end before
+        anybody can answer, and make everybody late for the next one too.
+        """
+        return len(self.on_time) >= self.settings.quorum
 
     def open_grace(self, at_s: float, grace_s: float) -> float:
         """Note that the quorum was met and return the deadline of the grace window."""

@@ -1,8 +1,8 @@
 """What `atoll up` sets where nobody has set anything: a run of about five minutes on two cores.
 
-The model is the learner's size "s"; the optimizer is its default. Eight fragments every eight steps: one is due about
-every step, and at this length of run a short interval costs the least quality. With so short an interval an overwrite
-throws away a fifth of what is trained, so adoption carries it on (docs/lab/LOG.md has the comparison).
+The model is the learner's size "s"; the optimizer is its default. Eight fragments every sixteen steps: one is due about
+every second step, as often as two cores that also train can afford. With so short an interval an overwrite throws away a
+good part of what is trained, so adoption carries it on (docs/lab/LOG.md has the comparison).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LEARNERS: Final = 3
 SETTINGS: Final[dict[str, Any]] = {
     "model.size": "s",
     "protocol.fragments": 8,
-    "protocol.interval_steps": 8,
+    "protocol.interval_steps": 16,
     "protocol.overlap_steps": 2,
     "protocol.adoption": "carry",
     "protocol.shards": 2,
