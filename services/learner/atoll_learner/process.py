@@ -155,7 +155,8 @@ class Trainer:
             with turn(self._settings.learner.compile_cache) if steps == 0 else nullcontext():
                 params, state, loss = self._step(params, state, batch, rate)
             value = float(loss)
-            self._throttle(time.monotonic() - began_s)
+            if steps > 0:
+                self._throttle(time.monotonic() - began_s)
             params = island.step(params, tokens=train.tokens_per_step, loss=value)
             steps += 1
             if steps == 1:
@@ -172,7 +173,7 @@ class Trainer:
         return batch.reshape(self._work.train.accumulation, self._work.train.batch, -1)
 
     def _throttle(self, step_s: float) -> None:
-        """Stretch the step to `throttle` times the quickest of late, to stand in for slower hardware elsewhere.
+        """Stretch a step after the first to `throttle` times the quickest of late, to stand in for slower hardware.
 
         The quickest, not this one: learners that share a machine slow each other down, and sleeping in proportion to that
         would make it worse.
