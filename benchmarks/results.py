@@ -53,9 +53,24 @@ def machine() -> str:
 
 def commit() -> str:
     """Return the commit measured, marked when the tree has changes; 'unknown' outside git."""
-    try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)  # noqa: S607
-        status = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)  # noqa: S607
-    except (OSError, subprocess.CalledProcessError):
+    head, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
+    if head is None or status is None:
         return "unknown"
-    return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
+    return head + ("+changes" if status else "")
+
+
+def sources() -> str:
+    """Return a name of the committed source that is measured (`services/`, `shared/`); 'changed' when it has changes."""
+    trees = _git("rev-parse", "HEAD:services", "HEAD:shared")
+    if trees is None or _git("status", "--porcelain", "services", "shared"):
+        return "changed"
+    return "-".join(tree[:8] for tree in trees.split())
+
+
+def _git(*arguments: str) -> str | None:
+    """Return what git prints; None outside a repository or without git."""
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)  # noqa: S603, S607
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
