@@ -2,9 +2,9 @@
 
 For each seed and M in {2, 4}: one process trains data-parallel with M times the batch, and `atoll up` trains M learners
 over two shards as real processes; both see the same number of tokens of the same corpus and are measured on the same
-held-out bytes. A cell that is done is kept under `build/parity/` and not run again while the sources are the same, so the
-benchmark can be stopped and resumed. The goal is to be no worse than our first probe's best setting at a comparable length (12 % behind at 600
-steps); closing the rest is the subject of later work.
+held-out bytes. A cell that is done is kept under `build/parity/` and not run again while the sources are the same, so
+the benchmark can be stopped and resumed. The goal is to be no worse than our first probe's best setting at a comparable
+length (12 % behind at 600 steps); closing the rest is the subject of later work.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def run_dp(corpus: Path, learners: int, tokens: int, seed: int, out: Path) -> di
 
 def run_atoll(corpus: Path, learners: int, tokens: int, seed: int, out: Path) -> dict[str, float]:
     """Train with `atoll up` as any user would."""
-    command = [sys.executable, "-m", "atoll.cli", "up", "--learners", str(learners), "--shards", "2"]
+    command = [sys.executable, "-m", "atoll.cli", "up", "--again", "--learners", str(learners), "--shards", "2"]
     command += [
         "--tokens",
         str(tokens),

@@ -70,7 +70,7 @@ def sources() -> str:
 def _git(*arguments: str) -> str | None:
     """Return what git prints; None outside a repository or without git."""
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)  # noqa: S603, S607
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)  # noqa: S607
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
