@@ -17,11 +17,14 @@ from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
 from atoll.errors import LayoutMismatch, SettingsError
+from atoll.island import driver
+from atoll.island.founding import read_heads
 from atoll.island.home import LoopThread
 from atoll.island.join import IslandHandle, join
+from atoll.layout import Layout
 from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.settings import ProtocolSettings
-from atoll.wire.messages import Event, decode
+from atoll.wire.messages import Event, Head, decode, encode
 from atoll_synchronizer.process import serve_run
 
 Opener = Callable[[], Coroutine[Any, Any, Bus]]
@@ -187,6 +190,51 @@ def test_who_comes_after_the_end_does_not_train_unheard(run: str) -> None:
         assert late.run_tokens > 300
         assert all((np.asarray(leaf) > 0.0).all() for leaf in late.params.values())
     world.home.stop()
+
+
+def test_a_learner_passes_over_heads_that_no_shard_wrote(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage, a fragment that is none, another layout: the learner goes on training and adopts what is real."""
+    seen: list[set[int]] = []
+
+    async def read_and_count(bus: Bus, subjects: Subjects, layout: Layout) -> dict[int, Head]:
+        heads = await read_heads(bus, subjects, layout)
+        seen.append(set(heads))
+        return heads
+
+    monkeypatch.setattr(driver, "RESYNC_S", 0.02)
+    monkeypatch.setattr(driver, "read_heads", read_and_count)
+    world = World(run, settings())
+    subjects = Subjects(run)
+
+    async def forge() -> None:
+        bus = await world.bus()
+        record = await bus.get_record(subjects.head(0))
+        assert record is not None
+        real = decode(Head, record.data)
+        foreign = msgspec.structs.replace(real, fragment=98, version=7)
+        other = msgspec.structs.replace(real, fragment=1, layout="0" * len(real.layout))
+        forged = {
+            subjects.head(1): encode(other),
+            subjects.head(2): b"no head at all",
+            subjects.head(3): record.data,
+            subjects.head(99): encode(foreign),
+            subjects.head(98): encode(foreign),
+        }
+        for subject, data in forged.items():
+            await bus.put_record(subject, data, expected=None)
+        await bus.close()
+
+    with world.join("honest") as island:
+        params = island.params
+        world.home.submit(forge()).result(10.0)
+        seen.clear()
+        deadline_s = time.monotonic() + 30.0
+        while len(seen) < 4 and time.monotonic() < deadline_s:
+            time.sleep(STEP_S)
+            params = island.step(params, tokens=10, loss=1.0)
+    world.home.stop()
+
+    assert seen[1:4] == [{0}] * 3
 
 
 def test_another_layout_is_refused_with_the_first_difference(run: str) -> None:

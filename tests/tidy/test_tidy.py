@@ -48,6 +48,7 @@ TESTED_BY = {
     "atoll.up.environment": "test_up.py",
     "atoll.up.folder": "test_up.py",
     "atoll.up.founded": "test_up.py",
+    "atoll.up.journal": "test_up.py",
     "atoll.up.live": "test_up.py",
     "atoll.up.processes": "test_up.py",
     "atoll.up.report.charts": "test_up.py",

@@ -55,6 +55,8 @@ def test_help_lists_every_verb() -> None:
         (("up", "--corpus", "no/such/text"), "no such text"),
         (("data", "prepare", "no-such-file.txt", "--out", "x"), "no such file"),
         (("learner", "--set", "data.dir=nowhere"), "no token shards"),
+        (("data", "show", "nowhere"), "no token shards"),
+        (("up", "--set", "data.dir=nowhere"), "no token shards"),
         (("synchronizer", "--set", "run=a.b"), "run id"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The learner's verbs: `learner`, `evaluate`, `export` and `data prepare`. Nothing heavy is loaded before one runs."""
+"""The learner's verbs: `learner`, `evaluate`, `export`, `data prepare`, `data show`. They load nothing before they run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
     app.command(name="export", help="Write the merged model as safetensors, with a sample of its text.")(export)
     data = typer.Typer(help="Token shards.", no_args_is_help=True)
     data.command(name="prepare", help="Turn text, jsonl or parquet into token shards.")(prepare)
+    data.command(name="show", help="Say what a folder of token shards holds, and check that it is whole.")(show)
     app.add_typer(data, name="data")
 
 
@@ -78,3 +79,10 @@ def prepare(  # noqa: PLR0913  (one option each)
     prepare_command(
         out, inputs or [], stdlib=stdlib, bpe=bpe, validation=validation, block_tokens=block_tokens, seed=seed
     )
+
+
+def show(folder: Annotated[Path, typer.Argument(help="Folder with token shards.")]) -> None:
+    """Print the description of the token shards; leave with 2 when they are damaged."""
+    from atoll_learner.data.command import show_command  # noqa: PLC0415
+
+    show_command(folder)

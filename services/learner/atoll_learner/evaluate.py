@@ -55,7 +55,7 @@ async def read_merged(bus: Bus, run: RunRecord) -> Merged:
     import jax.numpy as jnp  # noqa: PLC0415  (only where arrays are made)
 
     subjects = Subjects(run.run)
-    heads = await read_heads(bus, subjects)
+    heads = await read_heads(bus, subjects, run.layout)
     tensors = {t.name: np.zeros(t.shape, dtype=np.float32) for t in run.layout.tensors}
     for fragment, head in sorted(heads.items()):
         frame = await fetch_frame(bus, subjects, run.layout, head)
@@ -91,7 +91,7 @@ async def _follow(settings: Settings, work: Work, every_s: float) -> None:
         life = asyncio.create_task(live(settings.health_file))
         while not stop.is_set():
             run = await read_run(bus, Subjects(settings.run))
-            if run is None or len(await read_heads(bus, Subjects(settings.run))) < len(run.layout.fragments):
+            if run is None or await _incomplete(bus, run):
                 await _pause(stop, POLL_S)
                 continue
             await _evaluate_once(bus, run, measure, ledger)
@@ -100,6 +100,10 @@ async def _follow(settings: Settings, work: Work, every_s: float) -> None:
         life.cancel()
     finally:
         await bus.close()
+
+
+async def _incomplete(bus: Bus, run: RunRecord) -> bool:
+    return len(await read_heads(bus, Subjects(run.run), run.layout)) < len(run.layout.fragments)
 
 
 async def _evaluate_once(bus: Bus, run: RunRecord, measure: Any, ledger: Ledger) -> None:  # noqa: ANN401  (jitted)

@@ -212,9 +212,9 @@ class IslandDriver:
                     )
                     return
                 self.drain_wanted = self.drain_wanted or await is_over(self.bus, self.subjects, self.run)
-                for head in (await read_heads(self.bus, self.subjects)).values():
+                for head in (await read_heads(self.bus, self.subjects, self.run.layout)).values():
                     self._on_fact(self._head_fact(head.fragment, head.version, "resync"))
-            except (BusError, BrokerUnavailable) as error:
+            except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
                 log.warning("resync.failed", reason=str(error))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -387,7 +387,7 @@ class IslandDriver:
 
     async def _newest(self, fragment: int) -> Frame:
         """Return the newest visible frame of `fragment`."""
-        head = await read_head(self.bus, self.subjects, fragment)
+        head = await read_head(self.bus, self.subjects, self.run.layout, fragment)
         if head is None:
             raise BusError("the head is gone", got=fragment)
         return await fetch_frame(self.bus, self.subjects, self.run.layout, head)

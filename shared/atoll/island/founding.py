@@ -17,15 +17,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from atoll.bus.interface import Bus
+from atoll.bus.interface import Bus, Record
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
 from atoll.codecs import decode_frame, encode_frame, frame_bytes_max
-from atoll.errors import BlobCorrupt, BlobGone, BrokerUnavailable, LayoutMismatch, RecordConflict
+from atoll.errors import BlobCorrupt, BlobGone, BrokerUnavailable, LayoutMismatch, PeerMisbehaved, RecordConflict
 from atoll.layout import Layout, first_difference
+from atoll.logs import get
 from atoll.wire.messages import Head, Lease, RunRecord, decode, encode
 
 Vector = npt.NDArray[np.float32]
+
+log = get(__name__)
 
 FOUNDER_PATIENCE_S = 30.0
 POLL_S = 0.2
@@ -99,7 +102,7 @@ async def wait_for_heads(bus: Bus, subjects: Subjects, run: RunRecord, clock: Cl
     """Return the heads of all fragments, or None when they stay incomplete for the founder's patience."""
     deadline_s = clock.monotonic() + FOUNDER_PATIENCE_S
     while True:
-        heads = await read_heads(bus, subjects)
+        heads = await read_heads(bus, subjects, run.layout)
         if len(heads) == len(run.layout.fragments):
             return heads
         if clock.monotonic() > deadline_s:
@@ -107,17 +110,33 @@ async def wait_for_heads(bus: Bus, subjects: Subjects, run: RunRecord, clock: Cl
         await asyncio.sleep(POLL_S)
 
 
-async def read_heads(bus: Bus, subjects: Subjects) -> dict[int, Head]:
-    """Return the newest head of every fragment that has one."""
-    records = await bus.get_records(subjects.head("*"))
-    heads = (decode(Head, record.data) for record in records)
-    return {head.fragment: head for head in heads}
+async def read_heads(bus: Bus, subjects: Subjects, layout: Layout) -> dict[int, Head]:
+    """Return the newest head of every fragment that has one; a record that fits no fragment of `layout` is passed over."""
+    heads: dict[int, Head] = {}
+    for record in await bus.get_records(subjects.head("*")):
+        try:
+            head = _head_in(record, subjects, layout)
+        except PeerMisbehaved as error:
+            log.warning("head.refused", subject=record.subject, reason=str(error))
+        else:
+            heads[head.fragment] = head
+    return heads
 
 
-async def read_head(bus: Bus, subjects: Subjects, fragment: int) -> Head | None:
-    """Return the newest head of one fragment as its leader has it."""
+async def read_head(bus: Bus, subjects: Subjects, layout: Layout, fragment: int) -> Head | None:
+    """Return the newest head of one fragment as its leader has it; raise `PeerMisbehaved` when it fits none of `layout`."""
     record = await bus.get_record(subjects.head(fragment))
-    return None if record is None else decode(Head, record.data)
+    return None if record is None else _head_in(record, subjects, layout)
+
+
+def _head_in(record: Record, subjects: Subjects, layout: Layout) -> Head:
+    """Return the head that a record holds, which must be that of its own subject and of this layout."""
+    head = decode(Head, record.data)
+    if record.subject != subjects.head(head.fragment) or head.fragment >= len(layout.fragments):
+        raise PeerMisbehaved("a head of another fragment", got=f"fragment {head.fragment} in {record.subject}")
+    if head.layout != layout.fingerprint:
+        raise PeerMisbehaved("a head of another layout", got=head.layout, allowed=layout.fingerprint)
+    return head
 
 
 async def is_over(bus: Bus, subjects: Subjects, run: RunRecord) -> bool:
@@ -144,7 +163,7 @@ async def fetch_frame(bus: Bus, subjects: Subjects, layout: Layout, head: Head) 
         try:
             data = await bus.get_blob(head.blob, frame_bytes_max(elements))
         except (BlobGone, BlobCorrupt):
-            newer = await read_head(bus, subjects, head.fragment)
+            newer = await read_head(bus, subjects, layout, head.fragment)
             if newer is None:
                 break
             head = newer

@@ -3,11 +3,16 @@
 Our own lives in a child of `up` rather than in `up` itself, because Ctrl-C in a terminal goes to every process of the
 foreground group and the broker must be the last to go. The host starts the server again if it dies, on the same port,
 and tells where it listens through a file; a host that is started again finds its port there.
+
+A server whose disk was full refuses every write from then on, also when there is room again: it remembers the first
+error of a file until it starts anew. So the host starts it anew as soon as there is room. Nothing is lost by that,
+because it has acknowledged nothing since.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -16,9 +21,14 @@ from pathlib import Path
 from types import FrameType
 
 from atoll.errors import BrokerUnavailable
+from atoll.logs import configure, get
 
 RESTARTS_MAX = 5
 WATCH_S = 0.25
+ROOM_BYTES = 64 << 20
+FULL_WORDS = b"no space left on device"
+
+log = get(__name__)
 
 
 async def check_broker_at(url: str, patience_s: float) -> None:
@@ -54,19 +64,55 @@ def host(store_dir: Path, url_file: Path, port: int) -> None:
         del number, frame
         stop.set()
 
+    configure("json", role="broker")
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
     with EmbeddedBroker(store_dir, _former_port(url_file) or port) as broker:
         restarts = 0
+        room = RoomWatch(broker.log_path)
         _announce(url_file, broker.url)
         while not stop.wait(WATCH_S):
             if not broker.pid and restarts < RESTARTS_MAX:
                 restarts += 1
+                log.warning("broker.restarted", reason="it died", restarts=restarts)
                 broker.restart()
+            elif broker.pid and room.is_back():
+                log.warning("broker.restarted", reason="its disk was full and has room again")
+                broker.restart()
+                room = RoomWatch(broker.log_path)
             elif not broker.pid:
                 raise BrokerUnavailable(
                     "the broker dies again and again", got=f"{restarts} restarts", todo=f"look at {broker.log_path}"
                 )
+
+
+class RoomWatch:
+    """Tells when a server that ran out of disk has room again; it reads what the server adds to its log."""
+
+    def __init__(self, log_path: Path) -> None:
+        """Begin at the present end of the log."""
+        self._log_path = log_path
+        self._read_bytes = log_path.stat().st_size if log_path.exists() else 0
+        self._full = False
+
+    def is_back(self) -> bool:
+        """Return True once after each time that the disk was full, as soon as it has `ROOM_BYTES` of room."""
+        self._full = self._full or FULL_WORDS in self._news()
+        if not self._full or shutil.disk_usage(self._log_path.parent).free < ROOM_BYTES:
+            return False
+        self._full = False
+        return True
+
+    def _news(self) -> bytes:
+        """Return what the log has gained; a log that has shrunk was rotated and is read from its beginning."""
+        size_bytes = self._log_path.stat().st_size
+        if size_bytes == self._read_bytes:
+            return b""
+        with self._log_path.open("rb") as server_log:
+            server_log.seek(self._read_bytes if size_bytes > self._read_bytes else 0)
+            news = server_log.read()
+            self._read_bytes = server_log.tell()
+        return news
 
 
 def _former_port(url_file: Path) -> int:

@@ -21,7 +21,7 @@ from atoll.up.processes import ChildPlan
 
 BROKER: Final = "broker"
 EVALUATOR: Final = "evaluator"
-PREPARE: Final = "data"
+DATA: Final = "data"
 EXPORT: Final = "export"
 RESTARTS_MAX: Final = 5
 
@@ -58,7 +58,11 @@ class Services:
     def prepare(self) -> ChildPlan:
         """Return the plan that makes token shards of the corpus."""
         inputs = [str(path.absolute()) for path in self._up.corpus] or ["--stdlib"]
-        return self._verb(PREPARE, "data", "prepare", *inputs, "--out", str(self.data_dir))
+        return self._verb(DATA, "data", "prepare", *inputs, "--out", str(self.data_dir))
+
+    def check_data(self) -> ChildPlan:
+        """Return the plan that checks token shards which are there."""
+        return self._verb(DATA, "data", "show", str(self.data_dir))
 
     def export(self) -> ChildPlan:
         """Return the plan that writes the merged model to the run's folder."""

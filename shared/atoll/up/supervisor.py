@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +22,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import atoll
 from atoll.bus.connect import open_bus
 from atoll.bus.interface import Bus
 from atoll.bus.options import DEFAULTS
@@ -31,13 +31,14 @@ from atoll.errors import AtollError, ProtocolMisuse
 from atoll.logs import configure
 from atoll.up.brokers import check_broker_at
 from atoll.up.environment import redacted
-from atoll.up.folder import EMBEDDED, RunFile, RunFolder, SessionRecord, move_aside
+from atoll.up.folder import RunFolder, move_aside
 from atoll.up.founded import check_kept, data_hash, raise_target
+from atoll.up.journal import Journal
 from atoll.up.live import Face, Picture, make_face
-from atoll.up.options import UpPlan, kept_settings
+from atoll.up.options import UpPlan
 from atoll.up.processes import ChildPlan, Fleet
 from atoll.up.report.write import summary, write_report
-from atoll.up.services import BROKER, EVALUATOR, EXPORT, PREPARE, RESTARTS_MAX, Services
+from atoll.up.services import BROKER, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
 from atoll.up.view import RunView
 from atoll.up.watch import Watch
 from atoll.wire.messages import Control, encode
@@ -105,20 +106,8 @@ class Supervisor:
         self._clock = clock
         self._view = RunView()
         self._services = Services(up, folder)
-        self._began_s = clock.monotonic()
+        self._journal = Journal(up, folder, self._view, clock)
         self._stopping = False
-        self._session = SessionRecord(began_at_s=clock.wall())
-        self._file = up.former or RunFile(
-            run=up.settings.run,
-            learners=len(up.learners),
-            settings={},
-            broker=EMBEDDED if up.broker is None else redacted(up.broker),
-            corpus=[str(path.absolute()) for path in up.corpus],
-            created_at_s=clock.wall(),
-        )
-        self._file.learners, self._file.settings = len(up.learners), kept_settings(up)
-        self._file.atoll = atoll.__version__
-        self._file.sessions.append(self._session)
 
     async def run(self) -> int:
         """Run the session and return the exit code; see `run_up`."""
@@ -127,24 +116,24 @@ class Supervisor:
             raise ProtocolMisuse("a supervisor runs as a task", todo="await it, or give it to asyncio.run")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, main)
-        self._save()
+        self._journal.save()
         try:
             return await self._from_broker_to_report()
         except _Stopped:
-            self._session.ended = "stopped"
+            self._journal.ended("stopped")
             self._face.say("stopped before anything was trained")
             return INTERRUPTED
         except asyncio.CancelledError:
-            self._session.ended = "killed"
+            self._journal.ended("killed")
             self._face.say("killed; what the broker has is kept, `atoll up --out` continues from there")
             return INTERRUPTED
         except BaseException:
-            self._session.ended = "failed"
+            self._journal.ended("failed")
             raise
         finally:
             self._face.rest()
             self._fleet.kill_all()
-            self._save()
+            self._journal.save()
 
     def _on_signal(self, main: asyncio.Task[int]) -> None:
         """The first signal asks for a good end; the second ends everything here and now."""
@@ -187,13 +176,14 @@ class Supervisor:
         """Watch until the end, drain, export, report. A run that fails on its way is reported before it raises."""
         failure: AtollError | None = None
         try:
-            self._session.ended = await self._watch(following)
+            self._journal.ended(await self._watch(bus, following))
             self._face.rest()
             await self._drain(bus)
             if self._view.run_tokens > 0:
                 await self._one_shot("exporting the model", self._services.export(), EXPORT_S, needed=False)
         except AtollError as error:
-            failure, self._session.ended = error, "failed"
+            failure = error
+            self._journal.ended("failed")
             self._fleet.kill([*self._up.learners, *self._services.shards, EVALUATOR, EXPORT])
         self._face.rest()
         if self._view.run_tokens > 0 and (failure is None or self._view.present_s > 0):
@@ -221,9 +211,11 @@ class Supervisor:
         return url_file.read_text(encoding="utf-8")
 
     async def _prepare_data(self) -> None:
-        """Make token shards unless they are there; a half-made folder has no meta.json and is made anew."""
+        """Make token shards, or check those that are there; a half-made folder has no meta.json and is made anew."""
         if self._up.prepare and not (self._services.data_dir / "meta.json").exists():
             await self._one_shot("preparing data", self._services.prepare(), PREPARE_S, needed=True)
+        else:
+            await self._one_shot("checking data", self._services.check_data(), PREPARE_S, needed=True)
 
     def _start_services(self, url: str) -> None:
         """Start everything that trains; what an earlier session measured of the model is out of date now."""
@@ -234,11 +226,12 @@ class Supervisor:
             self._fleet.start(self._services.learner(learner))
         self._fleet.start(self._services.evaluator())
         self._face.say(f"run {self._up.settings.run}: {len(self._up.learners)} learners, {redacted(url)}")
-        self._face.say(f"watch it with: atoll tap --run {self._up.settings.run} --broker {redacted(url)}")
+        self._face.say(f"watch it with: {_program()} tap --run {self._up.settings.run} --broker {redacted(url)}")
 
-    async def _watch(self, following: asyncio.Task[None]) -> str:
+    async def _watch(self, bus: Bus, following: asyncio.Task[None]) -> str:
         """Show the run until it ends; return why it does."""
         first_s: float | None = None
+        reconnects = bus.stats.reconnects
         saved_s = self._clock.monotonic()
         while True:
             self._reap()
@@ -247,6 +240,9 @@ class Supervisor:
             now_s = self._clock.monotonic()
             if first_s is None and self._view.present_s > 0:
                 first_s = now_s
+            if bus.stats.reconnects > reconnects:
+                reconnects = bus.stats.reconnects
+                self._face.say("the broker was away and answers again")
             if self._stopping:
                 return "stopped"
             if not self._fleet.alive(self._up.learners):
@@ -255,7 +251,8 @@ class Supervisor:
                 return "minutes"
             if now_s - saved_s >= SAVE_S:
                 saved_s = now_s
-                self._save()
+                if (full := self._journal.save_if_room()) is not None:
+                    self._face.say(f"{full}\nlearners go on; nothing is merged until there is room")
             self._face.show(self._picture(now_s))
             await asyncio.sleep(SHOW_S)
 
@@ -288,10 +285,9 @@ class Supervisor:
         except AtollError as error:
             fingerprint = ""
             self._face.say(f"the tape could not be read to its end: {error}")
-        self._save()
-        report = write_report(self._folder, self._view, self._file, fingerprint)
-        if report["fates_exact"]:
-            self._file.tokens = report["tokens_trained"]
+        self._journal.save()
+        report = write_report(self._folder, self._view, self._journal.file, fingerprint)
+        self._journal.settle(report)
         self._face.say(summary(report, self._folder.out))
 
     # --- the means ------------------------------------------------------------------------------------------------
@@ -343,7 +339,7 @@ class Supervisor:
 
     def _is_needed(self, name: str) -> bool:
         """Return whether the run is over if `name` is gone: one learner of several is not, nor the evaluator."""
-        if name in (EVALUATOR, EXPORT, PREPARE):
+        if name in (EVALUATOR, EXPORT, DATA):
             return False
         if name not in self._up.learners:
             return True
@@ -357,18 +353,17 @@ class Supervisor:
             run=self._up.settings.run,
             target=protocol.tokens_target,
             silence_s=protocol.silence_s,
-            began_s=self._began_s,
+            began_s=self._journal.began_s,
             now_s=now_s,
         )
 
-    def _save(self) -> None:
-        """Write run.json as things stand."""
-        self._session.wall_s = self._clock.monotonic() - self._began_s
-        self._session.present_s, self._session.stepping_s = self._view.present_s, self._view.stepping_s
-        self._session.bytes_up, self._session.bytes_down = self._view.moved_bytes
-        self._file.tokens = max(self._file.tokens, self._view.run_tokens)
-        self._file.versions = max(self._file.versions, sum(f.version for f in self._view.fragments.values()))
-        self._folder.save(self._file)
+
+def _program() -> str:
+    """Return what a person types to reach this Atoll from here."""
+    if shutil.which("atoll"):
+        return "atoll"
+    program = Path(sys.executable).with_name("atoll")
+    return str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)
 
 
 def _left_well(fleet: Fleet, names: Iterable[str]) -> list[bool]:
