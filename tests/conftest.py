@@ -13,9 +13,13 @@ import pytest
 from atoll.bus.broker import EmbeddedBroker
 from atoll.testing import unique_run
 
-# Contracts are base classes that several test modules bind; importlib mode leaves sys.path alone.
-sys.path.insert(0, str(Path(__file__).parent / "contract"))
+# Contracts are base classes that several test modules bind, and the integration tests share how they start services;
+# importlib mode leaves sys.path alone.
+for shared_by_tests in ("contract", "integration"):
+    sys.path.insert(0, str(Path(__file__).parent / shared_by_tests))
 pytest.register_assert_rewrite("bus_contract", "bus_contract_data", "bus_contract_live")
+
+pytest_plugins = ["islands"]
 
 
 @pytest.fixture(scope="session")

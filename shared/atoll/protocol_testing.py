@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from atoll.errors import AtollError
 from atoll.protocol import invariants
+from atoll.protocol.books import thawed
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -23,6 +26,7 @@ from atoll.protocol.events import (
     ContributionArrived,
     ContributionReady,
     ContributionSpoiled,
+    Dismiss,
     DrainOrdered,
     Event,
     Fetch,
@@ -30,6 +34,7 @@ from atoll.protocol.events import (
     Finish,
     FragmentFetched,
     HeadHeard,
+    Keep,
     LearnerBeat,
     LearnerLeft,
     Leave,
@@ -74,13 +79,16 @@ class World:
         self.heads = dict.fromkeys(range(self.settings.fragments), 0)
         self.shard = Shard(self.settings, 0, dict(self.heads))
         self.watch = invariants.ShardWatch()
+        self.durable = invariants.Durable(self.heads)
         self.lives: dict[str, Life] = {}
         self.incarnations: dict[str, int] = {}
         self.queue: list[ContributionArrived | LearnerLeft] = []
         self.delivered: dict[PushKey, ContributionArrived] = {}
+        self.last_beats: dict[tuple[str, int], LearnerBeat] = {}
         self.reading: list[PushKey] = []
+        self.unacknowledged: dict[object, ContributionArrived | LearnerLeft] = {}
         self.whispers: list[Callable[[], None]] = []
-        self.commits: list[Commit] = []
+        self.lanes: dict[int, list[tuple[Action, bytes]]] = {fragment: [] for fragment in self.heads}
         self.timers: dict[str, float] = {}
         self.finished = ""
         self.log: list[str] = []
@@ -126,12 +134,17 @@ class World:
         """The queue hands one message over; `again` delivers an old one once more (its acknowledgement was lost)."""
         if again and self.delivered:
             keys = sorted(self.delivered)
-            self._tell_shard(self.delivered[keys[index % len(keys)]])
+            once_more = self.delivered[keys[index % len(keys)]]
+            self.unacknowledged[once_more.key] = once_more
+            self._tell_shard(once_more)
             return
         if self.queue:
             message = self.queue.pop(index % len(self.queue))
             if isinstance(message, ContributionArrived):
                 self.delivered[message.key] = message
+            self.unacknowledged[_place(message)] = message
+            if isinstance(message, LearnerLeft):
+                self._tell_shard(self.last_beats[message.learner, message.incarnation])
             self._tell_shard(message)
 
     def read(self, index: int = 0, spoil: str = "") -> None:
@@ -151,16 +164,39 @@ class World:
             if not lose:
                 heard()
 
+    @property
+    def commits(self) -> list[Commit]:
+        """Return the commits that are decided and not durable yet."""
+        return [action for lane in self.lanes.values() for action, _ in lane if isinstance(action, Commit)]
+
+    def work(self, index: int = 0) -> None:
+        """The driver does the next thing in one of its lanes: a commit, books kept, an acknowledgement."""
+        busy = [lane for lane in self.lanes.values() if lane]
+        if busy:
+            self._execute(*busy[index % len(busy)].pop(0))
+
     def commit(self, index: int = 0) -> None:
-        """One commit becomes durable and its head visible."""
-        if not self.commits:
+        """One commit becomes durable and its head visible, after what stands before it in its lane."""
+        decided = self.commits
+        if decided:
+            wanted = decided[index % len(decided)]
+            while wanted in self.commits:
+                self._execute(*self.lanes[wanted.fragment].pop(0))
+
+    def crash_shard(self) -> None:
+        """The owner is killed; the next has what is durable, and finds in the queue what was not acknowledged."""
+        if self.finished:
             return
-        commit = self.commits.pop(index % len(self.commits))
-        version = commit.base_version + 1
-        self.heads[commit.fragment] = version
-        for life in list(self.lives.values()):
-            self._whisper_head(life, commit.fragment, version)
-        self._tell_shard(Committed(at_s=self.now_s, fragment=commit.fragment, version=version))
+        self.queue[:0] = self.unacknowledged.values()
+        self.unacknowledged.clear()
+        for lane in self.lanes.values():
+            lane.clear()
+        self.reading.clear()
+        self.timers.clear()
+        books = {fragment: thawed(msgspec.json.encode(kept)) for fragment, kept in self.durable.books.items()}
+        self.shard = Shard(self.settings, 0, dict(self.durable.versions), books=books)
+        self.watch = invariants.ShardWatch(self.durable)
+        self.log.append(f"{self.now_s:6.2f} shard    killed, and owned by another now")
 
     def drain(self, name: str) -> None:
         """A learner is asked to leave."""
@@ -176,18 +212,18 @@ class World:
             self._deliver_all()
             self.tick(self.settings.silence_s + 10.0 * self.step_s)
             self._tell_shard(QueueDrained(at_s=self.now_s))
-            if self.finished and not (self.queue or self.reading or self.commits):
+            if self.finished and not (self.queue or self.reading or any(self.lanes.values())):
                 return settle(self.shard.ledger, self.settings.fragments)
         raise AtollError("the world never came to rest", got=self.log[-20:])
 
     # --- the inside ---------------------------------------------------------------------------------------------------
 
     def _deliver_all(self) -> None:
-        while self.queue or self.reading or self.commits or self.whispers:
+        while self.queue or self.reading or any(self.lanes.values()) or self.whispers:
             self.whisper()
             self.deliver()
             self.read()
-            self.commit()
+            self.work()
 
     def _tell_shard(self, fact: Event) -> None:
         actions = self.shard.handle(fact)
@@ -209,17 +245,37 @@ class World:
             self.timers[action.name] = action.due_s
         elif isinstance(action, Fetch):
             self.reading.append(action.key)
-        elif isinstance(action, Commit):
-            self.commits.append(action)
+        elif isinstance(action, Commit | Keep):
+            self.lanes[action.fragment].append((action, self.shard.books(action.fragment)))
+        elif isinstance(action, Dismiss):
+            self.lanes[action.fragment].append((action, b""))
         elif isinstance(action, PublishCall):
             for life in list(self.lives.values()):
                 self._whisper_call(life, action)
         elif isinstance(action, Acknowledge):
+            self.lanes[action.key.fragment].append((action, b""))
+        elif isinstance(action, Finish):
+            self.finished = action.reason
+
+    def _execute(self, action: Action, books: bytes) -> None:
+        """Do what a lane holds; the same order as the driver's: durable first, then told."""
+        if isinstance(action, Commit):
+            self.durable.see_commit(action, books)
+            version = action.base_version + 1
+            self.heads[action.fragment] = version
+            for life in list(self.lives.values()):
+                self._whisper_head(life, action.fragment, version)
+            self._tell_shard(Committed(at_s=self.now_s, fragment=action.fragment, version=version))
+        elif isinstance(action, Keep):
+            self.durable.see_books(action.fragment, books)
+        elif isinstance(action, Dismiss):
+            self.unacknowledged.pop((action.learner, action.incarnation), None)
+        elif isinstance(action, Acknowledge):
+            self.durable.see_acknowledged(action)
+            self.unacknowledged.pop(action.key, None)
             sender = self.lives.get(action.key.learner)
             if action.fate == "refused" and sender is not None and sender.incarnation == action.key.incarnation:
                 self._whisper_refusal(sender, action)
-        elif isinstance(action, Finish):
-            self.finished = action.reason
 
     def _do_for(self, life: Life, action: Action) -> None:
         if isinstance(action, Push):
@@ -241,7 +297,7 @@ class World:
             self._tell(life, FragmentFetched(at_s=self.now_s, fragment=action.fragment, version=version))
         elif isinstance(action, Leave):
             life.left = True
-            self._tell_shard(self._beat(life, training=False))
+            self.last_beats[life.name, life.incarnation] = self._beat(life, training=False)
             self.queue.append(LearnerLeft(at_s=self.now_s, learner=life.name, incarnation=life.incarnation))
             self.lives.pop(life.name, None)
 
@@ -287,6 +343,11 @@ class World:
         """Keep one readable line per fact, for logbooks and for the last lines of a failure."""
         done = ", ".join(_said(action) for action in actions) or "nothing"
         self.log.append(f"{self.now_s:6.2f} {who:8} {_said(fact)} -> {done}")
+
+
+def _place(message: ContributionArrived | LearnerLeft) -> object:
+    """Return what names a queued message."""
+    return message.key if isinstance(message, ContributionArrived) else (message.learner, message.incarnation)
 
 
 def _said(value: object) -> str:

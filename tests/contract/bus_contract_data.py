@@ -231,6 +231,23 @@ class QueueContract:
         await delivery.ack()
         assert await heir.next(NEVER_S) is None
 
+    async def test_who_takes_over_gets_at_once_what_a_frozen_reader_holds(self, make_bus: MakeBus, run: str) -> None:
+        """The former reader has closed nothing and gives nothing back; its late acknowledgement harms nobody."""
+        bus, successor, subjects = await make_bus(), await make_bus(), Subjects(run)
+        for i in range(2):
+            await bus.publish(subjects.contribution(0, i, "a"), str(i).encode(), msg_id=f"m{i}")
+        frozen = await bus.consume(subjects.contributions_of(0), durable="shard-0", takeover=True)
+        held = [await frozen.next(SOON_S) for _ in range(2)]
+        heir = await successor.consume(subjects.contributions_of(0), durable="shard-0", takeover=True)
+        taken = [await heir.next(SOON_S) for _ in range(2)]
+
+        assert [delivery.data for delivery in held if delivery is not None] == [b"0", b"1"]
+        assert [delivery.data for delivery in taken if delivery is not None] == [b"0", b"1"]
+        for delivery in taken:
+            assert delivery is not None
+            await delivery.ack()
+        assert await heir.next(NEVER_S) is None
+
     async def test_a_released_message_comes_again(self, make_bus: MakeBus, run: str) -> None:
         """Release is a refusal for now, not for ever."""
         bus, subjects = await make_bus(), Subjects(run)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from atoll.protocol.books import Settled
 from atoll.protocol.events import Acknowledge, Action, PushKey
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.settings import ProtocolSettings
@@ -38,7 +39,7 @@ def walk(seed: int) -> None:
         "grace_gamma": dice.choice([0.0, 0.8]),
     }
     world = World(msgspec.convert(chosen, ProtocolSettings).check())
-    happenings = [join, die, train, wait, deliver, redeliver, read, whisper, commit, leave, all_leave]
+    happenings = [join, die, train, wait, deliver, redeliver, read, whisper, work, leave, all_leave, crash]
     weights = [dice.choice([1, 4, 16]) * (0.05 if happening in RARE else 1.0) for happening in happenings]
     for _ in range(STEPS):
         dice.choices(happenings, weights)[0](world, dice)
@@ -103,9 +104,15 @@ def whisper(world: World, dice: random.Random) -> None:
     world.whisper(dice.randint(0, 7), lose=dice.random() < 0.2)
 
 
-def commit(world: World, dice: random.Random) -> None:
-    """A commit becomes durable."""
-    world.commit(dice.randint(0, 7))
+def work(world: World, dice: random.Random) -> None:
+    """A commit becomes durable, or books, or an acknowledgement arrives."""
+    world.work(dice.randint(0, 7))
+
+
+def crash(world: World, dice: random.Random) -> None:
+    """The shard's owner is killed between any two of its acts."""
+    del dice
+    world.crash_shard()
 
 
 def leave(world: World, dice: random.Random) -> None:
@@ -123,7 +130,7 @@ def all_leave(world: World, dice: random.Random) -> None:
         read(world, dice)
 
 
-RARE = (die, leave, all_leave)
+RARE = (die, leave, all_leave, crash)
 
 
 def test_no_walk_breaks_a_promise() -> None:
@@ -131,9 +138,9 @@ def test_no_walk_breaks_a_promise() -> None:
     walks(SCHEDULES)
 
 
-def forget_settled(self: FragmentSlot, key: PushKey) -> None:
+def forget_settled(self: Settled, push: int) -> None:
     """Planted: nothing is remembered, so a redelivery is taken for new."""
-    del self, key
+    del self, push
 
 
 def always_welcome(self: FragmentRound, offer: object) -> str:
@@ -175,7 +182,7 @@ def fold_before_all(self: Shard, slot: FragmentSlot, ready: list[Offer], at_s: f
 def test_a_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walks are wild enough to find what they are there to find."""
     if bug == "no dedupe":
-        monkeypatch.setattr(FragmentSlot, "remember", forget_settled)
+        monkeypatch.setattr(Settled, "note", forget_settled)
     elif bug == "any base":
         monkeypatch.setattr(FragmentRound, "refusal", always_welcome)
     elif bug == "ack before commit":

@@ -1,4 +1,7 @@
-"""One shard as a process: open the bus, wait for the run to be founded, serve, obey signals.
+"""One shard as a process: open the bus, wait for the run to be founded, stand by or serve, obey signals.
+
+Any number of processes may want one shard: one owns it, the others stand by and take it over when its lease runs out
+(`atoll.protocol.tenure`). An owner that was deposed, because it was frozen or cut off, stands by again.
 
 The first SIGTERM or SIGINT asks the shard to finish: it serves on until the last learner has left and its queue is
 empty, but no longer than `LEAVE_S` when learners go on training; the second stops it at once. Either way nothing is
@@ -16,7 +19,7 @@ from atoll.bus.connect import open_bus
 from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
 from atoll.clock import SystemClock
-from atoll.errors import BrokerUnavailable, SettingsError
+from atoll.errors import BrokerUnavailable, RecordConflict, SettingsError
 from atoll.health import live
 from atoll.island.founding import read_heads, read_run
 from atoll.logs import configure, get
@@ -63,10 +66,27 @@ async def serve(settings: Settings) -> None:
 
 
 async def _serve_run(bus: Bus, record: RunRecord, settings: Settings, stop: asyncio.Event) -> None:
-    service = ShardService(bus, record, settings.synchronizer.shard, SystemClock())
+    """Be a candidate for the shard, again after every time that somebody else has taken it over."""
+    while True:
+        service = ShardService(bus, record, settings.synchronizer.shard, SystemClock())
+        try:
+            reason = await _serve_once(service, stop)
+        except RecordConflict as error:
+            log.warning("shard.deposed", reason=str(error), commits=service.commits)
+            continue
+        log.info("shard.finished", reason=reason, commits=service.commits)
+        return
+
+
+async def _serve_once(service: ShardService, stop: asyncio.Event) -> str:
+    """Return why the candidacy ended; raise what `ShardService.serve` raises."""
     serving = asyncio.create_task(service.serve())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done() and not service.owning:
+        serving.cancel()
+        await asyncio.wait({serving})
+        return "left, standing by"
     if not serving.done():
         stop.clear()
         log.info("shard.draining")
@@ -82,8 +102,7 @@ async def _serve_run(bus: Bus, record: RunRecord, settings: Settings, stop: asyn
         raise BrokerUnavailable(
             "the shard left without closing its books", todo="the next owner resumes from its last commit"
         )
-    reason = await serving
-    log.info("shard.finished", reason=reason, commits=service.commits)
+    return await serving
 
 
 async def wait_for_run(bus: Bus, run: str, stop: asyncio.Event) -> RunRecord | None:

@@ -6,7 +6,8 @@
 
 Commands that concern tensors or the broker go through a lane per fragment, which executes them strictly in the order
 the machine gave them: a commit sees every fold before it, an acknowledgement never overtakes its commit. Lanes run
-concurrently. A broker that is away makes a lane wait and try again, never skip.
+concurrently. A broker that is away makes a lane wait and try again, never skip. A lane whose compare-and-set was refused
+does nothing more: somebody else owns the shard.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
-
-import msgspec
 
 from atoll.bus.interface import Bus, Delivery, Whisper
 from atoll.bus.subjects import Subjects
@@ -42,11 +41,13 @@ from atoll.protocol.events import (
     Committed,
     ContributionReady,
     ContributionSpoiled,
+    Dismiss,
     DrainOrdered,
     Event,
     Fetch,
     Finish,
     Fold,
+    Keep,
     LearnerLeft,
     PublishCall,
     PushKey,
@@ -54,9 +55,11 @@ from atoll.protocol.events import (
     StandDown,
     TimerFired,
 )
+from atoll.protocol.ledger import Ledger
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Beat, Call, Contribution, RunRecord, Verdict, decode, encode, event
 from atoll_synchronizer.inbox import Frozen, arrival, beat_fact, read_manifest, round_line
+from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.store import Store
 from atoll_synchronizer.workbench import Workbench
 
@@ -71,7 +74,7 @@ RETRY_S_MAX = 5.0
 
 
 class ShardService:
-    """Serves one shard of a founded run on the running loop, until it is finished or stood down."""
+    """One candidacy for one shard of a founded run, on the running loop: standby, owner, finished or deposed."""
 
     def __init__(self, bus: Bus, run: RunRecord, shard: int, clock: Clock) -> None:
         """Prepare; `serve` does the work."""
@@ -83,41 +86,59 @@ class ShardService:
         self.subjects = Subjects(run.run)
         protocol = run.protocol
         self.store = Store(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
+        self.lease = LeaseKeeper(bus, self.subjects, shard, protocol, clock)
         self.bench = Workbench(bus, run)
+        self.owning = False
         self.commits = 0
         self._hurried = 0
         self._deliveries: dict[PushKey, tuple[Delivery, Contribution]] = {}
-        self._lanes: dict[int, asyncio.Queue[Fold | Frozen | Acknowledge]] = {}
+        self._farewells: dict[tuple[str, int], Delivery] = {}
+        self._lanes: dict[int, asyncio.Queue[Fold | Frozen | Acknowledge | Dismiss]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def serve(self) -> str:
-        """Serve until the run is over; return why it ended.
+        """Wait until the shard is ours, then serve until the run is over; return why it ended.
 
         Raises:
-            RecordConflict: another process writes this shard's heads.
+            RecordConflict: another process owns the shard now; nothing of ours is visible from then on.
         """
-        await self._patiently(self.store.open)
+        former = await self.lease.win()
+        if not self.lease.epoch:
+            return "the run is over"
+        began_s = self.clock.monotonic()
+        await self._patiently(lambda: self.store.open(self.lease.epoch))
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
-        settled = self.store.settled()
-        self.machine = Shard(self.run.protocol, self.shard, versions, settled=settled, ledger=self.store.ledger)
+        self.machine = Shard(self.run.protocol, self.shard, versions, books=self.store.books, ledger=former)
         for fragment in versions:
             self._lanes[fragment] = asyncio.Queue()
             self._spawn(self._work(fragment))
         beats = await self.bus.listen(self.subjects.beat("*"))
-        consumer = await self.bus.consume(self.subjects.contributions_of(self.shard), durable=self.who)
+        queue = self.subjects.contributions_of(self.shard)
+        consumer = await self._patiently(lambda: self.bus.consume(queue, durable=self.who, takeover=True))
         self._spawn(self._hear_beats(beats))
         self._spawn(self._read_queue(consumer))
         self._spawn(self._keep_holding())
-        log.info("shard.serving", fragments=len(versions), epoch=self.store.epoch, version_max=max(versions.values()))
+        self._spawn(self._keep_lease())
+        self.owning = True
+        log.info(
+            "shard.serving",
+            fragments=len(versions),
+            epoch=self.store.epoch,
+            version_max=max(versions.values()),
+            took_s=round(self.clock.monotonic() - began_s, 4),
+        )
         try:
             reason = await self._ended
-            await self._patiently(lambda: self.store.close(self.machine.ledger))
-            await self._record_ledger(reason)
+            await self._stop()
+            ledger = self.store.ledger(self.machine.ledger)
+            await self._record_ledger(ledger, reason)
+            await self._patiently(lambda: self.lease.release(ledger))
             return reason
         finally:
             await self._stop()
+            await consumer.close()
 
     def order_drain(self) -> None:
         """Finish when the last learner has left and the queue is empty."""
@@ -159,7 +180,7 @@ class ShardService:
         """Turn a queued message into a fact; what no correct peer sends is removed and counted."""
         try:
             if ".bye." in delivery.subject:
-                await self._on_farewell(delivery)
+                self._on_farewell(delivery)
                 return
             manifest = read_manifest(delivery, self.subjects, self.run, self.shard)
         except PeerMisbehaved as error:
@@ -171,12 +192,12 @@ class ShardService:
         self._deliveries[arrived.key] = (delivery, manifest)
         self._on_fact(arrived)
 
-    async def _on_farewell(self, delivery: Delivery) -> None:
+    def _on_farewell(self, delivery: Delivery) -> None:
         beat = decode(Beat, delivery.data)
         now_s = self.clock.monotonic()
+        self._farewells[beat.learner, beat.incarnation] = delivery
         self._on_fact(beat_fact(beat, now_s))
         self._on_fact(LearnerLeft(at_s=now_s, learner=beat.learner, incarnation=beat.incarnation))
-        await delivery.ack()
 
     def _on_fact(self, fact: Event) -> None:
         for action in self.machine.handle(fact):
@@ -191,12 +212,13 @@ class ShardService:
             self._spawn(self._call(action))
         elif isinstance(action, Fetch):
             self._spawn(self._fetch(action))
-        elif isinstance(action, Commit):
-            self.machine.ledger.sequence += 1
-            ledger = msgspec.json.encode(self.machine.ledger)
-            self._lanes[action.fragment].put_nowait(Frozen(commit=action, ledger=ledger, at_s=self.clock.monotonic()))
+        elif isinstance(action, Commit | Keep):
+            frozen = Frozen(action, self.machine.books(action.fragment), self.clock.monotonic())
+            self._lanes[action.fragment].put_nowait(frozen)
         elif isinstance(action, Fold | Acknowledge):
             self._lanes[action.key.fragment].put_nowait(action)
+        elif isinstance(action, Dismiss):
+            self._lanes[action.fragment].put_nowait(action)
         elif isinstance(action, Finish) and not self._ended.done():
             self._spawn(self._finish(action.reason))
         elif isinstance(action, StandDown) and not self._ended.done():
@@ -240,28 +262,35 @@ class ShardService:
             self._on_fact(ContributionReady(at_s=now_s, key=action.key, cause_id=action.cause_id))
 
     async def _work(self, fragment: int) -> None:
-        """Execute one fragment's commands in order."""
+        """Execute one fragment's commands in order, until a write of ours is refused."""
         lane = self._lanes[fragment]
-        while True:
-            action = await lane.get()
-            if isinstance(action, Fold):
-                await self.bench.fold(action.key, action.weight, action.scale)
-            elif isinstance(action, Frozen):
-                await self._commit(action)
-            elif isinstance(action, Acknowledge):
-                await self._acknowledge(action)
-            lane.task_done()
+        try:
+            while True:
+                await self._execute(await lane.get())
+                lane.task_done()
+        except RecordConflict as error:
+            self._on_fact(CommitRefused(at_s=self.clock.monotonic(), fragment=fragment, reason=str(error)))
 
-    async def _commit(self, frozen: Frozen) -> None:
-        command = frozen.commit
+    async def _execute(self, action: Fold | Frozen | Acknowledge | Dismiss) -> None:
+        if isinstance(action, Fold):
+            await self.bench.fold(action.key, action.weight, action.scale)
+        elif isinstance(action, Acknowledge):
+            await self._acknowledge(action)
+        elif isinstance(action, Dismiss):
+            farewell = self._farewells.pop((action.learner, action.incarnation), None)
+            if farewell is not None:
+                await self._patiently(farewell.ack)
+        elif isinstance(action.command, Keep):
+            keep, books = action.command, action.books
+            await self._patiently(lambda: self.store.keep(keep.fragment, books))
+        else:
+            await self._commit(action.command, action)
+
+    async def _commit(self, command: Commit, frozen: Frozen) -> None:
         began_s = self.clock.monotonic()
         displacement = await self.bench.merged(command.fragment)
         merged_s = self.clock.monotonic()
-        try:
-            written = await self._patiently(lambda: self.store.commit(command, displacement, frozen.ledger))
-        except RecordConflict as error:
-            self._on_fact(CommitRefused(at_s=self.clock.monotonic(), fragment=command.fragment, reason=str(error)))
-            return
+        written = await self._patiently(lambda: self.store.commit(command, displacement, frozen.books))
         now_s = self.clock.monotonic()
         version = command.base_version + 1
         self.commits += 1
@@ -299,6 +328,9 @@ class ShardService:
 
     async def _acknowledge(self, action: Acknowledge) -> None:
         """Settle one contribution for good: tell its learner if refused, forget its chunks, empty its place in line."""
+        if action.key not in self._deliveries:
+            # Delivered twice while the first was being settled: one acknowledgement was enough.
+            return
         delivery, manifest = self._deliveries.pop(action.key)
         self.bench.forget(action.key)
         if action.fate == "refused":
@@ -324,10 +356,10 @@ class ShardService:
         if not self._ended.done():
             self._ended.set_result(reason)
 
-    async def _record_ledger(self, reason: str) -> None:
+    async def _record_ledger(self, ledger: Ledger, reason: str) -> None:
         await self._record(
             "ledger",
-            ledger=self.machine.ledger,
+            ledger=ledger,
             commits=self.commits,
             bytes_up=self.bench.bytes_in,
             bytes_down=self.bus.stats.bytes_up,
@@ -341,6 +373,12 @@ class ShardService:
         msg_id = f"{kind}-{self.who}-{self.store.epoch}-{now_s:.6f}-{fields.get('fragment', '')}"
         subject = self.subjects.event(kind, self.who)
         await self._patiently(lambda: self.bus.publish(subject, line, msg_id=msg_id, info={"kind": kind}))
+
+    async def _keep_lease(self) -> None:
+        """Renew the lease; stand down when somebody else holds it."""
+        reason = await self.lease.hold(lambda: self.machine.ledger)
+        if not self._ended.done():
+            self._ended.set_exception(RecordConflict("this shard was deposed", got=reason))
 
     async def _keep_holding(self) -> None:
         """Tell the queue now and then that what is in our hands is still being worked on."""

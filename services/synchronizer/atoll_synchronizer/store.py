@@ -1,22 +1,21 @@
-"""A shard's state and how it becomes durable: global fragments, outer-optimizer state, ledger.
+"""A shard's state and how it becomes durable: global fragments, outer-optimizer state, books.
 
 The commit of version v + 1 of a fragment is four writes in this order, and a crash between any two is harmless:
 
-    1. chunks of the new global frame          (nobody sees them yet)
-    2. chunks of outer state and ledger        (nobody sees them yet)
-    3. the head, by compare-and-set            <- the commit point: it names both
-    4. purge of the frame before the previous  (housekeeping; orphans age out)
+    1. chunks of the new global frame                (nobody sees them yet)
+    2. chunks of outer state, chunks of the books    (nobody sees them yet)
+    3. the head, by compare-and-set                  <- the commit point: it names all three
+    4. purge of what was superseded                  (housekeeping)
 
-The previous frame stays until the next commit, because a reader may be in the middle of it. A refused compare-and-set
-means that somebody else owns the fragment: `commit` raises `RecordConflict` and this shard must stand down.
+The previous frame stays until the next commit, because a reader may be in the middle of it. What changes the books alone
+(a refusal, a farewell) is `keep`: new chunks of the books, and the head once more with the same version. A refused
+compare-and-set means that somebody else owns the fragment: it raises `RecordConflict`, and this shard must stand down.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import socket
+import hashlib
 from dataclasses import dataclass
 
 import msgspec
@@ -26,15 +25,18 @@ import numpy.typing as npt
 from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.subjects import Subjects
 from atoll.codecs import decode_frame, encode_frame, frame_bytes_max, pack_arrays, unpack_arrays
-from atoll.errors import RecordConflict
+from atoll.errors import BrokerUnavailable, RecordConflict
+from atoll.island.founding import head_info
 from atoll.outer import OuterOptimizer
-from atoll.protocol.events import Commit, PushKey
+from atoll.protocol.books import Books, thawed
+from atoll.protocol.events import Commit
 from atoll.protocol.ledger import Ledger
-from atoll.wire.messages import Head, Included, Lease, RunRecord, decode, encode
+from atoll.wire.messages import Head, Included, RunRecord, decode, encode
 
 Vector = npt.NDArray[np.float32]
 
 STATE_BYTES_MAX = 8 << 30
+BOOKS_BYTES_MAX = 64 << 20
 
 
 @dataclass(slots=True)
@@ -50,11 +52,12 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What one commit wrote: the new head and the bytes of its frame and state."""
+    """What one commit wrote: the new head and the bytes of its frame, state and books."""
 
     head: Head
     frame_bytes: int
     state_bytes: int
+    books_bytes: int
 
 
 class Store:
@@ -69,97 +72,105 @@ class Store:
         self._subjects = Subjects(run.run)
         self.epoch = 0
         self.holdings: dict[int, Holding] = {}
-        self.ledger = Ledger()
+        self.books: dict[int, Books] = {}
 
-    async def open(self) -> None:
-        """Begin a tenure (epoch + 1), then load every fragment's head, frame and state, and the newest ledger."""
-        self.ledger = await self._take_lease()
+    async def open(self, epoch: int) -> None:
+        """Begin the tenure `epoch`: fence every head, then load its frame, state and books."""
+        self.epoch = epoch
         for fragment in self._run.protocol.fragments_of(self._shard):
             self.holdings[fragment] = await self._load(fragment)
 
-    def settled(self) -> dict[int, list[PushKey]]:
-        """Return what the heads already list, so that a redelivery is acknowledged and not merged again."""
-        return {
-            p: [PushKey(share.learner, share.incarnation, p, share.push) for share in holding.head.included]
-            for p, holding in self.holdings.items()
-        }
-
-    async def commit(self, command: Commit, displacement: Vector, ledger: bytes) -> Written:
-        """Take the outer step and make `command.base_version + 1` visible; `ledger` is its JSON at the decision.
+    async def commit(self, command: Commit, displacement: Vector, books: bytes) -> Written:
+        """Take the outer step and make `command.base_version + 1` visible; `books` are those of the decision.
 
         Raises:
             RecordConflict: somebody else wrote this fragment's head.
         """
         held = self.holdings[command.fragment]
         version = command.base_version + 1
-        nonce = secrets.token_hex(4)
+        nonce = self._nonce(books)
         values, state = await asyncio.to_thread(self._outer.update, held.values, displacement, held.state)
         frame = await asyncio.to_thread(encode_frame, values, "f32")
-        books: dict[str, npt.NDArray[np.generic]] = {"ledger": np.frombuffer(ledger, dtype=np.uint8)}
-        packed = await asyncio.to_thread(pack_arrays, {**books, **{f"outer.{k}": v for k, v in state.items()}})
-        blob, state_blob = await asyncio.gather(
+        packed = await asyncio.to_thread(pack_arrays, state)
+        blob, state_blob, books_blob = await asyncio.gather(
             self._bus.put_blob(self._subjects.global_stem(command.fragment, version, nonce), frame),
             self._bus.put_blob(self._subjects.state_stem(command.fragment, version, nonce), packed),
+            self._bus.put_blob(self._subjects.books_stem(command.fragment, nonce), books),
         )
-        head = self._head(command, held, nonce, blob, state_blob)
-        subject = self._subjects.head(command.fragment)
-        revision = await self._bus.put_record(
-            subject, encode(head), expected=held.revision, info=_head_info(head, command)
-        )
-        superseded = [held.before, held.head.state]
+        head = self._head(command, held, nonce, blob, state_blob, books_blob)
+        revision = await self._write(head, held.revision, _commit_info(head, command))
         self.holdings[command.fragment] = Holding(head, revision, values, state, before=held.head.blob)
+        self.books[command.fragment] = thawed(books)
+        await self._purge(held.before, held.head.state, held.head.books)
+        return Written(head, len(frame), len(packed), len(books))
+
+    async def keep(self, fragment: int, books: bytes) -> None:
+        """Make the books of a fragment durable with the version it has. Raises what `commit` raises."""
+        held = self.holdings[fragment]
+        blob = await self._bus.put_blob(self._subjects.books_stem(fragment, self._nonce(books)), books)
+        head = msgspec.structs.replace(held.head, books=blob)
+        held.revision = await self._write(head, held.revision, head_info(head))
+        held.head, former = head, held.head.books
+        self.books[fragment] = thawed(books)
+        if former is not None and former.stem != blob.stem:
+            await self._purge(former)
+
+    def _nonce(self, books: bytes) -> str:
+        """Return what keeps our chunks apart from another owner's, and the same when an attempt is repeated."""
+        return f"{self.epoch}-{hashlib.blake2b(books, digest_size=6).hexdigest()}"
+
+    def ledger(self, told: Ledger) -> Ledger:
+        """Return the fates that are durable in this shard's books, with the newest of what learners have `told`."""
+        ledger = Ledger()
+        for books in self.books.values():
+            books.enter_into(ledger)
+        ledger.learn(told)
+        return ledger
+
+    async def _write(self, head: Head, revision: int, info: dict[str, str | int | float | bool]) -> int:
+        """Write a head by compare-and-set; an earlier attempt whose answer was lost counts as this one."""
+        subject, data = self._subjects.head(head.fragment), encode(head)
+        try:
+            return await self._bus.put_record(subject, data, expected=revision, info=info)
+        except RecordConflict:
+            there = await self._bus.get_record(subject)
+            if there is None or there.data != data:
+                raise
+            return there.revision
+
+    async def _purge(self, *superseded: BlobRef | None) -> None:
         await asyncio.gather(*(self._bus.purge(f"{old.stem}.*") for old in superseded if old is not None))
-        return Written(head, len(frame), len(packed))
 
-    async def close(self, ledger: Ledger) -> None:
-        """End the tenure: leave the final ledger in the lease record, for whoever resumes the run."""
-        ledger.sequence += 1
-        record = await self._bus.get_record(self._subjects.lease(self._shard))
-        if record is None:
-            return
-        lease = decode(Lease, record.data)
-        if lease.epoch == self.epoch:
-            closed = msgspec.structs.replace(lease, ledger=ledger)
-            await self._bus.put_record(self._subjects.lease(self._shard), encode(closed), expected=record.revision)
-
-    async def _take_lease(self) -> Ledger:
-        subject = self._subjects.lease(self._shard)
+    async def _fence(self, fragment: int) -> tuple[Head, int]:
+        """Write the head again with our epoch, so that every compare-and-set of a former owner is refused from now on."""
         while True:
-            record = await self._bus.get_record(subject)
-            former = None if record is None else decode(Lease, record.data)
-            lease = Lease(
-                shard=self._shard,
-                epoch=1 if former is None else former.epoch + 1,
-                nonce=secrets.token_hex(4),
-                host=socket.gethostname(),
-                pid=os.getpid(),
-            )
+            record = await self._bus.get_record(self._subjects.head(fragment))
+            if record is None:
+                raise BrokerUnavailable(f"fragment {fragment} lost its head", todo="was the broker's store deleted?")
+            head = decode(Head, record.data)
+            if head.epoch > self.epoch:
+                raise RecordConflict("a later owner writes this fragment", got=head.epoch, allowed=self.epoch)
+            fenced = msgspec.structs.replace(head, epoch=self.epoch)
             try:
-                await self._bus.put_record(subject, encode(lease), expected=0 if record is None else record.revision)
+                return fenced, await self._write(fenced, record.revision, head_info(fenced))
             except RecordConflict:
+                # The former owner was faster by one commit: fence that one.
                 continue
-            self.epoch = lease.epoch
-            return former.ledger if former is not None and former.ledger is not None else Ledger()
 
     async def _load(self, fragment: int) -> Holding:
-        record = await self._bus.get_record(self._subjects.head(fragment))
-        if record is None:
-            raise RecordConflict(f"fragment {fragment} lost its head", todo="was the broker's store deleted?")
-        head = decode(Head, record.data)
+        head, revision = await self._fence(fragment)
         elements = self._run.layout.fragment_sizes()[fragment]
         frame = await self._bus.get_blob(head.blob, frame_bytes_max(elements))
         values = await asyncio.to_thread(decode_frame, frame, elements_expected=elements)
-        if head.state is None:
-            return Holding(head, record.revision, values, self._outer.init(values), before=head.previous)
-        packed = await self._bus.get_blob(head.state, STATE_BYTES_MAX)
-        arrays = await asyncio.to_thread(unpack_arrays, packed, STATE_BYTES_MAX)
-        ledger = msgspec.json.decode(arrays.pop("ledger").tobytes(), type=Ledger)
-        if ledger.sequence > self.ledger.sequence:
-            self.ledger = ledger
-        state = {name.removeprefix("outer."): array for name, array in arrays.items()}
-        return Holding(head, record.revision, values, state, before=head.previous)
+        state = self._outer.init(values)
+        if head.state is not None:
+            packed = await self._bus.get_blob(head.state, STATE_BYTES_MAX)
+            state = await asyncio.to_thread(unpack_arrays, packed, STATE_BYTES_MAX)
+        if head.books is not None:
+            self.books[fragment] = thawed(await self._bus.get_blob(head.books, BOOKS_BYTES_MAX))
+        return Holding(head, revision, values, state, before=head.previous)
 
-    def _head(self, command: Commit, held: Holding, nonce: str, blob: BlobRef, state: BlobRef) -> Head:
+    def _head(self, command: Commit, held: Holding, nonce: str, blob: BlobRef, state: BlobRef, books: BlobRef) -> Head:
         return Head(
             fragment=command.fragment,
             version=command.base_version + 1,
@@ -168,6 +179,7 @@ class Store:
             layout=self._run.layout.fingerprint,
             blob=blob,
             state=state,
+            books=books,
             included=tuple(
                 Included(
                     share.key.learner,
@@ -186,16 +198,10 @@ class Store:
         )
 
 
-def _head_info(head: Head, command: Commit) -> dict[str, str | int | float | bool]:
-    """Return what taps show of a head."""
-    return {
-        "fragment": head.fragment,
-        "version": head.version,
-        "contributors": len(head.included),
+def _commit_info(head: Head, command: Commit) -> dict[str, str | int | float | bool]:
+    """Return what taps show of a head that a commit has just made."""
+    return head_info(head) | {
         "learners": ",".join(share.key.learner for share in command.shares),
-        "tokens": sum(share.tokens for share in command.shares),
         "grace_s": round(command.grace_s, 4),
         "end": command.end,
-        "bytes": head.blob.size_bytes,
-        "epoch": head.epoch,
     }

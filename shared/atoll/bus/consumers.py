@@ -20,6 +20,7 @@ from atoll.bus.waiting import Unanswered, first_of
 from atoll.errors import SettingsError
 
 _NS = 1_000_000_000
+_NO_CONSUMER = 10014
 _CONFLICTS = (10100, 10099, 10148, 10013, 10012)
 _GRACE_S = 0.25
 _CLOSE_S = 2.0
@@ -205,9 +206,17 @@ class QueueConsumer:
                 await self.connection.echo(_CLOSE_S)
 
 
-async def open_consumer(jetstream: JetStream, stream: str, subject_filter: str, durable: str) -> QueueConsumer:
-    """Create or resume `durable` on `stream` (in the connection's loop)."""
+async def open_consumer(
+    jetstream: JetStream, stream: str, subject_filter: str, durable: str, *, takeover: bool
+) -> QueueConsumer:
+    """Create or resume `durable` on `stream` (in the connection's loop); `takeover` removes what is there before."""
     options = jetstream.connection.options
+    if takeover:
+        try:
+            await jetstream.api(f"CONSUMER.DELETE.{stream}.{durable}")
+        except Refused as reason:
+            if reason.err_code != _NO_CONSUMER:
+                raise reason.public(subject_filter) from reason
     consumer = QueueConsumer(
         jetstream,
         stream,

@@ -165,8 +165,12 @@ class Bus(Protocol):
         Raises `QueueFull` when the work queue holds its bound for this subject already.
         """
 
-    async def consume(self, subject_filter: str, *, durable: str) -> Consumer:
-        """Resume (or create) the durable consumer of a work queue."""
+    async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> Consumer:
+        """Resume (or create) the durable consumer of a work queue.
+
+        With `takeover` it begins anew: what a former reader of that name holds is delivered again at once, although that
+        reader may still be there (dead, frozen or cut off, it cannot give anything back).
+        """
 
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[TapeEntry]:
         """Return stored messages that match, in order, with sequence numbers above `after`; at most `limit`."""

@@ -129,11 +129,13 @@ class JetStreamBus:
         stream_of(self._plans, subject)
         await self._connection.call(self._jetstream.store(subject, data, records.headers_of(msg_id, info)))
 
-    async def consume(self, subject_filter: str, *, durable: str) -> QueueConsumer:
+    async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> QueueConsumer:
         """Resume or create the durable consumer; see `Bus`."""
         plan = stream_of(self._plans, subject_filter)
         name = token(durable, "durable name")
-        consumer = await self._connection.call(open_consumer(self._jetstream, plan.name, subject_filter, name))
+        consumer = await self._connection.call(
+            open_consumer(self._jetstream, plan.name, subject_filter, name, takeover=takeover)
+        )
         self._consumers.append(consumer)
         return consumer
 

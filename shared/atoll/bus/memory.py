@@ -213,10 +213,13 @@ class MemoryBus:
         stream.store(subject, bytes(data), msg_id, info=None if info is None else info_text(info))
         self._count_up(data)
 
-    async def consume(self, subject_filter: str, *, durable: str) -> MemoryConsumer:
+    async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> MemoryConsumer:
         """Resume or create the durable consumer; see `Bus`."""
         stream = await self._stream(subject_filter)
-        consumer = MemoryConsumer(stream, stream.place(token(durable, "durable name"), subject_filter))
+        place = stream.place(token(durable, "durable name"), subject_filter)
+        if takeover:
+            place.out.clear()
+        consumer = MemoryConsumer(stream, place)
         self._consumers.append(consumer)
         return consumer
 

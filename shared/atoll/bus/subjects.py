@@ -105,6 +105,10 @@ class Subjects:
         """Return where the chunks of one outer-optimizer state go."""
         return f"{self.prefix}.st.c.{fragment}.{version}.{nonce}"
 
+    def books_stem(self, fragment: int, nonce: str) -> str:
+        """Return where the books of one fragment go; each writing has a `nonce` of its own."""
+        return f"{self.prefix}.st.b.{fragment}.{nonce}"
+
     def member(self, learner: str) -> str:
         """Return where the incarnation of `learner` is recorded (`*` for all)."""
         return f"{self.prefix}.mb.learner.{learner}"

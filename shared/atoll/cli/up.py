@@ -19,6 +19,7 @@ def up(  # noqa: PLR0913  (one option each)
     *,
     learners: Annotated[int | None, typer.Option(help="How many learners.  [default: 3]")] = None,
     shards: Annotated[int | None, typer.Option(help="How many synchronizer shards.  [default: 2]")] = None,
+    standbys: Annotated[int, typer.Option(help="How many more processes stand by for each shard.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Seed of model, data order and sampling.")] = None,
     out: Annotated[
         Path | None,
@@ -63,6 +64,7 @@ def up(  # noqa: PLR0913  (one option each)
         config=config,
         assignments=tuple(flags),
         again=again,
+        standbys=standbys,
     )
     code = run_up(plan(request))
     if code:

@@ -146,8 +146,8 @@ async def is_over(bus: Bus, subjects: Subjects, run: RunRecord) -> bool:
         return False
     for shard in range(run.protocol.shards):
         record = await bus.get_record(subjects.lease(shard))
-        ledger = None if record is None else decode(Lease, record.data).ledger
-        if ledger is None or ledger.run_tokens < target:
+        lease = None if record is None else decode(Lease, record.data)
+        if lease is None or not lease.released or lease.ledger is None or lease.ledger.run_tokens < target:
             return False
     return True
 

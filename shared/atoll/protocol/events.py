@@ -259,6 +259,22 @@ class Commit(Command):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Keep(Command):
+    """Make the fragment's books of this moment durable without a new version."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dismiss(Command):
+    """The farewell of this incarnation is in the books of `fragment`: remove it from the queue."""
+
+    learner: str
+    incarnation: int
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledge(Command):
     """Its fate is durable: remove the manifest from the queue and forget the chunks."""
 
@@ -279,6 +295,21 @@ class StandDown(Command):
     """Stop at once without writing anything more; `reason` says why."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeLease(Command):
+    """Write the lease with `epoch` if its revision still is `revision`."""
+
+    revision: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewLease(Command):
+    """Write our lease once more if its revision still is `revision`."""
+
+    revision: int
 
 
 # --- commands of an island ---------------------------------------------------------------------------------------

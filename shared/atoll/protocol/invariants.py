@@ -2,9 +2,11 @@
 
 1. The versions of a fragment never fork and never go back (`ShardWatch`).
 2. A contribution is merged at most once, and only if it arrived (`ShardWatch`).
-3. A contribution that is acknowledged has a fate, and exactly one (`ShardWatch`).
+3. A contribution that is acknowledged has a fate, and exactly one (`ShardWatch`, and durably so: `Durable`).
 4. Every account adds up, and nothing is negative (`check_ledger`, `check_island`).
 7. Queues stay within their bounds (`check_shard`).
+
+`ShardWatch` sees what one owner commands, `Durable` what of it became visible over any number of owners.
 
 The other promises of the architecture (a deposed owner's write is never visible; with K live learners some round
 commits within a bound) need more than one machine to state; the simulator owns them.
@@ -12,14 +14,15 @@ commits within a bound) need more than one machine to state; the simulator owns 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from atoll.errors import AtollError
+from atoll.protocol.books import Books, thawed
 from atoll.protocol.events import Acknowledge, Action, Commit, Fetch, Fold, PushKey
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import Phase
-from atoll.protocol.shard import KNOWN_PUSHES_MAX, Shard
+from atoll.protocol.shard import Shard
 
 
 class InvariantBroken(AtollError):
@@ -33,14 +36,14 @@ def require(holds: bool, promise: str, got: object) -> None:  # noqa: FBT001  (r
 
 
 class ShardWatch:
-    """Watches one shard's commands over its whole life."""
+    """Watches the commands of one owner of a shard; `Durable` watches what becomes of them over all owners."""
 
-    def __init__(self) -> None:
-        """Start with nothing seen."""
-        self.committed: dict[int, int] = {}
-        self.merged: set[PushKey] = set()
+    def __init__(self, durable: Durable | None = None) -> None:
+        """Start with nothing seen, or behind an owner of which only `durable` is left."""
+        self.committed: dict[int, int] = {} if durable is None else {p: v - 1 for p, v in durable.versions.items() if v}
+        self.merged: set[PushKey] = set() if durable is None else set(durable.merged)
         self.fetched: set[PushKey] = set()
-        self.fates: dict[PushKey, str] = {}
+        self.fates: dict[PushKey, str] = {} if durable is None else dict(durable.fates)
 
     def see(self, actions: Iterable[Action]) -> None:
         """Check the commands that one fact led to."""
@@ -76,17 +79,61 @@ class ShardWatch:
         self.fates[acknowledge.key] = acknowledge.fate
 
 
+class Durable:
+    """Watches what is visible and acknowledged, whoever wrote it: the promises of a shard that may die at any moment."""
+
+    def __init__(self, versions: Mapping[int, int]) -> None:
+        """Start from the heads of a founded run."""
+        self.versions = dict(versions)
+        self.books: dict[int, Books] = {fragment: Books() for fragment in versions}
+        self.merged: set[PushKey] = set()
+        self.fates: dict[PushKey, str] = {}
+
+    def see_commit(self, commit: Commit, books: bytes) -> None:
+        """Check a commit that has become visible with its books."""
+        version = self.versions[commit.fragment]
+        require(commit.base_version == version, "visible versions follow one another", (version, commit.base_version))
+        self.versions[commit.fragment] = version + 1
+        for share in commit.shares:
+            require(share.key not in self.merged, "a contribution is merged once, whoever merges it", share.key)
+            require(share.key not in self.fates, "what is acknowledged is not merged again", share.key)
+            self.merged.add(share.key)
+        self.see_books(commit.fragment, books)
+        for share in commit.shares:
+            require(self.books[commit.fragment].knows(share.key), "the books know what they merged", share.key)
+
+    def see_books(self, fragment: int, books: bytes) -> None:
+        """Check books that have become durable."""
+        self.books[fragment] = thawed(books)
+        sums = sum(account.merged + account.merged_late for account in self.books[fragment].settled.values())
+        require(sums >= 0, "books are not negative", sums)
+
+    def see_acknowledged(self, acknowledge: Acknowledge) -> None:
+        """Check an acknowledgement that the queue has taken: nobody will ever see this contribution again."""
+        known = self.books[acknowledge.key.fragment].knows(acknowledge.key)
+        require(known, "what is acknowledged has a durable fate", acknowledge)
+        if acknowledge.fate != "known":
+            merged = acknowledge.fate in ("merged", "merged_late")
+            require(merged == (acknowledge.key in self.merged), "merged means visible", acknowledge)
+            self.fates[acknowledge.key] = acknowledge.fate
+
+
 def check_shard(shard: Shard) -> None:
     """Check one shard's state: bounds hold, what is parked or loading is offered, rounds are on their versions."""
     for fragment, slot in shard.slots.items():
         require(slot.round.fragment == fragment, "a slot holds its own round", fragment)
-        require(len(slot.settled) <= KNOWN_PUSHES_MAX, "settled keys are bounded", len(slot.settled))
         require(set(slot.parked) <= set(slot.offers), "what is parked is offered", slot.parked)
         require(slot.round.loading <= set(slot.offers), "what is loading is offered", slot.round.loading)
         require(not slot.parked or slot.round.phase is Phase.COMMITTING, "only a commit parks", fragment)
         ages = [share.age for share in slot.round.shares]
         require(all(0 <= age <= shard.settings.age_max for age in ages), "ages are within bounds", ages)
     check_ledger(shard.ledger)
+    kept = Ledger()
+    for slot in shard.slots.values():
+        Books(settled=slot.books.settled).enter_into(kept)
+    fates = {key: (a.merged, a.merged_late, a.refused) for key, a in shard.ledger.accounts.items() if a.settled}
+    summed = {key: (a.merged, a.merged_late, a.refused) for key, a in kept.accounts.items() if a.settled}
+    require(fates == summed, "the ledger is the sum of the books", (fates, summed))
 
 
 def check_ledger(ledger: Ledger) -> None:

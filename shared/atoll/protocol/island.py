@@ -54,7 +54,10 @@ class Sent:
 
 @dataclass(slots=True)
 class Span:
-    """One fragment since its anchor was adopted: where the counters stood, what was sent, what is on its way here."""
+    """One fragment since its anchor was adopted: where the counters stood, what was sent, what is on its way here.
+
+    `pushes` counts over the whole life: push numbers of a fragment have no gaps, so shards remember them as a range.
+    """
 
     anchor: int
     from_tokens: int = 0
@@ -63,6 +66,7 @@ class Span:
     known: int = 0
     fetching: bool = False
     ready: int | None = None
+    pushes: int = 0
 
 
 class Island:
@@ -74,11 +78,10 @@ class Island:
         self.spans = {fragment: Span(anchor, known=anchor) for fragment, anchor in anchors.items()}
         self.tokens = 0
         self.steps = 0
-        self.pushes = 0
         self.pushed = 0
         self.superseded = 0
         self.refused_local = 0
-        self.in_flight: dict[int, int] = {}
+        self.in_flight: dict[tuple[int, int], int] = {}
         self.draining = False
         self.left = False
 
@@ -163,7 +166,7 @@ class Island:
 
     @_handle.register
     def _(self, event: PushSettled) -> list[Action]:
-        tokens = self.in_flight.pop(event.push)
+        tokens = self.in_flight.pop((event.fragment, event.push))
         span = self.spans[event.fragment]
         ours = span.sent is not None and span.sent.push == event.push
         actions: list[Action] = []
@@ -213,12 +216,12 @@ class Island:
         return [FetchFragment(fragment=fragment, version=max(span.known, span.anchor), cause_id=cause_id)]
 
     def _push(self, fragment: int, span: Span, cause_id: str, *, final: bool) -> Push:
-        self.pushes += 1
-        span.sent = Sent(self.pushes, self.tokens - span.from_tokens, self.steps - span.from_steps)
-        self.in_flight[self.pushes] = span.sent.tokens
+        span.pushes += 1
+        span.sent = Sent(span.pushes, self.tokens - span.from_tokens, self.steps - span.from_steps)
+        self.in_flight[fragment, span.pushes] = span.sent.tokens
         return Push(
             fragment=fragment,
-            push=self.pushes,
+            push=span.pushes,
             base_version=span.anchor,
             tokens=span.sent.tokens,
             steps=span.sent.steps,

@@ -55,7 +55,6 @@ class Ledger(msgspec.Struct):
     """The accounts of a run as one shard, or several together, know them; keys are `learner/incarnation`."""
 
     accounts: dict[str, Account] = msgspec.field(default_factory=dict)
-    sequence: int = 0
 
     def account(self, learner: str, incarnation: int) -> Account:
         """Return the account of one incarnation, opened when it is new."""
@@ -74,17 +73,22 @@ class Ledger(msgspec.Struct):
         """Return the tokens trained by all incarnations, as far as reported."""
         return sum(account.trained for account in self.accounts.values())
 
-    def absorb(self, other: Ledger) -> None:
-        """Add another shard's ledger: reports by maximum, fates by sum."""
+    def learn(self, other: Ledger) -> None:
+        """Take over what learners reported elsewhere, by maximum; fates are left alone."""
         for key, theirs in other.accounts.items():
             learner, _, incarnation = key.rpartition("/")
             self.reported(
                 learner, int(incarnation), theirs.trained, theirs.pushed, theirs.superseded, theirs.refused_local
             )
+            self.accounts[key].left = self.accounts[key].left or theirs.left
+
+    def absorb(self, other: Ledger) -> None:
+        """Add another shard's ledger: reports by maximum, fates by sum."""
+        self.learn(other)
+        for key, theirs in other.accounts.items():
             ours = self.accounts[key]
             ours.merged += theirs.merged
             ours.merged_late += theirs.merged_late
-            ours.left = ours.left or theirs.left
             for reason, count in theirs.refused.items():
                 ours.refused[reason] = ours.refused.get(reason, 0) + count
 

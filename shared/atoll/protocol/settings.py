@@ -39,6 +39,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         blend_alpha: share of its own values a learner keeps when it blends.
         codec_up: encoding of displacements.
         tokens_target: tokens after which the run drains; 0 runs until told.
+        lease_s: seconds after which the lease of a shard that its owner does not renew may be taken by another.
         silence_s: seconds without a heartbeat after which a learner no longer counts as live.
         norm_max: largest L2 norm of one slice of a displacement that is still believed.
     """
@@ -61,6 +62,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     blend_alpha: float = 0.5
     codec_up: str = "bf16"
     tokens_target: int = 0
+    lease_s: float = 3.0
     silence_s: float = 5.0
     norm_max: float = 1e4
 
@@ -84,6 +86,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _within("outer_momentum", self.outer_momentum, 0.0, 0.9999)
         _within("blend_alpha", self.blend_alpha, 0.0, 1.0)
         _within("tokens_target", self.tokens_target, 0, 1 << 62)
+        _within("lease_s", self.lease_s, 0.2, 3600.0)
         _within("silence_s", self.silence_s, 0.2, 3600.0)
         _within("norm_max", self.norm_max, 1e-6, 1e30)
         return self

@@ -6,10 +6,11 @@ Facts come in through `handle`, commands go out; the shard never looks at a cloc
   every H/P steps. On a fast network a round ends long before the next is due: without pacing, H would collapse.
 * **Quorum and grace** (`FragmentRound`, `grace_window_s`); xi_quorum and xi_sync average over this shard's rounds.
 * **Liveness.** A learner is live while its newest incarnation keeps reporting. Nobody waits for one that does not.
-* **Once only.** A contribution is known by (learner, incarnation, fragment, push). What a head lists is acknowledged
-  without a second look; what is in our hands is not fetched twice.
-* **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the ledger with the command
-  to commit them, so that the ledger stored beside version v + 1 is the one that belongs to it.
+* **Once only.** A contribution is known by (learner, incarnation, fragment, push). What the fragment's books hold is
+  acknowledged without a second look; what is in our hands is not fetched twice.
+* **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the fragment's books with the
+  command to commit them, so that the books stored beside version v + 1 are the ones that belong to it. A refusal and a
+  farewell enter the books too and are kept before they are acknowledged: whoever owns the shard next knows of them.
 * **The end.** At the token target, or when told to drain, a shard finishes once nobody is present, nothing is queued
   and nothing is in its hands. A quorum guards a running fleet: when the last learner has left, its pushes are merged.
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
 from atoll.errors import ProtocolMisuse
+from atoll.protocol.books import Books
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -31,10 +33,12 @@ from atoll.protocol.events import (
     ContributionArrived,
     ContributionReady,
     ContributionSpoiled,
+    Dismiss,
     DrainOrdered,
     Event,
     Fetch,
     Finish,
+    Keep,
     LearnerBeat,
     LearnerLeft,
     PublishCall,
@@ -49,7 +53,6 @@ from atoll.protocol.round import FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
 
 RECALL_S_MIN = 0.5
-KNOWN_PUSHES_MAX = 4096
 EARLIER_SHARE = 0.25
 
 
@@ -66,24 +69,21 @@ class LearnerView:
 
 @dataclass(slots=True)
 class FragmentSlot:
-    """One fragment of this shard: its present round, what waits, what is settled, and when it was last called."""
+    """One fragment of this shard: its present round, its books, what waits, and when it was last called."""
 
     round: FragmentRound
+    books: Books
     offers: dict[PushKey, Offer] = field(default_factory=dict)
     parked: list[PushKey] = field(default_factory=list)
-    settled: dict[PushKey, None] = field(default_factory=dict)
     called_s: float | None = None
     due_s: float | None = None
 
-    def remember(self, key: PushKey) -> None:
-        """Keep `key` as settled; the oldest are forgotten beyond the bound."""
-        self.settled[key] = None
-        while len(self.settled) > KNOWN_PUSHES_MAX:
-            del self.settled[next(iter(self.settled))]
-
 
 class Shard:
-    """The machine of shard `shard`; `versions` and `settled` come from the heads found at start."""
+    """The machine of shard `shard`; `versions` and `books` by fragment come from the heads found at start.
+
+    `ledger` is what an owner that closed the books left: its reports are newer than those in the books.
+    """
 
     def __init__(
         self,
@@ -91,19 +91,20 @@ class Shard:
         shard: int,
         versions: dict[int, int],
         *,
-        settled: dict[int, list[PushKey]] | None = None,
+        books: dict[int, Books] | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         """Start with one resting round per owned fragment."""
         self.settings = settings
         self.shard = shard
         self.slots: dict[int, FragmentSlot] = {}
+        self.ledger = Ledger()
         for fragment in settings.fragments_of(shard):
-            slot = FragmentSlot(FragmentRound(fragment, versions[fragment], settings))
-            for key in (settled or {}).get(fragment, []):
-                slot.remember(key)
-            self.slots[fragment] = slot
-        self.ledger = ledger or Ledger()
+            kept = (books or {}).get(fragment) or Books()
+            kept.enter_into(self.ledger)
+            self.slots[fragment] = FragmentSlot(FragmentRound(fragment, versions[fragment], settings), kept)
+        if ledger is not None:
+            self.ledger.learn(ledger)
         self.learners: dict[str, LearnerView] = {}
         self.quorum = MovingAverage(settings.average_decay)
         self.sync = MovingAverage(settings.average_decay)
@@ -117,6 +118,10 @@ class Shard:
         if self.finished:
             return []
         return self._handle(event)
+
+    def books(self, fragment: int) -> bytes:
+        """Return the books of one fragment as they stand, to be stored with its head."""
+        return self.slots[fragment].books.frozen(self.ledger)
 
     # --- what is known --------------------------------------------------------------------------------------------
 
@@ -165,20 +170,23 @@ class Shard:
         view = self.learners.get(event.learner)
         if view is not None and view.incarnation == event.incarnation:
             view.training = view.present = False
-        return self._advance_all(event.at_s, event.cause_id)
+        where = next(iter(self.slots))
+        keep = Keep(fragment=where, cause_id=event.cause_id)
+        dismiss = Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=where, cause_id=event.cause_id)
+        return [keep, dismiss, *self._advance_all(event.at_s, event.cause_id)]
 
     @_handle.register
     def _(self, event: ContributionArrived) -> list[Action]:
         slot = self.slots.get(event.key.fragment)
         if slot is None:
             return [Acknowledge(key=event.key, fate="refused", reason="wrong_shard", cause_id=event.cause_id)]
-        if event.key in slot.settled:
-            return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
         if event.key in slot.offers:
             return []
-        offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final)
         account = self.ledger.account(event.key.learner, event.key.incarnation)
         account.trained = max(account.trained, event.trained_tokens)
+        if slot.books.knows(event.key):
+            return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
+        offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final)
         reason = slot.round.refusal(offer)
         if reason:
             return self._refuse(slot, offer, reason, event.cause_id)
@@ -224,7 +232,6 @@ class Shard:
         actions: list[Action] = []
         for share in old.shares:
             slot.offers.pop(share.key, None)
-            slot.remember(share.key)
             fate = "merged" if share.age == 0 else "merged_late"
             actions.append(Acknowledge(key=share.key, fate=fate, cause_id=event.cause_id))
         slot.round = FragmentRound(event.fragment, event.version, self.settings)
@@ -327,6 +334,7 @@ class Shard:
                 account = self.ledger.account(share.key.learner, share.key.incarnation)
                 account.merged += share.tokens if share.age == 0 else 0
                 account.merged_late += share.tokens if share.age else 0
+                slot.books.merge(share)
             actions.append(now.commit(at_s, reason, len(live), cause_id))
         return actions
 
@@ -351,7 +359,10 @@ class Shard:
     def _refuse(self, slot: FragmentSlot, offer: Offer, reason: str, cause_id: str) -> list[Action]:
         slot.offers.pop(offer.key, None)
         slot.round.drop(offer)
-        slot.remember(offer.key)
+        slot.books.refuse(offer.key, offer.tokens, reason)
         refused = self.ledger.account(offer.key.learner, offer.key.incarnation).refused
         refused[reason] = refused.get(reason, 0) + offer.tokens
-        return [Acknowledge(key=offer.key, fate="refused", reason=reason, cause_id=cause_id)]
+        return [
+            Keep(fragment=offer.key.fragment, cause_id=cause_id),
+            Acknowledge(key=offer.key, fate="refused", reason=reason, cause_id=cause_id),
+        ]

@@ -21,6 +21,7 @@ from atoll.up.environment import as_text, flat, redacted
 from atoll.up.folder import EMBEDDED, RunFile, read_run_file
 
 LEARNERS_MAX = 64
+STANDBYS_MAX = 4
 THROTTLE_MAX = 1000.0
 _TARGET = "protocol.tokens_target"
 _FIXED = ("run", "seed", "protocol.", "model.", "data.dir")
@@ -40,6 +41,7 @@ class UpRequest:
     config: Path | None = None
     assignments: tuple[str, ...] = ()
     again: bool = False
+    standbys: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class UpPlan:
         prepare: whether the data is ours to prepare.
         former: the run as the folder had it, or None for a new one.
         aside: whether a finished run in `out` makes room for this new one.
+        standbys: how many more processes want each shard, beside the one that serves it.
     """
 
     settings: Settings
@@ -71,6 +74,7 @@ class UpPlan:
     prepare: bool
     former: RunFile | None
     aside: bool = False
+    standbys: int = 0
 
 
 def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> UpPlan:
@@ -104,6 +108,7 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
         prepare="data.dir" not in loaded.origins,
         former=former,
         aside=aside,
+        standbys=_standbys(request.standbys),
     )
     _check_data(result)
     if former is not None:
@@ -131,6 +136,14 @@ def _learners(request: UpRequest, former: RunFile | None) -> int:
     if not 1 <= count <= LEARNERS_MAX:
         raise SettingsError(
             "that many learners cannot run here", got=count, allowed=f"1..{LEARNERS_MAX}", todo="set --learners"
+        )
+    return count
+
+
+def _standbys(count: int) -> int:
+    if not 0 <= count <= STANDBYS_MAX:
+        raise SettingsError(
+            "that many standbys make no sense", got=count, allowed=f"0..{STANDBYS_MAX}", todo="--standbys"
         )
     return count
 

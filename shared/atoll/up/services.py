@@ -37,8 +37,17 @@ class Services:
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """Return the names of the shards."""
+        """Return the names of the processes that serve shards first, one per shard."""
         return tuple(f"shard-{i}" for i in range(self._up.settings.protocol.shards))
+
+    @property
+    def standbys(self) -> dict[str, int]:
+        """Return the names of the processes that stand by, and the shard that each wants."""
+        return {
+            f"standby-{shard}-{i}": shard
+            for shard in range(self._up.settings.protocol.shards)
+            for i in range(1, self._up.standbys + 1)
+        }
 
     @property
     def url_file(self) -> Path:
@@ -72,9 +81,8 @@ class Services:
         """Return the plan of the process that measures the merged model while the run goes on."""
         return self._verb(EVALUATOR, "evaluate", "--every", f"{EVALUATE_EVERY_S:g}", restarts_max=RESTARTS_MAX)
 
-    def shard(self, number: int) -> ChildPlan:
-        """Return the plan of one shard."""
-        name = self.shards[number]
+    def synchronizer(self, name: str, number: int) -> ChildPlan:
+        """Return the plan of a process that wants shard `number`."""
         own = {
             "synchronizer.shard": number,
             "health_file": str(self._folder.path("health", name).absolute()),

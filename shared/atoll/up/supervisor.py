@@ -184,7 +184,7 @@ class Supervisor:
         except AtollError as error:
             failure = error
             self._journal.ended("failed")
-            self._fleet.kill([*self._up.learners, *self._services.shards, EVALUATOR, EXPORT])
+            self._fleet.kill([*self._up.learners, *self._services.shards, *self._services.standbys, EVALUATOR, EXPORT])
         self._face.rest()
         if self._view.run_tokens > 0 and (failure is None or self._view.present_s > 0):
             await self._report(bus, watch)
@@ -220,8 +220,10 @@ class Supervisor:
     def _start_services(self, url: str) -> None:
         """Start everything that trains; what an earlier session measured of the model is out of date now."""
         self._folder.path("validation.json").unlink(missing_ok=True)
-        for number in range(len(self._services.shards)):
-            self._fleet.start(self._services.shard(number))
+        for number, name in enumerate(self._services.shards):
+            self._fleet.start(self._services.synchronizer(name, number))
+        for name, number in self._services.standbys.items():
+            self._fleet.start(self._services.synchronizer(name, number))
         for learner in self._up.learners:
             self._fleet.start(self._services.learner(learner))
         self._fleet.start(self._services.evaluator())
@@ -261,7 +263,7 @@ class Supervisor:
 
         When the broker is ours it ends too, so learners that others have started are told to leave as well.
         """
-        learners, shards = self._up.learners, self._services.shards
+        learners, shards = self._up.learners, [*self._services.shards, *self._services.standbys]
         if self._up.broker is None:
             with contextlib.suppress(AtollError):
                 everybody = Subjects(self._up.settings.run).control("all")
@@ -339,7 +341,7 @@ class Supervisor:
 
     def _is_needed(self, name: str) -> bool:
         """Return whether the run is over if `name` is gone: one learner of several is not, nor the evaluator."""
-        if name in (EVALUATOR, EXPORT, DATA):
+        if name in (EVALUATOR, EXPORT, DATA) or name in self._services.standbys:
             return False
         if name not in self._up.learners:
             return True

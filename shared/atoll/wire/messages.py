@@ -66,8 +66,9 @@ class Included(msgspec.Struct, frozen=True):
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The record that makes version `version` of a fragment visible: the one commit point of a round.
 
-    `blob` is the global frame, `state` the outer-optimizer state and the ledger that belong to it, `previous` the frame
-    before it (kept until the next commit, for readers that are in the middle of it).
+    `blob` is the global frame, `state` the outer-optimizer state that belongs to it, `previous` the frame before it (kept
+    until the next commit, for readers that are in the middle of it). `books` says which contributions of the fragment have
+    a fate; an owner may write the same version again with newer books, and a new owner does with its own epoch.
     """
 
     fragment: int
@@ -77,6 +78,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     layout: str
     blob: BlobRef
     state: BlobRef | None = None
+    books: BlobRef | None = None
     included: tuple[Included, ...] = ()
     tokens_merged: int = 0
     previous: BlobRef | None = None
@@ -188,7 +190,7 @@ class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The tenure of a shard's owner, and the ledger it closed with (None while it serves)."""
+    """The tenure of a shard's owner and what it knows of the learners; `released`: it has closed its books with that."""
 
     shard: int
     epoch: int
@@ -196,6 +198,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     ledger: Ledger | None = None
+    released: bool = False
     schema: int = SCHEMA
 
 

@@ -1,0 +1,130 @@
+"""The lease of a shard in the broker: one candidate's reads and writes, driven by `atoll.protocol.tenure`.
+
+A broker that is away makes a candidate wait and an owner go on: what it commits is guarded by its fences, and its lease
+is either still there when the broker returns or somebody else's, which it then sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from atoll.bus.interface import Bus
+from atoll.bus.subjects import Subjects
+from atoll.clock import Clock
+from atoll.errors import BrokerUnavailable, BusError, RecordConflict, StorageFull
+from atoll.logs import get
+from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.tenure import LeaseSeen, LeaseWritten, Standing, Tenure
+from atoll.wire.messages import Lease, decode, encode
+
+log = get(__name__)
+
+SAY_S = 30.0
+
+
+class LeaseKeeper:
+    """One candidacy for one shard, from waiting to being deposed or releasing."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, shard: int, settings: ProtocolSettings, clock: Clock) -> None:
+        """Want the shard; `win` waits for it."""
+        self._bus = bus
+        self._subject = subjects.lease(shard)
+        self._shard = shard
+        self._target = settings.tokens_target
+        self._clock = clock
+        self._nonce = secrets.token_hex(8)
+        self._machine = Tenure(settings.lease_s)
+        self._ledger: Ledger | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of our tenure; 0 before we have one."""
+        return self._machine.epoch if self._machine.standing is Standing.OWNING else 0
+
+    async def win(self) -> Ledger | None:
+        """Wait until the shard is ours; return what the former owner last knew of the learners, None when it is the first.
+
+        Returns early, with `epoch` still 0, when the run is over: there is nothing to own any more.
+        """
+        said_s = self._clock.monotonic() - SAY_S
+        while True:
+            lease = await self._look(None)
+            if self.epoch:
+                return self._ledger
+            if lease is not None and self._is_over(lease):
+                return lease.ledger
+            now_s = self._clock.monotonic()
+            if lease is not None and now_s - said_s >= SAY_S:
+                said_s = now_s
+                log.info("shard.standby", shard=self._shard, epoch=lease.epoch, owner=f"{lease.host}/{lease.pid}")
+            await asyncio.sleep(self._machine.poll_s)
+
+    async def hold(self, ledger: Callable[[], Ledger]) -> str:
+        """Renew, with the newest reports of the learners, until somebody else holds the lease; return what was seen."""
+        while self._machine.standing is not Standing.DEPOSED:
+            await asyncio.sleep(self._machine.poll_s)
+            await self._look(ledger())
+        return "somebody else holds the lease"
+
+    async def release(self, ledger: Ledger) -> None:
+        """Give the shard back with its final ledger; a lease that is not ours any more is left alone."""
+        record = await self._bus.get_record(self._subject)
+        if record is None or decode(Lease, record.data).nonce != self._nonce:
+            return
+        closed = msgspec.structs.replace(self._lease(ledger), released=True)
+        await self._bus.put_record(self._subject, encode(closed), expected=record.revision)
+
+    async def _look(self, ledger: Ledger | None) -> Lease | None:
+        """Read the lease and do what the machine makes of it; return what was read."""
+        try:
+            record = await self._bus.get_record(self._subject)
+            lease = None if record is None else decode(Lease, record.data)
+            if lease is not None and lease.nonce != self._nonce:
+                self._ledger = lease.ledger
+            seen = LeaseSeen(
+                at_s=self._clock.monotonic(),
+                revision=0 if record is None else record.revision,
+                epoch=0 if lease is None else lease.epoch,
+                released=lease is not None and lease.released and not self._is_over(lease),
+                ours=lease is not None and lease.nonce == self._nonce,
+            )
+            for action in self._machine.handle(seen):
+                await self._do(action, self._ledger if ledger is None else ledger)
+        except (BusError, BrokerUnavailable, StorageFull) as error:
+            log.warning("lease.unreadable", shard=self._shard, reason=str(error))
+            return None
+        return lease
+
+    async def _do(self, action: Action, ledger: Ledger | None) -> None:
+        if isinstance(action, StandDown):
+            log.warning("shard.deposed", shard=self._shard, reason=action.reason)
+        elif isinstance(action, TakeLease | RenewLease):
+            try:
+                lease = encode(self._lease(ledger))
+                revision = await self._bus.put_record(self._subject, lease, expected=action.revision)
+            except RecordConflict:
+                return
+            self._machine.handle(LeaseWritten(at_s=self._clock.monotonic(), revision=revision))
+
+    def _lease(self, ledger: Ledger | None) -> Lease:
+        return Lease(
+            shard=self._shard,
+            epoch=self._machine.epoch,
+            nonce=self._nonce,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            ledger=ledger,
+        )
+
+    def _is_over(self, lease: Lease) -> bool:
+        """Return whether the owner closed its books at the run's token target."""
+        reached = lease.ledger is not None and lease.ledger.run_tokens >= self._target
+        return bool(self._target) and lease.released and reached

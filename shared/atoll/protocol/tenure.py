@@ -1,0 +1,105 @@
+"""Who owns a shard: one candidate's side of a lease that is renewed, runs out and changes hands.
+
+    WAITING --the lease is free, released or has not moved for lease_s--> take (epoch + 1) --written--> OWNING
+    OWNING  --every lease_s / 3--> renew                 --somebody else's lease is seen--> DEPOSED
+
+The lease is a record that only compare-and-set changes. Its owner renews it; a candidate watches its *revision* and
+measures, with its own clock, how long that has stood still. No clock is compared with another machine's, and a candidate
+that slept sees a new revision first and begins to count anew.
+
+A lease is a promise about time and can be broken by a frozen process or a slow link: two may believe for a moment that
+they own a shard. That does no harm, because what is visible is guarded by *fences*, not by time: a new owner writes
+every head again with its own epoch before it reads anything, and from then on every compare-and-set of the former owner
+is refused. The lease decides who should try; the fence decides who can.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from atoll.errors import ProtocolMisuse
+from atoll.protocol.events import Action, Fact, RenewLease, StandDown, TakeLease
+
+RENEWALS_PER_LEASE = 3.0
+
+
+class Standing(enum.Enum):
+    """What this candidate is."""
+
+    WAITING = "waiting"
+    TAKING = "taking"
+    OWNING = "owning"
+    DEPOSED = "deposed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSeen(Fact):
+    """The lease record as its leader has it; `revision` 0 says that there is none. `ours`: we wrote it."""
+
+    revision: int
+    epoch: int = 0
+    released: bool = False
+    ours: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseWritten(Fact):
+    """Our taking or renewal became the record's new `revision`."""
+
+    revision: int
+
+
+class Tenure:
+    """The machine of one candidate for one shard; `lease_s` is the run's."""
+
+    def __init__(self, lease_s: float) -> None:
+        """Wait, having seen nothing."""
+        self.lease_s = lease_s
+        self.standing = Standing.WAITING
+        self.epoch = 0
+        self.revision = -1
+        self.moved_s = 0.0
+        self.renewed_s = 0.0
+
+    def handle(self, fact: Fact) -> list[Action]:
+        """Take one fact in and return what to do about it."""
+        if self.standing is Standing.DEPOSED:
+            return []
+        if isinstance(fact, LeaseSeen):
+            return self._seen(fact)
+        if isinstance(fact, LeaseWritten):
+            return self._written(fact)
+        raise ProtocolMisuse("a candidate does not know this fact", got=type(fact).__name__)
+
+    @property
+    def poll_s(self) -> float:
+        """Return how often to look at the lease, seconds."""
+        return self.lease_s / (2.0 * RENEWALS_PER_LEASE)
+
+    def _seen(self, fact: LeaseSeen) -> list[Action]:
+        if self.standing is Standing.OWNING:
+            if not fact.ours:
+                self.standing = Standing.DEPOSED
+                return [StandDown(reason=f"epoch {fact.epoch} holds the lease, we held {self.epoch}")]
+            self.revision = fact.revision
+            due = fact.at_s - self.renewed_s >= self.lease_s / RENEWALS_PER_LEASE
+            return [RenewLease(revision=self.revision)] if due else []
+        if self.standing is Standing.TAKING and fact.ours:
+            # The answer to our taking was lost, the taking was not.
+            return self._written(LeaseWritten(at_s=fact.at_s, revision=fact.revision))
+        if fact.revision != self.revision:
+            self.revision, self.moved_s = fact.revision, fact.at_s
+        free = fact.revision == 0 or fact.released
+        if not free and fact.at_s - self.moved_s < self.lease_s:
+            self.standing = Standing.WAITING
+            return []
+        self.standing, self.epoch = Standing.TAKING, fact.epoch + 1
+        return [TakeLease(revision=fact.revision, epoch=self.epoch)]
+
+    def _written(self, fact: LeaseWritten) -> list[Action]:
+        if self.standing is Standing.WAITING:
+            raise ProtocolMisuse("a lease was written that nobody asked for", got=fact.revision)
+        self.standing = Standing.OWNING
+        self.revision, self.renewed_s = fact.revision, fact.at_s
+        return []

@@ -1,0 +1,79 @@
+"""A shard outlives its owner: killed or frozen, with a standby there. Real processes, a real broker, exact books."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import defaultdict
+
+import msgspec
+from islands import DEADLINE_S, Island
+
+from atoll.wire.messages import Event
+
+
+def versions(rounds: list[Event]) -> dict[int, list[int]]:
+    """Return the versions each fragment was given, in the order of the tape."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for event in rounds:
+        found[msgspec.json.decode(event.fields["fragment"])].append(msgspec.json.decode(event.fields["version"]))
+    return found
+
+
+def unforked(rounds: list[Event]) -> bool:
+    """Return whether no version of any fragment was made twice, and none is newer than one that follows it."""
+    return all(sorted(set(made)) == made for made in versions(rounds).values())
+
+
+async def end(island: Island, learners: list[str]) -> None:
+    """Let the learners leave, then the shard, and wait for both."""
+    for name in learners:
+        island.process(name).terminate()
+    for name in learners:
+        assert island.process(name).wait(DEADLINE_S) == 0, island.log(name).read_text(encoding="utf-8")[-2000:]
+
+
+async def test_a_standby_takes_over_when_the_owner_is_killed(island: Island) -> None:
+    """The learners train on, no contribution is lost or merged twice, and every token has one fate."""
+    owner = island.start("owner", "synchronizer", "--shard", "0")
+    island.start("a", "learner", "--id", "a")
+    island.start("b", "learner", "--id", "b")
+    island.wait_for("owner", "round.committed", 20)
+    island.start("heir", "synchronizer", "--shard", "0")
+    island.wait_for("heir", "shard.standby")
+    owner.send_signal(signal.SIGKILL)
+    island.wait_for("heir", "shard.serving")
+    island.wait_for("heir", "round.committed", 20)
+    await end(island, ["a", "b"])
+    island.process("heir").terminate()
+    assert island.process("heir").wait(DEADLINE_S) == 0
+    settled = await island.settlement()
+
+    assert settled.exact, settled.errors
+    assert settled.fates["lost"] == 0
+    assert unforked(await island.tape("round"))
+
+
+async def test_a_frozen_owner_that_wakes_up_finds_itself_deposed(island: Island) -> None:
+    """What it had decided before it froze becomes visible nowhere; it stands by and takes over in its turn."""
+    first = island.start("first", "synchronizer", "--shard", "0")
+    island.start("a", "learner", "--id", "a")
+    island.wait_for("first", "round.committed", 12)
+    second = island.start("second", "synchronizer", "--shard", "0")
+    island.wait_for("second", "shard.standby")
+    first.send_signal(signal.SIGSTOP)
+    island.wait_for("second", "round.committed", 12)
+    first.send_signal(signal.SIGCONT)
+    island.wait_for("first", "shard.standby")
+    second.send_signal(signal.SIGKILL)
+    island.wait_for("first", "shard.serving", 2)
+    island.wait_for("first", "round.committed", 24)
+    await end(island, ["a"])
+    os.kill(first.pid, signal.SIGTERM)
+    assert first.wait(DEADLINE_S) == 0
+    settled = await island.settlement()
+
+    assert settled.exact, settled.errors
+    assert settled.fates["lost"] == 0
+    assert unforked(await island.tape("round"))
+    assert [line["epoch"] for line in island.lines("first", "shard.serving")] == [1, 3]
