@@ -41,6 +41,10 @@ async def test_a_standby_takes_over_when_the_owner_is_killed(island: Island) -> 
     island.wait_for("owner", "round.committed", 20)
     island.start("heir", "synchronizer", "--shard", "0")
     island.wait_for("heir", "shard.standby")
+    spare = island.start("spare", "synchronizer", "--shard", "0")
+    island.wait_for("spare", "shard.standby")
+    spare.terminate()
+    assert spare.wait(DEADLINE_S) == 0
     owner.send_signal(signal.SIGKILL)
     island.wait_for("heir", "shard.serving")
     island.wait_for("heir", "round.committed", 20)

@@ -251,7 +251,7 @@ def test_a_disk_that_fills_and_empties_costs_no_token(run_dir: Path, corpus: Pat
     said += finish(process)
 
     assert "the broker was away and answers again" in said
-    assert "(exact)" in said
+    assert "(exact)" in said, said
 
 
 def fill(ballast: Path) -> None:

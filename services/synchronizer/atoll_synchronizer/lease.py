@@ -43,6 +43,7 @@ class LeaseKeeper:
         self._nonce = secrets.token_hex(8)
         self._machine = Tenure(settings.lease_s)
         self._ledger: Ledger | None = None
+        self._leaving = False
 
     @property
     def epoch(self) -> int:
@@ -52,20 +53,30 @@ class LeaseKeeper:
     async def win(self) -> Ledger | None:
         """Wait until the shard is ours; return what the former owner last knew of the learners, None when it is the first.
 
-        Returns early, with `epoch` still 0, when the run is over: there is nothing to own any more.
+        Returns early, with `epoch` still 0, when the run is over: there is nothing to own any more. So it does after
+        `leave`, once the owner has shown that it is there.
         """
         said_s = self._clock.monotonic() - SAY_S
+        told_to_leave_at: int | None = None
         while True:
             lease = await self._look(None)
             if self.epoch:
                 return self._ledger
             if lease is not None and self._is_over(lease):
                 return lease.ledger
+            if self._leaving and lease is not None:
+                told_to_leave_at = self._machine.revision if told_to_leave_at is None else told_to_leave_at
+                if self._machine.revision > told_to_leave_at:
+                    return lease.ledger
             now_s = self._clock.monotonic()
             if lease is not None and now_s - said_s >= SAY_S:
                 said_s = now_s
                 log.info("shard.standby", shard=self._shard, epoch=lease.epoch, owner=f"{lease.host}/{lease.pid}")
             await asyncio.sleep(self._machine.poll_s)
+
+    def leave(self) -> None:
+        """Stop wanting the shard if somebody serves it; what is queued for one that nobody serves would stay queued."""
+        self._leaving = True
 
     async def hold(self, ledger: Callable[[], Ledger]) -> str:
         """Renew, with the newest reports of the learners, until somebody else holds the lease; return what was seen."""

@@ -83,10 +83,6 @@ async def _serve_once(service: ShardService, stop: asyncio.Event) -> str:
     serving = asyncio.create_task(service.serve())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not serving.done() and not service.owning:
-        serving.cancel()
-        await asyncio.wait({serving})
-        return "left, standing by"
     if not serving.done():
         stop.clear()
         log.info("shard.draining")

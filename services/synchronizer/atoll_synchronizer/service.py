@@ -88,7 +88,7 @@ class ShardService:
         self.store = Store(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
         self.lease = LeaseKeeper(bus, self.subjects, shard, protocol, clock)
         self.bench = Workbench(bus, run)
-        self.owning = False
+        self.owning = self._draining = False
         self.commits = 0
         self._hurried = 0
         self._deliveries: dict[PushKey, tuple[Delivery, Contribution]] = {}
@@ -106,7 +106,7 @@ class ShardService:
         """
         former = await self.lease.win()
         if not self.lease.epoch:
-            return "the run is over"
+            return "nothing to own"
         began_s = self.clock.monotonic()
         await self._patiently(lambda: self.store.open(self.lease.epoch))
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
@@ -122,6 +122,8 @@ class ShardService:
         self._spawn(self._keep_holding())
         self._spawn(self._keep_lease())
         self.owning = True
+        if self._draining:
+            self.order_drain()
         log.info(
             "shard.serving",
             fragments=len(versions),
@@ -141,8 +143,11 @@ class ShardService:
             await consumer.close()
 
     def order_drain(self) -> None:
-        """Finish when the last learner has left and the queue is empty."""
-        self._on_fact(DrainOrdered(at_s=self.clock.monotonic(), cause_id="drain"))
+        """Finish when the last learner has left and the queue is empty; a standby leaves when the shard has an owner."""
+        self._draining = True
+        self.lease.leave()
+        if self.owning:
+            self._on_fact(DrainOrdered(at_s=self.clock.monotonic(), cause_id="drain"))
 
     def leave(self) -> None:
         """Stop serving now; what is queued stays queued for the next owner."""

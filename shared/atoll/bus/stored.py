@@ -25,6 +25,8 @@ WRONG_SEQUENCE = 10071
 NO_MESSAGE = 10037
 STREAM_NOT_FOUND = 10059
 STREAM_EXISTS = 10058
+_TOO_MANY_REQUESTS = 429
+_SERVER_FAULT = 500
 _STORE_FAILED = 10077
 _NO_ROOM = (10023, 10047)
 _PAUSE_FIRST_S = 0.05
@@ -44,13 +46,13 @@ class Refused(Exception):
 
     @property
     def is_full(self) -> bool:
-        """Return whether there is no room, for now."""
-        return self.err_code == _STORE_FAILED or self.err_code in _NO_ROOM
+        """Return whether there is no room, for now. A purge says so in words only."""
+        return self.err_code == _STORE_FAILED or self.err_code in _NO_ROOM or "no space left" in self.description
 
     @property
     def is_passing(self) -> bool:
-        """Return whether the same request may succeed later."""
-        return self.is_full or self.code in (429, 503)
+        """Return whether the same request may succeed later: the fault is the broker's, not the request's."""
+        return self.is_full or self.code == _TOO_MANY_REQUESTS or self.code >= _SERVER_FAULT
 
     def public(self, subject: str) -> AtollError:
         """Return the error a caller of the bus is told."""
