@@ -14,8 +14,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from atoll.protocol.books import Settled
-from atoll.protocol.events import Acknowledge, Action, PushKey
+from atoll.protocol.books import Books, Settled
+from atoll.protocol.events import Acknowledge, Action, Keep, PushKey
+from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import FragmentSlot, Shard
@@ -26,6 +27,7 @@ STEPS = 120
 SCHEDULES = int(os.environ.get("SCHEDULES", "500"))
 PLANTED_SCHEDULES = 500
 FOLD = Shard._fold
+ENTER = Books.enter_into
 
 
 def walk(seed: int) -> None:
@@ -178,7 +180,39 @@ def fold_before_all(self: Shard, slot: FragmentSlot, ready: list[Offer], at_s: f
     return [action for offer in ready for action in FOLD(self, slot, [offer], at_s, cause_id)]
 
 
-@pytest.mark.parametrize("bug", ["no dedupe", "any base", "ack before commit", "counted twice", "opened too early"])
+def without_keeping(original: Callable[..., list[object]]) -> Callable[..., list[object]]:
+    """Planted: refusals and farewells are acknowledged before anything durable knows of them."""
+
+    def handle(self: object, fact: object) -> list[object]:
+        return [action for action in original(self, fact) if not isinstance(action, Keep)]
+
+    return handle
+
+
+def one_ledger(self: Books, ledger: Ledger) -> None:
+    """Planted: an heir takes over what learners reported, and not what was settled."""
+    ENTER(Books(reports=self.reports), ledger)
+
+
+def reports_forgotten(self: Books, ledger: Ledger) -> bytes:
+    """Planted: the books do not carry what learners reported."""
+    del ledger
+    return msgspec.json.encode(Books(self.settled))
+
+
+BUGS = [
+    "no dedupe",
+    "any base",
+    "ack before commit",
+    "counted twice",
+    "opened too early",
+    "ack before keeping",
+    "lost fates",
+    "lost reports",
+]
+
+
+@pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walks are wild enough to find what they are there to find."""
     if bug == "no dedupe":
@@ -187,6 +221,12 @@ def test_a_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(FragmentRound, "refusal", always_welcome)
     elif bug == "ack before commit":
         monkeypatch.setattr(Shard, "handle", acknowledged_at_once(Shard.handle))  # type: ignore[arg-type]
+    elif bug == "ack before keeping":
+        monkeypatch.setattr(Shard, "handle", without_keeping(Shard.handle))  # type: ignore[arg-type]
+    elif bug == "lost fates":
+        monkeypatch.setattr(Books, "enter_into", one_ledger)
+    elif bug == "lost reports":
+        monkeypatch.setattr(Books, "frozen", reports_forgotten)
     elif bug == "opened too early":
         monkeypatch.setattr(Shard, "_fold", fold_before_all)
     else:

@@ -13,8 +13,8 @@ does nothing more: somebody else owns the shard.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Coroutine
+from typing import Any
 
 from atoll.bus.interface import Bus, Delivery, Whisper
 from atoll.bus.subjects import Subjects
@@ -28,7 +28,6 @@ from atoll.errors import (
     FrameRejected,
     PeerMisbehaved,
     RecordConflict,
-    StorageFull,
 )
 from atoll.logs import get
 from atoll.outer import make_outer
@@ -57,20 +56,18 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.shard import Shard
-from atoll.wire.messages import Beat, Call, Contribution, RunRecord, Verdict, decode, encode, event
+from atoll.wire.messages import Beat, Call, Contribution, RunRecord, Verdict, decode, encode
+from atoll_synchronizer.haste import HasteWatch
 from atoll_synchronizer.inbox import Frozen, arrival, beat_fact, read_manifest, round_line
 from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.store import Store
+from atoll_synchronizer.tape import Tape, patiently
 from atoll_synchronizer.workbench import Workbench
 
 log = get(__name__)
 
-T = TypeVar("T")
-
 QUEUE_POLL_S = 0.5
 HOLD_S = 20.0
-HURRIED_ROUNDS = 20
-RETRY_S_MAX = 5.0
 
 
 class ShardService:
@@ -87,10 +84,11 @@ class ShardService:
         protocol = run.protocol
         self.store = Store(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
         self.lease = LeaseKeeper(bus, self.subjects, shard, protocol, clock)
+        self.tape = Tape(bus, self.subjects, self.who, clock)
         self.bench = Workbench(bus, run)
+        self.haste = HasteWatch(protocol)
         self.owning = self._draining = False
         self.commits = 0
-        self._hurried = 0
         self._deliveries: dict[PushKey, tuple[Delivery, Contribution]] = {}
         self._farewells: dict[tuple[str, int], Delivery] = {}
         self._lanes: dict[int, asyncio.Queue[Fold | Frozen | Acknowledge | Dismiss]] = {}
@@ -108,7 +106,8 @@ class ShardService:
         if not self.lease.epoch:
             return "nothing to own"
         began_s = self.clock.monotonic()
-        await self._patiently(lambda: self.store.open(self.lease.epoch))
+        self.tape.epoch = self.lease.epoch
+        await patiently(lambda: self.store.open(self.lease.epoch))
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
         self.machine = Shard(self.run.protocol, self.shard, versions, books=self.store.books, ledger=former)
         for fragment in versions:
@@ -116,7 +115,7 @@ class ShardService:
             self._spawn(self._work(fragment))
         beats = await self.bus.listen(self.subjects.beat("*"))
         queue = self.subjects.contributions_of(self.shard)
-        consumer = await self._patiently(lambda: self.bus.consume(queue, durable=self.who, takeover=True))
+        consumer = await patiently(lambda: self.bus.consume(queue, durable=self.who, takeover=True))
         self._spawn(self._hear_beats(beats))
         self._spawn(self._read_queue(consumer))
         self._spawn(self._keep_holding())
@@ -136,7 +135,7 @@ class ShardService:
             await self._stop()
             ledger = self.store.ledger(self.machine.ledger)
             await self._record_ledger(ledger, reason)
-            await self._patiently(lambda: self.lease.release(ledger))
+            await patiently(lambda: self.lease.release(ledger))
             return reason
         finally:
             await self._stop()
@@ -190,7 +189,7 @@ class ShardService:
             manifest = read_manifest(delivery, self.subjects, self.run, self.shard)
         except PeerMisbehaved as error:
             log.warning("contribution.malformed", subject=delivery.subject, reason=str(error))
-            await self._record("refused", learner=delivery.subject.rpartition(".")[2], reason="malformed")
+            await self.tape.record("refused", learner=delivery.subject.rpartition(".")[2], reason="malformed")
             await delivery.ack()
             return
         arrived = arrival(manifest, self.clock.monotonic())
@@ -253,7 +252,7 @@ class ShardService:
         _, manifest = self._deliveries[action.key]
         reason = ""
         try:
-            await self._patiently(lambda: self.bench.fetch(action.key, manifest))
+            await patiently(lambda: self.bench.fetch(action.key, manifest))
         except FrameRejected as error:
             reason = error.reason
         except BlobGone:
@@ -284,10 +283,10 @@ class ShardService:
         elif isinstance(action, Dismiss):
             farewell = self._farewells.pop((action.learner, action.incarnation), None)
             if farewell is not None:
-                await self._patiently(farewell.ack)
+                await patiently(farewell.ack)
         elif isinstance(action.command, Keep):
             keep, books = action.command, action.books
-            await self._patiently(lambda: self.store.keep(keep.fragment, books))
+            await patiently(lambda: self.store.keep(keep.fragment, books))
         else:
             await self._commit(action.command, action)
 
@@ -295,7 +294,7 @@ class ShardService:
         began_s = self.clock.monotonic()
         displacement = await self.bench.merged(command.fragment)
         merged_s = self.clock.monotonic()
-        written = await self._patiently(lambda: self.store.commit(command, displacement, frozen.books))
+        written = await patiently(lambda: self.store.commit(command, displacement, frozen.books))
         now_s = self.clock.monotonic()
         version = command.base_version + 1
         self.commits += 1
@@ -309,23 +308,8 @@ class ShardService:
             "run_tokens": self.machine.ledger.run_tokens,
         }
         log.info("round.committed", **{**line, "contributors": len(command.shares)})
-        self._notice_haste(now_s, now_s - (command.called_s or now_s))
-        await self._record("round", **line)
-
-    def _notice_haste(self, now_s: float, round_s: float) -> None:
-        """Say once in a while that rounds last longer than the interval they should fit into: most tokens come late then."""
-        step_s = self.machine.step_s(now_s)
-        if step_s is None:
-            return
-        settings = self.run.protocol
-        self._hurried = self._hurried + 1 if round_s > settings.interval_steps * step_s else 0
-        if self._hurried and self._hurried % HURRIED_ROUNDS == 0:
-            log.warning(
-                "interval.too_short",
-                round_s=round(round_s, 4),
-                interval_s=round(settings.interval_steps * step_s, 4),
-                todo=f"found a run with protocol.interval_steps={max(2, round(2 * round_s / step_s))} or more",
-            )
+        self.haste.see(now_s - (command.called_s or now_s), self.machine.step_s(now_s))
+        await self.tape.record("round", **line)
 
     def _size_of(self, key: PushKey) -> int:
         held = self._deliveries.get(key)
@@ -348,10 +332,10 @@ class ShardService:
                 reason=action.reason,
             )
             log.warning("contribution.refused", **action.key._asdict(), reason=action.reason)
-            await self._patiently(lambda: self.bus.tell(self.subjects.verdict(action.key.learner), encode(verdict)))
-            await self._record("refused", **action.key._asdict(), reason=action.reason)
-        await self._patiently(lambda: self.bus.purge(f"{manifest.blob.stem}.*"))
-        await self._patiently(delivery.ack)
+            await patiently(lambda: self.bus.tell(self.subjects.verdict(action.key.learner), encode(verdict)))
+            await self.tape.record("refused", **action.key._asdict(), reason=action.reason)
+        await patiently(lambda: self.bus.purge(f"{manifest.blob.stem}.*"))
+        await patiently(delivery.ack)
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
@@ -362,7 +346,7 @@ class ShardService:
             self._ended.set_result(reason)
 
     async def _record_ledger(self, ledger: Ledger, reason: str) -> None:
-        await self._record(
+        await self.tape.record(
             "ledger",
             ledger=ledger,
             commits=self.commits,
@@ -370,14 +354,6 @@ class ShardService:
             bytes_down=self.bus.stats.bytes_up,
             reason=reason,
         )
-
-    async def _record(self, kind: str, **fields: object) -> None:
-        """Append an event of this shard to the tape."""
-        now_s = self.clock.monotonic()
-        line = encode(event(kind, self.who, self.clock.wall(), **fields))
-        msg_id = f"{kind}-{self.who}-{self.store.epoch}-{now_s:.6f}-{fields.get('fragment', '')}"
-        subject = self.subjects.event(kind, self.who)
-        await self._patiently(lambda: self.bus.publish(subject, line, msg_id=msg_id, info={"kind": kind}))
 
     async def _keep_lease(self) -> None:
         """Renew the lease; stand down when somebody else holds it."""
@@ -390,18 +366,7 @@ class ShardService:
         while True:
             await asyncio.sleep(HOLD_S)
             for delivery, _ in list(self._deliveries.values()):
-                await self._patiently(delivery.hold)
-
-    async def _patiently(self, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what `attempt` returns; while the broker is away or full, wait and try again."""
-        pause_s = 0.1
-        while True:
-            try:
-                return await attempt()
-            except (BrokerUnavailable, StorageFull) as error:
-                log.warning("broker.waiting", reason=str(error), pause_s=pause_s)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2.0 * pause_s, RETRY_S_MAX)
+                await patiently(delivery.hold)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
