@@ -17,6 +17,7 @@ import pytest
 from atoll.bus.broker import EmbeddedBroker
 from atoll.bus.jetstream import JetStreamBus
 from atoll.bus.options import BusOptions
+from atoll.bus.stored import Refused
 from atoll.bus.subjects import Subjects
 from atoll.errors import BrokerUnavailable, RecordConflict, SettingsError, StorageFull
 from atoll.testing import GreetingServer, LinkProxy
@@ -298,3 +299,12 @@ async def test_jetstream_off_is_refused(open_bus: OpenBus, tmp_path: Path) -> No
         pytest.raises(BrokerUnavailable, match="JetStream does not answer"),
     ):
         await open_bus(plain.url)
+
+
+def test_a_purge_that_a_full_disk_refuses_is_a_full_disk() -> None:
+    """nats-server says so in words only; taken for a mistake of ours, it would end the process."""
+    words = "write msgs/4.blk: no space left on device"
+    refused = Refused({"code": 500, "err_code": 10051, "description": words})
+
+    assert refused.is_passing
+    assert isinstance(refused.public("a.stream"), StorageFull)

@@ -75,6 +75,15 @@ class Island:
         self._processes[name] = process
         return process
 
+    def answer(self, *words: str) -> str:
+        """Return what `atoll <words>` prints about this run; it must succeed."""
+        command = [sys.executable, "-m", "atoll.cli", *words]
+        done = subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def process(self, name: str) -> subprocess.Popen[bytes]:
         """Return the process that was started last under a name."""
         return self._processes[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import defaultdict
@@ -46,6 +47,9 @@ async def test_a_standby_takes_over_when_the_owner_is_killed(island: Island) -> 
     spare.terminate()
     assert spare.wait(DEADLINE_S) == 0
     owner.send_signal(signal.SIGKILL)
+    books = json.loads(island.answer("fates", "--json"))
+    assert sum(books["fates"].values()) == books["fragments"] * books["trained"]
+    assert books["fates"]["merged"] > 0
     island.wait_for("heir", "shard.serving")
     island.wait_for("heir", "round.committed", 20)
     await end(island, ["a", "b"])

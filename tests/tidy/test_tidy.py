@@ -59,6 +59,8 @@ TESTED_BY = {
     "atoll.up.supervisor": "test_up.py",
     "atoll.up.view": "test_up.py",
     "atoll.up.watch": "test_up.py",
+    "atoll.cli.fates": "test_takeover.py",
+    "atoll.island.accounts": "test_takeover.py",
     "atoll.cli.look": "test_cli.py",
     "atoll.cli.options": "test_cli.py",
     "atoll.cli.schema": "test_cli.py",

@@ -38,7 +38,7 @@ def test_help_lists_every_verb() -> None:
     done = atoll("--help")
 
     assert done.returncode == 0
-    for verb in ("up", "tap", "config", "doctor", "learner", "synchronizer", "evaluate", "export", "data"):
+    for verb in ("up", "tap", "fates", "config", "doctor", "learner", "synchronizer", "evaluate", "export", "data"):
         assert f" {verb} " in done.stdout
 
 

@@ -76,6 +76,7 @@ def round_line(command: Commit, bytes_up: int) -> dict[str, object]:
             {
                 "learner": share.key.learner,
                 "incarnation": share.key.incarnation,
+                "push": share.key.push,
                 "age": share.age,
                 "tokens": share.tokens,
                 "weight": share.weight,

@@ -28,7 +28,7 @@ from atoll.codecs import decode_frame, encode_frame, frame_bytes_max, pack_array
 from atoll.errors import BrokerUnavailable, RecordConflict
 from atoll.island.founding import head_info
 from atoll.outer import OuterOptimizer
-from atoll.protocol.books import Books, thawed
+from atoll.protocol.books import BOOKS_BYTES_MAX, Books, thawed
 from atoll.protocol.events import Commit
 from atoll.protocol.ledger import Ledger
 from atoll.wire.messages import Head, Included, RunRecord, decode, encode
@@ -36,7 +36,6 @@ from atoll.wire.messages import Head, Included, RunRecord, decode, encode
 Vector = npt.NDArray[np.float32]
 
 STATE_BYTES_MAX = 8 << 30
-BOOKS_BYTES_MAX = 64 << 20
 
 
 @dataclass(slots=True)

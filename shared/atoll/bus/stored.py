@@ -25,8 +25,6 @@ WRONG_SEQUENCE = 10071
 NO_MESSAGE = 10037
 STREAM_NOT_FOUND = 10059
 STREAM_EXISTS = 10058
-_TOO_MANY_REQUESTS = 429
-_SERVER_FAULT = 500
 _STORE_FAILED = 10077
 _NO_ROOM = (10023, 10047)
 _PAUSE_FIRST_S = 0.05
@@ -51,8 +49,8 @@ class Refused(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Return whether the same request may succeed later: the fault is the broker's, not the request's."""
-        return self.is_full or self.code == _TOO_MANY_REQUESTS or self.code >= _SERVER_FAULT
+        """Return whether the same request may succeed later."""
+        return self.is_full or self.code in (429, 503)
 
     def public(self, subject: str) -> AtollError:
         """Return the error a caller of the bus is told."""

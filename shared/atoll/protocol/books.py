@@ -22,6 +22,7 @@ from atoll.protocol.events import PushKey, Share
 from atoll.protocol.ledger import Ledger
 
 RANGES_MAX = 1024
+BOOKS_BYTES_MAX = 64 << 20
 
 
 class Settled(msgspec.Struct):

@@ -7,7 +7,8 @@ so a fleet must be driven by one thread that lives as long as the process: the m
 SIGKILL of `up` leaves children; every other way of leaving does not.)
 
 Exit codes decide: 0 is a good end, 2 says that a person must change something, so trying again is useless; anything
-else is a fault, answered by a restart after a pause, `restarts_max` times. The fleet only observes and restarts. What
+else is a fault, answered by a restart after a pause, `restarts_max` times in a row: a child that lived for `PROVEN_S`
+has shown that it can, and begins anew with all its restarts. The fleet only observes and restarts. What
 an exit means for the run is the supervisor's business.
 """
 
@@ -26,6 +27,7 @@ from atoll.clock import Clock
 from atoll.errors import AtollError, EnvironmentFault, UserError
 
 RESTART_PAUSE_S = 1.0
+PROVEN_S = 10.0
 REAP_S = 5.0
 _WORDS_BYTES = 8192
 _WORDS_LINES = 8
@@ -75,6 +77,7 @@ class _Child:
     process: subprocess.Popen[bytes] | None = None
     codes: list[int] = field(default_factory=list)
     restarts: int = 0
+    born_s: float = 0.0
     due_s: float | None = None
     asked: bool = False
 
@@ -182,6 +185,7 @@ class Fleet:
         return kind(what, got=words or Exit(name, code).what, todo=f"look at {self.log_path(name)}")
 
     def _spawn(self, child: _Child) -> None:
+        child.born_s = self._clock.monotonic()
         command = list(child.plan.command)
         if sys.platform == "linux":
             command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
@@ -205,6 +209,7 @@ class Fleet:
         _signal_group(pid, signal.SIGKILL)
         child.process = None
         child.codes.append(code)
+        child.restarts = 0 if now_s - child.born_s >= PROVEN_S else child.restarts
         fault = code not in (0, UserError.exit_code)
         restarting = fault and not child.asked and not self._killed and child.restarts < child.plan.restarts_max
         if restarting:

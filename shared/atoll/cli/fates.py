@@ -1,0 +1,93 @@
+"""`atoll fates`: what became of every token that a run has trained, as the broker knows it now.
+
+It reads records only, so it may be asked of a run at any time, also of one whose every process is dead. Token counts are
+tokens, not token-fragments: a token whose fragments met different fates counts for each in part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
+
+if TYPE_CHECKING:
+    from atoll.island.accounts import Life
+    from atoll.settings import Settings
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(name="fates", help="Print what became of every token of a run, per incarnation and in total.")(fates)
+
+
+def fates(
+    *,
+    run: Run = None,
+    broker: Broker = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, in token-fragments.")] = False,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Read the books of a run and print them."""
+    from atoll.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.settings import load  # noqa: PLC0415
+
+    settings = load(config, with_flags(assignments, run=run, broker__url=broker)).settings
+    configure(settings.log.format, "error", role="fates", run=settings.run)
+    asyncio.run(_print(settings, as_json=json))
+
+
+async def _print(settings: Settings, *, as_json: bool) -> None:
+    from atoll.bus.connect import open_bus  # noqa: PLC0415
+    from atoll.bus.subjects import Subjects  # noqa: PLC0415
+    from atoll.errors import SettingsError  # noqa: PLC0415
+    from atoll.island import accounts  # noqa: PLC0415
+    from atoll.island.founding import read_run  # noqa: PLC0415
+    from atoll.settings import bus_options  # noqa: PLC0415
+
+    options = bus_options(settings)
+    bus = await open_bus(settings.broker.url, settings.run, name="fates", provision=False, options=options)
+    try:
+        record = await read_run(bus, Subjects(settings.run))
+        if record is None:
+            raise SettingsError("nobody has founded this run", got=settings.run, todo="check --run and --broker")
+        lives = await accounts.read_lives(bus, record)
+    finally:
+        await bus.close()
+    fragments = len(record.layout.fragments)
+    if as_json:
+        sys.stdout.write(accounts.as_json(lives, fragments).decode() + "\n")
+    else:
+        show(lives, fragments)
+
+
+def show(lives: list[Life], fragments: int) -> None:
+    """Print a table, a row per incarnation and one for the run."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from atoll.island.accounts import total  # noqa: PLC0415
+    from atoll.protocol.ledger import apportion  # noqa: PLC0415
+
+    sums = total(lives, fragments)
+    shown = [fate for fate, tokens in sums.items() if tokens]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("incarnation")
+    table.add_column("state")
+    for heading in ("trained", *shown):
+        table.add_column(heading, justify="right")
+    for life in lives:
+        counts = apportion(life.fates(fragments), fragments)
+        row = [f"{counts.get(fate, 0):,}" for fate in shown]
+        table.add_row(life.name, life.state, f"{life.account.trained:,}", *row)
+    trained = sum(life.account.trained for life in lives)
+    whole = apportion(sums, fragments)
+    table.add_row("all", "", f"{trained:,}", *(f"{whole[fate]:,}" for fate in shown))
+    console = Console()
+    console.print(table)
+    exact = sum(sums.values()) == fragments * trained
+    console.print("every token has one fate" if exact else "the books were read while they changed: ask again")

@@ -1,0 +1,106 @@
+"""The run's books as the broker has them at this moment, for whoever wants to know where tokens went.
+
+Every head names its fragment's books, every lease carries what its owner last heard from the learners, and member records
+say which incarnations are over. Together they are the ledger of the whole run, durable facts only: what is in somebody's
+hands counts as queued, what no learner has pushed yet as open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from atoll.bus.interface import Bus
+from atoll.bus.subjects import Subjects
+from atoll.errors import BlobGone, BrokerUnavailable
+from atoll.island.founding import read_heads
+from atoll.protocol.books import BOOKS_BYTES_MAX, thawed
+from atoll.protocol.ledger import Account, Ledger
+from atoll.wire.messages import Lease, Member, RunRecord, decode
+
+READ_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One incarnation: its account, and whether it may still push (`present`), has left in good order, or died."""
+
+    name: str
+    account: Account
+    state: str
+
+    def fates(self, fragments: int) -> dict[str, int]:
+        """Return what became of every token-fragment it trained; what is not settled is `queued`, `open` or `lost`.
+
+        Reports and books are read one after the other, so a live learner's may differ by a moment; nothing is negative.
+        """
+        account = self.account
+        rest = account.fates(fragments).pop("lost")
+        fates = {fate: tokens for fate, tokens in account.fates(fragments).items() if fate != "lost"}
+        if self.state == "died":
+            return {**fates, "queued": 0, "open": 0, "lost": rest}
+        queued = min(max(0, account.pushed - account.settled), max(0, rest))
+        return {**fates, "queued": queued, "open": max(0, rest - queued), "lost": 0}
+
+
+async def read_lives(bus: Bus, run: RunRecord) -> list[Life]:
+    """Return every incarnation of the run with its account, in order of names."""
+    subjects = Subjects(run.run)
+    ledger = await read_ledger(bus, run)
+    newest = {member.learner: member for member in await _members(bus, subjects)}
+    lives = []
+    for name, account in sorted(ledger.accounts.items()):
+        learner, _, incarnation = name.rpartition("/")
+        member = newest.get(learner)
+        over = account.left or (member is not None and member.left and member.incarnation == int(incarnation))
+        present = member is not None and member.incarnation == int(incarnation)
+        lives.append(Life(name, account, "left" if over else "present" if present else "died"))
+    return lives
+
+
+async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
+    """Return the sum of all fragments' books and the newest reports of all learners."""
+    subjects = Subjects(run.run)
+    for _ in range(READ_ATTEMPTS):
+        ledger = Ledger()
+        try:
+            for head in (await read_heads(bus, subjects, run.layout)).values():
+                if head.books is not None:
+                    thawed(await bus.get_blob(head.books, BOOKS_BYTES_MAX)).enter_into(ledger)
+        except BlobGone:
+            # A commit replaced these books between the two reads: read the newer head.
+            continue
+        break
+    else:
+        raise BrokerUnavailable("the books change faster than they can be read", todo="ask again")
+    for shard in range(run.protocol.shards):
+        record = await bus.get_record(subjects.lease(shard))
+        lease = None if record is None else decode(Lease, record.data)
+        if lease is not None and lease.ledger is not None:
+            ledger.learn(lease.ledger)
+    return ledger
+
+
+async def _members(bus: Bus, subjects: Subjects) -> list[Member]:
+    return [decode(Member, record.data) for record in await bus.get_records(subjects.member("*"))]
+
+
+def total(lives: list[Life], fragments: int) -> dict[str, int]:
+    """Return the run's token-fragments by fate."""
+    sums: dict[str, int] = {}
+    for life in lives:
+        for fate, tokens in life.fates(fragments).items():
+            sums[fate] = sums.get(fate, 0) + tokens
+    return sums
+
+
+def as_json(lives: list[Life], fragments: int) -> bytes:
+    """Return all of it as JSON: per incarnation and in total, in token-fragments and tokens trained."""
+    rows = [
+        {"incarnation": life.name, "state": life.state, "trained": life.account.trained, "fates": life.fates(fragments)}
+        for life in lives
+    ]
+    trained = sum(life.account.trained for life in lives)
+    whole = {"fragments": fragments, "trained": trained, "fates": total(lives, fragments), "incarnations": rows}
+    return msgspec.json.format(msgspec.json.encode(whole), indent=2)
