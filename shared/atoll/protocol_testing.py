@@ -88,7 +88,7 @@ class World:
         self.reading: list[PushKey] = []
         self.unacknowledged: dict[object, ContributionArrived | LearnerLeft] = {}
         self.whispers: list[Callable[[], None]] = []
-        self.lanes: dict[int, list[tuple[Action, bytes]]] = {fragment: [] for fragment in self.heads}
+        self.lanes: dict[int, list[Action]] = {fragment: [] for fragment in self.heads}
         self.timers: dict[str, float] = {}
         self.finished = ""
         self.log: list[str] = []
@@ -167,13 +167,13 @@ class World:
     @property
     def commits(self) -> list[Commit]:
         """Return the commits that are decided and not durable yet."""
-        return [action for lane in self.lanes.values() for action, _ in lane if isinstance(action, Commit)]
+        return [action for lane in self.lanes.values() for action in lane if isinstance(action, Commit)]
 
     def work(self, index: int = 0) -> None:
         """The driver does the next thing in one of its lanes: a commit, books kept, an acknowledgement."""
         busy = [lane for lane in self.lanes.values() if lane]
         if busy:
-            self._execute(*busy[index % len(busy)].pop(0))
+            self._execute(busy[index % len(busy)].pop(0))
 
     def commit(self, index: int = 0) -> None:
         """One commit becomes durable and its head visible, after what stands before it in its lane."""
@@ -181,7 +181,7 @@ class World:
         if decided:
             wanted = decided[index % len(decided)]
             while wanted in self.commits:
-                self._execute(*self.lanes[wanted.fragment].pop(0))
+                self._execute(self.lanes[wanted.fragment].pop(0))
 
     def crash_shard(self) -> None:
         """The owner is killed; the next has what is durable, and finds in the queue what was not acknowledged."""
@@ -245,29 +245,27 @@ class World:
             self.timers[action.name] = action.due_s
         elif isinstance(action, Fetch):
             self.reading.append(action.key)
-        elif isinstance(action, Commit | Keep):
-            self.lanes[action.fragment].append((action, self.shard.books(action.fragment)))
-        elif isinstance(action, Dismiss):
-            self.lanes[action.fragment].append((action, b""))
+        elif isinstance(action, Commit | Keep | Dismiss):
+            self.lanes[action.fragment].append(action)
         elif isinstance(action, PublishCall):
             for life in list(self.lives.values()):
                 self._whisper_call(life, action)
         elif isinstance(action, Acknowledge):
-            self.lanes[action.key.fragment].append((action, b""))
+            self.lanes[action.key.fragment].append(action)
         elif isinstance(action, Finish):
             self.finished = action.reason
 
-    def _execute(self, action: Action, books: bytes) -> None:
+    def _execute(self, action: Action) -> None:
         """Do what a lane holds; the same order as the driver's: durable first, then told."""
         if isinstance(action, Commit):
-            self.durable.see_commit(action, books)
+            self.durable.see_commit(action)
             version = action.base_version + 1
             self.heads[action.fragment] = version
             for life in list(self.lives.values()):
                 self._whisper_head(life, action.fragment, version)
             self._tell_shard(Committed(at_s=self.now_s, fragment=action.fragment, version=version))
         elif isinstance(action, Keep):
-            self.durable.see_books(action.fragment, books)
+            self.durable.see_books(action.fragment, action.books)
         elif isinstance(action, Dismiss):
             self.unacknowledged.pop((action.learner, action.incarnation), None)
         elif isinstance(action, Acknowledge):

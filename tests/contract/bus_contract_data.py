@@ -236,10 +236,14 @@ class QueueContract:
         bus, successor, subjects = await make_bus(), await make_bus(), Subjects(run)
         for i in range(2):
             await bus.publish(subjects.contribution(0, i, "a"), str(i).encode(), msg_id=f"m{i}")
-        frozen = await bus.consume(subjects.contributions_of(0), durable="shard-0", takeover=True)
+        frozen = await bus.consume(subjects.contributions_of(0), durable="shard-0-1", takeover=True)
         held = [await frozen.next(SOON_S) for _ in range(2)]
-        heir = await successor.consume(subjects.contributions_of(0), durable="shard-0", takeover=True)
+        heir = await successor.consume(subjects.contributions_of(0), durable="shard-0-2", takeover=True)
+        stolen = await frozen.next(NEVER_S)
         taken = [await heir.next(SOON_S) for _ in range(2)]
+        assert stolen is None
+        assert not await heir.drained()
+        assert not await frozen.drained()
 
         assert [delivery.data for delivery in held if delivery is not None] == [b"0", b"1"]
         assert [delivery.data for delivery in taken if delivery is not None] == [b"0", b"1"]
@@ -247,6 +251,7 @@ class QueueContract:
             assert delivery is not None
             await delivery.ack()
         assert await heir.next(NEVER_S) is None
+        assert await heir.drained()
 
     async def test_a_released_message_comes_again(self, make_bus: MakeBus, run: str) -> None:
         """Release is a refusal for now, not for ever."""

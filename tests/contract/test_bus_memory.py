@@ -11,6 +11,7 @@ from bus_contract_data import MakeBus
 
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
+from atoll.errors import BlobGone
 
 ROOM_BYTES = 16 << 20
 
@@ -56,16 +57,19 @@ class TestMemoryBus(BusContract):
 
 
 async def test_ids_and_messages_age_by_the_clock(run: str) -> None:
-    """After the dedup window an id may be stored again; manifests older than their stream's age are gone."""
+    """After the dedup window an id may be stored again; chunks older than their stream's age are gone, manifests stay."""
     clock = ManualClock()
     bus, subjects = MemoryBus(run, MemoryBroker(clock=clock)), Subjects(run)
     await bus.publish(subjects.event("a", "b"), b"1", msg_id="m")
     await bus.publish(subjects.contribution(0, 0, "a"), b"1", msg_id="m")
+    stored = await bus.put_blob(subjects.contribution_stem("a", 0, 1, 1), b"1")
 
     clock.now_s = 601.0
     await bus.publish(subjects.event("a", "b"), b"2", msg_id="m")
     assert [entry.data for entry in await bus.replay(subjects.event("*", ">"))] == [b"1", b"2"]
 
     clock.now_s = 7201.0
-    assert await bus.replay(subjects.contributions_of(0)) == []
+    assert len(await bus.replay(subjects.contributions_of(0))) == 1
+    with pytest.raises(BlobGone):
+        await bus.get_blob(stored, 1)
     await bus.close()

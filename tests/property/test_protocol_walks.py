@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -25,7 +26,7 @@ from atoll.protocol_testing import World
 NAMES = ("a", "b", "c")
 STEPS = 120
 SCHEDULES = int(os.environ.get("SCHEDULES", "500"))
-PLANTED_SCHEDULES = 500
+PLANTED_SCHEDULES = 1000
 FOLD = Shard._fold
 ENTER = Books.enter_into
 
@@ -41,7 +42,7 @@ def walk(seed: int) -> None:
         "grace_gamma": dice.choice([0.0, 0.8]),
     }
     world = World(msgspec.convert(chosen, ProtocolSettings).check())
-    happenings = [join, die, train, wait, deliver, redeliver, read, whisper, work, leave, all_leave, crash]
+    happenings = [join, die, train, wait, deliver, redeliver, read, spoil, whisper, work, leave, all_leave, crash]
     weights = [dice.choice([1, 4, 16]) * (0.05 if happening in RARE else 1.0) for happening in happenings]
     for _ in range(STEPS):
         dice.choices(happenings, weights)[0](world, dice)
@@ -97,8 +98,13 @@ def redeliver(world: World, dice: random.Random) -> None:
 
 
 def read(world: World, dice: random.Random) -> None:
-    """The workbench finishes with something, well or badly."""
-    world.read(dice.randint(0, 7), "not_finite" if dice.random() < 0.1 else "")
+    """The workbench finishes with something."""
+    world.read(dice.randint(0, 7))
+
+
+def spoil(world: World, dice: random.Random) -> None:
+    """The workbench finds that something cannot be used."""
+    world.read(dice.randint(0, 7), "not_finite")
 
 
 def whisper(world: World, dice: random.Random) -> None:
@@ -189,6 +195,21 @@ def without_keeping(original: Callable[..., list[object]]) -> Callable[..., list
     return handle
 
 
+def books_of_later(original: Callable[..., list[Action]]) -> Callable[..., list[Action]]:
+    """Planted: books are kept as they stand when everything a fact led to is decided, with commits that never happened."""
+
+    def handle(self: Shard, fact: object) -> list[Action]:
+        actions = original(self, fact)
+        return [
+            replace(action, books=self.slots[action.fragment].books.frozen(self.ledger))
+            if isinstance(action, Keep)
+            else action
+            for action in actions
+        ]
+
+    return handle
+
+
 def one_ledger(self: Books, ledger: Ledger) -> None:
     """Planted: an heir takes over what learners reported, and not what was settled."""
     ENTER(Books(reports=self.reports), ledger)
@@ -209,6 +230,7 @@ BUGS = [
     "ack before keeping",
     "lost fates",
     "lost reports",
+    "books of a later moment",
 ]
 
 
@@ -223,6 +245,8 @@ def test_a_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(Shard, "handle", acknowledged_at_once(Shard.handle))  # type: ignore[arg-type]
     elif bug == "ack before keeping":
         monkeypatch.setattr(Shard, "handle", without_keeping(Shard.handle))  # type: ignore[arg-type]
+    elif bug == "books of a later moment":
+        monkeypatch.setattr(Shard, "handle", books_of_later(Shard.handle))
     elif bug == "lost fates":
         monkeypatch.setattr(Books, "enter_into", one_ledger)
     elif bug == "lost reports":

@@ -71,6 +71,7 @@ TESTED_BY = {
     "atoll.clock": "test_cli.py",
     "atoll_synchronizer.inbox": "test_run_in_memory.py",
     "atoll_synchronizer.service": "test_run_in_memory.py",
+    "atoll_synchronizer.chores": "test_run_in_memory.py",
     "atoll_synchronizer.haste": "test_run_in_memory.py",
     "atoll_synchronizer.lease": "test_takeover.py",
     "atoll_synchronizer.store": "test_run_in_memory.py",

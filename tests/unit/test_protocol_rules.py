@@ -324,7 +324,9 @@ def test_a_run_finishes_when_the_last_learner_left_and_the_queue_is_empty() -> N
     desk.tell(Committed(at_s=1.5, fragment=0, version=1))
     desk.tell(LearnerLeft(at_s=1.6, learner="a", incarnation=1))
 
-    assert the(Finish, desk.tell(QueueDrained(at_s=1.7))) == [Finish(reason="token target reached")]
+    assert not the(Finish, desk.tell(QueueDrained(at_s=1.7)))
+    assert not the(Finish, desk.tell(QueueDrained(at_s=60.0, proven=False)))
+    assert the(Finish, desk.tell(QueueDrained(at_s=60.0))) == [Finish(reason="token target reached")]
 
 
 def test_pacing_follows_steps_that_become_shorter() -> None:

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from atoll.bus.interface import Delivery
 from atoll.bus.subjects import Subjects
 from atoll.errors import PeerMisbehaved
-from atoll.protocol.events import Commit, ContributionArrived, Keep, LearnerBeat, PushKey
+from atoll.protocol.events import Commit, ContributionArrived, LearnerBeat, PushKey
 from atoll.wire.messages import Beat, Contribution, RunRecord, decode
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
-    """A commit, or a keeping, as it was decided at `at_s`, with the fragment's books of that moment."""
+class Decided:
+    """A commit as it was decided at `at_s`."""
 
-    command: Commit | Keep
-    books: bytes
+    command: Commit
     at_s: float
 
 

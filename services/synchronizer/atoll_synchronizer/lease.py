@@ -7,6 +7,7 @@ is either still there when the broker returns or somebody else's, which it then 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -85,13 +86,16 @@ class LeaseKeeper:
             await self._look(ledger())
         return "somebody else holds the lease"
 
-    async def release(self, ledger: Ledger) -> None:
+    async def release(self, ledger: Ledger, *, closed: bool) -> None:
         """Give the shard back with its final ledger; a lease that is not ours any more is left alone."""
-        record = await self._bus.get_record(self._subject)
-        if record is None or decode(Lease, record.data).nonce != self._nonce:
-            return
-        closed = msgspec.structs.replace(self._lease(ledger), released=True)
-        await self._bus.put_record(self._subject, encode(closed), expected=record.revision)
+        released = msgspec.structs.replace(self._lease(ledger), released=True, closed=closed)
+        while True:
+            record = await self._bus.get_record(self._subject)
+            if record is None or decode(Lease, record.data).nonce != self._nonce:
+                return
+            with contextlib.suppress(RecordConflict):
+                await self._bus.put_record(self._subject, encode(released), expected=record.revision)
+                return
 
     async def _look(self, ledger: Ledger | None) -> Lease | None:
         """Read the lease and do what the machine makes of it; return what was read."""
@@ -138,4 +142,4 @@ class LeaseKeeper:
     def _is_over(self, lease: Lease) -> bool:
         """Return whether the owner closed its books at the run's token target."""
         reached = lease.ledger is not None and lease.ledger.run_tokens >= self._target
-        return bool(self._target) and lease.released and reached
+        return bool(self._target) and lease.closed and reached

@@ -73,6 +73,8 @@ async def _serve_run(bus: Bus, record: RunRecord, settings: Settings, stop: asyn
             reason = await _serve_once(service, stop)
         except RecordConflict as error:
             log.warning("shard.deposed", reason=str(error), commits=service.commits)
+            if service.draining:
+                return
             continue
         log.info("shard.finished", reason=reason, commits=service.commits)
         return

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from atoll.bus.interface import Bus, Delivery, Whisper
+from atoll.bus.interface import Bus, Consumer, Delivery, Subscription, Whisper
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
 from atoll.errors import (
@@ -57,8 +57,9 @@ from atoll.protocol.events import (
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Beat, Call, Contribution, RunRecord, Verdict, decode, encode
+from atoll_synchronizer.chores import Chores
 from atoll_synchronizer.haste import HasteWatch
-from atoll_synchronizer.inbox import Frozen, arrival, beat_fact, read_manifest, round_line
+from atoll_synchronizer.inbox import Decided, arrival, beat_fact, read_manifest, round_line
 from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.store import Store
 from atoll_synchronizer.tape import Tape, patiently
@@ -87,13 +88,13 @@ class ShardService:
         self.tape = Tape(bus, self.subjects, self.who, clock)
         self.bench = Workbench(bus, run)
         self.haste = HasteWatch(protocol)
-        self.owning = self._draining = False
+        self.owning = self.draining = self._finished = False
         self.commits = 0
         self._deliveries: dict[PushKey, tuple[Delivery, Contribution]] = {}
         self._farewells: dict[tuple[str, int], Delivery] = {}
-        self._lanes: dict[int, asyncio.Queue[Fold | Frozen | Acknowledge | Dismiss]] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._lanes: dict[int, asyncio.Queue[Fold | Decided | Keep | Acknowledge | Dismiss]] = {}
+        self.chores = Chores(self._on_failure)
+        self._feeds: list[Subscription | Consumer] = []
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def serve(self) -> str:
@@ -105,45 +106,65 @@ class ShardService:
         former = await self.lease.win()
         if not self.lease.epoch:
             return "nothing to own"
+        self.ledger = former or Ledger()
+        self.chores.spawn(self._keep_lease())
+        try:
+            await self._unless_deposed(self._take_over(former))
+            reason = await self._ended
+            await self.chores.stop()
+            ledger = self.store.ledger(self.machine.ledger)
+            await self._record_ledger(ledger, reason)
+            await patiently(lambda: self.lease.release(ledger, closed=self._finished))
+            return reason
+        finally:
+            await self.chores.stop()
+            for feed in self._feeds:
+                await feed.close()
+
+    async def _take_over(self, former: Ledger | None) -> None:
+        """Fence and load the fragments, begin to read the queue, and go on where the former owner was."""
         began_s = self.clock.monotonic()
-        self.tape.epoch = self.lease.epoch
-        await patiently(lambda: self.store.open(self.lease.epoch))
+        self.tape.epoch = epoch = self.lease.epoch
+        await patiently(lambda: self.store.open(epoch))
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
         self.machine = Shard(self.run.protocol, self.shard, versions, books=self.store.books, ledger=former)
+        self.ledger = self.machine.ledger
         for fragment in versions:
             self._lanes[fragment] = asyncio.Queue()
-            self._spawn(self._work(fragment))
-        beats = await self.bus.listen(self.subjects.beat("*"))
-        queue = self.subjects.contributions_of(self.shard)
-        consumer = await patiently(lambda: self.bus.consume(queue, durable=self.who, takeover=True))
-        self._spawn(self._hear_beats(beats))
-        self._spawn(self._read_queue(consumer))
-        self._spawn(self._keep_holding())
-        self._spawn(self._keep_lease())
+            self.chores.spawn(self._work(fragment))
+        beats = await patiently(lambda: self.bus.listen(self.subjects.beat("*")))
+        queue, durable = self.subjects.contributions_of(self.shard), f"{self.who}-{epoch}"
+        consumer = await patiently(lambda: self.bus.consume(queue, durable=durable, takeover=True))
+        self._feeds = [beats, consumer]
+        self.chores.spawn(self._hear_beats(beats))
+        self.chores.spawn(self._read_queue(consumer))
+        self.chores.spawn(self._keep_holding())
         self.owning = True
-        if self._draining:
+        if self.draining:
             self.order_drain()
         log.info(
             "shard.serving",
             fragments=len(versions),
-            epoch=self.store.epoch,
+            epoch=epoch,
             version_max=max(versions.values()),
             took_s=round(self.clock.monotonic() - began_s, 4),
         )
-        try:
-            reason = await self._ended
-            await self._stop()
-            ledger = self.store.ledger(self.machine.ledger)
-            await self._record_ledger(ledger, reason)
-            await patiently(lambda: self.lease.release(ledger))
-            return reason
-        finally:
-            await self._stop()
-            await consumer.close()
+
+    async def _unless_deposed(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work`, but raise what ends this candidacy as soon as something does."""
+        doing = asyncio.ensure_future(work)
+        either: set[asyncio.Future[Any]] = {doing, self._ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            doing.cancel()
+            await asyncio.wait({doing})
+            self._ended.result()
+            raise RecordConflict("this candidacy ended before it began to serve")
+        doing.result()
 
     def order_drain(self) -> None:
         """Finish when the last learner has left and the queue is empty; a standby leaves when the shard has an owner."""
-        self._draining = True
+        self.draining = True
         self.lease.leave()
         if self.owning:
             self._on_fact(DrainOrdered(at_s=self.clock.monotonic(), cause_id="drain"))
@@ -173,7 +194,8 @@ class ShardService:
             try:
                 delivery = await consumer.next(QUEUE_POLL_S)
                 if delivery is None:
-                    self._on_fact(QueueDrained(at_s=self.clock.monotonic()))
+                    proven = await consumer.drained()
+                    self._on_fact(QueueDrained(at_s=self.clock.monotonic(), proven=proven))
                     continue
                 await self._on_delivery(delivery)
             except (BusError, BrokerUnavailable) as error:
@@ -198,6 +220,9 @@ class ShardService:
 
     def _on_farewell(self, delivery: Delivery) -> None:
         beat = decode(Beat, delivery.data)
+        ours = self.subjects.farewell(self.shard, beat.learner)
+        if delivery.subject != ours:
+            raise PeerMisbehaved("a farewell of somebody else", got=delivery.subject, allowed=ours)
         now_s = self.clock.monotonic()
         self._farewells[beat.learner, beat.incarnation] = delivery
         self._on_fact(beat_fact(beat, now_s))
@@ -211,32 +236,23 @@ class ShardService:
 
     def _do(self, action: Action) -> None:
         if isinstance(action, ArmTimer):
-            self._arm(action)
+            self.chores.arm(action.name, action.due_s - self.clock.monotonic(), self._on_timer)
         elif isinstance(action, PublishCall):
-            self._spawn(self._call(action))
+            self.chores.spawn(self._call(action))
         elif isinstance(action, Fetch):
-            self._spawn(self._fetch(action))
-        elif isinstance(action, Commit | Keep):
-            frozen = Frozen(action, self.machine.books(action.fragment), self.clock.monotonic())
-            self._lanes[action.fragment].put_nowait(frozen)
+            self.chores.spawn(self._fetch(action))
+        elif isinstance(action, Commit):
+            self._lanes[action.fragment].put_nowait(Decided(action, self.clock.monotonic()))
         elif isinstance(action, Fold | Acknowledge):
             self._lanes[action.key.fragment].put_nowait(action)
-        elif isinstance(action, Dismiss):
+        elif isinstance(action, Keep | Dismiss):
             self._lanes[action.fragment].put_nowait(action)
         elif isinstance(action, Finish) and not self._ended.done():
-            self._spawn(self._finish(action.reason))
+            self.chores.spawn(self._finish(action.reason))
         elif isinstance(action, StandDown) and not self._ended.done():
             self._ended.set_exception(RecordConflict("this shard was deposed", got=action.reason))
 
-    def _arm(self, action: ArmTimer) -> None:
-        armed = self._timers.pop(action.name, None)
-        if armed is not None:
-            armed.cancel()
-        wait_s = max(0.0, action.due_s - self.clock.monotonic())
-        self._timers[action.name] = asyncio.get_running_loop().call_later(wait_s, self._on_timer, action.name)
-
     def _on_timer(self, name: str) -> None:
-        self._timers.pop(name, None)
         self._on_fact(TimerFired(at_s=self.clock.monotonic(), name=name))
 
     async def _call(self, action: PublishCall) -> None:
@@ -274,8 +290,11 @@ class ShardService:
                 lane.task_done()
         except RecordConflict as error:
             self._on_fact(CommitRefused(at_s=self.clock.monotonic(), fragment=fragment, reason=str(error)))
+            if not self._ended.done():
+                # The machine had finished and says nothing more; its last writes were refused all the same.
+                self._ended.set_exception(error)
 
-    async def _execute(self, action: Fold | Frozen | Acknowledge | Dismiss) -> None:
+    async def _execute(self, action: Fold | Decided | Keep | Acknowledge | Dismiss) -> None:
         if isinstance(action, Fold):
             await self.bench.fold(action.key, action.weight, action.scale)
         elif isinstance(action, Acknowledge):
@@ -284,17 +303,16 @@ class ShardService:
             farewell = self._farewells.pop((action.learner, action.incarnation), None)
             if farewell is not None:
                 await patiently(farewell.ack)
-        elif isinstance(action.command, Keep):
-            keep, books = action.command, action.books
-            await patiently(lambda: self.store.keep(keep.fragment, books))
+        elif isinstance(action, Keep):
+            await patiently(lambda: self.store.keep(action.fragment, action.books))
         else:
-            await self._commit(action.command, action)
+            await self._commit(action.command, action.at_s)
 
-    async def _commit(self, command: Commit, frozen: Frozen) -> None:
+    async def _commit(self, command: Commit, decided_s: float) -> None:
         began_s = self.clock.monotonic()
         displacement = await self.bench.merged(command.fragment)
         merged_s = self.clock.monotonic()
-        written = await patiently(lambda: self.store.commit(command, displacement, frozen.books))
+        written = await patiently(lambda: self.store.commit(command, displacement))
         now_s = self.clock.monotonic()
         version = command.base_version + 1
         self.commits += 1
@@ -302,7 +320,7 @@ class ShardService:
         line = round_line(command, bytes_up=sum(self._size_of(share.key) for share in command.shares))
         line |= {
             "bytes_down": written.frame_bytes,
-            "waited_s": round(frozen.at_s - command.called_s, 4),
+            "waited_s": round(decided_s - command.called_s, 4),
             "merge_s": round(merged_s - began_s, 4),
             "commit_s": round(now_s - merged_s, 4),
             "run_tokens": self.machine.ledger.run_tokens,
@@ -343,6 +361,7 @@ class ShardService:
         """End once every lane is empty."""
         await asyncio.gather(*(lane.join() for lane in self._lanes.values()))
         if not self._ended.done():
+            self._finished = True
             self._ended.set_result(reason)
 
     async def _record_ledger(self, ledger: Ledger, reason: str) -> None:
@@ -357,7 +376,7 @@ class ShardService:
 
     async def _keep_lease(self) -> None:
         """Renew the lease; stand down when somebody else holds it."""
-        reason = await self.lease.hold(lambda: self.machine.ledger)
+        reason = await self.lease.hold(lambda: self.ledger)
         if not self._ended.done():
             self._ended.set_exception(RecordConflict("this shard was deposed", got=reason))
 
@@ -368,22 +387,7 @@ class ShardService:
             for delivery, _ in list(self._deliveries.values()):
                 await patiently(delivery.hold)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None or self._ended.done():
-            return
-        self._ended.set_exception(
-            error if isinstance(error, AtollError) else AtollError(f"the shard's driver failed: {error!r}")
-        )
-
-    async def _stop(self) -> None:
-        for handle in self._timers.values():
-            handle.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def _on_failure(self, error: BaseException) -> None:
+        if not self._ended.done():
+            known = error if isinstance(error, AtollError) else AtollError(f"the shard's driver failed: {error!r}")
+            self._ended.set_exception(known)

@@ -25,8 +25,17 @@ import numpy.typing as npt
 from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.subjects import Subjects
 from atoll.codecs import decode_frame, encode_frame, frame_bytes_max, pack_arrays, unpack_arrays
-from atoll.errors import BrokerUnavailable, RecordConflict
+from atoll.errors import (
+    BlobCorrupt,
+    BlobGone,
+    BrokerUnavailable,
+    BusError,
+    ProtocolMisuse,
+    RecordConflict,
+    StorageFull,
+)
 from atoll.island.founding import head_info
+from atoll.logs import get
 from atoll.outer import OuterOptimizer
 from atoll.protocol.books import BOOKS_BYTES_MAX, Books, thawed
 from atoll.protocol.events import Commit
@@ -36,6 +45,9 @@ from atoll.wire.messages import Head, Included, RunRecord, decode, encode
 Vector = npt.NDArray[np.float32]
 
 STATE_BYTES_MAX = 8 << 30
+LOAD_ATTEMPTS = 4
+
+log = get(__name__)
 
 
 @dataclass(slots=True)
@@ -72,6 +84,7 @@ class Store:
         self.epoch = 0
         self.holdings: dict[int, Holding] = {}
         self.books: dict[int, Books] = {}
+        self._litter: list[str] = []
 
     async def open(self, epoch: int) -> None:
         """Begin the tenure `epoch`: fence every head, then load its frame, state and books."""
@@ -79,13 +92,16 @@ class Store:
         for fragment in self._run.protocol.fragments_of(self._shard):
             self.holdings[fragment] = await self._load(fragment)
 
-    async def commit(self, command: Commit, displacement: Vector, books: bytes) -> Written:
-        """Take the outer step and make `command.base_version + 1` visible; `books` are those of the decision.
+    async def commit(self, command: Commit, displacement: Vector) -> Written:
+        """Take the outer step and make `command.base_version + 1` visible with its books. May be repeated.
 
         Raises:
             RecordConflict: somebody else wrote this fragment's head.
         """
-        held = self.holdings[command.fragment]
+        held, books = self.holdings[command.fragment], command.books
+        if held.head.version != command.base_version:
+            got = (command.fragment, held.head.version, command.base_version)
+            raise ProtocolMisuse("a commit on another version than the one we hold", got=got)
         version = command.base_version + 1
         nonce = self._nonce(books)
         values, state = await asyncio.to_thread(self._outer.update, held.values, displacement, held.state)
@@ -97,7 +113,11 @@ class Store:
             self._bus.put_blob(self._subjects.books_stem(command.fragment, nonce), books),
         )
         head = self._head(command, held, nonce, blob, state_blob, books_blob)
-        revision = await self._write(head, held.revision, _commit_info(head, command))
+        try:
+            revision = await self._write(head, held.revision, _commit_info(head, command))
+        except RecordConflict:
+            await self._purge(blob, state_blob, books_blob)
+            raise
         self.holdings[command.fragment] = Holding(head, revision, values, state, before=held.head.blob)
         self.books[command.fragment] = thawed(books)
         await self._purge(held.before, held.head.state, held.head.books)
@@ -138,7 +158,16 @@ class Store:
             return there.revision
 
     async def _purge(self, *superseded: BlobRef | None) -> None:
-        await asyncio.gather(*(self._bus.purge(f"{old.stem}.*") for old in superseded if old is not None))
+        """Remove chunks that no head names any more: housekeeping, which never makes a commit fail or be repeated."""
+        stems = [*self._litter, *(old.stem for old in superseded if old is not None)]
+        self._litter.clear()
+        for done, stem in enumerate(stems):
+            try:
+                await self._bus.purge(f"{stem}.*")
+            except (BusError, BrokerUnavailable, StorageFull) as error:
+                self._litter += stems[done:]
+                log.warning("litter.kept", stems=len(self._litter), reason=str(error))
+                return
 
     async def _fence(self, fragment: int) -> tuple[Head, int]:
         """Write the head again with our epoch, so that every compare-and-set of a former owner is refused from now on."""
@@ -157,7 +186,18 @@ class Store:
                 continue
 
     async def _load(self, fragment: int) -> Holding:
-        head, revision = await self._fence(fragment)
+        """Fence a fragment and read what its head names; a later owner may have replaced that, which the fence tells."""
+        for _ in range(LOAD_ATTEMPTS):
+            head, revision = await self._fence(fragment)
+            try:
+                return await self._read(fragment, head, revision)
+            except (BlobGone, BlobCorrupt) as error:
+                log.warning("head.unreadable", fragment=fragment, version=head.version, reason=str(error))
+        raise BrokerUnavailable(
+            f"fragment {fragment} cannot be read", todo="is its stream damaged? restore the broker's store"
+        )
+
+    async def _read(self, fragment: int, head: Head, revision: int) -> Holding:
         elements = self._run.layout.fragment_sizes()[fragment]
         frame = await self._bus.get_blob(head.blob, frame_bytes_max(elements))
         values = await asyncio.to_thread(decode_frame, frame, elements_expected=elements)

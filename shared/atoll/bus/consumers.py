@@ -15,7 +15,7 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from atoll.bus.connection import Connection
-from atoll.bus.stored import JetStream, Patience, Refused
+from atoll.bus.stored import JetStream, Patience, Refused, unavailable
 from atoll.bus.waiting import Unanswered, first_of
 from atoll.errors import SettingsError
 
@@ -53,8 +53,9 @@ class QueueDelivery:
 class QueueConsumer:
     """A `Consumer` over JetStream; built by `open_consumer`."""
 
-    def __init__(self, jetstream: JetStream, stream: str, config: dict[str, Any]) -> None:
-        """Remember what to create and where to pull."""
+    def __init__(self, jetstream: JetStream, stream: str, config: dict[str, Any], *, takeover: bool) -> None:
+        """Remember what to create and where to pull; one that took over is never created again when it is gone."""
+        self._takeover = takeover
         self.connection: Connection = jetstream.connection
         self._jetstream = jetstream
         self._stream = stream
@@ -69,6 +70,10 @@ class QueueConsumer:
     async def next(self, timeout_s: float) -> QueueDelivery | None:
         """Return the next message, or None when none came within `timeout_s`."""
         return await self.connection.call(self._next(timeout_s))
+
+    async def drained(self) -> bool:
+        """Return whether the broker says that nothing is queued and nothing unsettled."""
+        return await self.connection.call(self._drained())
 
     async def close(self) -> None:
         """Stop reading and give back what is not settled."""
@@ -97,6 +102,13 @@ class QueueConsumer:
             raise reason.public(self._config["filter_subject"]) from reason
         if not self._key:
             self._key = await self.connection.subscribe(f"{self._inbox}.*", self._on_message)
+
+    async def _drained(self) -> bool:
+        try:
+            answer = await self._jetstream.api(f"CONSUMER.INFO.{self._stream}.{self._config['durable_name']}")
+        except Refused:
+            return False
+        return int(answer["num_pending"]) == 0 and int(answer["num_ack_pending"]) == 0
 
     def _on_message(self, message: Msg) -> None:
         """Queue what arrives; beyond the bound it is delivered again later."""
@@ -153,13 +165,18 @@ class QueueConsumer:
                     if status in ("408", "404"):
                         return None
                     if status == "503" or "Deleted" in (message.headers or {}).get("Description", ""):
-                        await self.create()
+                        await self._restore()
                     raise Unanswered(f"pull answered {status}")
                 getting = asyncio.ensure_future(self._arrived.get())
         finally:
             # A caller that gave up in the very moment of arrival must not lose the message until ack_wait_s is over.
             if not getting.cancel() and not taken:
                 self._on_message(getting.result())
+
+    async def _restore(self) -> None:
+        """Create the reader again, unless it took over: then whoever removed it has the queue now."""
+        if not self._takeover:
+            await self.create()
 
     def _take(self, message: Msg) -> QueueDelivery | None:
         """Turn a message into a delivery; None for a status line of an older pull."""
@@ -212,11 +229,7 @@ async def open_consumer(
     """Create or resume `durable` on `stream` (in the connection's loop); `takeover` removes what is there before."""
     options = jetstream.connection.options
     if takeover:
-        try:
-            await jetstream.api(f"CONSUMER.DELETE.{stream}.{durable}")
-        except Refused as reason:
-            if reason.err_code != _NO_CONSUMER:
-                raise reason.public(subject_filter) from reason
+        await _remove_readers(jetstream, stream, subject_filter)
     consumer = QueueConsumer(
         jetstream,
         stream,
@@ -230,6 +243,21 @@ async def open_consumer(
             "max_ack_pending": options.ack_pending_max,
             "max_deliver": -1,
         },
+        takeover=takeover,
     )
-    await consumer.create()
+    try:
+        await consumer.create()
+    except Unanswered as reason:
+        raise unavailable(subject_filter, 0.0, reason) from reason
     return consumer
+
+
+async def _remove_readers(jetstream: JetStream, stream: str, subject_filter: str) -> None:
+    """Remove every durable reader of exactly this filter."""
+    try:
+        found = (await jetstream.api(f"CONSUMER.LIST.{stream}", {"offset": 0})).get("consumers") or []
+        for name in [each["name"] for each in found if each["config"].get("filter_subject") == subject_filter]:
+            await jetstream.api(f"CONSUMER.DELETE.{stream}.{name}")
+    except Refused as reason:
+        if reason.err_code != _NO_CONSUMER:
+            raise reason.public(subject_filter) from reason

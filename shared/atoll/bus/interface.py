@@ -110,6 +110,9 @@ class Consumer(Protocol):
     async def next(self, timeout_s: float) -> Delivery | None:
         """Return the next message, or None when none came within `timeout_s`."""
 
+    async def drained(self) -> bool:
+        """Return whether the broker says that nothing is queued and nothing unsettled; False when it says nothing."""
+
     async def close(self) -> None:
         """Stop reading; unsettled messages will be delivered again."""
 
@@ -168,8 +171,8 @@ class Bus(Protocol):
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> Consumer:
         """Resume (or create) the durable consumer of a work queue.
 
-        With `takeover` it begins anew: what a former reader of that name holds is delivered again at once, although that
-        reader may still be there (dead, frozen or cut off, it cannot give anything back).
+        With `takeover` every other durable reader of this filter loses its place: what it holds is delivered again at
+        once, although it may still be there (frozen or cut off, it cannot give anything back), and it gets nothing more.
         """
 
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[TapeEntry]:

@@ -104,6 +104,11 @@ class MemoryConsumer:
                 self._place.waiting.remove(news)
         return None
 
+    async def drained(self) -> bool:
+        """Return whether nothing is queued and nothing unsettled."""
+        await asyncio.sleep(0)
+        return not self._place.gone and not self.stream.select(self._place.subject_filter)
+
     def give_back(self, delivery: MemoryDelivery) -> None:
         """Let the message be delivered again."""
         self._unsettled.pop(delivery.sequence, None)
@@ -216,9 +221,9 @@ class MemoryBus:
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> MemoryConsumer:
         """Resume or create the durable consumer; see `Bus`."""
         stream = await self._stream(subject_filter)
-        place = stream.place(token(durable, "durable name"), subject_filter)
         if takeover:
-            place.out.clear()
+            stream.remove_places(subject_filter)
+        place = stream.place(token(durable, "durable name"), subject_filter)
         consumer = MemoryConsumer(stream, place)
         self._consumers.append(consumer)
         return consumer

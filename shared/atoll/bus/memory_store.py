@@ -45,6 +45,7 @@ class Place:
     out: set[int] = field(default_factory=set)
     delivered: set[int] = field(default_factory=set)
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+    gone: bool = False
 
 
 class MemoryStream:
@@ -181,8 +182,17 @@ class MemoryStream:
         """Return the durable place, new or as it was left."""
         return self.places.setdefault(durable, Place(subject_filter))
 
+    def remove_places(self, subject_filter: str) -> None:
+        """Take their place in the queue from all readers of exactly this filter."""
+        for durable, place in list(self.places.items()):
+            if place.subject_filter == subject_filter:
+                place.gone = True
+                del self.places[durable]
+
     def take(self, place: Place) -> tuple[Kept, bool] | None:
         """Hand out the oldest message that is not out, and whether it was handed out before."""
+        if place.gone:
+            return None
         for kept in self.select(place.subject_filter):
             if kept.sequence not in place.out:
                 before = kept.sequence in place.delivered

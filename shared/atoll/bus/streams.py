@@ -38,9 +38,7 @@ def stream_plan(run: str, bytes_max: int = 8 * GIB) -> tuple[StreamPlan, ...]:
     hours = 3600.0
     return (
         StreamPlan(f"atoll_{run}_UPC", (f"{p}.up.c.>",), per_subject=1, bytes_max=bytes_max, age_max_s=2 * hours),
-        StreamPlan(
-            f"atoll_{run}_UPM", (f"{p}.up.m.>",), retention="workqueue", per_subject=2, age_max_s=2 * hours, tap="up.m"
-        ),
+        StreamPlan(f"atoll_{run}_UPM", (f"{p}.up.m.>",), retention="workqueue", per_subject=2, tap="up.m"),
         StreamPlan(f"atoll_{run}_GL", (f"{p}.gl.>",), per_subject=1, bytes_max=bytes_max, tap="gl.head"),
         StreamPlan(f"atoll_{run}_ST", (f"{p}.st.>",), per_subject=1, bytes_max=bytes_max),
         StreamPlan(f"atoll_{run}_MB", (f"{p}.mb.>",), per_subject=1),

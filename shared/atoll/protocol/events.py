@@ -106,7 +106,9 @@ class CommitRefused(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDrained(Fact):
-    """Nothing is queued for this shard at the moment."""
+    """Nothing came from the queue; `proven`: the broker says that nothing is queued or in anybody's hands."""
+
+    proven: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +248,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit(Command):
-    """Finish the merge, take the outer step, make `base_version + 1` durable, then visible."""
+    """Finish the merge, take the outer step, make `base_version + 1` durable, then visible, with these books."""
 
     fragment: int
     base_version: int
@@ -256,13 +258,15 @@ class Commit(Command):
     grace_s: float
     end: str
     live: int
+    books: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep(Command):
-    """Make the fragment's books of this moment durable without a new version."""
+    """Make these books of the fragment durable without a new version: they are those of the moment of the command."""
 
     fragment: int
+    books: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,9 +87,10 @@ class Durable:
         self.versions = dict(versions)
         self.books: dict[int, Books] = {fragment: Books() for fragment in versions}
         self.merged: set[PushKey] = set()
+        self.tokens = dict.fromkeys(versions, 0)
         self.fates: dict[PushKey, str] = {}
 
-    def see_commit(self, commit: Commit, books: bytes) -> None:
+    def see_commit(self, commit: Commit) -> None:
         """Check a commit that has become visible with its books."""
         version = self.versions[commit.fragment]
         require(commit.base_version == version, "visible versions follow one another", (version, commit.base_version))
@@ -98,7 +99,8 @@ class Durable:
             require(share.key not in self.merged, "a contribution is merged once, whoever merges it", share.key)
             require(share.key not in self.fates, "what is acknowledged is not merged again", share.key)
             self.merged.add(share.key)
-        self.see_books(commit.fragment, books)
+            self.tokens[commit.fragment] += share.tokens
+        self.see_books(commit.fragment, commit.books)
         for share in commit.shares:
             require(self.books[commit.fragment].knows(share.key), "the books know what they merged", share.key)
 
@@ -106,7 +108,7 @@ class Durable:
         """Check books that have become durable."""
         self.books[fragment] = thawed(books)
         sums = sum(account.merged + account.merged_late for account in self.books[fragment].settled.values())
-        require(sums >= 0, "books are not negative", sums)
+        require(sums == self.tokens[fragment], "books hold what is visible, no more", (sums, self.tokens[fragment]))
 
     def see_acknowledged(self, acknowledge: Acknowledge) -> None:
         """Check an acknowledgement that the queue has taken: nobody will ever see this contribution again."""

@@ -19,7 +19,7 @@ It holds no tensor: the driver keeps what it fetched under the same keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
 
 from atoll.errors import ProtocolMisuse
@@ -111,17 +111,16 @@ class Shard:
         self.grace_reason = ""
         self.draining = False
         self.finished = False
+        self.began_s: float | None = None
         self._committing_since: dict[int, float] = {}
 
     def handle(self, event: Event) -> list[Action]:
         """Take one fact in and return what to do about it."""
         if self.finished:
             return []
+        if self.began_s is None:
+            self.began_s = event.at_s
         return self._handle(event)
-
-    def books(self, fragment: int) -> bytes:
-        """Return the books of one fragment as they stand, to be stored with its head."""
-        return self.slots[fragment].books.frozen(self.ledger)
 
     # --- what is known --------------------------------------------------------------------------------------------
 
@@ -171,7 +170,7 @@ class Shard:
         if view is not None and view.incarnation == event.incarnation:
             view.training = view.present = False
         where = next(iter(self.slots))
-        keep = Keep(fragment=where, cause_id=event.cause_id)
+        keep = self._keep(self.slots[where], event.cause_id)
         dismiss = Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=where, cause_id=event.cause_id)
         return [keep, dismiss, *self._advance_all(event.at_s, event.cause_id)]
 
@@ -256,11 +255,15 @@ class Shard:
 
     @_handle.register
     def _(self, event: QueueDrained) -> list[Action]:
-        """Finish when the run is over: told so or at its token target, nobody live, nothing in our hands."""
+        """Finish when the run is over: told so or at its token target, nobody present, nothing queued or in our hands.
+
+        Who is present is not known before everybody had the time to be heard: an owner that has just taken over waits.
+        """
         target = self.settings.tokens_target
         over = self.draining or bool(target and self.ledger.run_tokens >= target)
         busy = any(s.offers or s.round.shares or s.round.phase is Phase.COMMITTING for s in self.slots.values())
-        if not over or busy or self.present(event.at_s):
+        heard = self.began_s is not None and event.at_s - self.began_s >= self.settings.silence_s
+        if not over or busy or not heard or not event.proven or self.present(event.at_s):
             return self._advance_all(event.at_s, event.cause_id)
         self.finished = True
         return [Finish(reason="drained" if self.draining else "token target reached", cause_id=event.cause_id)]
@@ -335,7 +338,8 @@ class Shard:
                 account.merged += share.tokens if share.age == 0 else 0
                 account.merged_late += share.tokens if share.age else 0
                 slot.books.merge(share)
-            actions.append(now.commit(at_s, reason, len(live), cause_id))
+            commit = now.commit(at_s, reason, len(live), cause_id)
+            actions.append(replace(commit, books=slot.books.frozen(self.ledger)))
         return actions
 
     def _fold(self, slot: FragmentSlot, ready: list[Offer], at_s: float, cause_id: str) -> list[Action]:
@@ -356,6 +360,10 @@ class Shard:
             actions += self._call(slot, at_s, cause_id)
         return actions
 
+    def _keep(self, slot: FragmentSlot, cause_id: str) -> Keep:
+        """Return the command to keep the books as they are now: a commit decided a moment later is not in them."""
+        return Keep(fragment=slot.round.fragment, books=slot.books.frozen(self.ledger), cause_id=cause_id)
+
     def _refuse(self, slot: FragmentSlot, offer: Offer, reason: str, cause_id: str) -> list[Action]:
         slot.offers.pop(offer.key, None)
         slot.round.drop(offer)
@@ -363,6 +371,6 @@ class Shard:
         refused = self.ledger.account(offer.key.learner, offer.key.incarnation).refused
         refused[reason] = refused.get(reason, 0) + offer.tokens
         return [
-            Keep(fragment=offer.key.fragment, cause_id=cause_id),
+            self._keep(slot, cause_id),
             Acknowledge(key=offer.key, fate="refused", reason=reason, cause_id=cause_id),
         ]

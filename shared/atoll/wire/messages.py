@@ -190,7 +190,10 @@ class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The tenure of a shard's owner and what it knows of the learners; `released`: it has closed its books with that."""
+    """The tenure of a shard's owner and what it knows of the learners; `released`: anybody may have it.
+
+    `closed`: the books are closed for good, because the run has reached its target and everything is settled.
+    """
 
     shard: int
     epoch: int
@@ -199,6 +202,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     ledger: Ledger | None = None
     released: bool = False
+    closed: bool = False
     schema: int = SCHEMA
 
 
