@@ -53,6 +53,7 @@ def collect(view: RunView, facts: Facts) -> dict[str, Any]:
     books = Ledger()
     for _, closed in sorted(view.closed.items()):
         books.absorb(closed.ledger)
+    believe_the_dead(view, books)
     fragments = int(facts.settings["protocol.fragments"])
     return {
         "schema": SCHEMA,
@@ -83,6 +84,18 @@ def collect(view: RunView, facts: Facts) -> dict[str, Any]:
 
 def _shard_names(facts: Facts) -> list[str]:
     return [f"shard-{i}" for i in range(int(facts.settings["protocol.shards"]))]
+
+
+def believe_the_dead(view: RunView, books: Ledger) -> None:
+    """Enter the last heartbeats of incarnations that died: shards that heard them may have died as well.
+
+    What such a learner trained and nobody merged is lost with it; the books would not even know that it existed.
+    """
+    for learner in view.learners.values():
+        for life in learner.lives.values():
+            account = books.account(learner.learner, life.incarnation)
+            if life.incarnation < max(learner.lives) and not (life.left or account.left):
+                books.reported(learner.learner, life.incarnation, life.tokens, 0, 0, 0)
 
 
 def _doubts(view: RunView, facts: Facts, books: Ledger) -> list[str]:

@@ -1,0 +1,21 @@
+"""The report's books: what heartbeats add to what shards have closed."""
+
+from __future__ import annotations
+
+from atoll.protocol.ledger import Ledger, settle
+from atoll.up.report.collect import believe_the_dead
+from atoll.up.view import LearnerView, Life, RunView
+
+
+def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> None:
+    """The shards that heard the last heartbeat died before they could write it down; the next life has its own account."""
+    lives = {1: Life(1, tokens=1000), 2: Life(2, tokens=700)}
+    view = RunView(learners={"a": LearnerView("a", lives=lives)})
+    books = Ledger()
+    books.reported("a", 1, 900, 0, 0, 0)
+    books.reported("a", 2, 600, 0, 0, 0)
+    believe_the_dead(view, books)
+
+    assert books.accounts["a/1"].trained == 1000
+    assert books.accounts["a/2"].trained == 600
+    assert settle(books, 1).fates["lost"] == 1600
