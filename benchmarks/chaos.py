@@ -29,14 +29,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import psutil
+from reports import loss_beside
 from results import Figure, write
 
 from atoll.bus.broker import EmbeddedBroker
@@ -62,7 +61,7 @@ LOSS_MAX = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was done at a wall time; `shard` for owners, `over_s` when a broker was up again or an owner awake."""
+    """What was done at a wall time; `shard` for owners, `over_s` when a killed broker was up again."""
 
     at_s: float
     kind: str
@@ -88,17 +87,6 @@ class Run:
     rounds: list[Round]
     ledger: Ledger
     faults: list[Fault] = field(default_factory=list)
-
-    @property
-    def merged(self) -> int:
-        """Return the tokens that were merged, in time or late."""
-        return sum(self.report["tokens_by_fate"][fate] for fate in ("merged", "merged_late"))
-
-    def loss_at(self, merged: int) -> float:
-        """Return the held-out bits per byte when `merged` tokens were merged."""
-        curve = self.report["validation"]["curve"]
-        at = [point["tokens_merged"] for point in curve]
-        return float(np.interp(merged, at, [point["bits_per_byte"] for point in curve]))
 
     def next_round_s(self, at_s: float, who: str = "") -> float:
         """Return how long after a wall time the next commit came, of one shard or of any; infinity when none did."""
@@ -187,9 +175,7 @@ def times(what: str, found: list[float], goal_s: float | None) -> list[Figure]:
 
 def cost(plain: Run, storm: Run) -> list[Figure]:
     """Return what the storm cost in steps and in quality."""
-    equal = min(plain.merged, storm.merged)
-    loss = storm.loss_at(equal) / plain.loss_at(equal) - 1.0
-    losses = f"{storm.loss_at(equal):.4f} and {plain.loss_at(equal):.4f} bits per byte at {equal} merged tokens"
+    loss, losses = loss_beside(storm.report, plain.report)
     lost = storm.report["tokens_by_fate"]["lost"] / storm.report["tokens_trained"]
     return [
         Figure("held-out loss in the storm", loss, "ratio", f"<= {LOSS_MAX}", loss <= LOSS_MAX, losses),
@@ -287,7 +273,7 @@ class Storm:
         if kind == "broker":
             return await self._kill_broker()
         owners = await self._owners()
-        children = [child for child in self._children() if child.status() != psutil.STATUS_STOPPED]
+        children = [child for child in self._up.children() if child.status() != psutil.STATUS_STOPPED]
         if kind == "learner":
             chosen = [child for child in children if "atoll_learner" in words_of(child)]
         else:
@@ -323,9 +309,6 @@ class Storm:
             finally:
                 await bus.close()
         return found
-
-    def _children(self) -> Iterable[psutil.Process]:
-        return self._up.children()
 
 
 async def wake(process: psutil.Process) -> None:

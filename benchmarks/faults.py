@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from reports import loss_beside
 from results import Figure, write
 
 from atoll.bus.connect import open_bus
@@ -79,17 +80,6 @@ class Run:
         start_s, stop_s = max(starts) + 2.0, max(at_s for at_s, *_ in self.beats) - 2.0
         return statistics.fmean(self.rate(name, start_s, stop_s) for name in learners)
 
-    def loss_at(self, merged: int) -> float:
-        """Return the held-out bits per byte when `merged` tokens were merged, between two points of the curve."""
-        curve = self.report["validation"]["curve"]
-        merged_then = [point["tokens_merged"] for point in curve]
-        return float(np.interp(merged, merged_then, [point["bits_per_byte"] for point in curve]))
-
-    @property
-    def merged(self) -> int:
-        """Return the tokens that were merged, in time or late."""
-        return sum(self.report["tokens_by_fate"][fate] for fate in ("merged", "merged_late"))
-
 
 def main() -> int:
     """Do the three runs and write `build/results/bench-faults.json`."""
@@ -115,9 +105,7 @@ def slow_figures(plain: Run, slow: Run) -> list[Figure]:
     speed = slow.rates([SLOW]) / slow.rates(others)
     fates = fates_of(slow, SLOW)
     merged = fates["merged"] + fates["merged_late"]
-    equal = min(plain.merged, slow.merged)
-    loss = slow.loss_at(equal) / plain.loss_at(equal) - 1.0
-    losses = f"{slow.loss_at(equal):.4f} and {plain.loss_at(equal):.4f} bits per byte at {equal} merged tokens"
+    loss, losses = loss_beside(slow.report, plain.report)
     table = ", ".join(f"{fate} {count}" for fate, count in fates.items() if count)
     return [
         Figure("speed of the slow learner", speed, "of others", "", None, "steps per second, by heartbeats"),
@@ -139,9 +127,7 @@ def kill_figures(plain: Run, killed: Run) -> list[Figure]:
     change = statistics.fmean(after) / statistics.fmean(before)
     how = f"{WINDOW_S:g} s after over {WINDOW_S:g} s before; undisturbed windows differ by {noise:.1%} (one sigma)"
     away = killed.stepped_again_s - killed.started_again_s
-    equal = min(plain.merged, killed.merged)
-    loss = killed.loss_at(equal) / plain.loss_at(equal) - 1.0
-    losses = f"{killed.loss_at(equal):.4f} and {plain.loss_at(equal):.4f} bits per byte at {equal} merged tokens"
+    loss, losses = loss_beside(killed.report, plain.report)
     return [
         at_least("step rate of the others after a kill", change, 1.0 - max(2 * noise, RATE_LOSS_MAX), how),
         at_most("from its new process to its first step", away, RETURN_MAX_S, "process start to its log line", "s"),

@@ -36,8 +36,8 @@ class Life:
         Reports and books are read one after the other, so a live learner's may differ by a moment; nothing is negative.
         """
         account = self.account
-        rest = account.fates(fragments).pop("lost")
-        fates = {fate: tokens for fate, tokens in account.fates(fragments).items() if fate != "lost"}
+        fates = account.fates(fragments)
+        rest = fates.pop("lost")
         if self.state == "died":
             return {**fates, "queued": 0, "open": 0, "lost": rest}
         queued = min(max(0, account.pushed - account.settled), max(0, rest))
@@ -53,8 +53,8 @@ async def read_lives(bus: Bus, run: RunRecord) -> list[Life]:
     for name, account in sorted(ledger.accounts.items()):
         learner, _, incarnation = name.rpartition("/")
         member = newest.get(learner)
-        over = account.left or (member is not None and member.left and member.incarnation == int(incarnation))
         present = member is not None and member.incarnation == int(incarnation)
+        over = account.left or (present and member is not None and member.left)
         lives.append(Life(name, account, "left" if over else "present" if present else "died"))
     return lives
 
