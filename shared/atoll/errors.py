@@ -10,7 +10,8 @@
     ├── EnvironmentFault         exit code 3: the machine or the network, not the person
     │   ├── BrokerUnavailable    no broker answers, it is too old, or JetStream is off
     │   ├── PortBusy             something else listens on the port
-    │   └── StorageFull          a disk or a stream has no room left
+    │   ├── StorageFull          a disk or a stream has no room left
+    │   └── Quarantined          shards refuse what this learner sends: its results cannot be used
     ├── BusError                 what one bus call can answer besides its result
     │   ├── RecordConflict       compare-and-set lost: someone else wrote first
     │   ├── BlobGone             the chunks were purged or never completed
@@ -91,6 +92,10 @@ class PortBusy(EnvironmentFault):
 
 class StorageFull(EnvironmentFault):
     """A disk or a stream has no room left."""
+
+
+class Quarantined(EnvironmentFault):
+    """Shards refuse what this learner sends: its results cannot be used."""
 
 
 class BusError(AtollError):

@@ -144,8 +144,8 @@ def span_norms(spans: Sequence[Span], displacement: Vector) -> list[float]:
 
 def validate_displacement(
     displacement: Vector, spans: Sequence[Span], norms_claimed: Sequence[float], norm_max: float
-) -> None:
-    """Accept a displacement that is finite, as long as its sender says, and not absurdly long; refuse it whole otherwise.
+) -> float:
+    """Return the L2 norm of a displacement that is finite, as long as its sender says, and not absurdly long.
 
     A norm is a claim that RDA would divide by, so it is computed again. Lossy codecs change it a little, hence the
     tolerance.
@@ -165,6 +165,7 @@ def validate_displacement(
             )
         if norm > norm_max:
             raise FrameRejected("norm_bound", f"{span.tensor_name} is too long", got=norm, allowed=norm_max)
+    return math.hypot(*norms)
 
 
 def _norm(vector: Vector) -> float:

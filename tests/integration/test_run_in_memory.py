@@ -16,7 +16,7 @@ import pytest
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
-from atoll.errors import LayoutMismatch, SettingsError
+from atoll.errors import LayoutMismatch, Quarantined, SettingsError
 from atoll.island import driver
 from atoll.island.founding import read_heads
 from atoll.island.home import LoopThread
@@ -149,6 +149,38 @@ def test_every_adoption_keeps_the_books(run: str, adoption: str) -> None:
     assert settled.exact, settled.errors
     if adoption != "carry":
         assert settled.fates["superseded"] > 0
+
+
+def test_a_learner_that_spoils_the_run_is_isolated_and_nobody_else_notices(run: str) -> None:
+    """Finite nonsense is refused as an outlier, told, counted; its learner ends; the others reach what they aim at."""
+    protocol = settings(adoption="overwrite")
+    world = World(run, protocol)
+    stopped: list[Quarantined] = []
+
+    def spoil() -> None:
+        try:
+            with world.join("mad") as island:
+                for step in range(100_000):
+                    # Behaves until the shards know what is usual here, then its values explode.
+                    params = jax.tree.map(lambda leaf: leaf + 0.05 * (1.0 - leaf), island.params)
+                    if step > 40:
+                        params = jax.tree.map(lambda leaf: leaf * 1e3 + 1e3, params)
+                    time.sleep(STEP_S)
+                    island.step(params, tokens=10, loss=1.0)
+        except Quarantined as error:
+            stopped.append(error)
+
+    world.go(lambda: world.train("a", 1.0), lambda: world.train("b", 1.0), spoil)
+    ledger = world.ledger()
+    world.home.stop()
+
+    settled = settle(ledger, protocol.fragments)
+    refused = ledger.accounts["mad/1"].refused
+    assert len(stopped) == 1
+    assert refused["outlier"] > 0
+    assert settled.exact, settled.errors
+    assert all(not account.refused for key, account in ledger.accounts.items() if not key.startswith("mad"))
+    assert all(float(np.abs(np.asarray(leaf)).max()) < 2.0 for leaf in jax.tree.leaves(world.final["a"]))
 
 
 def test_nobody_waits_for_a_slow_learner_and_its_tokens_are_merged(run: str) -> None:

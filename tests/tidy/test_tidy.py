@@ -43,6 +43,7 @@ TESTED_BY = {
     "atoll_learner.feed": "test_up.py",
     "atoll_learner.process": "test_up.py",
     "atoll_synchronizer.commands": "test_up.py",
+    "atoll_synchronizer.hands": "test_takeover.py",
     "atoll.up.brokers": "test_up.py",
     "atoll.up.defaults": "test_up.py",
     "atoll.up.environment": "test_up.py",

@@ -10,6 +10,7 @@ import pytest
 from atoll.errors import ProtocolMisuse, SettingsError
 from atoll.protocol import grace, invariants, island, ledger, shard
 from atoll.protocol import round as rounds
+from atoll.protocol.books import thawed
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -29,6 +30,7 @@ from atoll.protocol.events import (
     Fold,
     FragmentFetched,
     HeadHeard,
+    Keep,
     LearnerBeat,
     LearnerLeft,
     Leave,
@@ -327,6 +329,26 @@ def test_a_run_finishes_when_the_last_learner_left_and_the_queue_is_empty() -> N
     assert not the(Finish, desk.tell(QueueDrained(at_s=1.7)))
     assert not the(Finish, desk.tell(QueueDrained(at_s=60.0, proven=False)))
     assert the(Finish, desk.tell(QueueDrained(at_s=60.0))) == [Finish(reason="token target reached")]
+
+
+def test_a_run_is_over_also_when_only_another_shard_heard_of_the_last_tokens() -> None:
+    """A learner that died told one shard alone; those that left at that shard's word carry it to all the others."""
+    desk = Desk(tokens_target=1000, silence_s=1.0)
+    desk.beat("a")
+    desk.tell(QueueDrained(at_s=50.0))
+    assert not desk.shard.finished
+
+    told = LearnerBeat(
+        at_s=50.0, learner="a", incarnation=1, training=False, step_s=STEP_S, tokens=100, run_tokens=1000
+    )
+    desk.tell(told)
+    (kept,) = the(Keep, desk.tell(LearnerLeft(at_s=50.0, learner="a", incarnation=1)))
+    assert isinstance(kept, Keep)
+    heir = shard.Shard(settings(tokens_target=1000), 0, {0: 0}, books={0: thawed(kept.books)})
+
+    assert the(Finish, desk.tell(QueueDrained(at_s=51.0)))
+    assert heir.ledger.known_tokens == 1000
+    assert heir.ledger.run_tokens == 100
 
 
 def test_pacing_follows_steps_that_become_shorter() -> None:

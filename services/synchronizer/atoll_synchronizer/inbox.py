@@ -63,6 +63,7 @@ def beat_fact(beat: Beat, at_s: float) -> LearnerBeat:
         pushed=beat.pushed,
         superseded=beat.superseded,
         refused_local=beat.refused_local,
+        run_tokens=beat.run_tokens,
     )
 
 

@@ -141,5 +141,5 @@ class LeaseKeeper:
 
     def _is_over(self, lease: Lease) -> bool:
         """Return whether the owner closed its books at the run's token target."""
-        reached = lease.ledger is not None and lease.ledger.run_tokens >= self._target
+        reached = lease.ledger is not None and lease.ledger.known_tokens >= self._target
         return bool(self._target) and lease.closed and reached

@@ -46,18 +46,19 @@ from atoll.protocol.events import (
     Fetch,
     Finish,
     Fold,
+    Isolate,
     Keep,
     LearnerLeft,
     PublishCall,
-    PushKey,
     QueueDrained,
     StandDown,
     TimerFired,
 )
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.shard import Shard
-from atoll.wire.messages import Beat, Call, Contribution, RunRecord, Verdict, decode, encode
+from atoll.wire.messages import Beat, Call, RunRecord, decode, encode
 from atoll_synchronizer.chores import Chores
+from atoll_synchronizer.hands import Hands
 from atoll_synchronizer.haste import HasteWatch
 from atoll_synchronizer.inbox import Decided, arrival, beat_fact, read_manifest, round_line
 from atoll_synchronizer.lease import LeaseKeeper
@@ -68,7 +69,6 @@ from atoll_synchronizer.workbench import Workbench
 log = get(__name__)
 
 QUEUE_POLL_S = 0.5
-HOLD_S = 20.0
 
 
 class ShardService:
@@ -86,12 +86,11 @@ class ShardService:
         self.store = Store(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
         self.lease = LeaseKeeper(bus, self.subjects, shard, protocol, clock)
         self.tape = Tape(bus, self.subjects, self.who, clock)
+        self.hands = Hands(bus, self.subjects, self.tape)
         self.bench = Workbench(bus, run)
         self.haste = HasteWatch(protocol)
         self.owning = self.draining = self._finished = False
         self.commits = 0
-        self._deliveries: dict[PushKey, tuple[Delivery, Contribution]] = {}
-        self._farewells: dict[tuple[str, int], Delivery] = {}
         self._lanes: dict[int, asyncio.Queue[Fold | Decided | Keep | Acknowledge | Dismiss]] = {}
         self.chores = Chores(self._on_failure)
         self._feeds: list[Subscription | Consumer] = []
@@ -138,7 +137,7 @@ class ShardService:
         self._feeds = [beats, consumer]
         self.chores.spawn(self._hear_beats(beats))
         self.chores.spawn(self._read_queue(consumer))
-        self.chores.spawn(self._keep_holding())
+        self.chores.spawn(self.hands.keep_holding())
         self.owning = True
         if self.draining:
             self.order_drain()
@@ -215,7 +214,7 @@ class ShardService:
             await delivery.ack()
             return
         arrived = arrival(manifest, self.clock.monotonic())
-        self._deliveries[arrived.key] = (delivery, manifest)
+        self.hands.take(arrived.key, delivery, manifest)
         self._on_fact(arrived)
 
     def _on_farewell(self, delivery: Delivery) -> None:
@@ -224,7 +223,7 @@ class ShardService:
         if delivery.subject != ours:
             raise PeerMisbehaved("a farewell of somebody else", got=delivery.subject, allowed=ours)
         now_s = self.clock.monotonic()
-        self._farewells[beat.learner, beat.incarnation] = delivery
+        self.hands.take_farewell(beat.learner, beat.incarnation, delivery)
         self._on_fact(beat_fact(beat, now_s))
         self._on_fact(LearnerLeft(at_s=now_s, learner=beat.learner, incarnation=beat.incarnation))
 
@@ -247,6 +246,8 @@ class ShardService:
             self._lanes[action.key.fragment].put_nowait(action)
         elif isinstance(action, Keep | Dismiss):
             self._lanes[action.fragment].put_nowait(action)
+        elif isinstance(action, Isolate):
+            self.chores.spawn(self.hands.isolate(action))
         elif isinstance(action, Finish) and not self._ended.done():
             self.chores.spawn(self._finish(action.reason))
         elif isinstance(action, StandDown) and not self._ended.done():
@@ -265,10 +266,10 @@ class ShardService:
             log.warning("call.unsent", fragment=action.fragment, reason=str(error))
 
     async def _fetch(self, action: Fetch) -> None:
-        _, manifest = self._deliveries[action.key]
-        reason = ""
+        manifest = self.hands.manifest(action.key)
+        reason, norm = "", 0.0
         try:
-            await patiently(lambda: self.bench.fetch(action.key, manifest))
+            norm = await patiently(lambda: self.bench.fetch(action.key, manifest))
         except FrameRejected as error:
             reason = error.reason
         except BlobGone:
@@ -279,7 +280,7 @@ class ShardService:
         if reason:
             self._on_fact(ContributionSpoiled(at_s=now_s, key=action.key, reason=reason, cause_id=action.cause_id))
         else:
-            self._on_fact(ContributionReady(at_s=now_s, key=action.key, cause_id=action.cause_id))
+            self._on_fact(ContributionReady(at_s=now_s, key=action.key, norm=norm, cause_id=action.cause_id))
 
     async def _work(self, fragment: int) -> None:
         """Execute one fragment's commands in order, until a write of ours is refused."""
@@ -298,11 +299,10 @@ class ShardService:
         if isinstance(action, Fold):
             await self.bench.fold(action.key, action.weight, action.scale)
         elif isinstance(action, Acknowledge):
-            await self._acknowledge(action)
+            self.bench.forget(action.key)
+            await self.hands.acknowledge(action)
         elif isinstance(action, Dismiss):
-            farewell = self._farewells.pop((action.learner, action.incarnation), None)
-            if farewell is not None:
-                await patiently(farewell.ack)
+            await self.hands.dismiss(action)
         elif isinstance(action, Keep):
             await patiently(lambda: self.store.keep(action.fragment, action.books))
         else:
@@ -317,7 +317,7 @@ class ShardService:
         version = command.base_version + 1
         self.commits += 1
         self._on_fact(Committed(at_s=now_s, fragment=command.fragment, version=version, cause_id=command.cause_id))
-        line = round_line(command, bytes_up=sum(self._size_of(share.key) for share in command.shares))
+        line = round_line(command, bytes_up=sum(self.hands.size_bytes(share.key) for share in command.shares))
         line |= {
             "bytes_down": written.frame_bytes,
             "waited_s": round(decided_s - command.called_s, 4),
@@ -328,32 +328,6 @@ class ShardService:
         log.info("round.committed", **{**line, "contributors": len(command.shares)})
         self.haste.see(now_s - (command.called_s or now_s), self.machine.step_s(now_s))
         await self.tape.record("round", **line)
-
-    def _size_of(self, key: PushKey) -> int:
-        held = self._deliveries.get(key)
-        return held[1].blob.size_bytes if held else 0
-
-    async def _acknowledge(self, action: Acknowledge) -> None:
-        """Settle one contribution for good: tell its learner if refused, forget its chunks, empty its place in line."""
-        if action.key not in self._deliveries:
-            # Delivered twice while the first was being settled: one acknowledgement was enough.
-            return
-        delivery, manifest = self._deliveries.pop(action.key)
-        self.bench.forget(action.key)
-        if action.fate == "refused":
-            verdict = Verdict(
-                learner=action.key.learner,
-                incarnation=action.key.incarnation,
-                fragment=action.key.fragment,
-                push=action.key.push,
-                fate=action.fate,
-                reason=action.reason,
-            )
-            log.warning("contribution.refused", **action.key._asdict(), reason=action.reason)
-            await patiently(lambda: self.bus.tell(self.subjects.verdict(action.key.learner), encode(verdict)))
-            await self.tape.record("refused", **action.key._asdict(), reason=action.reason)
-        await patiently(lambda: self.bus.purge(f"{manifest.blob.stem}.*"))
-        await patiently(delivery.ack)
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
@@ -379,13 +353,6 @@ class ShardService:
         reason = await self.lease.hold(lambda: self.ledger)
         if not self._ended.done():
             self._ended.set_exception(RecordConflict("this shard was deposed", got=reason))
-
-    async def _keep_holding(self) -> None:
-        """Tell the queue now and then that what is in our hands is still being worked on."""
-        while True:
-            await asyncio.sleep(HOLD_S)
-            for delivery, _ in list(self._deliveries.values()):
-                await patiently(delivery.hold)
 
     def _on_failure(self, error: BaseException) -> None:
         if not self._ended.done():

@@ -40,8 +40,8 @@ class Workbench:
         self._folds: dict[int, FragmentFold] = {}
         self.bytes_in = 0
 
-    async def fetch(self, key: PushKey, manifest: Contribution) -> None:
-        """Read and validate a contribution and keep it.
+    async def fetch(self, key: PushKey, manifest: Contribution) -> float:
+        """Read and validate a contribution, keep it, and return its L2 norm.
 
         Raises:
             FrameRejected: with the reason; also for a manifest whose blob is larger than any honest frame.
@@ -53,7 +53,8 @@ class Workbench:
             raise FrameRejected("oversized", "a frame is too large", got=manifest.blob.size_bytes, allowed=limit)
         data = await self._bus.get_blob(manifest.blob, limit)
         self.bytes_in += len(data)
-        self._ready[key] = await self._off_loop(elements, self._decode, key.fragment, data, manifest)
+        self._ready[key], norm = await self._off_loop(elements, self._decode, key.fragment, data, manifest)
+        return norm
 
     async def fold(self, key: PushKey, weight: float, scale: float) -> None:
         """Add a ready contribution, `scale` times as long, to its fragment's sum and let its memory go."""
@@ -74,11 +75,10 @@ class Workbench:
         """Let go of a contribution that will not be folded."""
         self._ready.pop(key, None)
 
-    def _decode(self, fragment: int, data: bytes, manifest: Contribution) -> Vector:
+    def _decode(self, fragment: int, data: bytes, manifest: Contribution) -> tuple[Vector, float]:
         vector = decode_frame(data, elements_expected=self._sizes[fragment])
         spans = self._run.layout.spans(fragment)
-        validate_displacement(vector, spans, manifest.norms, self._run.protocol.norm_max)
-        return vector
+        return vector, validate_displacement(vector, spans, manifest.norms, self._run.protocol.norm_max)
 
     @staticmethod
     async def _off_loop(elements: int, work: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401  (as given)

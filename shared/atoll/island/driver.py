@@ -35,6 +35,7 @@ from atoll.errors import (
     FrameRejected,
     IdentityTaken,
     PeerMisbehaved,
+    Quarantined,
     StorageFull,
 )
 from atoll.fragments import gather
@@ -269,6 +270,12 @@ class IslandDriver:
         if verdict.incarnation != self.member.incarnation or verdict.fragment not in self.machine.spans:
             return
         log.warning("push.refused", fragment=verdict.fragment, push=verdict.push, reason=verdict.reason)
+        if verdict.reason == "quarantined":
+            self.failure = Quarantined(
+                f"learner {self.member.learner!r} is in quarantine: a shard refuses all it sends",
+                got=f"fragment {verdict.fragment} refused; the warnings before say what for",
+                todo="look at this machine and at its training settings; a restart begins with a clean record",
+            )
         self._on_fact(
             PushRefused(
                 at_s=self.clock.monotonic(), fragment=verdict.fragment, push=verdict.push, reason=verdict.reason

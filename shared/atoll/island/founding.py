@@ -147,7 +147,7 @@ async def is_over(bus: Bus, subjects: Subjects, run: RunRecord) -> bool:
     for shard in range(run.protocol.shards):
         record = await bus.get_record(subjects.lease(shard))
         lease = None if record is None else decode(Lease, record.data)
-        if lease is None or not lease.closed or lease.ledger is None or lease.ledger.run_tokens < target:
+        if lease is None or not lease.closed or lease.ledger is None or lease.ledger.known_tokens < target:
             return False
     return True
 

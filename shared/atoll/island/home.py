@@ -27,7 +27,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def stop(self) -> None:
-        """End the loop, wait for the thread; idempotent."""
+        """Cancel what still runs on the loop, end it, wait for the thread; idempotent."""
         if self.loop.is_closed():
             return
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -36,6 +36,10 @@ class LoopThread:
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        unfinished = asyncio.all_tasks(self.loop)
+        for task in unfinished:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()

@@ -183,6 +183,7 @@ class Session:
             pending_pushes=len(machine.in_flight),
             bytes_up=stats.bytes_up,
             bytes_down=stats.bytes_down,
+            run_tokens=max(self.driver.run_tokens, machine.tokens),
         )
 
 

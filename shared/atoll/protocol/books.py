@@ -20,18 +20,20 @@ import msgspec
 
 from atoll.protocol.events import PushKey, Share
 from atoll.protocol.ledger import Ledger
+from atoll.protocol.quarantine import OFFENCES, Measure, remembered
 
 RANGES_MAX = 1024
 BOOKS_BYTES_MAX = 64 << 20
 
 
 class Settled(msgspec.Struct):
-    """One incarnation's tokens of one fragment by fate, and the settled push numbers as ranges `[first, last]`."""
+    """One incarnation's tokens of one fragment by fate, the settled push numbers as ranges `[first, last]`, offences."""
 
     merged: int = 0
     merged_late: int = 0
     refused: dict[str, int] = msgspec.field(default_factory=dict)
     pushes: list[list[int]] = msgspec.field(default_factory=list)
+    offences: int = 0
 
     def knows(self, push: int) -> bool:
         """Return whether this push has a fate."""
@@ -64,10 +66,12 @@ class Report(msgspec.Struct):
 
 
 class Books(msgspec.Struct):
-    """The books of one fragment; keys are `learner/incarnation`."""
+    """The books of one fragment; keys are `learner/incarnation`. `measures`: norms and steps of what was accepted last."""
 
     settled: dict[str, Settled] = msgspec.field(default_factory=dict)
     reports: dict[str, Report] = msgspec.field(default_factory=dict)
+    measures: list[Measure] = msgspec.field(default_factory=list)
+    told_tokens: int = 0
 
     def knows(self, key: PushKey) -> bool:
         """Return whether a contribution has a fate."""
@@ -86,6 +90,17 @@ class Books(msgspec.Struct):
         account = self._account(key)
         account.note(key.push)
         account.refused[reason] = account.refused.get(reason, 0) + tokens
+        account.offences += reason in OFFENCES
+
+    def offences(self, learner: str, incarnation: int) -> int:
+        """Return how often one incarnation sent what no healthy learner sends."""
+        account = self.settled.get(f"{learner}/{incarnation}")
+        return 0 if account is None else account.offences
+
+    def measure(self, norm: float, steps: int) -> None:
+        """Remember how long an accepted displacement is; 0 says that nobody measured it."""
+        if norm > 0.0:
+            self.measures = remembered(self.measures, norm, steps)
 
     def frozen(self, ledger: Ledger) -> bytes:
         """Return the books of this moment as JSON, with what learners have reported."""
@@ -93,10 +108,11 @@ class Books(msgspec.Struct):
             key: Report(account.trained, account.pushed, account.superseded, account.refused_local, account.left)
             for key, account in ledger.accounts.items()
         }
-        return msgspec.json.encode(Books(self.settled, reports))
+        return msgspec.json.encode(Books(self.settled, reports, self.measures, ledger.told_tokens))
 
     def enter_into(self, ledger: Ledger) -> None:
         """Add this fragment's fates to a shard's ledger, and what learners reported."""
+        ledger.told_tokens = max(ledger.told_tokens, self.told_tokens)
         for name, report in self.reports.items():
             learner, _, incarnation = name.rpartition("/")
             told = (report.trained, report.pushed, report.superseded, report.refused_local)

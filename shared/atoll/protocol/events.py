@@ -34,7 +34,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerBeat(Fact):
-    """A learner reported: step time in seconds, totals in tokens and token-fragments."""
+    """A learner reported: step time in seconds, totals in tokens and token-fragments, and how far it heard the run is."""
 
     learner: str
     incarnation: int
@@ -44,6 +44,7 @@ class LearnerBeat(Fact):
     pushed: int = 0
     superseded: int = 0
     refused_local: int = 0
+    run_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +69,10 @@ class ContributionArrived(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionReady(Fact):
-    """Its displacement is decoded, finite and within bounds."""
+    """Its displacement is decoded, finite and within bounds; `norm` is its L2 norm, 0 when nobody measured."""
 
     key: PushKey
+    norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +287,16 @@ class Acknowledge(Command):
     key: PushKey
     fate: str
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolate(Command):
+    """This incarnation is in quarantine from now on: say so."""
+
+    learner: str
+    incarnation: int
+    offences: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,9 +52,13 @@ class Account(msgspec.Struct):
 
 
 class Ledger(msgspec.Struct):
-    """The accounts of a run as one shard, or several together, know them; keys are `learner/incarnation`."""
+    """The accounts of a run as one shard, or several together, know them; keys are `learner/incarnation`.
+
+    `told_tokens` is the largest count of the run's tokens that a learner has heard of, from whichever shard.
+    """
 
     accounts: dict[str, Account] = msgspec.field(default_factory=dict)
+    told_tokens: int = 0
 
     def account(self, learner: str, incarnation: int) -> Account:
         """Return the account of one incarnation, opened when it is new."""
@@ -73,8 +77,18 @@ class Ledger(msgspec.Struct):
         """Return the tokens trained by all incarnations, as far as reported."""
         return sum(account.trained for account in self.accounts.values())
 
+    @property
+    def known_tokens(self) -> int:
+        """Return how far the run is: what is reported, or what another shard must know, since learners heard it there.
+
+        A learner that died may have reported its last tokens to one shard only, with a contribution. Learners end at that
+        shard's word; without theirs the other shards would wait for tokens that nobody will report any more.
+        """
+        return max(self.run_tokens, self.told_tokens)
+
     def learn(self, other: Ledger) -> None:
         """Take over what learners reported elsewhere, by maximum; fates are left alone."""
+        self.told_tokens = max(self.told_tokens, other.told_tokens)
         for key, theirs in other.accounts.items():
             learner, _, incarnation = key.rpartition("/")
             self.reported(

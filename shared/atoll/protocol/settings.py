@@ -42,6 +42,8 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         lease_s: seconds after which the lease of a shard that its owner does not renew may be taken by another.
         silence_s: seconds without a heartbeat after which a learner no longer counts as live.
         norm_max: largest L2 norm of one slice of a displacement that is still believed.
+        outlier_ratio: how many times longer than the usual a displacement may be per its steps; 0 for any length.
+        offences_max: offences after which an incarnation is isolated; 0 for never (`atoll.protocol.quarantine`).
     """
 
     fragments: int = 24
@@ -65,6 +67,8 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     lease_s: float = 3.0
     silence_s: float = 5.0
     norm_max: float = 1e4
+    outlier_ratio: float = 10.0
+    offences_max: int = 3
 
     def check(self, learners: int | None = None) -> ProtocolSettings:
         """Return self, or raise `SettingsError` for the first relation that does not hold.
@@ -89,6 +93,8 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _within("lease_s", self.lease_s, 0.2, 3600.0)
         _within("silence_s", self.silence_s, 0.2, 3600.0)
         _within("norm_max", self.norm_max, 1e-6, 1e30)
+        _within("outlier_ratio", self.outlier_ratio, 0.0, 1e9)
+        _within("offences_max", self.offences_max, 0, 1 << 20)
         return self
 
     def shard_of(self, fragment: int) -> int:

@@ -11,6 +11,7 @@ Facts come in through `handle`, commands go out; the shard never looks at a cloc
 * **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the fragment's books with the
   command to commit them, so that the books stored beside version v + 1 are the ones that belong to it. A refusal and a
   farewell enter the books too and are kept before they are acknowledged: whoever owns the shard next knows of them.
+* **Quarantine** (`atoll.protocol.quarantine`). Who offends repeatedly is isolated; nobody else notices.
 * **The end.** At the token target, or when told to drain, a shard finishes once nobody is present, nothing is queued
   and nothing is in its hands. A quorum guards a running fleet: when the last learner has left, its pushes are merged.
 
@@ -38,6 +39,7 @@ from atoll.protocol.events import (
     Event,
     Fetch,
     Finish,
+    Isolate,
     Keep,
     LearnerBeat,
     LearnerLeft,
@@ -49,6 +51,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.grace import MovingAverage, grace_window_s, median
 from atoll.protocol.ledger import Ledger
+from atoll.protocol.quarantine import OFFENCES, is_outlier
 from atoll.protocol.round import FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
 
@@ -126,7 +129,8 @@ class Shard:
 
     def live(self, at_s: float) -> set[str]:
         """Return the learners whose newest incarnation trains and reported within the silence bound."""
-        return {name for name, view in self.learners.items() if view.training and self._heard(view, at_s)}
+        training = {name: view for name, view in self.learners.items() if view.training and self._heard(view, at_s)}
+        return {name for name, view in training.items() if not self.isolated(name, view.incarnation)}
 
     def present(self, at_s: float) -> set[str]:
         """Return the learners that may still push: those that train, join or drain, and are not silent."""
@@ -136,6 +140,15 @@ class Shard:
         """Return xi_step: the median of the live learners' averaged step times, or None when nobody has stepped."""
         live = self.live(at_s)
         return median(v.step.value for n, v in self.learners.items() if n in live and v.step.value is not None)
+
+    def offences(self, learner: str, incarnation: int) -> int:
+        """Return how often an incarnation sent this shard what no healthy learner sends."""
+        return sum(slot.books.offences(learner, incarnation) for slot in self.slots.values())
+
+    def isolated(self, learner: str, incarnation: int) -> bool:
+        """Return whether an incarnation is in quarantine: nothing of it is read, nobody waits for it."""
+        limit = self.settings.offences_max
+        return bool(limit) and self.offences(learner, incarnation) >= limit
 
     def _heard(self, view: LearnerView, at_s: float) -> bool:
         """Return whether the learner was heard recently enough: it may be silent for ten of its own steps."""
@@ -156,6 +169,7 @@ class Shard:
         self.ledger.reported(
             event.learner, event.incarnation, event.tokens, event.pushed, event.superseded, event.refused_local
         )
+        self.ledger.told_tokens = max(self.ledger.told_tokens, event.run_tokens)
         if event.incarnation < view.incarnation:
             return []
         view.heard_s, view.training = event.at_s, event.training
@@ -186,7 +200,8 @@ class Shard:
         if slot.books.knows(event.key):
             return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
         offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final)
-        reason = slot.round.refusal(offer)
+        isolated = self.isolated(event.key.learner, event.key.incarnation)
+        reason = "quarantined" if isolated else slot.round.refusal(offer)
         if reason:
             return self._refuse(slot, offer, reason, event.cause_id)
         slot.offers[event.key] = offer
@@ -199,6 +214,10 @@ class Shard:
         offer = slot.offers.get(event.key)
         if offer is None:
             raise ProtocolMisuse("a contribution became ready that nobody asked for", got=event.key)
+        if is_outlier(slot.books.measures, event.norm, offer.steps, self.settings.outlier_ratio):
+            actions = self._refuse(slot, offer, "outlier", event.cause_id)
+            return actions + self._advance(slot, event.at_s, event.cause_id)
+        slot.books.measure(event.norm, offer.steps)
         if slot.round.phase is Phase.COMMITTING:
             slot.round.loading.discard(event.key)
             slot.parked.append(event.key)
@@ -260,7 +279,7 @@ class Shard:
         Who is present is not known before everybody had the time to be heard: an owner that has just taken over waits.
         """
         target = self.settings.tokens_target
-        over = self.draining or bool(target and self.ledger.run_tokens >= target)
+        over = self.draining or bool(target and self.ledger.known_tokens >= target)
         busy = any(s.offers or s.round.shares or s.round.phase is Phase.COMMITTING for s in self.slots.values())
         heard = self.began_s is not None and event.at_s - self.began_s >= self.settings.silence_s
         if not over or busy or not heard or not event.proven or self.present(event.at_s):
@@ -308,7 +327,7 @@ class Shard:
             fragment=slot.round.fragment,
             version=slot.round.version,
             attempt=attempt,
-            run_tokens=self.ledger.run_tokens,
+            run_tokens=self.ledger.known_tokens,
             cause_id=cause_id,
         )
         again_s = at_s + max(RECALL_S_MIN, 2.0 * step_s)
@@ -368,9 +387,12 @@ class Shard:
         slot.offers.pop(offer.key, None)
         slot.round.drop(offer)
         slot.books.refuse(offer.key, offer.tokens, reason)
-        refused = self.ledger.account(offer.key.learner, offer.key.incarnation).refused
+        learner, incarnation, *_ = offer.key
+        refused = self.ledger.account(learner, incarnation).refused
         refused[reason] = refused.get(reason, 0) + offer.tokens
-        return [
-            self._keep(slot, cause_id),
-            Acknowledge(key=offer.key, fate="refused", reason=reason, cause_id=cause_id),
-        ]
+        refusal = Acknowledge(key=offer.key, fate="refused", reason=reason, cause_id=cause_id)
+        isolate: list[Action] = []
+        offences = self.offences(learner, incarnation)
+        if reason in OFFENCES and offences == self.settings.offences_max:
+            isolate = [Isolate(learner=learner, incarnation=incarnation, offences=offences, reason=reason)]
+        return [self._keep(slot, cause_id), refusal, *isolate]

@@ -152,6 +152,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     pending_pushes: Count = 0
     bytes_up: Count = 0
     bytes_down: Count = 0
+    run_tokens: Count = 0
     schema: int = SCHEMA
 
 

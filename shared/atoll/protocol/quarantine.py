@@ -1,0 +1,64 @@
+"""Who spoils a run, and what is done about it: one bad contribution is refused, a bad learner is isolated.
+
+A displacement that cannot be used is refused whole, with its reason. Some reasons are nobody's fault (a base that became
+too old, chunks that the broker let go); others no healthy learner gives, and these are *offences*: `OFFENCES`. At the
+run's `offences_max`-th offence of one incarnation the shard isolates that incarnation, and only that one: what it sends
+from then on is refused unread as `quarantined`, no round waits for it, and it is told so, upon which a learner of ours
+stops with an error. Its next incarnation begins with a clean record: a restart is what mends most of these faults.
+
+**Outliers.** A displacement may be finite, of the right size and as long as claimed, and ruin the model all the same: a
+learner whose memory flips bits, or whose learning rate is a hundred times the run's. The yardstick is what was accepted
+of the same fragment before, with norms ||v_i|| over s_i steps:
+
+    outlier  <=>  ||v|| > outlier_ratio * median(||v_i||) * max(1, s / median(s_i))
+
+A displacement over k times the steps may be k times as long, since every inner step has a bounded length. Nothing is
+judged before `MEASURES_MIN` were accepted; the last `MEASURES_MAX` count. The measures and the offences are kept in the
+fragment's books, so an heir judges as its predecessor did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from atoll.protocol.grace import median
+
+OFFENCES: Final = frozenset(
+    {
+        "checksum",
+        "codec",
+        "compression",
+        "corrupt",
+        "foreign",
+        "norm_bound",
+        "norm_claim",
+        "not_finite",
+        "outlier",
+        "oversized",
+        "size",
+        "truncated",
+        "version",
+    }
+)
+"""Reasons of refusals that no healthy learner gives."""
+
+MEASURES_MIN: Final = 4
+MEASURES_MAX: Final = 16
+
+Measure = tuple[float, int]
+"""L2 norm of an accepted displacement and the inner steps it covers."""
+
+
+def is_outlier(measures: Sequence[Measure], norm: float, steps: int, ratio: float) -> bool:
+    """Return whether a displacement of this length over so many steps is out of all proportion; never for ratio 0."""
+    if ratio <= 0.0 or len(measures) < MEASURES_MIN:
+        return False
+    usual_norm = median(norm for norm, _ in measures) or 0.0
+    usual_steps = median(float(steps) for _, steps in measures) or 1.0
+    return usual_norm > 0.0 and norm > ratio * usual_norm * max(1.0, steps / usual_steps)
+
+
+def remembered(measures: Sequence[Measure], norm: float, steps: int) -> list[Measure]:
+    """Return the measures with one more, without the oldest beyond `MEASURES_MAX`."""
+    return [*measures, (norm, steps)][-MEASURES_MAX:]

@@ -1,0 +1,217 @@
+"""Quarantine: what is an outlier, what is an offence, who is isolated, and that an heir knows of it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from atoll.errors import SettingsError
+from atoll.protocol.books import Books, thawed
+from atoll.protocol.events import (
+    Acknowledge,
+    Action,
+    Commit,
+    Committed,
+    ContributionArrived,
+    ContributionReady,
+    ContributionSpoiled,
+    Fetch,
+    Fold,
+    Isolate,
+    Keep,
+    LearnerBeat,
+    PushKey,
+    TimerFired,
+)
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.quarantine import MEASURES_MAX, MEASURES_MIN, is_outlier, remembered
+from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.shard import Shard
+
+USUAL = [(1.0, 8)] * MEASURES_MIN
+
+
+def settings(**changes: object) -> ProtocolSettings:
+    """Return settings of one shard with one fragment."""
+    return msgspec.convert({"fragments": 1, "interval_steps": 8, "shards": 1, **changes}, ProtocolSettings).check()
+
+
+class Bench:
+    """A shard that is told of contributions one after the other, all on its present base."""
+
+    def __init__(self, **changes: object) -> None:
+        """Begin with two learners that train."""
+        self.shard = Shard(settings(**changes), 0, {0: 0})
+        self.pushes: dict[tuple[str, int], int] = {}
+        self.at_s = 0.0
+        for learner in ("good", "bad"):
+            self.beat(learner)
+
+    def beat(self, learner: str, incarnation: int = 1) -> None:
+        """Let a learner report."""
+        self.at_s += 0.1
+        self.shard.handle(
+            LearnerBeat(
+                at_s=self.at_s, learner=learner, incarnation=incarnation, training=True, step_s=1.0, tokens=10_000
+            )
+        )
+
+    def push(self, learner: str, norm: float = 1.0, spoil: str = "", incarnation: int = 1) -> list[Action]:
+        """Let a contribution arrive and be read; commit what is decided."""
+        push = self.pushes[learner, incarnation] = self.pushes.get((learner, incarnation), 0) + 1
+        key = PushKey(learner, incarnation, 0, push)
+        self.at_s += 1.0
+        self.beat(learner, incarnation)
+        base = self.shard.slots[0].round.version
+        actions = self.shard.handle(
+            ContributionArrived(at_s=self.at_s, key=key, base_version=base, tokens=80, steps=8, trained_tokens=80)
+        )
+        if any(isinstance(action, Fetch) for action in actions):
+            spoiled = ContributionSpoiled(at_s=self.at_s, key=key, reason=spoil)
+            ready = ContributionReady(at_s=self.at_s, key=key, norm=norm)
+            actions = actions + self.shard.handle(spoiled if spoil else ready)
+        return actions
+
+    def commit(self) -> None:
+        """Call the round, wait its grace out and make it durable."""
+        self.at_s += 10.0
+        slot = self.shard.slots[0]
+        slot.due_s = self.at_s
+        decided = self.shard.handle(TimerFired(at_s=self.at_s, name="due/0"))
+        self.at_s += 100.0
+        decided += self.shard.handle(TimerFired(at_s=self.at_s, name="grace/0"))
+        for action in decided:
+            if isinstance(action, Commit):
+                version = action.base_version + 1
+                self.shard.handle(Committed(at_s=self.at_s, fragment=0, version=version))
+
+
+def refusals(actions: list[Action]) -> list[str]:
+    """Return the reasons of the refusals among `actions`."""
+    return [action.reason for action in actions if isinstance(action, Acknowledge) and action.fate == "refused"]
+
+
+def test_nothing_is_an_outlier_before_there_is_a_yardstick() -> None:
+    """The first contributions of a fragment are judged by `norm_max` alone."""
+    assert not is_outlier(USUAL[1:], 1e9, 8, 10.0)
+    assert is_outlier(USUAL, 10.1, 8, 10.0)
+    assert not is_outlier(USUAL, 9.9, 8, 10.0)
+
+
+def test_more_steps_may_go_further_and_fewer_may_not() -> None:
+    """An inner step has a bounded length, so k times the steps may lead k times as far."""
+    assert not is_outlier(USUAL, 39.0, 32, 10.0)
+    assert is_outlier(USUAL, 41.0, 32, 10.0)
+    assert is_outlier(USUAL, 10.1, 1, 10.0)
+
+
+def test_a_ratio_of_zero_judges_nobody() -> None:
+    """The rule can be switched off."""
+    assert not is_outlier(USUAL, 1e30, 1, 0.0)
+
+
+def test_the_yardstick_follows_the_run() -> None:
+    """Only the newest measures count."""
+    measures = list(USUAL)
+    for _ in range(MEASURES_MAX):
+        measures = remembered(measures, 100.0, 8)
+
+    assert len(measures) == MEASURES_MAX
+    assert not is_outlier(measures, 900.0, 8, 10.0)
+
+
+def test_an_outlier_is_refused_whole_and_enters_no_yardstick() -> None:
+    """It is not folded, and what is too long does not make the next one usual."""
+    bench = Bench()
+    for _ in range(MEASURES_MIN):
+        bench.push("good")
+
+    actions = bench.push("bad", norm=50.0)
+
+    assert refusals(actions) == ["outlier"]
+    assert not any(isinstance(action, Fold) for action in actions)
+    assert max(norm for norm, _ in bench.shard.slots[0].books.measures) == 1.0
+
+
+def test_repeated_offence_isolates_that_learner_only() -> None:
+    """The third offence isolates; then nothing of it is read, no round waits for it, and the other goes on."""
+    bench = Bench(offences_max=3)
+    first, second, third = (bench.push("bad", spoil="not_finite") for _ in range(3))
+    after = bench.push("bad")
+    other = bench.push("good")
+
+    assert [a for a in first + second if isinstance(a, Isolate)] == []
+    assert [(a.learner, a.offences) for a in third if isinstance(a, Isolate)] == [("bad", 3)]
+    assert refusals(after) == ["quarantined"]
+    assert not any(isinstance(action, Fetch) for action in after)
+    assert any(isinstance(action, Fold) for action in other)
+    assert bench.shard.live(bench.at_s) == {"good"}
+
+
+def test_what_is_nobodys_fault_is_no_offence() -> None:
+    """Chunks that the broker let go are refused, however often, and isolate nobody."""
+    bench = Bench(offences_max=1)
+
+    for _ in range(5):
+        assert refusals(bench.push("bad", spoil="chunks_gone")) == ["chunks_gone"]
+
+    assert bench.shard.live(bench.at_s) == {"good", "bad"}
+
+
+def test_the_next_incarnation_begins_with_a_clean_record() -> None:
+    """What a restart mends is mended by a restart."""
+    bench = Bench(offences_max=1)
+    bench.push("bad", spoil="corrupt")
+    assert refusals(bench.push("bad")) == ["quarantined"]
+
+    bench.beat("bad", incarnation=2)
+
+    assert refusals(bench.push("bad", incarnation=2)) == []
+    assert "bad" in bench.shard.live(bench.at_s)
+
+
+def test_nobody_is_isolated_when_the_limit_is_zero() -> None:
+    """A run may choose to refuse one by one for ever."""
+    bench = Bench(offences_max=0)
+
+    assert [refusals(bench.push("bad", spoil="corrupt")) for _ in range(5)] == [["corrupt"]] * 5
+
+
+def test_an_heir_judges_as_its_predecessor_did() -> None:
+    """Offences and measures are in the books that are kept before a refusal is acknowledged, and that a commit carries."""
+    bench = Bench(offences_max=2)
+    for _ in range(MEASURES_MIN):
+        bench.push("good")
+    bench.push("bad", norm=99.0)
+    kept = [action for action in bench.push("bad", norm=99.0) if isinstance(action, Keep)]
+    books = thawed(kept[-1].books)
+
+    heir = Shard(settings(offences_max=2), 0, {0: 0}, books={0: books})
+
+    assert heir.isolated("bad", 1)
+    assert not heir.isolated("good", 1)
+    assert is_outlier(books.measures, 99.0, 8, 10.0)
+    assert thawed(Books(measures=[(1.0, 2)]).frozen(Ledger())).measures == [(1.0, 2)]
+
+
+def test_a_round_does_not_wait_for_who_is_isolated() -> None:
+    """It ends when every live learner has answered, and an isolated one is not among them."""
+    bench = Bench(offences_max=1)
+    bench.push("bad", spoil="checksum")
+    bench.commit()
+    slot = bench.shard.slots[0]
+    slot.due_s = bench.at_s
+    bench.beat("good")
+    bench.beat("bad")
+    bench.shard.handle(TimerFired(at_s=bench.at_s, name="due/0"))
+
+    ends = [action.end for action in bench.push("good") if isinstance(action, Commit)]
+
+    assert ends == ["all answered"]
+
+
+def test_limits_out_of_range_are_refused() -> None:
+    """A negative ratio or limit means nothing."""
+    for change in ({"outlier_ratio": -1.0}, {"offences_max": -1}):
+        with pytest.raises(SettingsError, match="out of range"):
+            settings(**change)
