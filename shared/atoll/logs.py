@@ -26,6 +26,7 @@ def configure(form: Format = "auto", level: str = "info", **bound: str | int) ->
         return {**bound, **event}
 
     shared: list[structlog.types.Processor] = [
+        structlog.contextvars.merge_contextvars,
         bind,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -55,6 +56,11 @@ def configure(form: Format = "auto", level: str = "info", **bound: str | int) ->
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
+
+
+def say_in_this_task(**values: str | int) -> None:
+    """Put `values` on every line of the running asyncio task and of the tasks it starts from now on."""
+    structlog.contextvars.bind_contextvars(**values)
 
 
 def get(name: str) -> structlog.stdlib.BoundLogger:

@@ -68,9 +68,9 @@ class DataSettings(Section):
 
 
 class SynchronizerSettings(Section):
-    """One synchronizer process."""
+    """One synchronizer process: the only shard it serves, or a fair share of all beside other processes."""
 
-    shard: int = Field(default=0, ge=0)
+    shard: int | None = Field(default=None, ge=0)
 
 
 class LogSettings(Section):

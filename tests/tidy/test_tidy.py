@@ -44,6 +44,7 @@ TESTED_BY = {
     "atoll_learner.process": "test_up.py",
     "atoll_synchronizer.commands": "test_up.py",
     "atoll_synchronizer.hands": "test_takeover.py",
+    "atoll_synchronizer.hosting": "test_handover.py",
     "atoll.up.brokers": "test_up.py",
     "atoll.up.defaults": "test_up.py",
     "atoll.up.environment": "test_up.py",
@@ -323,12 +324,12 @@ def test_compose_targets_exist_in_the_dockerfile() -> None:
 
 
 def test_compose_sets_only_settings_that_exist() -> None:
-    """What the services are told by ATOLL_ variables loads without complaint, and every shard of the run is served."""
+    """What the services are told by ATOLL_ variables loads without complaint, and every shard of the run is wanted."""
     services = compose()["services"]
     loaded = {name: load(environment=service.get("environment", {})).settings for name, service in services.items()}
-    shards = {loaded[name].synchronizer.shard for name in services if name.startswith("shard-")}
+    wanted = [loaded[name].synchronizer.shard for name in services if name.startswith("synchronizer-")]
 
-    assert shards == set(range(loaded["learner-a"].protocol.shards))
+    assert wanted == [None, None]
     assert len({loaded[name].learner.id for name in services if name.startswith("learner-")}) == 3
 
 
@@ -336,7 +337,7 @@ def test_compose_streams_fit_the_hub() -> None:
     """The bounds of all streams together stay below what the hub may store."""
     hub = (ROOT / "infra/nats/hub.conf").read_text(encoding="utf-8")
     store = re.search(r"max_file: (\d+)GB", hub)
-    settings = load(environment=compose()["services"]["shard-0"]["environment"]).settings
+    settings = load(environment=compose()["services"]["synchronizer-a"]["environment"]).settings
     wanted = sum(plan.bytes_max for plan in stream_plan(settings.run, settings.broker.stream_bytes_max))
 
     assert store is not None

@@ -34,8 +34,10 @@ SAY_S = 30.0
 class LeaseKeeper:
     """One candidacy for one shard, from waiting to being deposed or releasing."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, shard: int, settings: ProtocolSettings, clock: Clock) -> None:
-        """Want the shard; `win` waits for it."""
+    def __init__(
+        self, bus: Bus, subjects: Subjects, shard: int, settings: ProtocolSettings, clock: Clock, *, host: str = ""
+    ) -> None:
+        """Want the shard on behalf of `host`; `win` waits for it."""
         self._bus = bus
         self._subject = subjects.lease(shard)
         self._shard = shard
@@ -43,8 +45,10 @@ class LeaseKeeper:
         self._clock = clock
         self._nonce = secrets.token_hex(8)
         self._machine = Tenure(settings.lease_s)
+        self._host = host
         self._ledger: Ledger | None = None
         self._leaving = False
+        self._nudged = asyncio.Event()
 
     @property
     def epoch(self) -> int:
@@ -72,8 +76,15 @@ class LeaseKeeper:
             now_s = self._clock.monotonic()
             if lease is not None and now_s - said_s >= SAY_S:
                 said_s = now_s
-                log.info("shard.standby", shard=self._shard, epoch=lease.epoch, owner=f"{lease.host}/{lease.pid}")
-            await asyncio.sleep(self._machine.poll_s)
+                log.info("shard.standby", epoch=lease.epoch, owner=f"{lease.host}/{lease.pid}")
+            self._nudged.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._machine.poll_s):
+                    await self._nudged.wait()
+
+    def nudge(self) -> None:
+        """Look at the lease now: somebody may have given it up."""
+        self._nudged.set()
 
     def leave(self) -> None:
         """Stop wanting the shard if somebody serves it; what is queued for one that nobody serves would stay queued."""
@@ -86,9 +97,9 @@ class LeaseKeeper:
             await self._look(ledger())
         return "somebody else holds the lease"
 
-    async def release(self, ledger: Ledger, *, closed: bool) -> None:
-        """Give the shard back with its final ledger; a lease that is not ours any more is left alone."""
-        released = msgspec.structs.replace(self._lease(ledger), released=True, closed=closed)
+    async def release(self, ledger: Ledger, *, closed: bool, to: str = "") -> None:
+        """Give the shard back with its final ledger, to a host if one is named; a lease that is not ours is left alone."""
+        released = msgspec.structs.replace(self._lease(ledger), released=True, closed=closed, to=to)
         while True:
             record = await self._bus.get_record(self._subject)
             if record is None or decode(Lease, record.data).nonce != self._nonce:
@@ -108,19 +119,19 @@ class LeaseKeeper:
                 at_s=self._clock.monotonic(),
                 revision=0 if record is None else record.revision,
                 epoch=0 if lease is None else lease.epoch,
-                released=lease is not None and lease.released and not self._is_over(lease),
+                released=lease is not None and self._is_free(lease),
                 ours=lease is not None and lease.nonce == self._nonce,
             )
             for action in self._machine.handle(seen):
                 await self._do(action, self._ledger if ledger is None else ledger)
         except (BusError, BrokerUnavailable, StorageFull) as error:
-            log.warning("lease.unreadable", shard=self._shard, reason=str(error))
+            log.warning("lease.unreadable", reason=str(error))
             return None
         return lease
 
     async def _do(self, action: Action, ledger: Ledger | None) -> None:
         if isinstance(action, StandDown):
-            log.warning("shard.deposed", shard=self._shard, reason=action.reason)
+            log.warning("shard.deposed", reason=action.reason)
         elif isinstance(action, TakeLease | RenewLease):
             try:
                 lease = encode(self._lease(ledger))
@@ -138,6 +149,10 @@ class LeaseKeeper:
             pid=os.getpid(),
             ledger=ledger,
         )
+
+    def _is_free(self, lease: Lease) -> bool:
+        """Return whether we may have it at once; one that was released to somebody else runs out like any other."""
+        return lease.released and lease.to in ("", self._host) and not self._is_over(lease)
 
     def _is_over(self, lease: Lease) -> bool:
         """Return whether the owner closed its books at the run's token target."""

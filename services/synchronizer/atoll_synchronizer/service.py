@@ -13,6 +13,7 @@ does nothing more: somebody else owns the shard.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
@@ -69,13 +70,14 @@ from atoll_synchronizer.workbench import Workbench
 log = get(__name__)
 
 QUEUE_POLL_S = 0.5
+HANDED_OVER = "handed over"
 
 
 class ShardService:
     """One candidacy for one shard of a founded run, on the running loop: standby, owner, finished or deposed."""
 
-    def __init__(self, bus: Bus, run: RunRecord, shard: int, clock: Clock) -> None:
-        """Prepare; `serve` does the work."""
+    def __init__(self, bus: Bus, run: RunRecord, shard: int, clock: Clock, *, host: str = "") -> None:
+        """Prepare, on behalf of the process `host`; `serve` does the work."""
         self.bus = bus
         self.run = run
         self.shard = shard
@@ -84,12 +86,14 @@ class ShardService:
         self.subjects = Subjects(run.run)
         protocol = run.protocol
         self.store = Store(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
-        self.lease = LeaseKeeper(bus, self.subjects, shard, protocol, clock)
+        self.lease = LeaseKeeper(bus, self.subjects, shard, protocol, clock, host=host)
         self.tape = Tape(bus, self.subjects, self.who, clock)
         self.hands = Hands(bus, self.subjects, self.tape)
         self.bench = Workbench(bus, run)
         self.haste = HasteWatch(protocol)
         self.owning = self.draining = self._finished = False
+        self._heir = ""
+        self._gone = asyncio.Event()
         self.commits = 0
         self._lanes: dict[int, asyncio.Queue[Fold | Decided | Keep | Acknowledge | Dismiss]] = {}
         self.chores = Chores(self._on_failure)
@@ -113,9 +117,11 @@ class ShardService:
             await self.chores.stop()
             ledger = self.store.ledger(self.machine.ledger)
             await self._record_ledger(ledger, reason)
-            await patiently(lambda: self.lease.release(ledger, closed=self._finished))
+            await patiently(lambda: self.lease.release(ledger, closed=self._finished, to=self._heir))
             return reason
         finally:
+            self.owning = False
+            self._gone.set()
             await self.chores.stop()
             for feed in self._feeds:
                 await feed.close()
@@ -173,6 +179,22 @@ class ShardService:
         if not self._ended.done():
             self._ended.set_result("left")
 
+    def learners_present(self) -> bool:
+        """Return whether somebody may still push to this shard, which is ours."""
+        return bool(self.machine.present(self.clock.monotonic()))
+
+    async def hand_over(self, to: str) -> None:
+        """Make durable what is decided, decide nothing more, and release the shard to the process `to`."""
+        if not self.owning or self._heir or self._ended.done():
+            return
+        self._heir = to
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.run.protocol.lease_s):
+                await asyncio.gather(*(lane.join() for lane in self._lanes.values()))
+        if not self._ended.done():
+            self._ended.set_result(HANDED_OVER)
+        await self._gone.wait()
+
     # --- facts --------------------------------------------------------------------------------------------------------
 
     async def _hear_beats(self, beats: Any) -> None:  # noqa: ANN401  (Subscription)
@@ -228,6 +250,8 @@ class ShardService:
         self._on_fact(LearnerLeft(at_s=now_s, learner=beat.learner, incarnation=beat.incarnation))
 
     def _on_fact(self, fact: Event) -> None:
+        if self._heir:
+            return
         for action in self.machine.handle(fact):
             self._do(action)
 

@@ -13,7 +13,7 @@ would open a new level, a space or wildcard would be refused by the broker, so `
     st.c.<fragment>.<version>.<nonce>.<chunk>                outer state and ledger       stream ST
     mb.learner.<learner> · mb.data                           membership, data leases      stream MB
     ev.<kind>.<who>                                          the tape                     stream EV
-    call.<fragment> · hb.<learner> · ctl.<who>               core NATS, at most once
+    call.<fragment> · hb.<learner> · ctl.<who> · sy.<host>   core NATS, at most once
     tap.>                                                    read-only republish of what the streams stored
 """
 
@@ -129,6 +129,10 @@ class Subjects:
     def beat(self, learner: str) -> str:
         """Return where the heartbeats of `learner` are heard (`*` for all)."""
         return f"{self.prefix}.hb.{learner}"
+
+    def presence(self, host: str) -> str:
+        """Return where a synchronizer process says what it owns (`*` for all)."""
+        return f"{self.prefix}.sy.{host}"
 
     def control(self, who: str) -> str:
         """Return where commands to `who` (a learner id, `shard-0`, or `all`) are heard."""

@@ -191,7 +191,7 @@ class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The tenure of a shard's owner and what it knows of the learners; `released`: anybody may have it.
+    """The tenure of a shard's owner and what it knows of the learners; `released`: the host `to` may have it, or anybody.
 
     `closed`: the books are closed for good, because the run has reached its target and everything is settled.
     """
@@ -204,6 +204,19 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Ledger | None = None
     released: bool = False
     closed: bool = False
+    to: str = ""
+    schema: int = SCHEMA
+
+
+class Presence(msgspec.Struct, frozen=True, kw_only=True):
+    """A synchronizer process says which shards it owns and which it is a candidate for (`atoll.protocol.balance`)."""
+
+    name: Name
+    host: Name
+    pid: int
+    wants: Annotated[tuple[Count, ...], msgspec.Meta(max_length=NORMS_MAX)]
+    owns: Annotated[tuple[Count, ...], msgspec.Meta(max_length=NORMS_MAX)]
+    leaving: bool = False
     schema: int = SCHEMA
 
 

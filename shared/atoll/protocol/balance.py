@@ -1,0 +1,89 @@
+"""How synchronizer processes share the shards of a run: who gives which shard to whom, and when.
+
+Any number of processes (*hosts*) may be candidates for any of the shards. A lease decides who owns a shard
+(`atoll.protocol.tenure`); this machine only decides when an owner should give one up of its own accord:
+
+* **Rebalancing.** A host that owns at least two shards more than another that wants one of them gives it that one. Only
+  the host with the most shards gives, one at a time, and then waits until it can have heard of the effect: so shards
+  move one by one until no two hosts differ by more than one, and then stay where they are.
+* **Leaving.** A host that is told to leave while the run goes on gives each shard to the least loaded host that wants it.
+
+Hosts tell each other what they own a few times per lease; who is silent for two leases is not counted. All of this is
+advice: what a host believes of others may be out of date, and then a shard moves once too often or stays once too long.
+No promise of the protocol rests on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.protocol.events import Command, Fact
+
+SILENT_LEASES = 2.0
+BEATS_PER_LEASE = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostHeard(Fact):
+    """A host told what it `owns` and what it is a candidate for; `leaving`: it wants nothing more."""
+
+    host: str
+    wants: frozenset[int]
+    owns: frozenset[int]
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver(Command):
+    """Give `shard` up, for `to` to take it."""
+
+    shard: int
+    to: str
+
+
+class Balance:
+    """What one host knows of all the others."""
+
+    def __init__(self, host: str, lease_s: float) -> None:
+        """Know nobody yet."""
+        self.host = host
+        self.lease_s = lease_s
+        self._others: dict[str, HostHeard] = {}
+        self._settled_s = float("-inf")
+
+    def hear(self, fact: HostHeard) -> bool:
+        """Take note of another host; return whether it is news that it has given something up or is leaving."""
+        if fact.host == self.host:
+            return False
+        before = self._others.get(fact.host)
+        self._others[fact.host] = fact
+        return before is None or bool(before.owns - fact.owns) or fact.leaving
+
+    def rebalance(self, own: HostHeard) -> list[HandOver]:
+        """Return what to give up now so that shards are shared evenly: nothing, or one shard."""
+        if own.leaving or own.at_s < self._settled_s:
+            return []
+        for other in self._by_load(own.at_s):
+            given = own.owns & other.wants
+            if not given or len(own.owns) - len(other.owns) < 2 or self._is_anothers_turn(own, other):
+                continue
+            self._settled_s = own.at_s + SILENT_LEASES * self.lease_s
+            return [HandOver(shard=max(given), to=other.host)]
+        return []
+
+    def successor(self, shard: int, at_s: float) -> str:
+        """Return the least loaded host that would take `shard` from one that leaves; empty when there is none."""
+        return next((other.host for other in self._by_load(at_s) if shard in other.wants), "")
+
+    def _by_load(self, at_s: float) -> list[HostHeard]:
+        """Return the hosts that may be given something, those with the fewest shards first."""
+        fresh_s = SILENT_LEASES * self.lease_s
+        there = [other for other in self._others.values() if at_s - other.at_s <= fresh_s and not other.leaving]
+        return sorted(there, key=lambda other: (len(other.owns), other.host))
+
+    def _is_anothers_turn(self, own: HostHeard, poorer: HostHeard) -> bool:
+        """Return whether a host with more shards than we, or as many and an earlier name, can give to `poorer`."""
+        ours = (-len(own.owns), own.host)
+        return any(
+            (-len(other.owns), other.host) < ours and other.owns & poorer.wants for other in self._by_load(own.at_s)
+        )

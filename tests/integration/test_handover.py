@@ -1,0 +1,42 @@
+"""Synchronizers come and go while a run goes on: shards are shared, handed over, and every token has one fate."""
+
+from __future__ import annotations
+
+from islands import DEADLINE_S, Island
+from test_takeover import end, unforked
+
+SHARED = {"ATOLL_PROTOCOL__SHARDS": "2"}
+
+
+def serving(island: Island, name: str) -> list[int]:
+    """Return the shards that a process has begun to serve, in order."""
+    return [line["shard"] for line in island.lines(name, "shard.serving")]
+
+
+async def test_shards_are_shared_with_who_comes_and_handed_over_by_who_leaves(island: Island) -> None:
+    """One process serves both shards; a second is given one; the first leaves, the second has both, nobody waits a lease."""
+    first = island.start("first", "synchronizer", **SHARED)
+    island.start("a", "learner", "--id", "a", **SHARED)
+    island.start("b", "learner", "--id", "b", **SHARED)
+    island.wait_for("first", "shard.serving", 2)
+    island.wait_for("first", "round.committed", 12)
+    island.start("second", "synchronizer", **SHARED)
+    island.wait_for("second", "shard.serving", 1)
+    island.wait_for("second", "round.committed", 8)
+    first.terminate()
+    assert first.wait(DEADLINE_S) == 0
+    island.wait_for("second", "shard.serving", 2)
+    island.wait_for("second", "round.committed", 24)
+    await end(island, ["a", "b"])
+    island.process("second").terminate()
+    assert island.process("second").wait(DEADLINE_S) == 0
+    settled = await island.settlement()
+
+    assert settled.exact, settled.errors
+    assert settled.fates["lost"] == 0
+    assert unforked(await island.tape("round"))
+    assert sorted(serving(island, "first")) == [0, 1]
+    assert sorted(serving(island, "second")) == [0, 1]
+    assert [line["reason"] for line in island.lines("first", "shard.given_up")] == ["handed over"]
+    reasons = {line["reason"] for line in island.lines("first", "shard.finished")}
+    assert reasons == {"handed over", "nothing to own"}
