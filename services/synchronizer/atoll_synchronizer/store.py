@@ -10,6 +10,10 @@ The commit of version v + 1 of a fragment is four writes in this order, and a cr
 The previous frame stays until the next commit, because a reader may be in the middle of it. What changes the books alone
 (a refusal, a farewell) is `keep`: new chunks of the books, and the head once more with the same version. A refused
 compare-and-set means that somebody else owns the fragment: it raises `RecordConflict`, and this shard must stand down.
+
+What an owner wrote and nobody can name any more, because it died between the chunks and the head or between the head and
+the purge, lies under its epoch. Once a tenure has made two versions of a fragment, its head names nothing older: then
+what former epochs left is swept away.
 """
 
 from __future__ import annotations
@@ -46,6 +50,8 @@ Vector = npt.NDArray[np.float32]
 
 STATE_BYTES_MAX = 8 << 30
 LOAD_ATTEMPTS = 4
+COMMITS_BEFORE_SWEEP = 2
+SWEPT_EPOCHS = 16
 
 log = get(__name__)
 
@@ -59,6 +65,7 @@ class Holding:
     values: Vector
     state: dict[str, npt.NDArray[np.generic]]
     before: BlobRef | None = None
+    commits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +125,12 @@ class Store:
         except RecordConflict:
             await self._purge(blob, state_blob, books_blob)
             raise
-        self.holdings[command.fragment] = Holding(head, revision, values, state, before=held.head.blob)
+        made = held.commits + 1
+        self.holdings[command.fragment] = Holding(head, revision, values, state, held.head.blob, made)
         self.books[command.fragment] = thawed(books)
         await self._purge(held.before, held.head.state, held.head.books)
+        if made == COMMITS_BEFORE_SWEEP:
+            await self._sweep(command.fragment)
         return Written(head, len(frame), len(packed), len(books))
 
     async def keep(self, fragment: int, books: bytes) -> None:
@@ -136,7 +146,7 @@ class Store:
 
     def _nonce(self, books: bytes) -> str:
         """Return what keeps our chunks apart from another owner's, and the same when an attempt is repeated."""
-        return f"{self.epoch}-{hashlib.blake2b(books, digest_size=6).hexdigest()}"
+        return f"{self.epoch}.{hashlib.blake2b(books, digest_size=6).hexdigest()}"
 
     def ledger(self, told: Ledger) -> Ledger:
         """Return the fates that are durable in this shard's books, with the newest of what learners have `told`."""
@@ -159,14 +169,23 @@ class Store:
 
     async def _purge(self, *superseded: BlobRef | None) -> None:
         """Remove chunks that no head names any more: housekeeping, which never makes a commit fail or be repeated."""
-        stems = [*self._litter, *(old.stem for old in superseded if old is not None)]
+        await self._remove([f"{old.stem}.*" for old in superseded if old is not None])
+
+    async def _sweep(self, fragment: int) -> None:
+        """Remove everything of this fragment that former epochs wrote."""
+        former = range(max(1, self.epoch - SWEPT_EPOCHS), self.epoch)
+        await self._remove([old for epoch in former for old in self._subjects.written_in(fragment, epoch)])
+
+    async def _remove(self, filters: list[str]) -> None:
+        """Purge what matches, and what could not be purged before; what cannot be now waits for the next time."""
+        wanted = [*self._litter, *filters]
         self._litter.clear()
-        for done, stem in enumerate(stems):
+        for done, old in enumerate(wanted):
             try:
-                await self._bus.purge(f"{stem}.*")
+                await self._bus.purge(old)
             except (BusError, BrokerUnavailable, StorageFull) as error:
-                self._litter += stems[done:]
-                log.warning("litter.kept", stems=len(self._litter), reason=str(error))
+                self._litter += wanted[done:]
+                log.warning("litter.kept", filters=len(self._litter), reason=str(error))
                 return
 
     async def _fence(self, fragment: int) -> tuple[Head, int]:

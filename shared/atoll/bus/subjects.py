@@ -2,6 +2,7 @@
 
 All subjects of run R begin with `atoll.R`. Tokens (run, learner, nonce) hold letters, digits, `-` and `_` only: a dot
 would open a new level, a space or wildcard would be refused by the broker, so `token` checks them once at the border.
+The nonce of what a shard's owner writes is two levels, `<epoch>.<hash>`; a founder's is one.
 
     up.c.<learner>.<fragment>.<incarnation>-<push>.<chunk>   contribution chunks          stream UPC
     up.m.<shard>.<fragment>.<learner>                        contribution manifests       stream UPM (work queue)
@@ -10,7 +11,8 @@ would open a new level, a space or wildcard would be refused by the broker, so `
     gl.head.<fragment>                                       newest version (CAS)         stream GL
     gl.lease.<shard>                                         tenure of a shard's owner    stream GL
     gl.c.<fragment>.<version>.<nonce>.<chunk>                global frames                stream GL
-    st.c.<fragment>.<version>.<nonce>.<chunk>                outer state and ledger       stream ST
+    st.c.<fragment>.<version>.<nonce>.<chunk>                outer state                  stream ST
+    st.b.<fragment>.<nonce>.<chunk>                          books                        stream ST
     mb.learner.<learner> · mb.data                           membership, data leases      stream MB
     ev.<kind>.<who>                                          the tape                     stream EV
     call.<fragment> · hb.<learner> · ctl.<who> · sy.<host>   core NATS, at most once
@@ -108,6 +110,14 @@ class Subjects:
     def books_stem(self, fragment: int, nonce: str) -> str:
         """Return where the books of one fragment go; each writing has a `nonce` of its own."""
         return f"{self.prefix}.st.b.{fragment}.{nonce}"
+
+    def written_in(self, fragment: int, epoch: int) -> tuple[str, ...]:
+        """Return filters of all chunks of a fragment that an owner wrote in the tenure `epoch`."""
+        return (
+            f"{self.prefix}.gl.c.{fragment}.*.{epoch}.>",
+            f"{self.prefix}.st.c.{fragment}.*.{epoch}.>",
+            f"{self.prefix}.st.b.{fragment}.{epoch}.>",
+        )
 
     def member(self, learner: str) -> str:
         """Return where the incarnation of `learner` is recorded (`*` for all)."""

@@ -1,0 +1,132 @@
+"""What a shard's store leaves behind: nothing that no head names, whoever died in the middle of what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from atoll.bus.memory import MemoryBroker, MemoryBus
+from atoll.bus.subjects import Subjects
+from atoll.errors import RecordConflict
+from atoll.island.founding import publish_origin
+from atoll.layout import Layout, TensorSpec, plan_layout
+from atoll.outer import make_outer
+from atoll.protocol.books import Books
+from atoll.protocol.events import Commit, PushKey, Share
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.settings import ProtocolSettings
+from atoll.testing import unique_run
+from atoll.wire.messages import RunRecord
+from atoll_synchronizer.store import COMMITS_BEFORE_SWEEP, Store
+
+SIZE = 12
+LAYOUT: Layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)
+STEP = np.ones(SIZE, dtype=np.float32)
+
+
+class Desk:
+    """A founded run of one fragment on an in-memory bus, and the stores of its successive owners."""
+
+    def __init__(self) -> None:
+        """Name a run."""
+        self.name = unique_run()
+        self.subjects = Subjects(self.name)
+        self.bus = MemoryBus(self.name, MemoryBroker())
+        protocol = ProtocolSettings(fragments=1, interval_steps=4, shards=1)
+        self.run = RunRecord(
+            run=self.name, founder="a", nonce="0" * 16, founded_at_s=0.0, layout=LAYOUT, protocol=protocol
+        )
+
+    async def owner(self, epoch: int) -> Store:
+        """Return the store of the owner of this epoch, opened."""
+        store = Store(self.bus, self.run, 0, make_outer("nesterov", 1.0, 0.9))
+        await store.open(epoch)
+        return store
+
+    async def chunks(self) -> set[str]:
+        """Return the stems of all frames, states and books that the broker holds."""
+        prefix = self.subjects.prefix
+        kept = [await self.bus.get_records(f"{prefix}.{kind}.>") for kind in ("gl.c", "st.c", "st.b")]
+        return {record.subject.rpartition(".")[0] for records in kept for record in records}
+
+    @staticmethod
+    def named(store: Store) -> set[str]:
+        """Return the stems that the head names."""
+        head = store.holdings[0].head
+        return {blob.stem for blob in (head.blob, head.previous, head.state, head.books) if blob is not None}
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    """A run at version 0."""
+    desk = Desk()
+    await publish_origin(desk.bus, desk.subjects, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
+    yield desk
+    await desk.bus.close()
+
+
+def command(version: int) -> Commit:
+    """Return the command to commit one contribution on `version`."""
+    share = Share(key=PushKey("a", 1, 0, version + 1), base_version=version, tokens=8, steps=4, weight=16.0, age=0)
+    books = Books()
+    books.merge(share)
+    return Commit(
+        fragment=0,
+        base_version=version,
+        shares=(share,),
+        called_s=0.0,
+        quorum_s=0.0,
+        grace_s=0.0,
+        end="all answered",
+        live=1,
+        books=books.frozen(Ledger()),
+    )
+
+
+async def test_an_owner_keeps_what_its_head_names_and_no_more(desk: Desk) -> None:
+    """Whatever it commits and keeps, the broker holds frame, previous frame, state and books."""
+    store = await desk.owner(1)
+    for version in range(4):
+        await store.commit(command(version), STEP)
+        await store.keep(0, Books(told_tokens=version).frozen(Ledger(told_tokens=version)))
+
+        assert await desk.chunks() == desk.named(store)
+
+
+async def test_what_a_dead_owner_left_is_swept_by_its_heir(desk: Desk) -> None:
+    """Chunks of a commit that never became visible, and of versions that nobody purged, are gone after two commits."""
+    first = await desk.owner(1)
+    for version in range(3):
+        await first.commit(command(version), STEP)
+    lost = command(3)
+    for stem in (
+        desk.subjects.global_stem(0, 4, "1.lost"),
+        desk.subjects.state_stem(0, 4, "1.lost"),
+        desk.subjects.books_stem(0, "1.lost"),
+        desk.subjects.global_stem(0, 1, "1.unpurged"),
+    ):
+        await desk.bus.put_blob(stem, lost.books)
+    heir = await desk.owner(2)
+
+    for version in range(3, 3 + COMMITS_BEFORE_SWEEP):
+        assert len(await desk.chunks() - desk.named(heir)) >= 4
+        await heir.commit(command(version), STEP)
+
+    assert await desk.chunks() == desk.named(heir)
+    third = await desk.owner(3)
+    assert third.holdings[0].head.version == 3 + COMMITS_BEFORE_SWEEP
+    np.testing.assert_array_equal(third.holdings[0].values, heir.holdings[0].values)
+
+
+async def test_a_deposed_owner_removes_what_it_wrote_in_vain(desk: Desk) -> None:
+    """Its compare-and-set is refused, and its chunks do not stay."""
+    first = await desk.owner(1)
+    await first.commit(command(0), STEP)
+    heir = await desk.owner(2)
+
+    with pytest.raises(RecordConflict):
+        await first.commit(command(1), STEP)
+
+    assert await desk.chunks() == desk.named(heir)
