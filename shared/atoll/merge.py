@@ -100,7 +100,7 @@ class FragmentFold:
                 if span.direct:
                     continue
                 here = slice(span.offset, span.offset + span.size)
-                norm = _norm(displacement[here])
+                norm = l2_norm(displacement[here])
                 self._radial[number] += (norm - self._radial[number]) * share
                 self._blend(self._directions[here], displacement[here], share, norm)
 
@@ -120,7 +120,7 @@ class FragmentFold:
             shortest = max(DIRECTION_MIN, self.count * ROUNDING)
             for number, span in enumerate(self._spans):
                 here = slice(span.offset, span.offset + span.size)
-                length = 0.0 if span.direct else _norm(directions[here])
+                length = 0.0 if span.direct else l2_norm(directions[here])
                 if length > shortest:
                     np.multiply(directions[here], np.float32(self._radial[number] / length), out=merged[here])
         return Merged(merged, self.weight_sum, self.count)
@@ -139,7 +139,7 @@ class FragmentFold:
 
 def span_norms(spans: Sequence[Span], displacement: Vector) -> list[float]:
     """Return the L2 norm of each slice, accumulated in float64."""
-    return [_norm(displacement[span.offset : span.offset + span.size]) for span in spans]
+    return [l2_norm(displacement[span.offset : span.offset + span.size]) for span in spans]
 
 
 def validate_displacement(
@@ -168,7 +168,7 @@ def validate_displacement(
     return math.hypot(*norms)
 
 
-def _norm(vector: Vector) -> float:
+def l2_norm(vector: Vector) -> float:
     """Return the L2 norm, blockwise in float64: no overflow below 1e150, no large temporary."""
     total = 0.0
     for start in range(0, vector.size, BLOCK_ELEMENTS):

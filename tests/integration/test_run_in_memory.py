@@ -160,11 +160,11 @@ def test_a_learner_that_spoils_the_run_is_isolated_and_nobody_else_notices(run: 
     def spoil() -> None:
         try:
             with world.join("mad") as island:
-                for step in range(100_000):
-                    # Behaves until the shards know what is usual here, then its values explode.
+                while True:
+                    # Behaves until the shards know what is usual here, then its values leap.
                     params = jax.tree.map(lambda leaf: leaf + 0.05 * (1.0 - leaf), island.params)
-                    if step > 40:
-                        params = jax.tree.map(lambda leaf: leaf * 1e3 + 1e3, params)
+                    if island.run_tokens > 2_000:
+                        params = jax.tree.map(lambda leaf: leaf + 100.0, params)
                     time.sleep(STEP_S)
                     island.step(params, tokens=10, loss=1.0)
         except Quarantined as error:

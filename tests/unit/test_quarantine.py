@@ -105,6 +105,12 @@ def test_more_steps_may_go_further_and_fewer_may_not() -> None:
     assert is_outlier(USUAL, 10.1, 1, 10.0)
 
 
+def test_what_is_short_beside_the_parameters_is_no_outlier() -> None:
+    """A run that has converged moves hardly at all; ten times that is not much either."""
+    assert is_outlier(USUAL, 50.0, 8, 10.0, base_norm=4_999.0)
+    assert not is_outlier(USUAL, 50.0, 8, 10.0, base_norm=5_001.0)
+
+
 def test_a_ratio_of_zero_judges_nobody() -> None:
     """The rule can be switched off."""
     assert not is_outlier(USUAL, 1e30, 1, 0.0)

@@ -304,7 +304,10 @@ class ShardService:
         if reason:
             self._on_fact(ContributionSpoiled(at_s=now_s, key=action.key, reason=reason, cause_id=action.cause_id))
         else:
-            self._on_fact(ContributionReady(at_s=now_s, key=action.key, norm=norm, cause_id=action.cause_id))
+            base_norm = self.store.holdings[action.key.fragment].norm
+            self._on_fact(
+                ContributionReady(at_s=now_s, key=action.key, norm=norm, base_norm=base_norm, cause_id=action.cause_id)
+            )
 
     async def _work(self, fragment: int) -> None:
         """Execute one fragment's commands in order, until a write of ours is refused."""

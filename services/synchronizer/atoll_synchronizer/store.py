@@ -40,6 +40,7 @@ from atoll.errors import (
 )
 from atoll.island.founding import head_info
 from atoll.logs import get
+from atoll.merge import l2_norm
 from atoll.outer import OuterOptimizer
 from atoll.protocol.books import BOOKS_BYTES_MAX, Books, thawed
 from atoll.protocol.events import Commit
@@ -58,12 +59,16 @@ log = get(__name__)
 
 @dataclass(slots=True)
 class Holding:
-    """One fragment as its shard holds it: values, outer state, and the head (with revision) that made them visible."""
+    """One fragment as its shard holds it: values (of L2 length `norm`), outer state, the head that made them visible.
+
+    `before` is the frame that the next commit makes superfluous; `commits` counts those of this tenure.
+    """
 
     head: Head
     revision: int
     values: Vector
     state: dict[str, npt.NDArray[np.generic]]
+    norm: float
     before: BlobRef | None = None
     commits: int = 0
 
@@ -112,6 +117,7 @@ class Store:
         version = command.base_version + 1
         nonce = self._nonce(books)
         values, state = await asyncio.to_thread(self._outer.update, held.values, displacement, held.state)
+        norm = await asyncio.to_thread(l2_norm, values)
         frame = await asyncio.to_thread(encode_frame, values, "f32")
         packed = await asyncio.to_thread(pack_arrays, state)
         blob, state_blob, books_blob = await asyncio.gather(
@@ -126,7 +132,7 @@ class Store:
             await self._purge(blob, state_blob, books_blob)
             raise
         made = held.commits + 1
-        self.holdings[command.fragment] = Holding(head, revision, values, state, held.head.blob, made)
+        self.holdings[command.fragment] = Holding(head, revision, values, state, norm, held.head.blob, made)
         self.books[command.fragment] = thawed(books)
         await self._purge(held.before, held.head.state, held.head.books)
         if made == COMMITS_BEFORE_SWEEP:
@@ -226,7 +232,8 @@ class Store:
             state = await asyncio.to_thread(unpack_arrays, packed, STATE_BYTES_MAX)
         if head.books is not None:
             self.books[fragment] = thawed(await self._bus.get_blob(head.books, BOOKS_BYTES_MAX))
-        return Holding(head, revision, values, state, before=head.previous)
+        norm = await asyncio.to_thread(l2_norm, values)
+        return Holding(head, revision, values, state, norm, before=head.previous)
 
     def _head(self, command: Commit, held: Holding, nonce: str, blob: BlobRef, state: BlobRef, books: BlobRef) -> Head:
         return Head(

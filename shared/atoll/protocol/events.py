@@ -69,10 +69,14 @@ class ContributionArrived(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionReady(Fact):
-    """Its displacement is decoded, finite and within bounds; `norm` is its L2 norm, 0 when nobody measured."""
+    """Its displacement is decoded, finite and within bounds; `norm` is its L2 norm, 0 when nobody measured.
+
+    `base_norm` is that of the global fragment as it is now.
+    """
 
     key: PushKey
     norm: float = 0.0
+    base_norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,10 @@ stops with an error. Its next incarnation begins with a clean record: a restart 
 learner whose memory flips bits, or whose learning rate is a hundred times the run's. The yardstick is what was accepted
 of the same fragment before, with norms ||v_i|| over s_i steps:
 
-    outlier  <=>  ||v|| > outlier_ratio * median(||v_i||) * max(1, s / median(s_i))
+    outlier  <=>  ||v|| > outlier_ratio * median(||v_i||) * max(1, s / median(s_i))  and  ||v|| > 0.01 ||theta||
 
-A displacement over k times the steps may be k times as long, since every inner step has a bounded length. Nothing is
+A displacement over k times the steps may be k times as long, since every inner step has a bounded length. What is short
+beside the parameters themselves ruins nothing: where a run has converged, ten times almost nothing is no offence. Nothing is
 judged before `MEASURES_MIN` were accepted; the last `MEASURES_MAX` count. The measures and the offences are kept in the
 fragment's books, so an heir judges as its predecessor did.
 """
@@ -43,6 +44,7 @@ OFFENCES: Final = frozenset(
 )
 """Reasons of refusals that no healthy learner gives."""
 
+NEGLIGIBLE_SHARE: Final = 0.01
 MEASURES_MIN: Final = 4
 MEASURES_MAX: Final = 16
 
@@ -50,9 +52,12 @@ Measure = tuple[float, int]
 """L2 norm of an accepted displacement and the inner steps it covers."""
 
 
-def is_outlier(measures: Sequence[Measure], norm: float, steps: int, ratio: float) -> bool:
-    """Return whether a displacement of this length over so many steps is out of all proportion; never for ratio 0."""
-    if ratio <= 0.0 or len(measures) < MEASURES_MIN:
+def is_outlier(measures: Sequence[Measure], norm: float, steps: int, ratio: float, base_norm: float = 0.0) -> bool:
+    """Return whether a displacement of this length over so many steps is out of all proportion; never for ratio 0.
+
+    `base_norm` is the L2 norm of the global fragment that it would move.
+    """
+    if ratio <= 0.0 or len(measures) < MEASURES_MIN or norm <= NEGLIGIBLE_SHARE * base_norm:
         return False
     usual_norm = median(norm for norm, _ in measures) or 0.0
     usual_steps = median(float(steps) for _, steps in measures) or 1.0

@@ -214,7 +214,8 @@ class Shard:
         offer = slot.offers.get(event.key)
         if offer is None:
             raise ProtocolMisuse("a contribution became ready that nobody asked for", got=event.key)
-        if is_outlier(slot.books.measures, event.norm, offer.steps, self.settings.outlier_ratio):
+        ratio = self.settings.outlier_ratio
+        if is_outlier(slot.books.measures, event.norm, offer.steps, ratio, event.base_norm):
             actions = self._refuse(slot, offer, "outlier", event.cause_id)
             return actions + self._advance(slot, event.at_s, event.cause_id)
         slot.books.measure(event.norm, offer.steps)
