@@ -116,7 +116,8 @@ class ShardService:
             reason = await self._ended
             await self.chores.stop()
             ledger = self.store.ledger(self.machine.ledger)
-            await self._record_ledger(ledger, reason)
+            if not self._heir:
+                await self._record_ledger(ledger, reason)
             await patiently(lambda: self.lease.release(ledger, closed=self._finished, to=self._heir))
             return reason
         finally:

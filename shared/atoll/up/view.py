@@ -82,6 +82,15 @@ class Refused(msgspec.Struct, frozen=True):
     learner: str = ""
 
 
+class Quarantine(msgspec.Struct, frozen=True):
+    """The fields of a `quarantined` event: who is isolated, after how many offences, and what the last one was."""
+
+    learner: str
+    incarnation: int
+    offences: int
+    reason: str
+
+
 class Closed(msgspec.Struct, frozen=True):
     """The fields of a `ledger` event: what a shard closed its books with."""
 
@@ -174,6 +183,7 @@ class RunView:
     validations: deque[Measured] = field(default_factory=lambda: deque(maxlen=VALIDATIONS_MAX))
     closed: dict[str, Closed] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
+    quarantined: list[Quarantine] = field(default_factory=list)
     commits: int = 0
     bytes_merged: int = 0
     bytes_published: int = 0
@@ -269,6 +279,9 @@ class RunView:
     def _on_refused(self, event: Event) -> None:
         self.refused[_fields(event, Refused).reason] += 1
 
+    def _on_quarantined(self, event: Event) -> None:
+        self.quarantined.append(_fields(event, Quarantine))
+
     def _on_ledger(self, event: Event) -> None:
         """Keep the latest books of a shard: they are sums over all its tenures."""
         self.closed[event.who] = closed = _fields(event, Closed)
@@ -288,7 +301,7 @@ class RunView:
         return view, view.lives.setdefault(incarnation, Life(incarnation))
 
 
-_KINDS: Final = frozenset({"round", "joined", "left", "refused", "ledger", "validation"})
+_KINDS: Final = frozenset({"round", "joined", "left", "refused", "quarantined", "ledger", "validation"})
 
 
 def _fields(event: Event, kind: type[F]) -> F:

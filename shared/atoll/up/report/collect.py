@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 import atoll
 from atoll.protocol.ledger import Account, Ledger, apportion, settle
 from atoll.up.folder import SessionRecord
@@ -69,6 +71,7 @@ def collect(view: RunView, facts: Facts) -> dict[str, Any]:
         "commits": view.commits,
         "rounds": _rounds(view),
         "refused": dict(sorted(view.refused.items())),
+        "quarantined": [msgspec.to_builtins(isolated) for isolated in view.quarantined],
         "learners": [_learner(learner, books, fragments) for _, learner in sorted(view.learners.items())],
         "shards": _shards(view, facts),
         "seed": facts.settings.get("seed", 0),
