@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from atoll.protocol.ledger import Ledger, settle
 from atoll.up.report.collect import believe_the_dead
-from atoll.up.view import LearnerView, Life, RunView
+from atoll.up.view import LearnerView, Life, Quarantine, RunView
+from atoll.wire.messages import event
 
 
 def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> None:
@@ -19,3 +20,13 @@ def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> No
     assert books.accounts["a/1"].trained == 1000
     assert books.accounts["a/2"].trained == 600
     assert settle(books, 1).fates["lost"] == 1600
+
+
+def test_who_was_isolated_is_kept_with_the_reason() -> None:
+    """A quarantine on the tape reaches the report; one that is malformed is counted as unreadable."""
+    view = RunView()
+    view.on_event(event("quarantined", "shard-0", 1.0, learner="a", incarnation=2, offences=3, reason="outlier"))
+    view.on_event(event("quarantined", "shard-0", 1.0, learner="a"))
+
+    assert view.quarantined == [Quarantine("a", 2, 3, "outlier")]
+    assert view.unreadable == 1
