@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.balance import Balance, HandOver, HostHeard
+from atoll.protocol.balance import HOSTS_MAX, Balance, HandOver, HostHeard
 
 LEASE_S = 3.0
 SHARDS = frozenset(range(8))
@@ -90,6 +90,13 @@ def test_a_lease_given_up_is_news() -> None:
     assert balance.hear(heard("b", {0}))
     assert balance.hear(heard("b", {0}, leaving=True))
     assert not balance.hear(heard("a", set()))
+
+
+def test_a_host_remembers_a_bounded_number_of_others() -> None:
+    """Those it has not heard of for longest are forgotten first."""
+    balance = told("a", heard("old", set()), *(heard(f"h{i}", {1}) for i in range(HOSTS_MAX)))
+
+    assert balance.successor(0, 0.0) == "h0"
 
 
 @given(hosts=st.integers(1, 6), shards=st.integers(1, 12), seed=st.integers(0, 1 << 30))

@@ -21,6 +21,7 @@ from atoll.protocol.events import Command, Fact
 
 SILENT_LEASES = 2.0
 BEATS_PER_LEASE = 3.0
+HOSTS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,10 @@ class Balance:
         """Take note of another host; return whether it is news that it has given something up or is leaving."""
         if fact.host == self.host:
             return False
-        before = self._others.get(fact.host)
+        before = self._others.pop(fact.host, None)
         self._others[fact.host] = fact
+        while len(self._others) > HOSTS_MAX:
+            del self._others[next(iter(self._others))]
         return before is None or bool(before.owns - fact.owns) or fact.leaving
 
     def rebalance(self, own: HostHeard) -> list[HandOver]:
