@@ -14,7 +14,7 @@ export PYTHON ?=
 # Each is passed on only where it was given, so that every command keeps its own default.
 BENCH_FLAGS = $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
-.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults chaos results clean
+.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild chaos results clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -23,9 +23,9 @@ help:  ## list the targets and the variables
 
 #: PYTHON=python3.12   the interpreter of the environment (setup); 3.11 or newer
 #: OUT=runs/mine       where the run writes (demo)
-#: MINUTES=5           about how long a benchmark may take (bench, bench-parity, bench-faults, chaos)
+#: MINUTES=5           about how long a benchmark may take (bench, bench-parity, bench-faults, bench-rebuild, chaos)
 #: SEEDS=3             how many seeds are compared (bench-parity)
-#: SEED=7              the seed of a benchmark (bench, bench-parity, bench-faults, chaos) or of the order of tests (test)
+#: SEED=7              the seed of a benchmark (bench, bench-parity, bench-faults, bench-rebuild, chaos) or of the order of tests (test)
 #: SCHEDULES=2000      how many random fault schedules the simulation tests try (test)
 #: ARGS="-k round"     more arguments for pytest (test)
 
@@ -63,6 +63,9 @@ bench-parity: $(READY)  ## compare the loss with data-parallel training at equal
 
 bench-faults: $(READY)  ## measure what a slow and a killed learner cost the others
 	$(PY) benchmarks/faults.py $(BENCH_FLAGS)
+
+bench-rebuild: $(READY)  ## delete the broker's store under a run and measure what rebuilding it from its archive costs
+	$(PY) benchmarks/rebuild.py $(BENCH_FLAGS)
 
 chaos: $(READY)  ## kill and freeze everything at random, and read from the tape what it cost
 	$(PY) benchmarks/chaos.py $(BENCH_FLAGS)

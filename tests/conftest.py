@@ -17,7 +17,7 @@ from atoll.testing import unique_run
 # importlib mode leaves sys.path alone.
 for shared_by_tests in ("contract", "integration"):
     sys.path.insert(0, str(Path(__file__).parent / shared_by_tests))
-pytest.register_assert_rewrite("bus_contract", "bus_contract_data", "bus_contract_live")
+pytest.register_assert_rewrite("bus_contract", "bus_contract_data", "bus_contract_live", "reef")
 
 pytest_plugins = ["islands"]
 

@@ -11,7 +11,9 @@
     │   ├── BrokerUnavailable    no broker answers, it is too old, or JetStream is off
     │   ├── PortBusy             something else listens on the port
     │   ├── StorageFull          a disk or a stream has no room left
-    │   └── Quarantined          shards refuse what this learner sends: its results cannot be used
+    │   ├── Quarantined          shards refuse what this learner sends: its results cannot be used
+    │   ├── ArchiveUnavailable   the archive cannot be reached, read or written
+    │   └── RunReplaced          the broker holds no such run, or another founding of it than this process joined
     ├── BusError                 what one bus call can answer besides its result
     │   ├── RecordConflict       compare-and-set lost: someone else wrote first
     │   ├── BlobGone             the chunks were purged or never completed
@@ -96,6 +98,14 @@ class StorageFull(EnvironmentFault):
 
 class Quarantined(EnvironmentFault):
     """Shards refuse what this learner sends: its results cannot be used."""
+
+
+class ArchiveUnavailable(EnvironmentFault):
+    """The archive cannot be reached, read or written."""
+
+
+class RunReplaced(EnvironmentFault):
+    """The broker holds no such run, or another founding of it than this process joined."""
 
 
 class BusError(AtollError):

@@ -5,7 +5,7 @@ where it came from (`Loaded.origins`), so that an error names the file, the vari
 `atoll config` can show it. Relations between settings are checked here, once, with both values in the message.
 
 Sections: `broker` (where it is), `protocol` (what the run agrees on, see `atoll.protocol.settings`), `learner`,
-`model`, `train`, `data`, `synchronizer`. Model and training sections are plain tables here and are checked by the
+`model`, `train`, `data`, `synchronizer`, `archive`. Model and training sections are plain tables here and are checked by the
 learner, which knows what they mean; the kernel carries them.
 """
 
@@ -68,9 +68,25 @@ class DataSettings(Section):
 
 
 class SynchronizerSettings(Section):
-    """One synchronizer process: the only shard it serves, or a fair share of all beside other processes."""
+    """One synchronizer process: the only shard it serves, or a fair share of all beside other processes.
+
+    `restore` is the URL of an archive from which a run that the broker does not have is rebuilt.
+    """
 
     shard: int | None = Field(default=None, ge=0)
+    restore: str = ""
+
+
+class ArchiveSettings(Section):
+    """Where shards keep checkpoints outside the broker (see `atoll.archive`).
+
+    `url` is a folder, `file://…` or `s3://bucket/prefix`; empty means no archive. A mark is made every `every_s` seconds of
+    the run's age (0: none), and the newest `keep` marks that every shard has made are kept.
+    """
+
+    url: str = ""
+    every_s: int = Field(default=300, ge=0, le=7 * 86400)
+    keep: int = Field(default=3, ge=1, le=1000)
 
 
 class LogSettings(Section):
@@ -107,6 +123,7 @@ class Settings(BaseSettings):
     train: dict[str, Any] = Field(default_factory=dict)
     data: DataSettings = DataSettings()
     synchronizer: SynchronizerSettings = SynchronizerSettings()
+    archive: ArchiveSettings = ArchiveSettings()
     log: LogSettings = LogSettings()
 
     @classmethod

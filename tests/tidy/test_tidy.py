@@ -64,6 +64,8 @@ TESTED_BY = {
     "atoll.cli.fates": "test_takeover.py",
     "atoll.island.accounts": "test_takeover.py",
     "atoll.cli.look": "test_cli.py",
+    "atoll.cli.archive": "test_rebuild.py",
+    "atoll.up.recovery": "test_rebuild.py",
     "atoll.cli.options": "test_cli.py",
     "atoll.cli.schema": "test_cli.py",
     "atoll.cli.tap": "test_cli.py",

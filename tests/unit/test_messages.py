@@ -27,6 +27,7 @@ MANIFEST = Contribution(
     loss=5.5,
     norms=(1.0,),
     layout="f",
+    run_nonce="n",
     blob=BlobRef(stem="stem", size_bytes=10, chunks=1, digest="d"),
 )
 

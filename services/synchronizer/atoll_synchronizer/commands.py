@@ -20,6 +20,12 @@ def serve(
     ] = None,
     run: Run = None,
     broker: Broker = None,
+    restore: Annotated[
+        str | None,
+        typer.Option(
+            help="Archive (folder, file://, s3://) to rebuild the run from where the broker does not have it."
+        ),
+    ] = None,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
@@ -27,4 +33,7 @@ def serve(
     from atoll.settings import load  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll_synchronizer.process import serve_shards  # noqa: PLC0415
 
-    serve_shards(load(config, with_flags(assignments, synchronizer__shard=shard, run=run, broker__url=broker)).settings)
+    flags = with_flags(
+        assignments, synchronizer__shard=shard, synchronizer__restore=restore, run=run, broker__url=broker
+    )
+    serve_shards(load(config, flags).settings)

@@ -22,10 +22,14 @@ from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
 from atoll.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
+from atoll.island.founding import read_run
 from atoll.logs import get, say_in_this_task
 from atoll.protocol.balance import BEATS_PER_LEASE, Balance, HostHeard
+from atoll.settings import ArchiveSettings
 from atoll.wire.messages import Presence, RunRecord, decode, encode
+from atoll_synchronizer.archivist import make_archivist
 from atoll_synchronizer.service import HANDED_OVER, ShardService
+from atoll_synchronizer.tape import patiently
 
 log = get(__name__)
 
@@ -36,13 +40,16 @@ CLOSE_S = 5.0
 class Host:
     """Wants `shards` of a founded run until the run is over or it is told to leave."""
 
-    def __init__(self, bus: Bus, run: RunRecord, shards: tuple[int, ...], clock: Clock) -> None:
+    def __init__(
+        self, bus: Bus, run: RunRecord, shards: tuple[int, ...], clock: Clock, archive: ArchiveSettings
+    ) -> None:
         """Want them; `serve` does the work."""
         self.name = secrets.token_hex(6)
         self._bus = bus
         self._run = run
         self._shards = shards
         self._clock = clock
+        self._archive = archive
         self._subjects = Subjects(run.run)
         self._balance = Balance(self.name, run.protocol.lease_s)
         self._services: dict[int, ShardService] = {}
@@ -79,7 +86,8 @@ class Host:
         """Be a candidate for the shard, again after every time that it has gone to somebody else."""
         say_in_this_task(shard=shard)
         while True:
-            service = ShardService(self._bus, self._run, shard, self._clock, host=self.name)
+            archivist = make_archivist(self._archive, self._run, shard, self._clock)
+            service = ShardService(self._bus, self._run, shard, self._clock, host=self.name, archivist=archivist)
             self._services[shard] = service
             if self._leaving:
                 service.order_drain()
@@ -92,6 +100,9 @@ class Host:
                 log.info("shard.finished", reason=reason, commits=service.commits)
                 return
             log.info("shard.given_up", reason=reason, commits=service.commits)
+            # The run that is there now need not be the one we knew: it may have been rebuilt.
+            there: RunRecord | None = await patiently(lambda: read_run(self._bus, self._subjects))
+            self._run = there or self._run
 
     def _move(self, shard: int, to: str) -> None:
         """Begin to hand a shard over, unless that is going on already."""

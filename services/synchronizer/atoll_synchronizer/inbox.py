@@ -29,6 +29,8 @@ def read_manifest(delivery: Delivery, subjects: Subjects, run: RunRecord, shard:
     ours = subjects.contribution(shard, manifest.fragment, manifest.learner)
     if delivery.subject != ours or manifest.fragment not in run.protocol.fragments_of(shard):
         raise PeerMisbehaved("a manifest on a foreign subject", got=delivery.subject, allowed=ours)
+    if manifest.run_nonce != run.nonce:
+        raise PeerMisbehaved("a manifest of another founding of the run", got=manifest.run_nonce, allowed=run.nonce)
     if manifest.layout != run.layout.fingerprint:
         raise PeerMisbehaved("another layout", got=manifest.layout, allowed=run.layout.fingerprint)
     stem = subjects.contribution_stem(manifest.learner, manifest.fragment, manifest.incarnation, manifest.push)
@@ -49,6 +51,14 @@ def arrival(manifest: Contribution, at_s: float) -> ContributionArrived:
         final=manifest.final,
         cause_id=manifest.cause_id,
     )
+
+
+def read_beat(data: bytes, run: RunRecord) -> Beat:
+    """Return a heartbeat or farewell; raise `PeerMisbehaved` when its learner joined another founding of the run."""
+    beat = decode(Beat, data)
+    if beat.run_nonce != run.nonce:
+        raise PeerMisbehaved("a learner of another founding of the run", got=beat.run_nonce, allowed=run.nonce)
+    return beat
 
 
 def beat_fact(beat: Beat, at_s: float) -> LearnerBeat:

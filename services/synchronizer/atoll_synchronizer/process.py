@@ -14,6 +14,9 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from atoll.archive.rebuild import rebuild
+from atoll.archive.shelf import Shelf
+from atoll.archive.vault import open_vault
 from atoll.bus.connect import open_bus
 from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
@@ -50,6 +53,9 @@ async def serve(settings: Settings) -> None:
     bus = await open_bus(settings.broker.url, settings.run, name=name, options=bus_options(settings))
     life = loop.create_task(live(settings.health_file))
     try:
+        if settings.synchronizer.restore:
+            shelf = Shelf(open_vault(settings.synchronizer.restore), settings.run)
+            await rebuild(bus, shelf, SystemClock(), first=shard or 0)
         record = await wait_for_run(bus, settings.run, stop)
         if record is None:
             return
@@ -62,7 +68,7 @@ async def serve(settings: Settings) -> None:
                 todo="set --shard, or leave it away",
             )
         wanted = tuple(range(shards)) if shard is None else (shard,)
-        await Host(bus, record, wanted, SystemClock()).serve(stop)
+        await Host(bus, record, wanted, SystemClock(), settings.archive).serve(stop)
     finally:
         life.cancel()
         await bus.close()

@@ -57,11 +57,12 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.shard import Shard
-from atoll.wire.messages import Beat, Call, RunRecord, decode, encode
+from atoll.wire.messages import Call, RunRecord, encode
+from atoll_synchronizer.archivist import Archivist
 from atoll_synchronizer.chores import Chores
 from atoll_synchronizer.hands import Hands
 from atoll_synchronizer.haste import HasteWatch
-from atoll_synchronizer.inbox import Decided, arrival, beat_fact, read_manifest, round_line
+from atoll_synchronizer.inbox import Decided, arrival, beat_fact, read_beat, read_manifest, round_line
 from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.store import Store
 from atoll_synchronizer.tape import Tape, patiently
@@ -76,12 +77,15 @@ HANDED_OVER = "handed over"
 class ShardService:
     """One candidacy for one shard of a founded run, on the running loop: standby, owner, finished or deposed."""
 
-    def __init__(self, bus: Bus, run: RunRecord, shard: int, clock: Clock, *, host: str = "") -> None:
+    def __init__(
+        self, bus: Bus, run: RunRecord, shard: int, clock: Clock, *, host: str = "", archivist: Archivist | None = None
+    ) -> None:
         """Prepare, on behalf of the process `host`; `serve` does the work."""
         self.bus = bus
         self.run = run
         self.shard = shard
         self.clock = clock
+        self.archivist = archivist
         self.who = f"shard-{shard}"
         self.subjects = Subjects(run.run)
         protocol = run.protocol
@@ -119,6 +123,8 @@ class ShardService:
             if not self._heir:
                 await self._record_ledger(ledger, reason)
             await patiently(lambda: self.lease.release(ledger, closed=self._finished, to=self._heir))
+            if self.archivist and not self._heir:
+                await self.archivist.close(self.bus, self.store, ledger, finished=self._finished)
             return reason
         finally:
             self.owning = False
@@ -145,6 +151,8 @@ class ShardService:
         self.chores.spawn(self._hear_beats(beats))
         self.chores.spawn(self._read_queue(consumer))
         self.chores.spawn(self.hands.keep_holding())
+        if self.archivist:
+            self.chores.spawn(self.archivist.keep(self.bus, self.store, lambda: self.machine.ledger))
         self.owning = True
         if self.draining:
             self.order_drain()
@@ -206,7 +214,7 @@ class ShardService:
                 log.warning("beat.refused", subject=whisper.subject, reason=str(error))
 
     def _on_beat(self, whisper: Whisper) -> None:
-        beat = decode(Beat, whisper.data)
+        beat = read_beat(whisper.data, self.run)
         if beat.state == "left":
             return
         self._on_fact(beat_fact(beat, self.clock.monotonic()))
@@ -241,7 +249,7 @@ class ShardService:
         self._on_fact(arrived)
 
     def _on_farewell(self, delivery: Delivery) -> None:
-        beat = decode(Beat, delivery.data)
+        beat = read_beat(delivery.data, self.run)
         ours = self.subjects.farewell(self.shard, beat.learner)
         if delivery.subject != ours:
             raise PeerMisbehaved("a farewell of somebody else", got=delivery.subject, allowed=ours)

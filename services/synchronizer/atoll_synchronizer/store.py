@@ -38,7 +38,7 @@ from atoll.errors import (
     RecordConflict,
     StorageFull,
 )
-from atoll.island.founding import head_info
+from atoll.island.founding import head_info, read_run
 from atoll.logs import get
 from atoll.merge import l2_norm
 from atoll.outer import OuterOptimizer
@@ -59,9 +59,10 @@ log = get(__name__)
 
 @dataclass(slots=True)
 class Holding:
-    """One fragment as its shard holds it: values (of L2 length `norm`), outer state, the head that made them visible.
+    """One fragment as its shard holds it: values (of L2 length `norm`), outer state, books as they were frozen, its head.
 
-    `before` is the frame that the next commit makes superfluous; `commits` counts those of this tenure.
+    The head (of `revision`) names exactly these; arrays are never changed in place, so whoever takes them together has
+    what it names. `before` is the frame that the next commit makes superfluous; `commits` counts those of this tenure.
     """
 
     head: Head
@@ -69,6 +70,7 @@ class Holding:
     values: Vector
     state: dict[str, npt.NDArray[np.generic]]
     norm: float
+    books: bytes | None = None
     before: BlobRef | None = None
     commits: int = 0
 
@@ -99,8 +101,15 @@ class Store:
         self._litter: list[str] = []
 
     async def open(self, epoch: int) -> None:
-        """Begin the tenure `epoch`: fence every head, then load its frame, state and books."""
+        """Begin the tenure `epoch`: fence every head, then load its frame, state and books.
+
+        Raises:
+            RecordConflict: a later owner is there, or the broker holds another founding of the run.
+        """
         self.epoch = epoch
+        there = await read_run(self._bus, self._subjects)
+        if there is None or there.nonce != self._run.nonce:
+            raise RecordConflict("the run was rebuilt meanwhile", got=there and there.nonce, allowed=self._run.nonce)
         for fragment in self._run.protocol.fragments_of(self._shard):
             self.holdings[fragment] = await self._load(fragment)
 
@@ -132,7 +141,7 @@ class Store:
             await self._purge(blob, state_blob, books_blob)
             raise
         made = held.commits + 1
-        self.holdings[command.fragment] = Holding(head, revision, values, state, norm, held.head.blob, made)
+        self.holdings[command.fragment] = Holding(head, revision, values, state, norm, books, held.head.blob, made)
         self.books[command.fragment] = thawed(books)
         await self._purge(held.before, held.head.state, held.head.books)
         if made == COMMITS_BEFORE_SWEEP:
@@ -145,7 +154,7 @@ class Store:
         blob = await self._bus.put_blob(self._subjects.books_stem(fragment, self._nonce(books)), books)
         head = msgspec.structs.replace(held.head, books=blob)
         held.revision = await self._write(head, held.revision, head_info(head))
-        held.head, former = head, held.head.books
+        held.head, held.books, former = head, books, held.head.books
         self.books[fragment] = thawed(books)
         if former is not None and former.stem != blob.stem:
             await self._purge(former)
@@ -230,10 +239,11 @@ class Store:
         if head.state is not None:
             packed = await self._bus.get_blob(head.state, STATE_BYTES_MAX)
             state = await asyncio.to_thread(unpack_arrays, packed, STATE_BYTES_MAX)
-        if head.books is not None:
-            self.books[fragment] = thawed(await self._bus.get_blob(head.books, BOOKS_BYTES_MAX))
+        books = None if head.books is None else await self._bus.get_blob(head.books, BOOKS_BYTES_MAX)
+        if books is not None:
+            self.books[fragment] = thawed(books)
         norm = await asyncio.to_thread(l2_norm, values)
-        return Holding(head, revision, values, state, norm, before=head.previous)
+        return Holding(head, revision, values, state, norm, books, before=head.previous)
 
     def _head(self, command: Commit, held: Holding, nonce: str, blob: BlobRef, state: BlobRef, books: BlobRef) -> Head:
         return Head(

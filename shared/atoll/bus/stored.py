@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 from atoll.bus.connection import Connection
 from atoll.bus.interface import Buffer
 from atoll.bus.waiting import Unanswered, first_of
-from atoll.errors import AtollError, BrokerUnavailable, ProtocolMisuse, QueueFull, StorageFull
+from atoll.errors import AtollError, BrokerUnavailable, ProtocolMisuse, QueueFull, RunReplaced, StorageFull
 
 WRONG_SEQUENCE = 10071
 NO_MESSAGE = 10037
@@ -27,6 +27,7 @@ STREAM_NOT_FOUND = 10059
 STREAM_EXISTS = 10058
 _STORE_FAILED = 10077
 _NO_ROOM = (10023, 10047)
+_NO_STREAM = 10059
 _PAUSE_FIRST_S = 0.05
 _PAUSE_MAX_S = 2.0
 _chance = random.SystemRandom()
@@ -64,6 +65,13 @@ class Refused(Exception):
             )
         if self.is_passing:
             return BrokerUnavailable("JetStream cannot serve now", got=str(self), todo="look at the broker's log")
+        if self.err_code == _NO_STREAM:
+            return RunReplaced(
+                "the broker has no streams of this run",
+                got=f"{subject}: {self}",
+                todo="was the broker's store lost? rebuild the run from its archive (atoll synchronizer --restore); otherwise "
+                "check --run and --broker",
+            )
         return ProtocolMisuse("JetStream refused", got=f"{subject}: {self}")
 
 

@@ -17,6 +17,7 @@ from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
 if TYPE_CHECKING:
     from atoll.island.accounts import Life
     from atoll.settings import Settings
+    from atoll.wire.messages import Rebuilt
 
 
 def register(app: typer.Typer) -> None:
@@ -60,12 +61,12 @@ async def _print(settings: Settings, *, as_json: bool) -> None:
         await bus.close()
     fragments = len(record.layout.fragments)
     if as_json:
-        sys.stdout.write(accounts.as_json(lives, fragments).decode() + "\n")
+        sys.stdout.write(accounts.as_json(lives, fragments, record.rebuilt).decode() + "\n")
     else:
-        show(lives, fragments)
+        show(lives, fragments, record.rebuilt)
 
 
-def show(lives: list[Life], fragments: int) -> None:
+def show(lives: list[Life], fragments: int, rebuilt: Rebuilt | None = None) -> None:
     """Print a table, a row per incarnation and one for the run."""
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -90,4 +91,11 @@ def show(lives: list[Life], fragments: int) -> None:
     console = Console()
     console.print(table)
     exact = sum(sums.values()) == fragments * trained
-    console.print("every token has one fate" if exact else "the books were read while they changed: ask again")
+    whose = "every token has one fate" if rebuilt is None else "every token that these books know has one fate"
+    console.print(whose if exact else "the books were read while they changed: ask again")
+    if rebuilt is not None:
+        console.print(
+            f"the run was rebuilt from mark {rebuilt.mark} ({rebuilt.tokens:,} tokens): what was trained after it is in no "
+            "book; 'lost' includes what was open or queued at the mark",
+            soft_wrap=True,
+        )

@@ -42,6 +42,9 @@ def up(  # noqa: PLR0913  (one option each)
     again: Annotated[
         bool, typer.Option("--again", help="Begin anew where --out holds a finished run, which is moved aside.")
     ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Rebuild the run of --out from its archive if the broker has lost it.")
+    ] = False,
 ) -> None:
     """Prepare data, start a broker, shards, learners and the evaluator; drain, export and report at the end.
 
@@ -64,6 +67,7 @@ def up(  # noqa: PLR0913  (one option each)
         config=config,
         assignments=tuple(flags),
         again=again,
+        resume=resume,
         standbys=standbys,
     )
     code = run_up(plan(request))

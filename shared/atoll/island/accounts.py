@@ -17,7 +17,7 @@ from atoll.errors import BlobGone, BrokerUnavailable
 from atoll.island.founding import read_heads
 from atoll.protocol.books import BOOKS_BYTES_MAX, thawed
 from atoll.protocol.ledger import Account, Ledger
-from atoll.wire.messages import Lease, Member, RunRecord, decode
+from atoll.wire.messages import Lease, Member, Rebuilt, RunRecord, decode
 
 READ_ATTEMPTS = 8
 
@@ -95,12 +95,17 @@ def total(lives: list[Life], fragments: int) -> dict[str, int]:
     return sums
 
 
-def as_json(lives: list[Life], fragments: int) -> bytes:
-    """Return all of it as JSON: per incarnation and in total, in token-fragments and tokens trained."""
+def as_json(lives: list[Life], fragments: int, rebuilt: Rebuilt | None = None) -> bytes:
+    """Return all of it as JSON: per incarnation and in total, in token-fragments and tokens trained.
+
+    `rebuilt` says which mark the books go back to: they know nothing of what came after it and went with the broker.
+    """
     rows = [
         {"incarnation": life.name, "state": life.state, "trained": life.account.trained, "fates": life.fates(fragments)}
         for life in lives
     ]
     trained = sum(life.account.trained for life in lives)
     whole = {"fragments": fragments, "trained": trained, "fates": total(lives, fragments), "incarnations": rows}
+    if rebuilt is not None:
+        whole["rebuilt"] = rebuilt
     return msgspec.json.format(msgspec.json.encode(whole), indent=2)

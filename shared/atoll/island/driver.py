@@ -33,14 +33,13 @@ from atoll.errors import (
     BrokerUnavailable,
     BusError,
     FrameRejected,
-    IdentityTaken,
     PeerMisbehaved,
     Quarantined,
     StorageFull,
 )
 from atoll.fragments import gather
 from atoll.island.founding import Frame, Vector, fetch_frame, is_over, read_head, read_heads
-from atoll.island.membership import still_ours
+from atoll.island.membership import dismissal
 from atoll.logs import get
 from atoll.merge import span_norms
 from atoll.protocol.events import (
@@ -205,12 +204,8 @@ class IslandDriver:
         while True:
             await asyncio.sleep(RESYNC_S)
             try:
-                if not await still_ours(self.bus, self.subjects, self.member):
-                    self.failure = IdentityTaken(
-                        f"learner {self.member.learner!r} was taken over by a newer incarnation",
-                        got=f"incarnation {self.member.incarnation}",
-                        todo="this process stops; the newer one goes on",
-                    )
+                self.failure = await dismissal(self.bus, self.subjects, self.run, self.member)
+                if self.failure is not None:
                     return
                 self.drain_wanted = self.drain_wanted or await is_over(self.bus, self.subjects, self.run)
                 for head in (await read_heads(self.bus, self.subjects, self.run.layout)).values():
@@ -356,6 +351,7 @@ class IslandDriver:
             loss=self.report.loss,
             norms=norms,
             layout=self.run.layout.fingerprint,
+            run_nonce=self.run.nonce,
             blob=blob,
             final=action.final,
             cause_id=action.cause_id,

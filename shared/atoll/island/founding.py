@@ -86,7 +86,17 @@ async def check_run(bus: Bus, subjects: Subjects, layout: Layout, data: str) -> 
 
 
 async def publish_origin(bus: Bus, subjects: Subjects, run: RunRecord, values: Mapping[int, Vector]) -> None:
-    """Make version 0 of every fragment visible, wherever no head exists yet."""
+    """Make version 0 of every fragment visible, wherever no head exists yet.
+
+    Raises:
+        BrokerUnavailable: the run is being rebuilt from an archive; a fresh value in a trained run's place would ruin it.
+    """
+    if run.rebuilt is not None:
+        raise BrokerUnavailable(
+            f"run {run.run!r} is being rebuilt from its archive and is not complete yet",
+            got=f"mark {run.rebuilt.mark} of founding {run.rebuilt.source}",
+            todo="start every synchronizer shard with --restore, then the learners",
+        )
     for fragment, vector in values.items():
         nonce = secrets.token_hex(4)
         frame = await asyncio.to_thread(encode_frame, vector, "f32")

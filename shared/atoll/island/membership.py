@@ -5,7 +5,8 @@ a former life can be told apart. Before it takes over it *asks* whether the pres
 answers `identify` at once, and the newcomer is refused (two learners with one id is a mistake, not a failure). A holder
 that was killed cannot answer, so a restart under the same id waits one short time-out and no lease has to expire.
 
-A holder that was frozen and comes back finds a higher incarnation in the record and stops (`still_ours`).
+A holder that was frozen and comes back finds a higher incarnation in the record and stops (`dismissal`). So does one whose
+run was rebuilt from an archive, or is gone, on the broker: what it has trained since belongs to a run that no longer exists.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import socket
 from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects, token
 from atoll.clock import Clock
-from atoll.errors import IdentityTaken, RecordConflict
-from atoll.wire.messages import Control, Member, decode, encode
+from atoll.errors import AtollError, IdentityTaken, RecordConflict, RunReplaced
+from atoll.wire.messages import Control, Member, RunRecord, decode, encode
 
 IDENTIFY_TIMEOUT_S = 1.0
 
@@ -74,10 +75,33 @@ async def release(bus: Bus, subjects: Subjects, member: Member) -> None:
     await bus.put_record(subjects.member(member.learner), encode(gone), expected=record.revision)
 
 
-async def still_ours(bus: Bus, subjects: Subjects, member: Member) -> bool:
-    """Return whether the member record still names this incarnation."""
-    record = await bus.get_record(subjects.member(member.learner))
-    return record is not None and decode(Member, record.data).nonce == member.nonce
+async def dismissal(bus: Bus, subjects: Subjects, run: RunRecord, member: Member) -> AtollError | None:
+    """Return why this incarnation must stop, None while the run and the member record are still its own.
+
+    Raises `RunReplaced` itself when the broker has nothing of the run at all.
+    """
+    record = await bus.get_record(subjects.run_record)
+    mine = await bus.get_record(subjects.member(member.learner))
+    there = None if record is None else decode(RunRecord, record.data)
+    if there is None or there.nonce != run.nonce:
+        return _replaced(run, "no run record" if there is None else f"founding {there.nonce}")
+    if mine is not None and decode(Member, mine.data).nonce == member.nonce:
+        return None
+    return IdentityTaken(
+        f"learner {member.learner!r} was taken over by a newer incarnation",
+        got=f"incarnation {member.incarnation}",
+        todo="this process stops; the newer one goes on",
+    )
+
+
+def _replaced(run: RunRecord, got: str) -> RunReplaced:
+    return RunReplaced(
+        f"run {run.run!r} on this broker is not the one that this learner joined",
+        got=got,
+        allowed=f"founding {run.nonce}",
+        todo="was the broker's store lost? rebuild the run from its archive (atoll synchronizer --restore), then start the "
+        "learner again: it joins the run that is there",
+    )
 
 
 def _taken(learner: str, holder: Member | None) -> IdentityTaken:

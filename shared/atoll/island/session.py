@@ -168,6 +168,7 @@ class Session:
         return Beat(
             learner=self.member.learner,
             incarnation=self.member.incarnation,
+            run_nonce=self.run.nonce,
             state=self._state,
             at_s=self._clock.wall(),
             step=machine.steps,

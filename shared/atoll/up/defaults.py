@@ -19,5 +19,6 @@ SETTINGS: Final[dict[str, Any]] = {
     "protocol.shards": 2,
     "protocol.quorum": 1,
     "protocol.tokens_target": 2_500_000,
+    "archive.every_s": 30,
 }
 EVALUATE_EVERY_S: Final = 10.0

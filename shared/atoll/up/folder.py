@@ -3,7 +3,7 @@
     OUT/run.json    what the run is: id, fixed settings, sessions so far     OUT/nats/    the broker's store
     OUT/data/       token shards                                             OUT/logs/    one file per process
     OUT/cache/      compiled programs                                        OUT/lock     held while `up` runs
-    OUT/health/     touched by shards and learners
+    OUT/health/     touched by shards and learners                           OUT/archive/ checkpoints
     OUT/report.json, report.html, model.safetensors, sample.txt, validation.json
 
 `run.json` is written whole and moved into place, so that a kill leaves the old one or the new one. Two `up` on one
@@ -32,6 +32,18 @@ RUN_FILE_BYTES_MAX: Final = 4 << 20
 _FOLDERS = ("nats", "data", "cache", "logs", "health")
 
 
+class RebuiltRecord(msgspec.Struct, kw_only=True):
+    """A run that was rebuilt from mark `mark`: what the mark holds, and what was known before the broker lost it."""
+
+    mark: int
+    tokens: int
+    versions: int
+    tokens_before: int
+    versions_before: int
+    marked_at_s: float
+    rebuilt_at_s: float
+
+
 class SessionRecord(msgspec.Struct, kw_only=True):
     """One `atoll up` on this run: seconds of wall time, learner-seconds present and stepping (see goodput), bytes moved."""
 
@@ -42,6 +54,7 @@ class SessionRecord(msgspec.Struct, kw_only=True):
     stepping_s: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
+    rebuilt: RebuiltRecord | None = None
 
 
 class RunFile(msgspec.Struct, kw_only=True):

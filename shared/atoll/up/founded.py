@@ -11,7 +11,7 @@ import msgspec
 from atoll.bus.interface import Bus, Record
 from atoll.bus.subjects import Subjects
 from atoll.codecs import frame_bytes_max
-from atoll.errors import BlobCorrupt, BlobGone, EnvironmentFault, ProtocolMisuse
+from atoll.errors import BlobCorrupt, BlobGone, EnvironmentFault, RunReplaced
 from atoll.island.founding import read_heads
 from atoll.wire.messages import RunRecord, decode, encode
 
@@ -77,6 +77,6 @@ async def data_hash(bus: Bus, run: str) -> str:
 async def _read(bus: Bus, run: str) -> Record | None:
     try:
         return await bus.get_record(Subjects(run).run_record)
-    except ProtocolMisuse:
+    except RunReplaced:
         # JetStream has no such stream: the run was stopped before anybody founded it.
         return None

@@ -12,7 +12,7 @@ import atoll
 from atoll.clock import Clock
 from atoll.errors import StorageFull
 from atoll.up.environment import redacted
-from atoll.up.folder import EMBEDDED, RunFile, RunFolder, SessionRecord
+from atoll.up.folder import EMBEDDED, RebuiltRecord, RunFile, RunFolder, SessionRecord
 from atoll.up.options import UpPlan, kept_settings
 from atoll.up.view import RunView
 
@@ -43,6 +43,12 @@ class Journal:
     def ended(self, how: str) -> None:
         """Note how the session ended."""
         self._session.ended = how
+
+    def rebuilt(self, record: RebuiltRecord) -> None:
+        """Note that the run went back to a mark: what came after it is no longer its own."""
+        self._session.rebuilt = record
+        self.file.tokens, self.file.versions = record.tokens, record.versions
+        self.save()
 
     def settle(self, report: dict[str, Any]) -> None:
         """Take the tokens over from a report whose books are exact: they are fewer than heartbeats had promised."""

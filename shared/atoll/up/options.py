@@ -42,6 +42,7 @@ class UpRequest:
     assignments: tuple[str, ...] = ()
     again: bool = False
     standbys: int = 0
+    resume: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class UpPlan:
         former: the run as the folder had it, or None for a new one.
         aside: whether a finished run in `out` makes room for this new one.
         standbys: how many more processes want each shard, beside the one that serves it.
+        resume: whether a run that the broker has lost is rebuilt from its archive.
     """
 
     settings: Settings
@@ -75,6 +77,7 @@ class UpPlan:
     former: RunFile | None
     aside: bool = False
     standbys: int = 0
+    resume: bool = False
 
 
 def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> UpPlan:
@@ -109,8 +112,13 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
         former=former,
         aside=aside,
         standbys=_standbys(request.standbys),
+        resume=request.resume,
     )
     _check_data(result)
+    if request.resume and former is None:
+        raise SettingsError(
+            "there is no run to resume", got=out, allowed="a folder with run.json", todo="correct --out"
+        )
     if former is not None:
         _check_unchanged(former, result, given)
         result = replace(result, corpus=tuple(Path(path) for path in former.corpus))

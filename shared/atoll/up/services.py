@@ -18,6 +18,7 @@ from atoll.up.environment import flat, variables, without_settings
 from atoll.up.folder import RunFolder
 from atoll.up.options import UpPlan
 from atoll.up.processes import ChildPlan
+from atoll.up.recovery import archive_url
 
 BROKER: Final = "broker"
 EVALUATOR: Final = "evaluator"
@@ -115,6 +116,7 @@ class Services:
             "data.dir": str(self.data_dir),
             "learner.compile_cache": str(cache.absolute()),
             "log.format": "json",
+            "archive.url": archive_url(self._up),
         }
         if self._url:
             shared["broker.url"] = self._url

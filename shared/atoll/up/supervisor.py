@@ -32,11 +32,12 @@ from atoll.logs import configure
 from atoll.up.brokers import check_broker_at
 from atoll.up.environment import redacted
 from atoll.up.folder import RunFolder, move_aside
-from atoll.up.founded import check_kept, data_hash, raise_target
+from atoll.up.founded import data_hash, raise_target
 from atoll.up.journal import Journal
 from atoll.up.live import Face, Picture, make_face
 from atoll.up.options import UpPlan
 from atoll.up.processes import ChildPlan, Fleet
+from atoll.up.recovery import find_loss, move_store_aside, rebuild_at, refuse, told
 from atoll.up.report.write import summary, write_report
 from atoll.up.services import BROKER, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
 from atoll.up.view import RunView
@@ -148,7 +149,7 @@ class Supervisor:
     # --- the sequence ---------------------------------------------------------------------------------------------
 
     async def _from_broker_to_report(self) -> int:
-        url = await self._start_broker()
+        url = await self._whole(await self._start_broker())
         self._services = Services(self._up, self._folder, url)
         await self._prepare_data()
         run = self._up.settings.run
@@ -158,8 +159,6 @@ class Supervisor:
         following = asyncio.create_task(watch.follow())
         try:
             if self._up.former is not None:
-                if self._up.former.versions:
-                    await check_kept(bus, run, self._up.former.versions)
                 await raise_target(bus, run, self._up.settings.protocol.tokens_target)
             self._start_services(url)
             code = await self._train_and_end(bus, watch, following)
@@ -209,6 +208,23 @@ class Supervisor:
             raise self._fleet.failure(BROKER, "the broker did not start")
         self._fleet.allow(BROKER, RESTARTS_MAX)
         return url_file.read_text(encoding="utf-8")
+
+    async def _whole(self, url: str) -> str:
+        """Return the URL of a broker that has all that the folder remembers of the run, rebuilt if we may."""
+        loss = await find_loss(url, self._up)
+        if loss is None:
+            return url
+        if not self._up.resume:
+            raise refuse(loss, self._up)
+        if self._up.broker is None:
+            await self._end(BROKER, BROKER_LEAVE_S)
+            self._face.say(f"the broker's store has lost the run; it is kept in {move_store_aside(self._folder)}")
+            url = await self._start_broker()
+        with self._face.stage("rebuilding the run from its archive"):
+            rebuilt = await rebuild_at(url, self._up, self._clock)
+        self._journal.rebuilt(rebuilt)
+        self._face.say(told(rebuilt))
+        return url
 
     async def _prepare_data(self) -> None:
         """Make token shards, or check those that are there; a half-made folder has no meta.json and is made anew."""

@@ -35,8 +35,26 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 M = TypeVar("M", bound=msgspec.Struct)
 
 
+class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run that was rebuilt from an archive came from: `mark` of the founding `source` (its run record's nonce).
+
+    `generation` counts how often the run was rebuilt, `tokens` and `versions` (over all fragments) are what the mark holds.
+    """
+
+    source: str
+    mark: int
+    generation: int
+    tokens: int
+    versions: int
+    marked_at_s: float
+    rebuilt_at_s: float
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes a run: written once by its founder, read by everyone who joins."""
+    """What makes a run: written once by its founder, or by who rebuilds it; read by everyone who joins.
+
+    `nonce` tells foundings of one run id apart: what belongs to another one is refused.
+    """
 
     run: str
     founder: str
@@ -47,6 +65,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     data: str = ""
     seed: int = 0
+    rebuilt: Rebuilt | None = None
     schema: int = SCHEMA
 
 
@@ -90,6 +109,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
 
     `norms` are the per-slice L2 norms of the displacement, a claim the synchronizer verifies while decoding.
     `final` says that its learner leaves after it. `trained_tokens` is the learner's total when it took the snapshot.
+    `run_nonce` is that of the run record its learner joined by.
     """
 
     learner: Name
@@ -103,6 +123,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     norms: Annotated[tuple[float, ...], msgspec.Meta(max_length=NORMS_MAX)]
     layout: Name
+    run_nonce: Name
     blob: BlobRef
     final: bool = False
     cause_id: Name = ""
@@ -137,6 +158,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
     learner: Name
     incarnation: Count
+    run_nonce: Name
     state: Name
     at_s: float
     step: Count

@@ -56,6 +56,7 @@ def collect(view: RunView, facts: Facts) -> dict[str, Any]:
     for _, closed in sorted(view.closed.items()):
         books.absorb(closed.ledger)
     believe_the_dead(view, books)
+    remember_the_lost(view, books)
     fragments = int(facts.settings["protocol.fragments"])
     return {
         "schema": SCHEMA,
@@ -77,6 +78,7 @@ def collect(view: RunView, facts: Facts) -> dict[str, Any]:
         "seed": facts.settings.get("seed", 0),
         "wall_s": round(sum(session.wall_s for session in facts.sessions), 3),
         "sessions": len(facts.sessions),
+        "rebuilt": [msgspec.to_builtins(session.rebuilt) for session in facts.sessions if session.rebuilt],
         "machine": machine(),
         "atoll": atoll.__version__,
         "commit": commit(),
@@ -99,6 +101,14 @@ def believe_the_dead(view: RunView, books: Ledger) -> None:
             account = books.account(learner.learner, life.incarnation)
             if life.incarnation < max(learner.lives) and not (life.left or account.left):
                 books.reported(learner.learner, life.incarnation, life.tokens, 0, 0, 0)
+
+
+def remember_the_lost(view: RunView, books: Ledger) -> None:
+    """Show incarnations that only the books know, because the tape that told of them went with a broker's disk."""
+    for name, account in books.accounts.items():
+        learner, _, incarnation = name.rpartition("/")
+        lives = view.learners.setdefault(learner, LearnerView(learner)).lives
+        lives.setdefault(int(incarnation), Life(int(incarnation), left=account.left))
 
 
 def _doubts(view: RunView, facts: Facts, books: Ledger) -> list[str]:
@@ -193,7 +203,7 @@ def _life(life: Life, account: Account, fragments: int) -> dict[str, Any]:
         "founder": life.founder,
         "left": life.left,
         "tokens": max(life.tokens, account.trained),
-        "steps": life.steps if beat is not None or life.left else None,
+        "steps": life.steps if beat is not None or (life.left and life.steps) else None,
         "tokens_by_fate": dict(sorted(apportion(account.fates(fragments), fragments).items())),
         "join_s": life.took_s,
         "tokens_per_s": None if beat is None else round(beat.tokens_per_s, 1),

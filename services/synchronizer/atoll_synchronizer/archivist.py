@@ -1,0 +1,195 @@
+"""The owner of a shard keeps checkpoints outside the broker: marks on schedule, in the background.
+
+Nothing here may delay or end a commit. One task waits for the next mark; what is heavy (encoding, hashing, writing) runs
+in one thread of its own, one fragment at a time. A fragment is taken as the store holds it between two commits: head,
+arrays that nobody changes, books as they were frozen. It is encoded again and must have the very digests that its head
+names; what has not changed since the last mark is named again and not written again. Reports of the learners are taken
+after all fragments, so that they are never older than the books.
+
+An archive that is full or away costs a mark, never a commit: it is counted, said, and tried again at the next mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import xxhash
+
+from atoll.archive.marks import Manifest, Object, Piece, next_mark_s, number
+from atoll.archive.shelf import Shelf
+from atoll.archive.vault import open_vault
+from atoll.bus.interface import BlobRef, Bus
+from atoll.bus.subjects import Subjects
+from atoll.clock import Clock
+from atoll.codecs import encode_frame, pack_arrays
+from atoll.errors import AtollError, ProtocolMisuse
+from atoll.logs import get
+from atoll.protocol.ledger import Ledger
+from atoll.settings import ArchiveSettings
+from atoll.wire.messages import DataLedger, Member, RunRecord, decode
+from atoll_synchronizer.store import Holding, Store
+
+log = get(__name__)
+
+T = TypeVar("T")
+
+LAST_MARK_S = 30.0
+LEAVING_S = 3.0
+
+
+@dataclass(slots=True)
+class _Written:
+    """What one mark cost: bytes and objects written, objects named again."""
+
+    size_bytes: int = 0
+    objects: int = 0
+    again: int = 0
+
+
+class Archivist:
+    """Makes the marks of one owner's tenure. `marks` and `failures` count since it began."""
+
+    _thread: ThreadPoolExecutor
+
+    def __init__(self, shelf: Shelf, run: RunRecord, shard: int, settings: ArchiveSettings, clock: Clock) -> None:
+        """Write nothing yet."""
+        self._shelf = shelf
+        self._run = run
+        self._shard = shard
+        self._settings = settings
+        self._clock = clock
+        self._last: dict[int, Piece] = {}
+        self._busy = asyncio.Lock()
+        self.marks = 0
+        self.failures = 0
+
+    async def keep(self, bus: Bus, store: Store, reports: Callable[[], Ledger]) -> None:
+        """Make a mark now, and then one whenever it is due."""
+        while True:
+            await self.mark(bus, store, reports)
+            now_s = self._clock.wall()
+            await asyncio.sleep(max(0.05, next_mark_s(self._run, now_s, self._settings.every_s) - now_s))
+
+    async def close(self, bus: Bus, store: Store, reports: Ledger, *, finished: bool) -> None:
+        """Make the last mark of a tenure that ends in good order, within a bounded time.
+
+        `finished`: the shard goes no further, so this mark stands for it in all later ones.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_MARK_S if finished else LEAVING_S):
+                await self.mark(bus, store, lambda: reports, final=finished)
+
+    async def mark(self, bus: Bus, store: Store, reports: Callable[[], Ledger], *, final: bool = False) -> bool:
+        """Make the mark that is due now; return whether it is durable. Raises nothing."""
+        began_s = self._clock.monotonic()
+        due = number(self._run, self._clock.wall(), self._settings.every_s)
+        try:
+            async with self._busy:
+                # A thread of its own: one that hangs on a slow store takes none from those who fold and encode.
+                self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="archive")
+                try:
+                    written = await self._mark(bus, store, reports, due, final=final)
+                finally:
+                    self._thread.shutdown(wait=False, cancel_futures=True)
+        except Exception as error:  # noqa: BLE001  (whatever ails the archive, the shard goes on)
+            self.failures += 1
+            log.warning("archive.mark_failed", mark=due, failures=self.failures, reason=str(error))
+            return False
+        self.marks += 1
+        log.info(
+            "archive.marked",
+            mark=due,
+            final=final,
+            objects=written.objects,
+            again=written.again,
+            bytes=written.size_bytes,
+            took_s=round(self._clock.monotonic() - began_s, 4),
+        )
+        return True
+
+    async def _mark(self, bus: Bus, store: Store, reports: Callable[[], Ledger], due: int, *, final: bool) -> _Written:
+        written = _Written()
+        pieces: dict[int, Piece] = {}
+        for fragment, held in store.holdings.items():
+            # Taken here, with no wait in between: one head and exactly what it names.
+            taken = replace(held)
+            pieces[fragment] = await self._in_thread(partial(self._archive, fragment, taken, written))
+        known = Ledger()
+        known.learn(reports())
+        target = self._run.protocol.tokens_target
+        subjects = Subjects(self._run.run)
+        members = tuple(decode(Member, record.data) for record in await bus.get_records(subjects.member("*")))
+        data = await bus.get_record(subjects.data)
+        manifest = Manifest(
+            run=self._run,
+            shard=self._shard,
+            epoch=store.epoch,
+            mark=due,
+            made_at_s=self._clock.wall(),
+            tokens=known.run_tokens,
+            pieces=tuple(pieces[fragment] for fragment in self._run.protocol.fragments_of(self._shard)),
+            ledger=known,
+            members=members,
+            data=None if data is None else decode(DataLedger, data.data),
+            final=final,
+            closed=final and bool(target) and known.run_tokens >= target,
+        )
+        await self._in_thread(partial(self._publish, manifest))
+        self._last = pieces
+        return written
+
+    def _archive(self, fragment: int, held: Holding, written: _Written) -> Piece:
+        """Store what a head names, as far as the last mark has not; return the piece. Runs in the thread."""
+        head, last = held.head, self._last.get(fragment)
+        known: dict[BlobRef, Object] = {}
+        if last is not None:
+            pairs = ((last.head.blob, last.frame), (last.head.state, last.state), (last.head.books, last.books))
+            known = {ref: found for ref, found in pairs if ref is not None and found is not None}
+
+        def stored(ref: BlobRef, encoded: Callable[[], bytes]) -> Object:
+            if ref in known:
+                written.again += 1
+                return known[ref]
+            return self._store(ref, encoded(), written)
+
+        return Piece(
+            head=head,
+            frame=stored(head.blob, lambda: encode_frame(held.values, "f32")),
+            state=None if head.state is None else stored(head.state, lambda: pack_arrays(held.state)),
+            books=None if head.books is None else stored(head.books, lambda: held.books or b""),
+        )
+
+    def _store(self, ref: BlobRef, data: bytes, written: _Written) -> Object:
+        """Return the object of `data`, which must be what `ref` names."""
+        digest = xxhash.xxh3_128_hexdigest(data)
+        if digest != ref.digest:
+            raise ProtocolMisuse("a shard holds something else than its head names", got=digest, allowed=ref)
+        written.objects += 1
+        written.size_bytes += len(data)
+        return self._shelf.put_object(self._shard, data)
+
+    def _publish(self, manifest: Manifest) -> None:
+        """Make the mark visible, then tidy: housekeeping that failed is done after the next mark. Runs in the thread."""
+        self._shelf.publish(manifest)
+        try:
+            if not self.marks:
+                self._shelf.sweep(self._shard)
+            self._shelf.retire(self._shard, self._settings.keep)
+        except AtollError as error:
+            log.warning("archive.untidy", reason=str(error))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def make_archivist(settings: ArchiveSettings, run: RunRecord, shard: int, clock: Clock) -> Archivist | None:
+    """Return who archives this shard, None when no archive is set."""
+    if not settings.url or not settings.every_s:
+        return None
+    return Archivist(Shelf(open_vault(settings.url), run.run), run, shard, settings, clock)

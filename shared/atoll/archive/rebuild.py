@@ -1,0 +1,258 @@
+"""A run on a broker that has lost it, from the newest complete mark: bit for bit what the shards held then.
+
+    verify the mark ─► run record (new nonce, `rebuilt`) ─► members, leases ─► per fragment: chunks, then head
+
+The run record comes first and by compare-and-set: it says which mark is being rebuilt, so that any number of processes
+may rebuild at once, or one go on where another died, and all write the same. Everything else is created only where
+nothing is (revision 0). A head is written last, after the chunks it names; shards and learners wait until all heads are
+there, and nobody puts fresh values in place of missing ones while the record says that the run is being rebuilt.
+
+Member records are given incarnations above all that the books, the learners' reports or the archived records know, with
+room for lives that began after the mark: push keys (learner, incarnation, fragment, push) stay unique for ever. All
+former incarnations count as gone, so their data leases return to the pool. Shard leases are released ones with the
+archived epoch, so that the next owner's fence is above every head.
+
+A broker that has the run already is left as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from dataclasses import dataclass
+
+import msgspec
+
+from atoll.archive.marks import Manifest, Mark, Object, Piece
+from atoll.archive.shelf import Shelf
+from atoll.bus.interface import BlobRef, Bus
+from atoll.bus.subjects import Subjects
+from atoll.clock import Clock
+from atoll.errors import CheckpointError, RecordConflict
+from atoll.island.founding import head_info, read_heads, read_run
+from atoll.logs import get
+from atoll.protocol.ledger import Ledger
+from atoll.wire.messages import Head, Lease, Member, Rebuilt, RunRecord, decode, encode
+
+log = get(__name__)
+
+INCARNATIONS = 1000
+REBUILDER = "rebuilt"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was done: the run record on the broker, and whether anything had to be rebuilt."""
+
+    record: RunRecord
+    rebuilt: bool
+
+
+async def rebuild(bus: Bus, shelf: Shelf, clock: Clock, *, first: int = 0) -> Outcome:
+    """Make sure that the broker has the run; fragments of shard `first` come first, others may be done by others.
+
+    Raises:
+        CheckpointError: the archive holds no complete mark that can be read.
+        ArchiveUnavailable: the archive cannot be reached.
+    """
+    subjects = Subjects(shelf.run)
+    there = await read_run(bus, subjects)
+    if there is not None and await _stands(bus, subjects, there):
+        await _say_it_stands(shelf, there)
+        return Outcome(there, rebuilt=False)
+    if there is None:
+        mark, manifests = await asyncio.to_thread(shelf.newest)
+        there = await _claim(bus, subjects, _record(mark, manifests, clock.wall()))
+        if there.rebuilt is None:
+            await _say_it_stands(shelf, there)
+            return Outcome(there, rebuilt=False)
+    manifests = await asyncio.to_thread(_named_by, shelf, there)
+    await _restore_records(bus, subjects, there, manifests, clock)
+    for manifest in sorted(manifests, key=lambda m: (m.shard - first) % len(manifests)):
+        for piece in manifest.pieces:
+            await _restore_piece(bus, subjects, shelf, manifest.shard, piece)
+    rebuilt = there.rebuilt
+    if rebuilt is None:
+        raise CheckpointError("a run that nobody is rebuilding was rebuilt", got=there.nonce)
+    log.warning(
+        "run.rebuilt",
+        mark=rebuilt.mark,
+        source=rebuilt.source,
+        nonce=there.nonce,
+        tokens=rebuilt.tokens,
+        versions=rebuilt.versions,
+        marked_at_s=round(rebuilt.marked_at_s, 3),
+    )
+    return Outcome(there, rebuilt=True)
+
+
+async def _stands(bus: Bus, subjects: Subjects, there: RunRecord) -> bool:
+    """Return whether the run is whole, or somebody is founding it: then nothing is ours to do."""
+    if there.rebuilt is None:
+        return True
+    return len(await read_heads(bus, subjects, there.layout)) == len(there.layout.fragments)
+
+
+async def _say_it_stands(shelf: Shelf, there: RunRecord) -> None:
+    """Log that nothing is rebuilt; loudly when the archive knows marks and none is of this founding or its source."""
+    log.info("run.stands", nonce=there.nonce, founder=there.founder, todo="nothing is rebuilt: the broker has the run")
+    source = there.nonce if there.rebuilt is None else there.rebuilt.source
+    marks = [mark for mark in await asyncio.to_thread(shelf.marks) if mark.complete]
+    foreign = not any(nonce in mark.founding for mark in marks for nonce in (there.nonce, source))
+    if marks and foreign:
+        log.warning(
+            "run.not_archived",
+            nonce=there.nonce,
+            archived=marks[-1].founding,
+            todo="the archive holds another founding of this run. To go back to it: stop everything, empty the broker's "
+            "store, start the shards with --restore, and only then the learners",
+        )
+
+
+def _record(mark: Mark, manifests: list[Manifest], now_s: float) -> RunRecord:
+    """Return the run record that says what is being rebuilt."""
+    run = manifests[0].run
+    generation = 0 if run.rebuilt is None else run.rebuilt.generation
+    rebuilt = Rebuilt(
+        source=run.nonce,
+        mark=mark.mark,
+        generation=generation + 1,
+        tokens=reports_of(manifests).run_tokens,
+        versions=sum(piece.head.version for manifest in manifests for piece in manifest.pieces),
+        marked_at_s=min(manifest.made_at_s for manifest in manifests),
+        rebuilt_at_s=now_s,
+    )
+    return msgspec.structs.replace(run, nonce=secrets.token_hex(8), rebuilt=rebuilt)
+
+
+async def _claim(bus: Bus, subjects: Subjects, record: RunRecord) -> RunRecord:
+    """Write the run record, or return the one that somebody else was faster to write."""
+    try:
+        await bus.put_record(subjects.run_record, encode(record), expected=0, info={"run": record.run})
+    except RecordConflict:
+        there = await read_run(bus, subjects)
+        if there is None:
+            raise
+        return there
+    return record
+
+
+def _named_by(shelf: Shelf, record: RunRecord) -> list[Manifest]:
+    """Return the manifests of the mark that a run record says is being rebuilt."""
+    rebuilt = record.rebuilt
+    for mark in shelf.marks():
+        if (
+            rebuilt is not None
+            and mark.mark == rebuilt.mark
+            and mark.founding.endswith(rebuilt.source)
+            and mark.complete
+        ):
+            return shelf.manifests(mark)
+    raise CheckpointError(
+        f"run {record.run!r} is being rebuilt from a mark that this archive does not hold",
+        got=f"mark {rebuilt.mark} of founding {rebuilt.source}" if rebuilt else "no mark",
+        allowed=f"a complete mark in {shelf.vault.where}",
+        todo="use the archive that the rebuilding began with, or empty the broker's store and begin again",
+    )
+
+
+def reports_of(manifests: list[Manifest]) -> Ledger:
+    """Return what learners had reported to any of the shards."""
+    ledger = Ledger()
+    for manifest in manifests:
+        ledger.learn(manifest.ledger)
+    return ledger
+
+
+async def _restore_records(
+    bus: Bus, subjects: Subjects, run: RunRecord, manifests: list[Manifest], clock: Clock
+) -> None:
+    """Create member records, data leases and shard leases where there are none."""
+    for learner, incarnation in sorted(_incarnations(manifests).items()):
+        member = Member(
+            learner=learner,
+            incarnation=(incarnation // INCARNATIONS + 1) * INCARNATIONS,
+            nonce=f"{REBUILDER}-{run.nonce}",
+            host=REBUILDER,
+            pid=0,
+            claimed_at_s=clock.wall(),
+            left=True,
+        )
+        await _create(bus, subjects.member(learner), encode(member))
+    ledgers = [manifest.data for manifest in manifests if manifest.data is not None]
+    if ledgers:
+        furthest = max(ledgers, key=lambda data: (data.epoch, data.next_position))
+        # Its leases stay: the next learner that asks gives those of dead incarnations back.
+        await _create(bus, subjects.data, encode(furthest))
+    reports = reports_of(manifests)
+    for manifest in manifests:
+        lease = Lease(
+            shard=manifest.shard,
+            epoch=max(manifest.epoch, *(piece.head.epoch for piece in manifest.pieces)),
+            nonce=f"{REBUILDER}-{run.nonce}",
+            host=REBUILDER,
+            pid=0,
+            ledger=reports,
+            released=True,
+            closed=manifest.closed,
+        )
+        await _create(bus, subjects.lease(manifest.shard), encode(lease))
+
+
+def _incarnations(manifests: list[Manifest]) -> dict[str, int]:
+    """Return the highest incarnation of every learner that a record, a report or (through reports) the books know."""
+    highest: dict[str, int] = {}
+    for manifest in manifests:
+        known = [(member.learner, member.incarnation) for member in manifest.members]
+        for name in manifest.ledger.accounts:
+            learner, _, life = name.rpartition("/")
+            known.append((learner, int(life)))
+        for learner, incarnation in known:
+            highest[learner] = max(incarnation, highest.get(learner, 0))
+    return highest
+
+
+async def _create(bus: Bus, subject: str, data: bytes) -> None:
+    """Write a record that does not exist yet."""
+    with contextlib.suppress(RecordConflict):
+        await bus.put_record(subject, data, expected=0)
+
+
+async def _restore_piece(bus: Bus, subjects: Subjects, shelf: Shelf, shard: int, piece: Piece) -> None:
+    """Store what a head names, then the head; a fragment that has one is left alone."""
+    subject = subjects.head(piece.head.fragment)
+    if await bus.get_record(subject) is not None:
+        return
+    named = [(piece.head.blob, piece.frame), (piece.head.state, piece.state), (piece.head.books, piece.books)]
+    written = []
+    for ref, found in named:
+        if ref is not None and found is not None:
+            written.append(await _restore_blob(bus, shelf, shard, ref, found))
+    head = msgspec.structs.replace(piece.head, previous=None)
+    try:
+        await bus.put_record(subject, encode(head), expected=0, info=head_info(head))
+    except RecordConflict:
+        # Somebody rebuilding beside us was faster, and the run may have gone on: what its head does not name is litter.
+        there = await bus.get_record(subject)
+        kept = {ref.stem for ref in _refs(decode(Head, there.data))} if there is not None else set()
+        for ref in written:
+            if ref.stem not in kept:
+                await bus.purge(f"{ref.stem}.*")
+
+
+async def _restore_blob(bus: Bus, shelf: Shelf, shard: int, ref: BlobRef, found: Object) -> BlobRef:
+    """Store one blob under the very name that its head uses."""
+    data = await asyncio.to_thread(shelf.get_object, shard, found)
+    stored = await bus.put_blob(ref.stem, data)
+    if (stored.size_bytes, stored.digest) != (ref.size_bytes, ref.digest):
+        raise CheckpointError(
+            "the archive holds other bytes than its head names",
+            got=f"{stored.digest} for {ref.stem}",
+            allowed=ref.digest,
+        )
+    return ref
+
+
+def _refs(head: Head) -> list[BlobRef]:
+    return [ref for ref in (head.blob, head.state, head.books, head.previous) if ref is not None]

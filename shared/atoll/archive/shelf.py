@@ -1,0 +1,169 @@
+"""One run's marks in a vault: written so that a crash between any two acts leaves what was complete complete.
+
+Order of a mark: objects, then the manifest, then manifests that are retired go, then the objects that only those named.
+An object is named by its content and belongs to one shard, so two shards never write or remove the same one. Objects
+that no manifest names (a mark that was interrupted) go when a shard's owner begins, once they are old enough that
+nobody can still be about to name them. Everything here may block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from atoll.archive.marks import (
+    MANIFEST_BYTES_MAX,
+    Manifest,
+    Mark,
+    Object,
+    Part,
+    marks_of,
+    parts_of,
+    retired,
+)
+from atoll.archive.vault import Vault
+from atoll.bus.subjects import token
+from atoll.errors import CheckpointError
+from atoll.logs import get
+from atoll.wire.messages import SCHEMA
+
+log = get(__name__)
+
+ORPHAN_AGE_S = 6 * 3600.0
+
+
+class Shelf:
+    """The marks of `run` in `vault`."""
+
+    def __init__(self, vault: Vault, run: str) -> None:
+        """Read nothing yet."""
+        self.vault = vault
+        self.run = token(run, "run id")
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def put_object(self, shard: int, data: bytes) -> Object:
+        """Store an object durably and return its name."""
+        found = Object(_digest(data), len(data))
+        self.vault.put(self._object(shard, found.digest), data)
+        return found
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make a mark of one shard visible; every object it names is stored already."""
+        self.vault.put(manifest.path, msgspec.json.encode(manifest))
+
+    def retire(self, shard: int, keep: int) -> int:
+        """Remove what `keep` complete marks no longer need of one shard's; return how many objects went."""
+        parts = self.parts()
+        going = retired(parts, shard, keep)
+        if not going:
+            return 0
+        gone = {part.path for part in going}
+        staying = [part for part in parts if part.shard == shard and part.path not in gone]
+        candidates = {digest for part in going for digest in self._objects_of(part)}
+        needed = {digest for part in staying for digest in self._objects_of(part)}
+        self.vault.remove(sorted(gone))
+        litter = sorted(candidates - needed)
+        self.vault.remove([self._object(shard, digest) for digest in litter])
+        return len(litter)
+
+    def sweep(self, shard: int) -> int:
+        """Remove old objects of one shard that no manifest names; return how many."""
+        mine = [part for part in self.parts() if part.shard == shard]
+        needed = {self._object(shard, digest) for part in mine for digest in self._objects_of(part)}
+        before_s = time.time() - ORPHAN_AGE_S
+        found = self.vault.names(f"{self.run}/shard-{shard}")
+        litter = [name.path for name in found if name.path not in needed and name.written_at_s < before_s]
+        self.vault.remove(litter)
+        return len(litter)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def parts(self) -> list[Part]:
+        """Return every manifest's name."""
+        return parts_of(name.path for name in self.vault.names(f"{self.run}/marks"))
+
+    def marks(self) -> list[Mark]:
+        """Return every mark, oldest first."""
+        return marks_of(self.parts())
+
+    def read(self, part: Part) -> Manifest:
+        """Return a manifest; raise `CheckpointError` when it is not what its name says."""
+        data = self.vault.get(part.path, MANIFEST_BYTES_MAX)
+        try:
+            manifest = msgspec.json.decode(data, type=Manifest)
+        except msgspec.MsgspecError as error:
+            raise CheckpointError("a manifest of the archive is damaged", got=f"{part.path}: {error}") from error
+        if manifest.schema != SCHEMA or manifest.path != part.path:
+            raise CheckpointError(
+                "a manifest of the archive is not what its name says", got=manifest.path, allowed=part.path
+            )
+        owned = manifest.run.protocol.fragments_of(manifest.shard)
+        if [piece.head.fragment for piece in manifest.pieces] != list(owned):
+            raise CheckpointError(
+                "a manifest of the archive lacks fragments", got=part.path, allowed=f"fragments {owned}"
+            )
+        return manifest
+
+    def get_object(self, shard: int, found: Object) -> bytes:
+        """Return an object's bytes; raise `CheckpointError` when they are missing or not those that were archived."""
+        path = self._object(shard, found.digest)
+        data = self.vault.get(path, found.size_bytes)
+        if len(data) != found.size_bytes or _digest(data) != found.digest:
+            raise CheckpointError("an object of the archive is damaged", got=path, allowed="bytes that match its name")
+        return data
+
+    def manifests(self, mark: Mark) -> list[Manifest]:
+        """Return a complete mark's manifests by shard, which must be of one founding; objects are not looked at."""
+        manifests = [self.read(mark.parts[shard]) for shard in range(mark.shards)]
+        if len({(m.run.nonce, m.run.layout.fingerprint) for m in manifests}) != 1:
+            raise CheckpointError("the shards' manifests are of different runs", got=f"mark {mark.mark}")
+        return manifests
+
+    def verified(self, mark: Mark) -> list[Manifest]:
+        """Return a complete mark's manifests after reading every object they name."""
+        manifests = self.manifests(mark)
+        for manifest in manifests:
+            for found in manifest.objects.values():
+                self.get_object(manifest.shard, found)
+        return manifests
+
+    def newest(self) -> tuple[Mark, list[Manifest]]:
+        """Return the newest mark that is complete and whole; what is damaged is passed over with a warning.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        marks = self.marks()
+        for mark in self._newest_first(marks):
+            try:
+                return mark, self.verified(mark)
+            except CheckpointError as error:
+                log.warning("archive.mark_damaged", mark=mark.mark, founding=mark.founding, reason=str(error))
+        incomplete = [f"mark {mark.mark} lacks shards {mark.missing}" for mark in marks if not mark.complete]
+        raise CheckpointError(
+            f"the archive holds no complete mark of run {self.run!r} that can be read",
+            got=f"{len(marks)} marks in {self.vault.where}" + "".join(f"; {text}" for text in incomplete[-1:]),
+            allowed="a mark of every shard with all its objects",
+            todo="check the run id and the archive's URL; `atoll archive show` lists what is there",
+        )
+
+    def _newest_first(self, marks: list[Mark]) -> Iterator[Mark]:
+        return (mark for mark in reversed(marks) if mark.complete)
+
+    def _objects_of(self, part: Part) -> list[str]:
+        """Return the digests that a manifest names; one that is damaged or gone serves nobody and names nothing."""
+        try:
+            return list(self.read(part).objects)
+        except CheckpointError:
+            return []
+
+    def _object(self, shard: int, digest: str) -> str:
+        return f"{self.run}/shard-{shard}/{digest}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()

@@ -1,0 +1,87 @@
+"""`atoll archive show`: what an archive holds of one run or of all, mark by mark. It reads manifests only."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli.look import say
+from atoll.cli.options import Run
+
+if TYPE_CHECKING:
+    from atoll.archive.marks import Manifest, Mark
+    from atoll.archive.shelf import Shelf
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    archive = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    archive.command(name="show", help="List the marks of an archive: shards, versions, tokens, bytes, times.")(show)
+    app.add_typer(archive, name="archive", help="Look at checkpoints outside the broker.")
+
+
+def show(
+    url: Annotated[str, typer.Argument(help="The archive: a folder, file:///folder or s3://bucket/prefix.")],
+    run: Run = None,
+    *,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every object too and compare it with its name.")
+    ] = False,
+) -> None:
+    """Print a line per mark and one per shard in it; leave with 2 when nothing is there."""
+    from atoll.archive.shelf import Shelf  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.archive.vault import open_vault  # noqa: PLC0415
+    from atoll.errors import CheckpointError  # noqa: PLC0415
+
+    vault = open_vault(url)
+    found = {name.path.split("/")[0] for name in vault.names("")}
+    runs = sorted(found) if run is None else [run]
+    if not found & set(runs):
+        raise CheckpointError(
+            "the archive holds nothing of this run" if run else "there is no archive here",
+            got=f"{run or 'no run'} in {url}",
+            allowed=", ".join(sorted(found)) or None,
+            todo="check the URL and --run",
+        )
+    for name in runs:
+        shelf = Shelf(vault, name)
+        say(f"run {name}")
+        for mark in shelf.marks():
+            for line in lines(shelf, mark, verify=verify):
+                say(line)
+
+
+def lines(shelf: Shelf, mark: Mark, *, verify: bool) -> list[str]:
+    """Return what there is to say of one mark."""
+    from atoll.errors import CheckpointError  # noqa: PLC0415
+
+    state = "complete" if mark.complete else f"lacks shards {', '.join(map(str, mark.missing))}"
+    shards = []
+    for shard, part in sorted(mark.parts.items()):
+        try:
+            manifest = shelf.read(part)
+            if verify:
+                for found in manifest.objects.values():
+                    shelf.get_object(shard, found)
+        except CheckpointError as error:
+            state = "damaged"
+            shards.append(f"    shard {shard}  DAMAGED: {error.what}: {error.got}")
+        else:
+            shards.append(shard_line(manifest, at_mark=mark.mark))
+    return [f"  mark {mark.mark:>8}  {state}  founding {mark.founding}", *shards]
+
+
+def shard_line(manifest: Manifest, at_mark: int) -> str:
+    """Return what there is to say of one shard's part of a mark."""
+    versions = [piece.head.version for piece in manifest.pieces]
+    size = sum(found.size_bytes for found in manifest.objects.values())
+    made = datetime.fromtimestamp(manifest.made_at_s, UTC).isoformat(timespec="seconds")
+    tail = (
+        "" if not manifest.final else " finished" if manifest.mark == at_mark else f" finished at mark {manifest.mark}"
+    )
+    return (
+        f"    shard {manifest.shard}  epoch {manifest.epoch}  versions {min(versions)}..{max(versions)}  "
+        f"{manifest.tokens:,} tokens  {size:,} bytes  {made}{tail}"
+    )

@@ -1,0 +1,214 @@
+"""The broker's disk is lost: real processes, a real broker, an archive in a folder, and a run that goes on from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from islands import DEADLINE_S, SMALL, Island
+
+from atoll.archive.marks import Manifest
+from atoll.archive.shelf import Shelf
+from atoll.archive.vault import open_vault
+from atoll.bus.broker import EmbeddedBroker
+from atoll.bus.connect import open_bus
+from atoll.bus.subjects import Subjects
+from atoll.island.founding import read_heads, read_run
+from atoll.wire.messages import Head
+
+SHARDS = 2
+TOKENS = 400_000
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker of this test's own, to be lost."""
+    with EmbeddedBroker(tmp_path / "nats") as broker:
+        yield broker
+
+
+@pytest.fixture
+def reef(tmp_path: Path, broker: EmbeddedBroker, data: Path) -> Iterator[Island]:
+    """A run of two shards with an archive, without processes yet."""
+    island = Island(tmp_path, broker.url, data)
+    island.environment |= {
+        "ATOLL_PROTOCOL__SHARDS": str(SHARDS),
+        "ATOLL_PROTOCOL__TOKENS_TARGET": str(TOKENS),
+        "ATOLL_PROTOCOL__SILENCE_S": "2",
+        "ATOLL_ARCHIVE__EVERY_S": "2",
+        "ATOLL_ARCHIVE__URL": str(tmp_path / "archive"),
+    }
+    try:
+        yield island
+    finally:
+        island.stop()
+
+
+async def lie(island: Island, heads: dict[int, Head]) -> dict[int, list[bytes]]:
+    """Return the bytes of frame, outer state and books that heads name, as the broker has them."""
+    bus = await open_bus(island.url, island.run, name="reader", provision=False)
+    try:
+        found = {}
+        for fragment, head in heads.items():
+            refs = [ref for ref in (head.blob, head.state, head.books) if ref is not None]
+            found[fragment] = [await bus.get_blob(ref, 1 << 24) for ref in refs]
+        return found
+    finally:
+        await bus.close()
+
+
+async def heads_of(island: Island) -> dict[int, Head]:
+    """Return the heads that the broker has."""
+    bus = await open_bus(island.url, island.run, name="reader", provision=False)
+    try:
+        record = await read_run(bus, Subjects(island.run))
+        assert record is not None
+        return await read_heads(bus, Subjects(island.run), record.layout)
+    finally:
+        await bus.close()
+
+
+def archived(shelf: Shelf, manifests: list[Manifest]) -> dict[int, list[bytes]]:
+    """Return the same bytes as the archive has them."""
+    return {
+        piece.head.fragment: [shelf.get_object(manifest.shard, found) for found in piece.objects]
+        for manifest in manifests
+        for piece in manifest.pieces
+    }
+
+
+def start_shards(island: Island, suffix: str, *words: str) -> None:
+    """Start one process per shard."""
+    for shard in range(SHARDS):
+        island.start(f"shard-{shard}{suffix}", "synchronizer", "--shard", str(shard), *words)
+
+
+async def test_a_run_outlives_its_brokers_disk(reef: Island, broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """Everything is killed and the store deleted; the run is rebuilt bit for bit and trains on to its target."""
+    start_shards(reef, "")
+    slow = {"ATOLL_LEARNER__THROTTLE": "30"}
+    reef.start("a", "learner", "--id", "a", **slow)
+    reef.start("b", "learner", "--id", "b", **slow)
+    for shard in range(SHARDS):
+        reef.wait_for(f"shard-{shard}", "archive.marked", 3)
+        reef.wait_for(f"shard-{shard}", "round.committed", 10)
+    broker.kill()
+    for name in ("a", "shard-0", "shard-1"):
+        reef.process(name).send_signal(signal.SIGKILL)
+    shutil.rmtree(tmp_path / "nats")
+    await asyncio.to_thread(broker.start)
+    survivor = reef.refused(reef.process("b"), "b", 3)
+    shelf = Shelf(open_vault(str(tmp_path / "archive")), reef.run)
+    mark, manifests = shelf.newest()
+    shown = reef.answer("archive", "show", str(tmp_path / "archive"), "--verify")
+    start_shards(reef, "-again", "--restore", str(tmp_path / "archive"))
+    for shard in range(SHARDS):
+        reef.wait_for(f"shard-{shard}-again", "shard.serving")
+    heads = await heads_of(reef)
+    bits = await lie(reef, heads)
+    pieces = {piece.head.fragment: piece.head for manifest in manifests for piece in manifest.pieces}
+
+    assert "not the one that this learner joined" in survivor or "no streams of this run" in survivor
+    assert f"mark {mark.mark:>8}  complete" in shown
+    assert bits == archived(shelf, manifests)
+    for fragment, head in heads.items():
+        was = pieces[fragment]
+        assert (head.version, head.blob, head.state, head.books) == (was.version, was.blob, was.state, was.books)
+        assert head.included == was.included
+
+    fates = json.loads(reef.answer("fates", "--json"))
+    assert fates["rebuilt"]["mark"] == mark.mark
+    assert fates["trained"] == fates["rebuilt"]["tokens"] < TOKENS
+    assert sum(fates["fates"].values()) == fates["fragments"] * fates["trained"]
+    assert "that these books know" in reef.answer("fates")
+
+    reef.start("a-again", "learner", "--id", "a")
+    reef.start("b-again", "learner", "--id", "b")
+    for name in ("a-again", "b-again", "shard-0-again", "shard-1-again"):
+        assert reef.process(name).wait(DEADLINE_S) == 0, reef.log(name).read_text(encoding="utf-8")[-3000:]
+    settled = await reef.settlement()
+    after = json.loads(reef.answer("fates", "--json"))
+
+    assert settled.exact, settled.errors
+    assert settled.trained >= TOKENS * int(SMALL["ATOLL_PROTOCOL__FRAGMENTS"])
+    assert sum(after["fates"].values()) == after["fragments"] * after["trained"]
+    assert {row["incarnation"] for row in after["incarnations"]} == {"a/1", "b/1", "a/1001", "b/1001"}
+    assert min(head.version for head in (await heads_of(reef)).values()) > min(head.version for head in heads.values())
+
+
+# --- atoll up -------------------------------------------------------------------------------------------------------
+
+
+def up(out: Path, data: Path, *words: str) -> subprocess.Popen[str]:
+    """Start `atoll up` with a small model and an archive every second."""
+    told = {name.removeprefix("ATOLL_").lower().replace("__", "."): value for name, value in SMALL.items()}
+    told = {name: value for name, value in told.items() if not name.startswith(("log.", "learner.", "protocol.shards"))}
+    told |= {"data.dir": str(data), "archive.every_s": "1", "protocol.silence_s": "2"}
+    settings = [word for name, value in told.items() for word in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--learners", "2", *settings, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_marks(out: Path, count: int) -> None:
+    """Return once both shards of a run have made so many marks and `run.json` knows of commits."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    logs = [out / "logs" / f"shard-{shard}.jsonl" for shard in range(SHARDS)]
+    while time.monotonic() < deadline_s:
+        marked = all(log.exists() and log.read_text(encoding="utf-8").count("archive.marked") >= count for log in logs)
+        if marked and json.loads((out / "run.json").read_text(encoding="utf-8"))["versions"] > 0:
+            return
+        time.sleep(0.05)
+    raise AssertionError("no marks were made")
+
+
+def children_of(out: Path) -> list[int]:
+    """Return the processes that `atoll up` started for this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            known = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+        except OSError:
+            continue
+        if str(out).encode() in known and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return found
+
+
+def test_up_resumes_a_run_whose_store_was_deleted(tmp_path: Path, data: Path) -> None:
+    """Without --resume it is refused by a message that names it; with it the run goes on, and the report says so."""
+    out = tmp_path / "run"
+    first = up(out, data, "--tokens", "10000000")
+    wait_for_marks(out, 4)
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=DEADLINE_S)
+    assert first.returncode == 0, said
+    before = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    shutil.rmtree(out / "nats")
+    refused = up(out, data)
+    said, _ = refused.communicate(timeout=DEADLINE_S)
+    assert refused.returncode == 3, said
+    assert f"atoll up --resume --out {out}" in said
+    resumed = up(out, data, "--resume", "--tokens", str(before["tokens_trained"] + 60_000))
+    said, _ = resumed.communicate(timeout=DEADLINE_S)
+    report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
+
+    assert resumed.returncode == 0, said
+    assert "rebuilt from mark" in said
+    # It was drained before: the last marks hold everything.
+    assert report["rebuilt"][0]["tokens"] == before["tokens_trained"]
+    assert report["rebuilt"][0]["versions"] == report["rebuilt"][0]["versions_before"]
+    assert report["tokens_trained"] >= before["tokens_trained"] + 60_000
+    assert report["fates_exact"] is True, report["fates_errors"]
+    assert sum(learner["tokens"] for learner in report["learners"]) == report["tokens_trained"]
+    assert (out / "nats-lost-1").exists()
+    assert children_of(out) == []
