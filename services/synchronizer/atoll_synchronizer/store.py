@@ -108,8 +108,8 @@ class Store:
         """
         self.epoch = epoch
         there = await read_run(self._bus, self._subjects)
-        if there is None or there.nonce != self._run.nonce:
-            raise RecordConflict("the run was rebuilt meanwhile", got=there and there.nonce, allowed=self._run.nonce)
+        if there is not None and there.nonce != self._run.nonce:
+            raise RecordConflict("the run was rebuilt meanwhile", got=there.nonce, allowed=self._run.nonce)
         for fragment in self._run.protocol.fragments_of(self._shard):
             self.holdings[fragment] = await self._load(fragment)
 
