@@ -51,6 +51,7 @@ class BrokenVault:
     inner: Vault
     fails_at: int = 1 << 30
     acts: int = 0
+    lists_fail: bool = False
     where: str = "broken"
 
     def _act(self) -> None:
@@ -68,7 +69,9 @@ class BrokenVault:
         return self.inner.get(path, size_bytes_max)
 
     def names(self, prefix: str) -> list[Name]:
-        """List."""
+        """List, unless the archive is away."""
+        if self.lists_fail:
+            raise ArchiveUnavailable("the archive cannot be used", got="no route to host")
         return self.inner.names(prefix)
 
     def remove(self, paths: list[str]) -> None:

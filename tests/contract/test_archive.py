@@ -202,8 +202,11 @@ async def test_a_broker_that_has_the_run_is_left_alone(reef: Reef) -> None:
     before = await reef.contents()
     outcome, _ = await reef.rebuild(reef.broker)
 
+    away = Reef(reef.record, BrokenVault(reef.vault, lists_fail=True), reef.clock)
+    unread, _ = await away.rebuild(reef.broker)
+
     assert not outcome.rebuilt
-    assert outcome.record == reef.record
+    assert outcome.record == unread.record == reef.record
     assert await reef.contents() == before
 
 
@@ -250,6 +253,17 @@ async def test_what_has_not_changed_is_not_written_again(reef: Reef) -> None:
 
     assert len(objects) == 3 * FRAGMENTS // SHARDS
     assert len(new) == 3
+
+
+async def test_what_somebody_deleted_is_written_again(reef: Reef) -> None:
+    """An archive that was emptied under a running shard is whole again after the next mark."""
+    await reef.round()
+    await reef.mark()
+    reef.vault.remove([name.path for name in reef.vault.names(reef.run)])
+    reef.later()
+    await reef.mark()
+
+    assert [manifest.mark for manifest in reef.newest()] == [EVERY_S, EVERY_S]
 
 
 async def test_old_marks_go_and_so_do_their_objects(reef: Reef) -> None:

@@ -38,7 +38,19 @@ def test_help_lists_every_verb() -> None:
     done = atoll("--help")
 
     assert done.returncode == 0
-    for verb in ("up", "tap", "fates", "config", "doctor", "learner", "synchronizer", "evaluate", "export", "data"):
+    for verb in (
+        "up",
+        "tap",
+        "fates",
+        "archive",
+        "config",
+        "doctor",
+        "learner",
+        "synchronizer",
+        "evaluate",
+        "export",
+        "data",
+    ):
         assert f" {verb} " in done.stdout
 
 
@@ -58,6 +70,9 @@ def test_help_lists_every_verb() -> None:
         (("data", "show", "nowhere"), "no token shards"),
         (("up", "--set", "data.dir=nowhere"), "no token shards"),
         (("synchronizer", "--set", "run=a.b"), "run id"),
+        (("archive", "show", "nowhere"), "there is no archive here"),
+        (("archive", "show", "ftp://host/x"), "no place for an archive"),
+        (("up", "--resume"), "no run to resume"),
     ],
 )
 def test_a_mistake_gets_one_screen_and_exit_code_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

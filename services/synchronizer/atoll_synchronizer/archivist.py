@@ -116,10 +116,12 @@ class Archivist:
     async def _mark(self, bus: Bus, store: Store, reports: Callable[[], Ledger], due: int, *, final: bool) -> _Written:
         written = _Written()
         pieces: dict[int, Piece] = {}
+        # What somebody has deleted meanwhile is written again.
+        there = await self._in_thread(partial(self._shelf.objects, self._shard))
         for fragment, held in store.holdings.items():
             # Taken here, with no wait in between: one head and exactly what it names.
             taken = replace(held)
-            pieces[fragment] = await self._in_thread(partial(self._archive, fragment, taken, written))
+            pieces[fragment] = await self._in_thread(partial(self._archive, fragment, taken, there, written))
         known = Ledger()
         known.learn(reports())
         target = self._run.protocol.tokens_target
@@ -144,13 +146,13 @@ class Archivist:
         self._last = pieces
         return written
 
-    def _archive(self, fragment: int, held: Holding, written: _Written) -> Piece:
+    def _archive(self, fragment: int, held: Holding, there: set[Object], written: _Written) -> Piece:
         """Store what a head names, as far as the last mark has not; return the piece. Runs in the thread."""
         head, last = held.head, self._last.get(fragment)
         known: dict[BlobRef, Object] = {}
         if last is not None:
             pairs = ((last.head.blob, last.frame), (last.head.state, last.state), (last.head.books, last.books))
-            known = {ref: found for ref, found in pairs if ref is not None and found is not None}
+            known = {ref: found for ref, found in pairs if ref is not None and found in there}
 
         def stored(ref: BlobRef, encoded: Callable[[], bytes]) -> Object:
             if ref in known:

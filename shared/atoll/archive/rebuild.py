@@ -29,7 +29,7 @@ from atoll.archive.shelf import Shelf
 from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
-from atoll.errors import CheckpointError, RecordConflict
+from atoll.errors import AtollError, CheckpointError, RecordConflict
 from atoll.island.founding import head_info, read_heads, read_run
 from atoll.logs import get
 from atoll.protocol.ledger import Ledger
@@ -98,7 +98,11 @@ async def _say_it_stands(shelf: Shelf, there: RunRecord) -> None:
     """Log that nothing is rebuilt; loudly when the archive knows marks and none is of this founding or its source."""
     log.info("run.stands", nonce=there.nonce, founder=there.founder, todo="nothing is rebuilt: the broker has the run")
     source = there.nonce if there.rebuilt is None else there.rebuilt.source
-    marks = [mark for mark in await asyncio.to_thread(shelf.marks) if mark.complete]
+    try:
+        marks = [mark for mark in await asyncio.to_thread(shelf.marks) if mark.complete]
+    except AtollError as error:
+        log.warning("archive.unreadable", reason=str(error))
+        return
     foreign = not any(nonce in mark.founding for mark in marks for nonce in (there.nonce, source))
     if marks and foreign:
         log.warning(

@@ -51,6 +51,11 @@ class Shelf:
         self.vault.put(self._object(shard, found.digest), data)
         return found
 
+    def objects(self, shard: int) -> set[Object]:
+        """Return the objects of one shard that are there."""
+        found = self.vault.names(f"{self.run}/shard-{shard}")
+        return {Object(name.path.rpartition("/")[2], name.size_bytes) for name in found}
+
     def publish(self, manifest: Manifest) -> None:
         """Make a mark of one shard visible; every object it names is stored already."""
         self.vault.put(manifest.path, msgspec.json.encode(manifest))
