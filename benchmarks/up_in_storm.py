@@ -53,6 +53,7 @@ T = TypeVar("T")
 
 def run_up(course: Course, corpus: Path, out: Path) -> Extract:
     """Run one course and return its extract."""
+    extract = Extract(course=course, sources=sources(), machine=machine(), commit=commit(), began_s=0.0)
     with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
         with Links(link_names(course), broker.port) as links:
             up = subprocess.Popen(command(course, corpus, out, broker.url, links))
@@ -60,14 +61,13 @@ def run_up(course: Course, corpus: Path, out: Path) -> Extract:
             try:
                 ground = UpGround(broker, links, record, psutil.Process(up.pid))
                 record.await_steps(course.learners, up)
-                began_s = time.time()
+                extract.began_s = time.time()
                 raging = Storm(ground, storm(course.seed, course.per_minute, course.seconds, course.partition_s))
                 raging.rage(course.seconds)
                 time.sleep(CALM_S)
                 up.send_signal(signal.SIGINT)
                 if up.wait(END_MAX_S):
                     raise SystemExit(f"atoll up left with {up.returncode}; see {out / 'logs'}")
-                extract = Extract(course=course, sources=sources(), machine=machine(), commit=commit(), began_s=began_s)
                 extract.faults, extract.missed = raging.faults, raging.missed
                 record.enter_into(extract)
             finally:
