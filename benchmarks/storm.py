@@ -1,18 +1,21 @@
 """Does what a forecast says to real processes, and undoes what does not undo itself.
 
 Whoever is in the middle of one fault is spared the next, and the learner that is partitioned also for a while after
-it has healed, so that its return can be followed. Faults that find nobody are not done and not drawn again: every system
-under the same forecast gets the same weather. One thread does everything, because the fleet of `atoll up` wants it so;
-relays run on a loop of their own.
+it has healed, so that its return can be followed. Faults that find nobody are not done and not drawn again: every
+system under the same forecast gets the same weather. Only the partition waits until somebody is there who trains.
+`atoll up` gives a process up that fails `RESTARTS_MAX` times in a row before it has lived for ten seconds; a storm that
+hit the same one that often would prove nothing but that, so it is spared after `YOUNG_KILLS_MAX` such deaths.
+One thread does everything, because the fleet of `atoll up` wants it so; relays run on a loop of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -26,6 +29,9 @@ from atoll.testing import LinkProxy
 
 POLL_S = 0.05
 PEACE_AFTER_PARTITION_S = 30.0
+AGAIN_S = 1.0
+YOUNG_KILLS_MAX = 3
+YOUNG_S = 20.0
 CALL_S = 10.0
 
 
@@ -116,31 +122,43 @@ class Links:
 class Storm:
     """Carries one forecast out; `faults` is what was done."""
 
-    def __init__(self, ground: Ground, planned: Sequence[Planned]) -> None:
-        """Do nothing yet."""
+    def __init__(
+        self,
+        ground: Ground,
+        planned: Sequence[Planned],
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Do nothing yet; tests bring a clock of their own."""
         self.faults: list[Fault] = []
         self.missed = 0
         self._ground = ground
+        self._clock = clock
+        self._pause = pause
         self._due = deque(planned)
         self._held: dict[str, tuple[float, Fault, Callable[[], None]]] = {}
         self._spared: dict[str, float] = {}
+        self._kills: dict[str, list[float]] = {}
 
     def rage(self, seconds: float) -> None:
         """Return after `seconds`, or a little later when something is still to be undone."""
-        began_s = time.monotonic()
+        began_s = self._clock()
         while True:
-            now_s = time.monotonic() - began_s
+            now_s = self._clock() - began_s
             self._undo(now_s)
             if now_s >= seconds and not self._held:
                 return
             while self._due and self._due[0].at_s <= now_s < seconds:
                 self._do(self._due.popleft(), now_s)
             self._ground.tick()
-            time.sleep(POLL_S)
+            self._pause(POLL_S)
 
     def _do(self, planned: Planned, now_s: float) -> None:
         victim = self._ground.victim(planned)
-        if victim is None or victim.name in self._held or now_s < self._spared.get(victim.name, 0.0):
+        if victim is None and planned.act == "partition":
+            self._due.appendleft(replace(planned, at_s=now_s + AGAIN_S))
+            return
+        if victim is None or not self._may(planned, victim, now_s):
             self.missed += 1
             return
         fault = Fault(time.time(), planned.act, planned.role, victim.name, victim.shard, way=planned.way)
@@ -155,6 +173,18 @@ class Storm:
         if planned.act == "partition":
             self._spared[victim.name] = now_s + planned.over_s + PEACE_AFTER_PARTITION_S
         print(f"  {now_s:6.1f} s: {planned.act} {planned.role} {victim.name} {planned.way}", flush=True)
+
+    def _may(self, planned: Planned, victim: Victim, now_s: float) -> bool:
+        """Return whether a victim is not in the middle of something, and not killed too often in its youth."""
+        if victim.name in self._held or now_s < self._spared.get(victim.name, 0.0):
+            return False
+        if planned.act != "kill" or victim.name == "broker":
+            return True
+        kills = [*self._kills.get(victim.name, []), now_s][-YOUNG_KILLS_MAX - 1 :]
+        if len(kills) > YOUNG_KILLS_MAX and all(b - a < YOUNG_S for a, b in itertools.pairwise(kills)):
+            return False
+        self._kills[victim.name] = kills
+        return True
 
     def _start(self, planned: Planned, victim: Victim) -> Callable[[], None] | None:
         """Do it, and return what undoes it."""

@@ -45,6 +45,8 @@ BEGIN_MAX_S = 240.0
 CALM_S = 30.0
 END_MAX_S = 300.0
 LOOK_S = 2.0
+SETTLED_S = 10.0
+JUST_NOW_S = 3.0
 READ_S = 120.0
 TAPE_MAX = 1 << 30
 
@@ -119,19 +121,22 @@ class UpGround:
             return Victim("broker") if self.broker.pid else None
         children = {child_name(child): child.pid for child in self._up.children() if is_alive(child)}
         if planned.role == "learner":
-            name = chosen(planned.pick, sorted(n for n in children if n.startswith("learner-")))
+            names = sorted(name for name in children if name.startswith("learner-"))
+            if planned.act == "partition":
+                names = [name for name in names if self._record.has_trained(name, SETTLED_S)]
+            name = chosen(planned.pick, names)
             return Victim(name, children[name]) if name else None
         owners = self._record.owners()
         if planned.role == "standby":
-            serving = set(owners.values())
+            busy = set(owners.values())
             waiting = sorted(
-                n for n, pid in children.items() if n.startswith(("shard-", "standby-")) and pid not in serving
+                n for n, pid in children.items() if n.startswith(("shard-", "standby-")) and pid not in busy
             )
             name = chosen(planned.pick, waiting)
             return Victim(name, children[name]) if name else None
         shard = min(int(planned.pick * SHARDS), SHARDS - 1)
-        names = [name for name, pid in children.items() if pid == owners.get(shard)]
-        return Victim(names[0], children[names[0]], shard) if names else None
+        serving = [name for name, pid in children.items() if pid == owners.get(shard)]
+        return Victim(serving[0], children[serving[0]], shard) if serving else None
 
 
 def child_name(child: psutil.Process) -> str:
@@ -174,6 +179,16 @@ class Recorder:
     def _stepping(self) -> set[str]:
         """Return the learners that have taken a step."""
         return {life.rpartition("/")[0] for life, rows in list(self._beats.items()) if rows and rows[-1][1] > 0}
+
+    def has_trained(self, learner: str, for_s: float) -> bool:
+        """Return whether the present life of a learner was heard just now and has taken steps for so long."""
+        lives = {
+            int(life.rpartition("/")[2]): rows
+            for life, rows in list(self._beats.items())
+            if life.startswith(f"{learner}/")
+        }
+        rows = [row for row in lives[max(lives)] if row[1] > 0] if lives else []
+        return bool(rows) and rows[-1][0] - rows[0][0] >= for_s and time.time() - rows[-1][0] <= JUST_NOW_S
 
     def owners(self) -> dict[int, int]:
         """Return the process id of each shard's owner, as far as the leases can be read now."""

@@ -30,6 +30,8 @@ def test_who_was_isolated_is_kept_with_the_reason() -> None:
 
     assert view.quarantined == [Quarantine("a", 2, 3, "outlier")]
     assert view.unreadable == 1
+
+
 def test_tokens_of_a_last_life_that_could_not_say_goodbye_are_lost() -> None:
     """Cut off when the run ended, or killed before its next life was heard: its process is over, and so are its tokens."""
     lives = {1: Life(1, tokens=1000)}
