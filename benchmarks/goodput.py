@@ -90,31 +90,29 @@ def spans(rows: Sequence[Row], window: Window) -> bool:
     return bool(rows) and rows[0][0] <= window[0] and rows[-1][0] >= window[1]
 
 
-def pace_in(extract: Extract, windows: Iterable[Window], quiet: Iterable[Window]) -> tuple[float, int]:
-    """Return the steps of the learners that live through each of some windows, over what they take in quiet ones.
+def paces(extract: Extract, windows: Iterable[Window], quiet: Iterable[Window]) -> list[tuple[float, float]]:
+    """Return, per window and learner that lives through it, the steps taken and those it takes in as much quiet time.
 
-    The second number counts (window, learner) pairs. Learners are compared with themselves; a ratio of 1 means that they
-    did not notice.
+    Learners are compared with themselves; where the sums are equal they did not notice.
     """
     windows, quiet = list(windows), list(quiet)
     by_learner: dict[str, list[list[Row]]] = defaultdict(list)
     for life, rows in extract.lives.items():
         by_learner[life.rpartition("/")[0]].append(rows)
-    taken = expected = 0.0
-    pairs = 0
+    found: list[tuple[float, float]] = []
     for lives in by_learner.values():
         calm = [(rows, w) for rows in lives for w in quiet if spans(rows, w)]
         calm_s = sum(stop - start for _, (start, stop) in calm)
         if calm_s <= 0.0:
             continue
         rate = sum(grown(rows, *w) for rows, w in calm) / calm_s
-        for window in windows:
-            for rows in lives:
-                if spans(rows, window):
-                    taken += grown(rows, *window)
-                    expected += rate * (window[1] - window[0])
-                    pairs += 1
-    return (taken / expected if expected else 0.0), pairs
+        found += [
+            (grown(rows, *window), rate * (window[1] - window[0]))
+            for window in windows
+            for rows in lives
+            if rate > 0.0 and spans(rows, window)
+        ]
+    return found
 
 
 def gaps(busy: Iterable[Window], start_s: float, stop_s: float, shortest_s: float) -> list[Window]:

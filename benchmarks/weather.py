@@ -32,7 +32,7 @@ WEIGHTS = {
 OVER_S = {("kill", "broker"): 1.0, "freeze": 6.0, "cut": 5.0, "blackhole": 8.0}
 WAYS = ("up", "down", "both")
 PARTITION_AT = 0.3
-KILLS_SPARE = 1.15
+KILLS_SPARE = 1.25
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from publish import differences, publish
 from results import Figure
 from storm import Fault, Links, Storm, Victim, chosen
 from synchronous import Formed, Group, Line, Message
-from verdicts import figures, partition, recovery, safety
+from verdicts import figures, partition, recovery, safety, takeovers
 from weather import Planned, forecast, seconds_for, storm
 
 from atoll.bus.broker import EmbeddedBroker
@@ -308,7 +308,7 @@ def test_waits_are_counted_from_the_fault_to_the_next_commit() -> None:
     assert verdict(found, "after its owner was killed").value == pytest.approx(4.75)
     assert verdict(found, "after the broker was up again").value == pytest.approx(2.25)
     assert verdict(found, "after a learner was killed").value == pytest.approx(0.25)
-    assert verdict(found, "pace during a takeover").value == pytest.approx(1.0)
+    assert verdict(takeovers([stormy()]), "pace during a takeover").value == pytest.approx(1.0)
 
 
 def test_learners_that_rest_during_a_takeover_miss_its_goal() -> None:
@@ -319,10 +319,18 @@ def test_learners_that_rest_during_a_takeover_miss_its_goal() -> None:
         (at_s, steps - 9 * (at_s >= 15.0), tokens, step_s)
         for at_s, steps, tokens, step_s in extract.lives["learner-1/1"]
     ]
-    pace = verdict(recovery(extract), "pace during a takeover")
+    pace = verdict(takeovers([extract]), "pace during a takeover")
 
     assert pace.value < 0.7
     assert pace.holds is False
+
+
+def test_a_takeover_beside_another_fault_says_nothing() -> None:
+    """What a restarting learner takes from the machine is no cost of a takeover."""
+    extract = stormy()
+    extract.faults.append(Fault(BEGAN_S + 5.0, "kill", "learner", "learner-2"))
+
+    assert takeovers([extract]) == []
 
 
 def test_what_a_partitioned_learner_had_in_hand_is_followed_to_its_fate() -> None:
