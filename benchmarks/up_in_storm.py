@@ -98,7 +98,8 @@ def command(course: Course, corpus: Path, out: Path, url: str, links: Links) -> 
 
 def kept(report: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a report that an extract keeps."""
-    names = ("tokens_trained", "tokens_by_fate", "fates_exact", "fates_errors", "validation", "goodput", "commits")
+    fates = ("tokens_trained", "tokens_by_fate", "fates_exact", "fates_errors", "quarantined")
+    names = (*fates, "validation", "goodput", "commits")
     return {name: report[name] for name in names}
 
 

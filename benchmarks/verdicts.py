@@ -99,6 +99,7 @@ def safety(extract: Extract) -> list[Figure]:
     unsettled = sum(max(0, a.pushed - a.settled) for a in extract.ledger.accounts.values())
     report = extract.report
     exact = bool(report["fates_exact"] and sum(report["tokens_by_fate"].values()) == report["tokens_trained"])
+    isolated = report.get("quarantined", [])
     fates = json.dumps(report["tokens_by_fate"])
     fates += "".join(f"; {error}" for error in report.get("fates_errors", [])[:4])
     return [
@@ -107,6 +108,7 @@ def safety(extract: Extract) -> list[Figure]:
         zero("acknowledged and without a fate", lost, "pushes", f"{heard} heard of as stored, by the books at the end"),
         zero("pushed and without a fate", unsettled, "token-fragments", "by the ledgers that shards closed with"),
         Figure("every token has one fate", float(exact), "exact", "1", exact, fates),
+        zero("honest learners isolated", len(isolated), "learners", json.dumps(isolated)),
         Figure(
             "commits without a line on the tape",
             float(silent),

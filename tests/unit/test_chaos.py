@@ -254,9 +254,15 @@ def miscount(extract: Extract) -> None:
     extract.report["tokens_by_fate"]["merged"] -= 1
 
 
+def isolate(extract: Extract) -> None:
+    """Isolate a learner that did nothing but be away for a while."""
+    extract.report["quarantined"] = [{"learner": "learner-1", "incarnation": 1, "offences": 3, "reason": "outlier"}]
+
+
 @pytest.mark.parametrize(
     ("forge", "name"),
     [
+        (isolate, "honest learners isolated"),
         (fork, "versions made twice or out of order"),
         (twice, "contributions merged twice"),
         (lose, "acknowledged and without a fate"),
