@@ -93,7 +93,7 @@ def courses(options: argparse.Namespace, seed: int) -> list[Course]:
 
 def path_of(course: Course) -> Path:
     """Return where the extract of a course lies."""
-    return FOLDER / sources() / f"{course.name}.json.zst"
+    return FOLDER / sources() / f"seed-{course.seed}" / f"{course.name}.json.zst"
 
 
 def kept(course: Course, path: Path) -> Extract | None:

@@ -43,7 +43,9 @@ def figures(extracts: Sequence[Extract]) -> list[Figure]:
             found += named(extract, [*safety(extract), *recovery(extract), *partition(extract)])
             found += named(extract, [] if plain is None or plain is extract else quality(extract, plain))
         elif extract is not plain and plain is not None:
-            found += named(extract, [final_loss(extract)])
+            found += named(
+                extract, [final_loss(extract), thrown_away(extract, "tokens rolled back", "to a checkpoint")]
+            )
     return [*found, *takeovers([e for e in storms if e.course.system == "atoll"])]
 
 
@@ -315,12 +317,17 @@ def quality(extract: Extract, plain: Extract) -> list[Figure]:
     """Return the loss beside the undisturbed run's at equal merged tokens, and what died with learners."""
     report = extract.report
     loss, losses = loss_beside(report, plain.report)
-    lost = report["tokens_by_fate"]["lost"] / max(1, report["tokens_trained"])
     return [
         Figure("held-out loss", loss, "ratio", f"<= {LOSS_MAX}", loss <= LOSS_MAX, losses),
         final_loss(extract),
-        Figure("tokens lost with killed learners", lost, "ratio", "", None, "open when an incarnation died"),
+        thrown_away(extract, "tokens lost with killed learners", "open when an incarnation died"),
     ]
+
+
+def thrown_away(extract: Extract, name: str, how: str) -> Figure:
+    """Return the share of the trained tokens that no model has."""
+    lost = extract.report["tokens_by_fate"]["lost"] / max(1, extract.report["tokens_trained"])
+    return Figure(name, lost, "ratio", "", None, how)
 
 
 def final_loss(extract: Extract) -> Figure:
