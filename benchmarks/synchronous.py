@@ -15,7 +15,7 @@ travel through the coordinator, which a ring would spare; at this size that is l
 are taken of its own undisturbed rate.
 
     coordinator ── anew ─────────► workers          a new coordinator knows nobody: join again
-    worker ── join ──────────────► coordinator      answered when all are there: a new generation begins
+    worker ── join ──────────────► coordinator      again and again, until all are there: a new generation begins
     worker ── reduce + gradient ─► coordinator      answered with the mean when all are there, or empty: join again
 """
 
@@ -47,6 +47,8 @@ from atoll_learner.train_settings import train_settings
 
 CHECKPOINT_STEPS = 10
 COLLECTIVE_S = 10.0
+JOIN_S = 1.0
+JOIN_STALE_S = 2.0
 AGAIN_S = 0.2
 EPOCHS = 64
 LATE_STEPS = 32
@@ -83,25 +85,35 @@ class Formed(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class Group:
-    """The coordinator's decisions, without the network: who is here, and what each is answered. Pure."""
+    """The coordinator's decisions, without the network: who is here, and what each is answered. Pure.
+
+    `seen` is when each worker last asked to join, `told` who knows of the present generation. One that asks again although
+    it was told has left; one that was never told, because it died before it could be, is told in its next life.
+    """
 
     size: int
     generation: int = 0
-    joined: dict[int, str] = field(default_factory=dict)
+    seen: dict[int, float] = field(default_factory=dict)
+    told: set[int] = field(default_factory=set)
     reducing: dict[int, tuple[str, Message]] = field(default_factory=dict)
 
-    def on_join(self, message: Message, reply: str, generation: int) -> list[tuple[str, bytes]]:
-        """Return answers by reply subject: to all when the last one has joined; to those that reduce, that it is over."""
-        answers = [(waiting, b"") for waiting, _ in self.reducing.values()]
-        self.reducing.clear()
-        self.generation = 0
-        self.joined[message.worker] = reply
-        if len(self.joined) < self.size:
-            return answers
-        self.generation = generation
-        answers += [(waiting, msgspec.msgpack.encode(Formed(generation))) for waiting in self.joined.values()]
-        self.joined.clear()
-        return answers
+    def on_join(self, message: Message, reply: str, now_s: float) -> list[tuple[str, bytes]]:
+        """Return answers by reply subject: the generation once all are there, else nothing yet; it is over for the rest."""
+        answers: list[tuple[str, bytes]] = []
+        if message.worker in self.told:
+            answers = [(waiting, b"") for waiting, _ in self.reducing.values()]
+            self.reducing.clear()
+            self.told.clear()
+            self.seen.clear()
+            self.generation = 0
+        self.seen[message.worker] = now_s
+        here = [worker for worker, at_s in self.seen.items() if now_s - at_s <= JOIN_STALE_S]
+        if not self.generation and len(here) == self.size:
+            self.generation = int(now_s * 1000)
+        if not self.generation:
+            return [*answers, (reply, b"")]
+        self.told.add(message.worker)
+        return [*answers, (reply, msgspec.msgpack.encode(Formed(self.generation)))]
 
     def on_reduce(self, message: Message, reply: str) -> list[tuple[str, bytes]]:
         """Return the mean for all when the last gradient has come; nothing (join again) for one of a broken group."""
@@ -141,8 +153,9 @@ def answer(group: Group, whisper: Whisper) -> tuple[list[tuple[str, bytes]], Lin
         answers = group.on_reduce(message, reply)
         done = len(answers) == group.size and all(data for _, data in answers)
         return answers, Line(now_s, "step", group.generation, message.step + 1, message.step_s) if done else None
-    answers = group.on_join(message, reply, int(now_s * 1000))
-    return answers, Line(now_s, "formed", group.generation, message.step) if group.generation else None
+    answers = group.on_join(message, reply, now_s)
+    formed = group.generation and len(group.told) == 1
+    return answers, Line(now_s, "formed", group.generation, message.step) if formed else None
 
 
 async def tell(bus: Bus, subject: str, data: bytes) -> None:
@@ -229,11 +242,7 @@ class Worker:
         hearing = asyncio.create_task(self._hear(await bus.listen(f"{subject}.anew")))
         while not hearing.done():
             self._load()
-            said = await self._ask(bus, subject, 0)
-            if not said:
-                await asyncio.sleep(AGAIN_S)
-                continue
-            generation = msgspec.msgpack.decode(said, type=Formed).generation
+            generation = await self._join(bus, subject)
             self._load()
             while await self._take_step(bus, subject, generation):
                 pass
@@ -241,6 +250,14 @@ class Worker:
     async def _hear(self, begins: Any) -> None:  # noqa: ANN401  (Subscription)
         async for _ in begins:
             self._anew.set()
+
+    async def _join(self, bus: Bus, subject: str) -> int:
+        """Return the generation that stands once all have asked for it."""
+        while True:
+            said = await self._ask(bus, subject, 0)
+            if said:
+                return msgspec.msgpack.decode(said, type=Formed).generation
+            await asyncio.sleep(AGAIN_S)
 
     async def _take_step(self, bus: Bus, subject: str, generation: int) -> bool:
         """Take one step with everybody; return whether the group still stands."""
@@ -268,7 +285,8 @@ class Worker:
         """Return the coordinator's answer; None when none comes, or when another coordinator has begun meanwhile."""
         message = Message(self._number, generation, self._step, step_s, gradient)
         self._anew.clear()
-        asking = asyncio.create_task(bus.ask(subject, msgspec.msgpack.encode(message), timeout_s=COLLECTIVE_S))
+        timeout_s = COLLECTIVE_S if generation else JOIN_S
+        asking = asyncio.create_task(bus.ask(subject, msgspec.msgpack.encode(message), timeout_s=timeout_s))
         begun = asyncio.create_task(self._anew.wait())
         await asyncio.wait({asking, begun}, return_when=asyncio.FIRST_COMPLETED)
         begun.cancel()

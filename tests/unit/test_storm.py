@@ -228,17 +228,31 @@ def gradient(worker: int, generation: int, value: float) -> Message:
     return Message(worker, generation, 5, 0.1, np.full(2, value, np.float32).tobytes())
 
 
+def formed(size: int = 2) -> Group:
+    """Return a group all of whose workers know that it stands, since second 8."""
+    group = Group(size)
+    for at_s, worker in enumerate((*range(1, size + 1), *range(1, size)), start=1):
+        group.on_join(Message(worker, 0, 0), "reply", 8.0 - size + at_s * 0.1)
+    assert group.told == set(range(1, size + 1))
+    return group
+
+
+def test_a_group_forms_when_all_ask_at_once() -> None:
+    """Nobody is told before the last has come, and who asked long ago does not count: it may be dead."""
+    group = Group(2)
+
+    assert group.on_join(Message(1, 0, 0), "a", 1.0) == [("a", b"")]
+    assert group.on_join(Message(2, 0, 0), "b", 9.0) == [("b", b"")]
+    told = group.on_join(Message(1, 0, 0), "a", 9.5)
+    assert [(reply, msgspec.msgpack.decode(data, type=Formed).generation) for reply, data in told] == [("a", 9500)]
+    assert group.on_join(Message(2, 0, 0), "b", 9.7)[0][1] == told[0][1]
+
+
 def test_a_group_steps_when_all_have_come_and_not_before() -> None:
     """The mean goes to everybody at once."""
-    group = Group(2)
-    assert group.on_join(Message(1, 0, 0), "a", 7) == []
-    formed = group.on_join(Message(2, 0, 0), "b", 7)
-    assert [(reply, msgspec.msgpack.decode(data, type=Formed).generation) for reply, data in formed] == [
-        ("a", 7),
-        ("b", 7),
-    ]
-    assert group.on_reduce(gradient(1, 7, 1.0), "a") == []
-    answers = dict(group.on_reduce(gradient(2, 7, 2.0), "b"))
+    group = formed()
+    assert group.on_reduce(gradient(1, group.generation, 1.0), "a") == []
+    answers = dict(group.on_reduce(gradient(2, group.generation, 2.0), "b"))
 
     assert {reply: np.frombuffer(data, np.float32).tolist() for reply, data in answers.items()} == {
         "a": [1.5, 1.5],
@@ -248,12 +262,23 @@ def test_a_group_steps_when_all_have_come_and_not_before() -> None:
 
 def test_a_worker_that_joins_again_breaks_the_group() -> None:
     """Those that wait are told to join again, and so is who comes later with a gradient of the old generation."""
-    group = Group(2)
-    group.on_join(Message(1, 0, 0), "a", 7)
-    group.on_join(Message(2, 0, 0), "b", 7)
-    group.on_reduce(gradient(1, 7, 1.0), "a")
+    group = formed()
+    former = group.generation
+    group.on_reduce(gradient(1, former, 1.0), "a")
 
-    assert group.on_join(Message(2, 0, 0), "b", 8) == [("a", b"")]
-    assert group.on_reduce(gradient(1, 7, 1.0), "a") == [("a", b"")]
-    assert len(group.on_join(Message(1, 0, 0), "a", 8)) == 2
-    assert group.generation == 8
+    assert group.on_join(Message(2, 0, 0), "b", 20.0) == [("a", b""), ("b", b"")]
+    assert group.on_reduce(gradient(1, former, 1.0), "a") == [("a", b"")]
+    assert len(group.on_join(Message(1, 0, 0), "a", 20.5)[0][1]) > 0
+    assert group.generation == 20500
+
+
+def test_a_worker_that_died_before_it_was_told_is_told_in_its_next_life() -> None:
+    """No step can have been taken without it, so nobody has to go back."""
+    group = Group(2)
+    group.on_join(Message(1, 0, 0), "a", 1.0)
+    group.on_join(Message(2, 0, 0), "b", 1.5)
+    group.on_reduce(gradient(2, group.generation, 1.0), "b")
+    answers = group.on_join(Message(1, 0, 0), "a", 9.0)
+
+    assert [(reply, len(data) > 0) for reply, data in answers] == [("a", True)]
+    assert list(group.reducing) == [2]
