@@ -14,7 +14,7 @@ export PYTHON ?=
 # Each is passed on only where it was given, so that every command keeps its own default.
 BENCH_FLAGS = $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
-.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild chaos results clean
+.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild chaos results results-check clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -23,9 +23,12 @@ help:  ## list the targets and the variables
 
 #: PYTHON=python3.12   the interpreter of the environment (setup); 3.11 or newer
 #: OUT=runs/mine       where the run writes (demo)
-#: MINUTES=5           about how long a benchmark may take (bench, bench-parity, bench-faults, bench-rebuild, chaos)
+#: MINUTES=5           about how long a benchmark may take (bench, bench-parity, bench-faults, bench-rebuild), or each run (chaos)
 #: SEEDS=3             how many seeds are compared (bench-parity)
 #: SEED=7              the seed of a benchmark (bench, bench-parity, bench-faults, bench-rebuild, chaos) or of the order of tests (test)
+#: RATES=1,4,16        faults per minute of the storms (chaos)
+#: KILLS=200           how many processes the hardest storm kills at least; sets the length of all runs (chaos)
+#: ONLY=storm-4        do this run alone; what was measured before is kept (chaos)
 #: SCHEDULES=2000      how many random fault schedules the simulation tests try (test)
 #: ARGS="-k round"     more arguments for pytest (test)
 
@@ -68,10 +71,13 @@ bench-rebuild: $(READY)  ## delete the broker's store under a run and measure wh
 	$(PY) benchmarks/rebuild.py $(BENCH_FLAGS)
 
 chaos: $(READY)  ## kill and freeze everything at random, and read from the tape what it cost
-	$(PY) benchmarks/chaos.py $(BENCH_FLAGS)
+	$(PY) benchmarks/chaos.py $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(ONLY),--only $(ONLY))
 
 results: $(READY)  ## write the tables of docs/results from what was measured
 	$(PY) benchmarks/publish.py
+
+results-check: $(READY)  ## compute the figures of docs/results/chaos.md again from their raw files, and compare
+	$(PY) benchmarks/publish.py --check
 
 clean:  ## remove caches, build outputs and the environments; runs/ stays
 	rm -rf build dist .venv-new $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,29 +1,106 @@
-"""Writes the tables of `docs/results/` from `build/results/*.json`: `make results`. No figure there is typed by hand."""
+"""Writes the pages of `docs/results/` from `build/results/*.json`: `make results`. No figure there is typed by hand.
+
+A target whose figures are computed from kept extracts (`chaos`) has its extracts copied to `docs/results/raw/` and its plots
+drawn beside the page. `make results-check` computes those figures again from the copies alone and compares them with the
+page, so that anybody can, from the repository alone.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from extracts import Extract, load
+from plots import plots
 from results import RESULTS
+from verdicts import figures
 
 FOLDER = Path("docs/results")
+RAW = "raw"
+WORDS = {
+    "chaos": """\
+**Runs.** `undisturbed` and `storm-R` are one `atoll up` each: three learners, two shards with a standby each, real processes,
+every one of them behind a relay of its own, R faults a minute drawn from one seed (SIGKILL of owners, standbys, learners
+and the broker, SIGSTOP of owners, cut connections, black holes) and one partition of one learner. `sync-…` are the
+synchronous baseline under the same forecasts: workers for learners, a coordinator for owners. What the baseline models,
+and what favours it, is said in [`benchmarks/synchronous.py`](../../benchmarks/synchronous.py).
+
+**Participation** is stepping time over present time: the learner-seconds in which steps were taken over all
+learner-seconds of the run, with every learner present from beginning to end. **Useful-step share** is the tokens that
+entered the model (Atoll: merged in time or late; baseline: not rolled back) over the tokens that the same system would
+have trained in the same time undisturbed. Both are defined once, for both systems, in
+[`benchmarks/goodput.py`](../../benchmarks/goodput.py).
+
+**Raw.** [`raw/`](raw) holds one extract per run: what was done, every commit and refusal of the tape, every heartbeat, the
+books. `make results-check` computes every figure of the table again from these files.
+
+![useful-step share against faults per minute](chaos-useful.svg)
+![participation against faults per minute](chaos-participation.svg)
+![held-out loss after the same time against faults per minute](chaos-loss.svg)
+"""
+}
 
 
 def main() -> int:
-    """Write one page per target that was measured, and the index of all pages."""
+    """Write one page per target that was measured, or compare the pages that can be computed again."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compute again from docs/results/raw and compare")
+    if parser.parse_args().check:
+        return check()
     measured = sorted(RESULTS.glob("*.json"))
     if not measured:
-        print(f"nothing was measured yet: {RESULTS} is empty; run make bench, bench-parity or bench-faults")
+        print(f"nothing was measured yet: {RESULTS} is empty; run make bench, bench-parity, bench-faults or chaos")
         return 1
-    FOLDER.mkdir(parents=True, exist_ok=True)
     for path in measured:
-        target = FOLDER / f"{path.stem}.md"
-        target.write_text(page(path.stem, json.loads(path.read_text(encoding="utf-8"))), encoding="utf-8")
-        print(f"written {target}")
+        publish(path.stem, json.loads(path.read_text(encoding="utf-8")), FOLDER)
     return 0
+
+
+def publish(target: str, document: dict[str, Any], folder: Path) -> None:
+    """Write the page of one target, its raw files and its plots to `folder`."""
+    raw = folder / RAW
+    raw.mkdir(parents=True, exist_ok=True)
+    if document.get("raw"):
+        for stale in raw.glob(f"{target}-*.json.zst"):
+            stale.unlink()
+        for path in map(Path, document["raw"]):
+            shutil.copyfile(path, raw / f"{target}-{path.name}")
+        for name, text in plots(extracts(target, folder)).items():
+            (folder / name).write_text(text, encoding="utf-8")
+    page_path = folder / f"{target}.md"
+    page_path.write_text(page(target, document), encoding="utf-8")
+    print(f"written {page_path}")
+
+
+def extracts(target: str, folder: Path) -> list[Extract]:
+    """Return the raw files of a target in the order of their runs."""
+    found = [load(path) for path in sorted((folder / RAW).glob(f"{target}-*.json.zst"))]
+    return sorted(found, key=lambda extract: (extract.course.seed, extract.course.system, extract.course.per_minute))
+
+
+def check() -> int:
+    """Return 0 when the page says what its raw files say."""
+    wrong = differences("chaos", FOLDER)
+    for line in wrong:
+        print(line)
+    print("the page differs from its raw files" if wrong else "the page says what its raw files say")
+    return int(bool(wrong))
+
+
+def differences(target: str, folder: Path) -> list[str]:
+    """Return the lines of a target's table that its raw files do not give, and those that it lacks."""
+    again = {row(asdict(figure)) for figure in figures(extracts(target, folder))}
+    path = folder / f"{target}.md"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    told = {line for line in lines if line.startswith("| ") and not line.startswith("| figure |")}
+    return [f"not by the raw files: {line}" for line in sorted(told - again)] + [
+        f"not on the page: {line}" for line in sorted(again - told)
+    ]
 
 
 def page(target: str, document: dict[str, Any]) -> str:
@@ -36,6 +113,7 @@ def page(target: str, document: dict[str, Any]) -> str:
             "",
             f"Generated by `make results`. {origin}.",
             "",
+            *([WORDS[target]] if target in WORDS else []),
             "| figure | value | goal | holds | how |",
             "|---|---|---|---|---|",
             *rows,

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,8 +28,11 @@ class Figure:
     how: str
 
 
-def write(target: str, seed: int, figures: list[Figure]) -> int:
-    """Write the figures of `target`, print them, and return the exit code: 1 if any goal is missed."""
+def write(target: str, seed: int, figures: list[Figure], raw: Sequence[Path] = ()) -> int:
+    """Write the figures of `target`, print them, and return the exit code: 1 if any goal is missed.
+
+    `raw` are files from which the figures can be computed again; `make results` keeps them with the tables.
+    """
     RESULTS.mkdir(parents=True, exist_ok=True)
     document = {
         "machine": machine(),
@@ -36,12 +40,13 @@ def write(target: str, seed: int, figures: list[Figure]) -> int:
         "atoll": atoll.__version__,
         "seed": seed,
         "figures": [asdict(figure) for figure in figures],
+        **({"raw": [str(path) for path in raw]} if raw else {}),
     }
     path = RESULTS / f"{target}.json"
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     for figure in figures:
         verdict = {True: "holds", False: "MISSED", None: "-"}[figure.holds]
-        print(f"{figure.name:<48} {figure.value:>10.4g} {figure.unit:<12} {figure.goal:<28} {verdict}")
+        print(f"{figure.name:<64} {figure.value:>10.4g} {figure.unit:<12} {figure.goal:<28} {verdict}")
     print(f"written to {path}")
     return int(any(figure.holds is False for figure in figures))
 

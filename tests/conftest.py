@@ -17,6 +17,8 @@ from atoll.testing import unique_run
 # importlib mode leaves sys.path alone.
 for shared_by_tests in ("contract", "integration"):
     sys.path.insert(0, str(Path(__file__).parent / shared_by_tests))
+# The benchmarks are programs, not a package; what they compute is tested all the same.
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 pytest.register_assert_rewrite("bus_contract", "bus_contract_data", "bus_contract_live", "reef")
 
 pytest_plugins = ["islands"]

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from atoll.bus.broker import EmbeddedBroker
 from atoll.bus.connect import open_bus
 from atoll.bus.subjects import Subjects
-from atoll.protocol.ledger import Ledger, Settlement, settle
+from atoll.island.accounts import closing_ledger
+from atoll.protocol.ledger import Settlement, settle
 from atoll.testing import unique_run
 from atoll.wire.messages import Event, decode
 
@@ -129,11 +129,7 @@ class Island:
 
     async def settlement(self) -> Settlement:
         """Return the fates of the run from the ledger each shard closed with last."""
-        last = {event.who: event for event in await self.tape("ledger")}
-        total = Ledger()
-        for event in last.values():
-            total.absorb(msgspec.json.decode(event.fields["ledger"], type=Ledger))
-        return settle(total, int(SMALL["ATOLL_PROTOCOL__FRAGMENTS"]))
+        return settle(closing_ledger(await self.tape("ledger")), int(SMALL["ATOLL_PROTOCOL__FRAGMENTS"]))
 
 
 @pytest.fixture(scope="module")

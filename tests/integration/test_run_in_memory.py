@@ -18,6 +18,7 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
 from atoll.errors import LayoutMismatch, Quarantined, SettingsError
 from atoll.island import driver
+from atoll.island.accounts import closing_ledger
 from atoll.island.founding import read_heads
 from atoll.island.home import LoopThread
 from atoll.island.join import IslandHandle, join
@@ -108,12 +109,9 @@ class World:
 
         async def read() -> Ledger:
             bus = await self.bus()
-            total = Ledger()
-            for entry in await bus.replay(Subjects(self.run).event("ledger", "*")):
-                fields = decode(Event, entry.data).fields
-                total.absorb(msgspec.json.decode(fields["ledger"], type=Ledger))
+            entries = await bus.replay(Subjects(self.run).event("ledger", "*"))
             await bus.close()
-            return total
+            return closing_ledger(decode(Event, entry.data) for entry in entries)
 
         return self.home.submit(read()).result(10.0)
 

@@ -9,6 +9,7 @@ import pytest
 from atoll.errors import EnvironmentFault, SettingsError
 from atoll.up.folder import EMBEDDED, RunFile, RunFolder, move_aside, read_run_file
 from atoll.up.options import UpPlan, UpRequest, kept_settings, plan
+from atoll.up.services import Services
 
 
 def former(out: Path, tokens: int, *assignments: str) -> UpPlan:
@@ -122,3 +123,41 @@ def test_a_run_that_ended_before_it_began_is_no_obstacle(tmp_path: Path) -> None
     for _ in range(2):
         with RunFolder(tmp_path / "run") as folder:
             folder.path("logs", "up.jsonl").touch()
+
+
+def test_a_child_may_have_an_address_of_its_own(tmp_path: Path) -> None:
+    """Learners, shards and standbys can be put behind a relay; everybody else goes straight to the broker."""
+    via = ("learner-2=nats://127.0.0.1:1", "shard-1=nats://127.0.0.1:2", "standby-0-1=tls://relay:3")
+    up = plan(UpRequest(out=tmp_path / "run", learners=2, standbys=1, via=via), {})
+    with RunFolder(tmp_path / "run") as folder:
+        services = Services(up, folder, "nats://127.0.0.1:9")
+
+    assert services.learner("learner-2").environment["ATOLL_BROKER__URL"] == "nats://127.0.0.1:1"
+    assert services.learner("learner-1").environment["ATOLL_BROKER__URL"] == "nats://127.0.0.1:9"
+    assert services.synchronizer("shard-1", 1).environment["ATOLL_BROKER__URL"] == "nats://127.0.0.1:2"
+    assert services.synchronizer("standby-0-1", 0).environment["ATOLL_BROKER__URL"] == "tls://relay:3"
+    assert services.evaluator().environment["ATOLL_BROKER__URL"] == "nats://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("via", "complaint"),
+    [
+        ("learner-9=nats://127.0.0.1:1", "--via names nobody"),
+        ("standby-0-1=nats://127.0.0.1:1", "--via names nobody"),
+        ("learner-1", "--via is wrong"),
+        ("learner-1=127.0.0.1:1", "--via is wrong"),
+        ("learner-1=http://127.0.0.1:1", "--via is wrong"),
+    ],
+)
+def test_an_address_for_nobody_or_of_no_broker_is_refused(tmp_path: Path, via: str, complaint: str) -> None:
+    """What was got and what is allowed is said."""
+    with pytest.raises(SettingsError, match=complaint):
+        plan(UpRequest(out=tmp_path / "run", learners=2, via=(via,)), {})
+
+
+def test_a_refused_address_does_not_tell_its_password(tmp_path: Path) -> None:
+    """Messages end up in logs."""
+    with pytest.raises(SettingsError) as refusal:
+        plan(UpRequest(out=tmp_path / "run", via=("learner-1=http://ann:secret@host:1",)), {})
+
+    assert "secret" not in str(refusal.value)

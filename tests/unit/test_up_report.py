@@ -30,3 +30,25 @@ def test_who_was_isolated_is_kept_with_the_reason() -> None:
 
     assert view.quarantined == [Quarantine("a", 2, 3, "outlier")]
     assert view.unreadable == 1
+
+
+def test_tokens_of_a_last_life_that_could_not_say_goodbye_are_lost() -> None:
+    """Cut off when the run ended, or killed before its next life was heard: its process is over, and so are its tokens."""
+    lives = {1: Life(1, tokens=1000)}
+    view = RunView(learners={"a": LearnerView("a", lives=lives)})
+    books = Ledger()
+    books.reported("a", 1, 900, 0, 0, 0)
+    believe_the_dead(view, books, ["a"])
+
+    assert books.accounts["a/1"].trained == 1000
+    assert settle(books, 1).fates["lost"] == 1000
+
+
+def test_a_learner_of_somebody_else_may_train_on_after_the_books_were_closed() -> None:
+    """Nobody can say that its tokens are lost, so the report does not."""
+    view = RunView(learners={"theirs": LearnerView("theirs", lives={1: Life(1, tokens=1000)})})
+    books = Ledger()
+    books.reported("theirs", 1, 900, 0, 0, 0)
+    believe_the_dead(view, books, ["a"])
+
+    assert books.accounts["theirs/1"].trained == 900

@@ -9,22 +9,27 @@ from atoll.bus.options import DEFAULTS, BusOptions
 from atoll.errors import SettingsError
 
 SCHEMES = ("nats", "tls")
+ADDRESSES = " or ".join(f"{scheme}://host:port" for scheme in SCHEMES)
+
+
+def is_address(url: str) -> bool:
+    """Return whether `url` can be the address of a broker."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 async def open_bus(
     url: str, run: str, *, name: str, provision: bool = True, options: BusOptions = DEFAULTS
 ) -> JetStreamBus:
     """Open the bus of `run` at `url` (`nats://host:port` or `tls://host:port`) as `name`; see `JetStreamBus.open`."""
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
+    if not is_address(url):
         raise SettingsError(
             "this is not the address of a broker",
             got=repr(url),
-            allowed=" or ".join(f"{scheme}://host:port" for scheme in SCHEMES),
+            allowed=ADDRESSES,
             todo="correct broker.url",
         )
     return await JetStreamBus.open(url, run, name=name, provision=provision, options=options)

@@ -37,6 +37,12 @@ def up(  # noqa: PLR0913  (one option each)
         list[Path] | None, typer.Option(help="Text to train on; repeatable.  [default: Python's own source]")
     ] = None,
     throttle: Annotated[list[str] | None, typer.Option(help="Slow a learner down, as learner-3=5; repeatable.")] = None,
+    via: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Let one process reach the broker through a relay of yours, as learner-1=nats://host:port; repeatable."
+        ),
+    ] = None,
     config: Config = None,
     assignments: Assignments = None,
     again: Annotated[
@@ -49,7 +55,7 @@ def up(  # noqa: PLR0913  (one option each)
     """Prepare data, start a broker, shards, learners and the evaluator; drain, export and report at the end.
 
     Ctrl-C once drains and leaves a run that `atoll up --out DIR` continues; twice kills everything at once. Of a run
-    that is continued, learners, --tokens, --minutes, --throttle, train.* and log.* may change; the rest is fixed.
+    that is continued, learners, --tokens, --minutes, --throttle, --via, train.* and log.* may change; the rest is fixed.
     """
     from atoll.up.options import UpRequest, plan  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.up.supervisor import run_up  # noqa: PLC0415
@@ -64,6 +70,7 @@ def up(  # noqa: PLR0913  (one option each)
         minutes=minutes,
         corpus=tuple(corpus or ()),
         throttle=tuple(throttle or ()),
+        via=tuple(via or ()),
         config=config,
         assignments=tuple(flags),
         again=again,

@@ -7,6 +7,7 @@ hands counts as queued, what no learner has pushed yet as open.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -17,7 +18,7 @@ from atoll.errors import BlobGone, BrokerUnavailable
 from atoll.island.founding import read_heads
 from atoll.protocol.books import BOOKS_BYTES_MAX, thawed
 from atoll.protocol.ledger import Account, Ledger
-from atoll.wire.messages import Lease, Member, Rebuilt, RunRecord, decode
+from atoll.wire.messages import Event, Lease, Member, Rebuilt, RunRecord, decode
 
 READ_ATTEMPTS = 8
 
@@ -80,6 +81,17 @@ async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
         if lease is not None and lease.ledger is not None:
             ledger.learn(lease.ledger)
     return ledger
+
+
+def closing_ledger(events: Iterable[Event]) -> Ledger:
+    """Return the ledger of a run that is over, from the `ledger` events of its tape in their order.
+
+    Each shard's last books are sums over all its tenures, so they replace its earlier ones and are added to the others'.
+    """
+    whole = Ledger()
+    for event in {event.who: event for event in events}.values():
+        whole.absorb(msgspec.json.decode(event.fields["ledger"], type=Ledger))
+    return whole
 
 
 async def _members(bus: Bus, subjects: Subjects) -> list[Member]:

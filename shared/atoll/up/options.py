@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from atoll.bus.connect import ADDRESSES, is_address
 from atoll.errors import SettingsError
 from atoll.settings import Loaded, Settings, load
 from atoll.up import defaults
@@ -38,6 +39,7 @@ class UpRequest:
     minutes: float | None = None
     corpus: tuple[Path, ...] = ()
     throttle: tuple[str, ...] = ()
+    via: tuple[str, ...] = ()
     config: Path | None = None
     assignments: tuple[str, ...] = ()
     again: bool = False
@@ -53,6 +55,7 @@ class UpPlan:
         settings: the run's settings, complete; `learner.id` and `synchronizer.shard` are set per child.
         learners: ids of the learners, in order.
         throttle: factor by learner id, only for those that are slowed down.
+        via: URL by child, for those that reach the broker through another address than everybody else.
         out: the run's folder.
         broker: URL of somebody's broker, or None for one of our own.
         port: port of our own broker, 0 for a free one.
@@ -68,6 +71,7 @@ class UpPlan:
     settings: Settings
     learners: tuple[str, ...]
     throttle: Mapping[str, float]
+    via: Mapping[str, str]
     out: Path
     broker: str | None
     port: int
@@ -99,10 +103,12 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     count = _learners(request, former)
     settings.protocol.check(count)
     learners = tuple(f"learner-{i}" for i in range(1, count + 1))
+    shards, standbys = settings.protocol.shards, _standbys(request.standbys)
     result = UpPlan(
         settings=settings,
         learners=learners,
         throttle=_throttle(request.throttle, learners),
+        via=_via(request.via, (*learners, *shard_names(shards), *standby_names(shards, standbys))),
         out=out,
         broker=settings.broker.url if "broker.url" in given.origins else None,
         port=request.port or 0,
@@ -111,7 +117,7 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
         prepare="data.dir" not in loaded.origins,
         former=former,
         aside=aside,
-        standbys=_standbys(request.standbys),
+        standbys=standbys,
         resume=request.resume,
     )
     _check_data(result)
@@ -123,6 +129,16 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
         _check_unchanged(former, result, given)
         result = replace(result, corpus=tuple(Path(path) for path in former.corpus))
     return result
+
+
+def shard_names(shards: int) -> tuple[str, ...]:
+    """Return the names of the processes that serve shards first, one per shard."""
+    return tuple(f"shard-{i}" for i in range(shards))
+
+
+def standby_names(shards: int, standbys: int) -> dict[str, int]:
+    """Return the names of the processes that stand by, and the shard that each wants."""
+    return {f"standby-{shard}-{i}": shard for shard in range(shards) for i in range(1, standbys + 1)}
 
 
 def kept_settings(up: UpPlan) -> dict[str, Any]:
@@ -185,6 +201,19 @@ def _throttle(texts: tuple[str, ...], learners: tuple[str, ...]) -> dict[str, fl
     return factors
 
 
+def _via(texts: tuple[str, ...], children: tuple[str, ...]) -> dict[str, str]:
+    """Return the addresses of `name=url` texts."""
+    addresses: dict[str, str] = {}
+    for text in texts:
+        name, equals, url = text.partition("=")
+        if not equals or not is_address(url):
+            raise SettingsError("--via is wrong", got=redacted(text), allowed=f"name={ADDRESSES}", todo="see --help")
+        if name not in children:
+            raise SettingsError("--via names nobody", got=name, allowed=", ".join(children), todo="see --learners")
+        addresses[name] = url
+    return addresses
+
+
 def _check_data(up: UpPlan) -> None:
     """Refuse a corpus that does not exist or that nobody would read."""
     if up.corpus and not up.prepare:
@@ -208,7 +237,7 @@ def _check_unchanged(former: RunFile, up: UpPlan, given: Loaded) -> None:
                 got=f"{as_text(now.get(name))} from {redacted(origin)}",
                 allowed=f"{as_text(was) or 'nothing'}, as {up.out / 'run.json'} says",
                 todo="leave it away, or start a new run in another --out (learners, tokens, minutes, throttle, "
-                "train.* and log.* may change)",
+                "via, train.* and log.* may change)",
             )
     texts = [str(path.absolute()) for path in up.corpus]
     if texts and texts != former.corpus:

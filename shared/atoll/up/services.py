@@ -16,7 +16,7 @@ from atoll.up.brokers import host_command
 from atoll.up.defaults import EVALUATE_EVERY_S
 from atoll.up.environment import flat, variables, without_settings
 from atoll.up.folder import RunFolder
-from atoll.up.options import UpPlan
+from atoll.up.options import UpPlan, shard_names, standby_names
 from atoll.up.processes import ChildPlan
 from atoll.up.recovery import archive_url
 
@@ -39,16 +39,12 @@ class Services:
     @property
     def shards(self) -> tuple[str, ...]:
         """Return the names of the processes that serve shards first, one per shard."""
-        return tuple(f"shard-{i}" for i in range(self._up.settings.protocol.shards))
+        return shard_names(self._up.settings.protocol.shards)
 
     @property
     def standbys(self) -> dict[str, int]:
         """Return the names of the processes that stand by, and the shard that each wants."""
-        return {
-            f"standby-{shard}-{i}": shard
-            for shard in range(self._up.settings.protocol.shards)
-            for i in range(1, self._up.standbys + 1)
-        }
+        return standby_names(self._up.settings.protocol.shards, self._up.standbys)
 
     @property
     def url_file(self) -> Path:
@@ -85,6 +81,7 @@ class Services:
     def synchronizer(self, name: str, number: int) -> ChildPlan:
         """Return the plan of a process that wants shard `number`."""
         own = {
+            **self._link(name),
             "synchronizer.shard": number,
             "health_file": str(self._folder.path("health", name).absolute()),
         }
@@ -96,6 +93,7 @@ class Services:
         told = self._up.settings.learner
         cores = os.cpu_count() or 1
         own = {
+            **self._link(learner),
             "learner.id": learner,
             "health_file": str(self._folder.path("health", learner).absolute()),
             "learner.threads": told.threads or max(1, cores // len(self._up.learners)),
@@ -104,6 +102,10 @@ class Services:
         }
         command = (sys.executable, "-m", "atoll_learner")
         return ChildPlan(learner, command, self._environment(own), restarts_max=RESTARTS_MAX)
+
+    def _link(self, name: str) -> dict[str, str]:
+        """Return the address of the broker as child `name` sees it, where that is another than everybody's."""
+        return {"broker.url": self._up.via[name]} if name in self._up.via else {}
 
     def _verb(self, name: str, *words: str, restarts_max: int = 0) -> ChildPlan:
         command = (sys.executable, "-m", "atoll.cli", *words)

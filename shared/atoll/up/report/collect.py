@@ -18,7 +18,7 @@ import platform
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,7 +40,8 @@ class Facts:
     """What a report is made of, besides the view.
 
     `settings` are dotted names without secrets, `validation` is what the export measured (empty when it failed),
-    `data_hash` is the fingerprint of the token shards, empty when nobody knows it.
+    `data_hash` is the fingerprint of the token shards, empty when nobody knows it. `ended` names the learners whose
+    processes are over for certain: those that `up` itself had started.
     """
 
     run: str
@@ -48,6 +49,7 @@ class Facts:
     sessions: Sequence[SessionRecord]
     validation: Mapping[str, Any]
     data_hash: str
+    ended: Collection[str] = ()
 
 
 def collect(view: RunView, facts: Facts) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def collect(view: RunView, facts: Facts) -> dict[str, Any]:
     books = Ledger()
     for _, closed in sorted(view.closed.items()):
         books.absorb(closed.ledger)
-    believe_the_dead(view, books)
+    believe_the_dead(view, books, facts.ended)
     remember_the_lost(view, books)
     fragments = int(facts.settings["protocol.fragments"])
     return {
@@ -91,15 +93,17 @@ def _shard_names(facts: Facts) -> list[str]:
     return [f"shard-{i}" for i in range(int(facts.settings["protocol.shards"]))]
 
 
-def believe_the_dead(view: RunView, books: Ledger) -> None:
+def believe_the_dead(view: RunView, books: Ledger, ended: Collection[str] = ()) -> None:
     """Enter the last heartbeats of incarnations that died: shards that heard them may have died as well.
 
-    What such a learner trained and nobody merged is lost with it; the books would not even know that it existed.
+    What such a learner trained and nobody merged is lost with it; the books would not even know that it existed. A life is
+    over when a newer one was heard, or when its learner has `ended`: killed for good, or cut off and not able to say goodbye.
     """
     for learner in view.learners.values():
         for life in learner.lives.values():
             account = books.account(learner.learner, life.incarnation)
-            if life.incarnation < max(learner.lives) and not (life.left or account.left):
+            over = life.incarnation < max(learner.lives) or learner.learner in ended
+            if over and not (life.left or account.left):
                 books.reported(learner.learner, life.incarnation, life.tokens, 0, 0, 0)
 
 

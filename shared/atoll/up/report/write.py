@@ -14,13 +14,14 @@ from atoll.up.view import RunView
 
 
 def write_report(folder: RunFolder, view: RunView, run: RunFile, data_hash: str) -> dict[str, Any]:
-    """Write both files and return the report."""
+    """Write both files and return the report. None of the run's own processes runs any more but its broker."""
     facts = Facts(
         run=run.run,
         settings=run.settings,
         sessions=run.sessions,
         validation=_exported(folder.path("validation.json")),
         data_hash=data_hash,
+        ended=[f"learner-{i}" for i in range(1, run.learners + 1)],
     )
     report = collect(view, facts)
     folder.write("report.json", json.dumps(report, indent=2, allow_nan=False).encode() + b"\n")

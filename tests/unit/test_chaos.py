@@ -1,0 +1,283 @@
+"""What the chaos harness makes of a run: its figures follow from extracts, and it can fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+import pytest
+from extracts import Course, Extract, Refusal, Round, Row, Share, load, numbers, ranges, save
+from goodput import gaps, participation, useful_share
+from group_in_storm import enter_steps
+from publish import differences, publish
+from results import Figure
+from storm import Fault
+from synchronous import Line
+from verdicts import figures, partition, recovery, safety, takeovers
+
+from atoll.protocol.ledger import Account, Ledger
+
+ROOT = Path(__file__).resolve().parents[2]
+BEGAN_S = 1_000_000.0
+LENGTH_S = 100.0
+LEARNERS = ("learner-1", "learner-2")
+
+
+# --- figures from a small tape ------------------------------------------------------------------------------------------
+
+
+def life(start_s: float, stop_s: float, step_s: float = 0.5) -> list[Row]:
+    """Return the rows of a life that takes a step every `step_s`, ten tokens each."""
+    count = int((stop_s - start_s) / step_s)
+    return [(start_s + i * step_s, i, 10 * i, step_s) for i in range(count + 1)]
+
+
+def calm(name: str = "undisturbed", per_minute: float = 0.0) -> Extract:
+    """Return a run of two learners and two fragments in which nothing happened: a commit of either a second."""
+    rounds = [
+        Round(at_s + 0.5 * fragment, f"shard-{fragment}", fragment, at_s, [Share(n, 1, at_s, 0, 20) for n in LEARNERS])
+        for at_s in range(1, int(LENGTH_S) + 1)
+        for fragment in (0, 1)
+    ]
+    settled = {f"{name}/1/{fragment}": [[1, int(LENGTH_S)]] for name in LEARNERS for fragment in (0, 1)}
+    trained, pushed = 2000, 4000
+    accounts = {f"{n}/1": Account(trained=trained, pushed=pushed, merged=pushed, left=True) for n in LEARNERS}
+    curve = [{"tokens_merged": 0, "bits_per_byte": 8.0}, {"tokens_merged": 4000, "bits_per_byte": 2.0}]
+    return Extract(
+        course=Course(name, "atoll", per_minute, 0, LENGTH_S, 0.0, 2),
+        sources="a-b",
+        machine="a machine",
+        commit="c",
+        began_s=BEGAN_S,
+        fragments=2,
+        lives={f"{name}/1": life(0.0, LENGTH_S) for name in LEARNERS},
+        rounds=rounds,
+        heads={0: int(LENGTH_S), 1: int(LENGTH_S)},
+        acknowledged=dict(settled),
+        settled=settled,
+        ledger=Ledger(accounts=accounts),
+        report={
+            "tokens_trained": 4000,
+            "tokens_by_fate": {"merged": 4000, "merged_late": 0, "lost": 0},
+            "fates_exact": True,
+            "fates_errors": [],
+            "validation": {"final_bits_per_byte": 2.0, "curve": curve},
+        },
+    )
+
+
+def verdict(found: list[Figure], name: str) -> Figure:
+    """Return the figure of a name."""
+    return next(figure for figure in found if figure.name.endswith(name))
+
+
+def test_a_run_in_which_nothing_happened_misses_no_goal() -> None:
+    """All is safe, everybody steps all the time, and every token is useful."""
+    found = figures([calm()])
+
+    assert [figure.name for figure in found if figure.holds is False] == []
+    assert verdict(found, "participation").value == pytest.approx(1.0)
+    assert verdict(found, "useful-step share").value == pytest.approx(1.0, abs=0.02)
+
+
+def fork(extract: Extract) -> None:
+    """Make a version twice."""
+    extract.rounds.insert(10, msgspec.structs.replace(extract.rounds[9], shares=[]))
+
+
+def twice(extract: Extract) -> None:
+    """Merge a contribution again, in a later version."""
+    extract.rounds[20] = msgspec.structs.replace(extract.rounds[20], shares=extract.rounds[18].shares)
+
+
+def lose(extract: Extract) -> None:
+    """Let the books know nothing of a contribution that the broker had stored."""
+    extract.settled["learner-1/1/0"] = [[1, 49], [51, 100]]
+
+
+def forget(extract: Extract) -> None:
+    """Let the shards settle less than a learner pushed."""
+    extract.ledger.accounts["learner-1/1"].merged -= 20
+
+
+def miscount(extract: Extract) -> None:
+    """Leave a token without a fate."""
+    extract.report["tokens_by_fate"]["merged"] -= 1
+
+
+def isolate(extract: Extract) -> None:
+    """Isolate a learner that did nothing but be away for a while."""
+    extract.report["quarantined"] = [{"learner": "learner-1", "incarnation": 1, "offences": 3, "reason": "outlier"}]
+
+
+@pytest.mark.parametrize(
+    ("forge", "name"),
+    [
+        (isolate, "honest learners isolated"),
+        (fork, "versions made twice or out of order"),
+        (twice, "contributions merged twice"),
+        (lose, "acknowledged and without a fate"),
+        (forget, "pushed and without a fate"),
+        (miscount, "every token has one fate"),
+    ],
+)
+def test_a_forged_run_is_flagged(forge: Callable[[Extract], None], name: str) -> None:
+    """Each guarantee has a figure that misses its goal when the guarantee is broken, and only that one does."""
+    extract = calm()
+    forge(extract)
+
+    assert [figure.name for figure in safety(extract) if figure.holds is False] == [name]
+
+
+def test_a_commit_without_a_line_on_the_tape_is_counted() -> None:
+    """Its owner died between the two; the books tell of its contributions."""
+    extract = calm()
+    del extract.rounds[50]
+
+    assert verdict(safety(extract), "commits without a line on the tape").value == 1.0
+    assert all(figure.holds is not False for figure in safety(extract))
+
+
+def stormy() -> Extract:
+    """Return a run in which shard 0 rested for 4 s after a kill, the broker was away, and learner-2 was cut off for 30 s."""
+    extract = calm("storm-1", 1.0)
+    extract.faults = [
+        Fault(BEGAN_S + 10.25, "kill", "owner", "shard-0", 0),
+        Fault(BEGAN_S + 30.25, "kill", "broker", "broker", over_at_s=BEGAN_S + 31.25),
+        Fault(BEGAN_S + 50.25, "partition", "learner", "learner-2", over_at_s=BEGAN_S + 80.25),
+        Fault(BEGAN_S + 90.25, "kill", "learner", "learner-1"),
+    ]
+    away = [(10.25, 14.25, {"shard-0"}), (30.25, 33.25, {"shard-0", "shard-1"})]
+    extract.rounds = [
+        msgspec.structs.replace(
+            made, shares=[s for s in made.shares if s.learner == "learner-1" or not 50.0 < made.at_s < 82.0]
+        )
+        for made in extract.rounds
+        if not any(start < made.at_s < stop and made.shard in shards for start, stop, shards in away)
+    ]
+    return extract
+
+
+def test_waits_are_counted_from_the_fault_to_the_next_commit() -> None:
+    """Of the shard for its owner, of anybody for the broker, of the others in rounds for a learner."""
+    found = recovery(stormy())
+
+    assert verdict(found, "after its owner was killed").value == pytest.approx(4.75)
+    assert verdict(found, "after the broker was up again").value == pytest.approx(2.25)
+    assert verdict(found, "after a learner was killed").value == pytest.approx(0.25)
+    assert verdict(takeovers([stormy()]), "pace during a takeover").value == pytest.approx(1.0)
+
+
+def test_learners_that_rest_during_a_takeover_miss_its_goal() -> None:
+    """A learner without a step in half of the takeover has half the pace."""
+    extract = stormy()
+    extract.lives["learner-1/1"] = [row for row in life(0.0, LENGTH_S) if not 10.5 < row[0] < 15.0]
+    extract.lives["learner-1/1"] = [
+        (at_s, steps - 9 * (at_s >= 15.0), tokens, step_s)
+        for at_s, steps, tokens, step_s in extract.lives["learner-1/1"]
+    ]
+    pace = verdict(takeovers([extract]), "pace during a takeover")
+
+    assert pace.value < 0.7
+    assert pace.holds is False
+
+
+def test_a_takeover_beside_another_fault_says_nothing() -> None:
+    """What a restarting learner takes from the machine is no cost of a takeover."""
+    extract = stormy()
+    extract.faults.append(Fault(BEGAN_S + 5.0, "kill", "learner", "learner-2"))
+
+    assert takeovers([extract]) == []
+
+
+def test_what_a_partitioned_learner_had_in_hand_is_followed_to_its_fate() -> None:
+    """Per fragment the first fate after healing counts, merged or refused; none at all misses the goal."""
+    extract = stormy()
+    extract.refusals = [Refusal(81.0, "learner-2", 1, 1, 51, "stale"), Refusal(81.0, "learner-2", 2, 0, 1, "stale")]
+    first, last = partition(extract)
+    extract.rounds, extract.refusals = [made for made in extract.rounds if made.at_s < 80.0], []
+    none = partition(extract)
+
+    assert first.value == pytest.approx(0.75)
+    assert last.value == pytest.approx(1.75)
+    assert last.how == "2 of 2 fragments: merged 1, refused stale 1"
+    assert [figure.holds for figure in none] == [False]
+
+
+def test_a_dead_learner_counts_as_present() -> None:
+    """One of two learners that is away for half of the time takes a quarter of the participation and of the tokens."""
+    extract = calm("storm-1", 1.0)
+    extract.lives["learner-2/1"] = life(0.0, 25.0)
+    extract.lives["learner-2/2"] = life(75.0, LENGTH_S)
+    extract.rounds = [
+        msgspec.structs.replace(m, shares=m.shares[:1] if 25.0 < m.at_s <= 75.0 else m.shares) for m in extract.rounds
+    ]
+
+    assert participation(extract) == pytest.approx(0.75)
+    assert useful_share(extract, calm()) == pytest.approx(0.75, abs=0.02)
+
+
+def test_steps_that_were_rolled_back_are_stepping_but_not_useful() -> None:
+    """The synchronous group is at step 30 when it breaks, goes back to 20, and ends at 40: 50 taken, 40 kept."""
+    lines = [Line(BEGAN_S, "formed", 1, 0)]
+    lines += [Line(BEGAN_S + i, "step", 1, i, 1.0) for i in range(1, 31)]
+    lines += [Line(BEGAN_S + 40, "formed", 2, 20)]
+    lines += [Line(BEGAN_S + 40 + i, "step", 2, 20 + i, 1.0) for i in range(1, 21)]
+    plain = [Line(BEGAN_S, "formed", 1, 0), *(Line(BEGAN_S + i, "step", 1, i, 1.0) for i in range(1, 61))]
+    broken, whole = (
+        msgspec.structs.replace(
+            calm(name, rate), course=Course(name, "synchronous", rate, 0, 60.0, 0.0, 3), step_tokens=8
+        )
+        for name, rate in (("sync-1", 1.0), ("sync-undisturbed", 0.0))
+    )
+    for extract, taken in ((broken, lines), (whole, plain)):
+        enter_steps(extract, "\n".join(msgspec.json.encode(line).decode() for line in taken) + "\n" + '{"cut off')
+
+    assert broken.report["tokens_by_fate"] == {"merged": 320, "merged_late": 0, "lost": 80}
+    assert participation(broken) == pytest.approx(50 / 60)
+    assert useful_share(broken, whole) == pytest.approx(40 / 60)
+
+
+def test_gaps_are_what_lies_between() -> None:
+    """Overlapping windows are one; short gaps are none."""
+    assert gaps([(10.0, 20.0), (15.0, 30.0), (31.0, 40.0)], 0.0, 50.0, 3.0) == [(0.0, 10.0), (40.0, 50.0)]
+
+
+# --- keeping and publishing ---------------------------------------------------------------------------------------------
+
+
+def test_ranges_keep_numbers() -> None:
+    """Back and forth without a loss."""
+    assert ranges([5, 1, 2, 3, 9, 5]) == [[1, 3], [5, 5], [9, 9]]
+    assert numbers([[1, 3], [5, 5]]) == {1, 2, 3, 5}
+
+
+def test_the_published_table_can_be_computed_again_from_its_raw_files(tmp_path: Path) -> None:
+    """A page says what its raw files say, and a page that was touched by hand is found out."""
+    runs, docs = [calm(), stormy()], tmp_path / "docs"
+    paths = [tmp_path / f"{run.course.name}.json.zst" for run in runs]
+    for run, path in zip(runs, paths, strict=True):
+        save(run, path)
+    document = {"machine": "m", "commit": "c" * 40, "seed": 0, "raw": [str(path) for path in paths]}
+    document["figures"] = [asdict(figure) for figure in figures([load(path) for path in paths])]
+    publish("chaos", json.loads(json.dumps(document)), docs)
+    page = docs / "chaos.md"
+
+    assert differences("chaos", docs) == []
+    assert {path.name for path in docs.glob("*.svg")} == {
+        "chaos-useful.svg",
+        "chaos-participation.svg",
+        "chaos-loss.svg",
+    }
+    assert all(name.name in page.read_text(encoding="utf-8") for name in docs.glob("*.svg"))
+
+    page.write_text(page.read_text(encoding="utf-8").replace("| 0 versions |", "| 1 versions |", 1), encoding="utf-8")
+    assert len(differences("chaos", docs)) > 0
+
+
+def test_what_the_repository_publishes_follows_from_its_raw_files() -> None:
+    """The committed page of the chaos harness, if there is one, and the committed extracts agree."""
+    assert differences("chaos", ROOT / "docs" / "results") == []
