@@ -61,7 +61,7 @@ class LearnerSettings(Section):
     compile_cache: Path | None = None
     threads: int = Field(default=0, ge=0, le=1024)
     checkpoint_dir: Path | None = None
-    checkpoint_every_s: float = Field(default=60.0, ge=1.0, le=86_400.0)
+    checkpoint_every_s: float = Field(default=20.0, ge=1.0, le=86_400.0)
     drain_s: float = Field(default=30.0, gt=0.0, le=3600.0)
 
 

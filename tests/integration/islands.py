@@ -48,7 +48,7 @@ class Island:
         self.folder = folder
         self.url = url
         self.run = unique_run()
-        self._environment = {
+        self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")},
             **SMALL,
             "ATOLL_RUN": self.run,
@@ -67,7 +67,7 @@ class Island:
         with self.log(name).open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "atoll.cli", *words],
-                env={**self._environment, **settings},
+                env={**self.environment, **settings},
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ class Island:
         """Return what `atoll <words>` prints about this run; it must succeed."""
         command = [sys.executable, "-m", "atoll.cli", *words]
         done = subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+            command, env=self.environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

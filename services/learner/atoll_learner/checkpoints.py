@@ -33,6 +33,7 @@ from atoll.protocol.data import Key
 log = get(__name__)
 
 KEPT: Final = 2
+NAMED_MAX: Final = 8
 LIVES: Final = 1 << 32
 """Orbax numbers checkpoints and takes the largest for the newest: a later life is newer, whatever step it has come to."""
 
@@ -197,7 +198,10 @@ class Checkpoints:
         return ocp.CheckpointManager(self.folder, options=options)
 
     def _others(self) -> list[str]:
-        return sorted(path.name for path in self._root.iterdir() if path.is_dir())[:8] if self._root.is_dir() else []
+        """Return the folders of other runs, as many as a person wants to read."""
+        if not self._root.is_dir():
+            return []
+        return sorted(p.name for p in self._root.iterdir() if p.is_dir() and p != self.folder.parent)[:NAMED_MAX]
 
 
 def digest_of(arrays: Mapping[str, Any]) -> str:

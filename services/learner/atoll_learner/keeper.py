@@ -25,7 +25,7 @@ class Keeper:
         self._island = island
         self._tokens_per_step = tokens_per_step
         self._every_s = settings.learner.checkpoint_every_s
-        self._kept_s = time.monotonic()
+        self._kept_s: float | None = None
         self._steps = 0
         run = island.run
         self._life = Note(
@@ -48,6 +48,7 @@ class Keeper:
         """Note a step, and begin a checkpoint when one is due: a copy to host memory here, the rest in a thread."""
         self._steps += 1
         now_s = time.monotonic()
+        self._kept_s = now_s if self._kept_s is None else self._kept_s
         if self.checkpoints is None or now_s - self._kept_s < self._every_s or self.checkpoints.busy:
             return
         self._kept_s = now_s

@@ -1,10 +1,11 @@
 r"""Where a learner's inner optimizer begins: its own checkpoint, else a healthy peer's state, else fresh.
 
-Moments go with parameters that have moved on meanwhile, and that is meant: they are averages of gradients over the last
-1 / (1 - beta) steps, of which the second changes slowly, and the step count they are corrected by comes with them. What a
-learner loses by them is less than what it loses without: with fresh moments the first steps are of full size in every
-coordinate, whatever the gradient. Beyond `STALE_STEPS` steps' worth of the run's tokens a peer's state is preferred;
-without a peer the old one is still better than none.
+Moments go with parameters that have moved on meanwhile, and that is meant: the second is an average of squared gradients
+over a horizon of 1 / (1 - beta2) steps and changes slowly, and the step count they are corrected by comes with them. With
+fresh moments the first steps are of full size in every coordinate, whatever the gradient. How old is too old was measured
+(docs/lab/LOG.md): up to four horizons cost nothing against a state that was kept, a peer's present state is as good, ten
+horizons are better than a fresh start, and a state of long ago is worse. Age is counted in tokens of the whole run, which
+is how far the parameters have moved; with several learners that judges a checkpoint older than it is, never younger.
 
 What is adopted must be moments that gradients can have made. For Adam from zero, with \beta_1^2 < \beta_2, any sequence
 of gradients obeys (Cauchy and Schwarz over the two geometric weights)
@@ -35,7 +36,8 @@ from atoll_learner.train_settings import TrainSettings
 
 log = get(__name__)
 
-STALE_STEPS: Final = 1000
+GOOD_HORIZONS: Final = 4.0
+USABLE_HORIZONS: Final = 10.0
 ROUNDING: Final = 1.02
 TINY: Final = 1e-12
 """Second moments below this square underflow: such a first moment moves a parameter by less than Adam's epsilon lets it."""
@@ -53,8 +55,10 @@ class Recovered:
 def recover(island: IslandHandle, checkpoints: Checkpoints | None, train: TrainSettings, fresh: Any) -> Recovered:  # noqa: ANN401
     """Return the best state there is, and say on log and tape which it was."""
     own = _own(checkpoints, train, fresh)
+    cursor = own.note.progress if own else {}
     age_tokens = max(0, island.run_tokens - own.note.run_tokens) if own else 0
-    if own is not None and age_tokens <= STALE_STEPS * train.tokens_per_step:
+    horizon_tokens = train.tokens_per_step / (1.0 - train.beta2)
+    if own is not None and age_tokens <= GOOD_HORIZONS * horizon_tokens:
         return _from_checkpoint(island, own, age_tokens)
     borrowed = island.recovered_state(fresh) if island.run_tokens > 0 else None
     if borrowed is not None and (reason := impossible(borrowed.state, train)):
@@ -69,11 +73,13 @@ def recover(island: IslandHandle, checkpoints: Checkpoints | None, train: TrainS
             bytes=borrowed.size_bytes,
             took_s=round(borrowed.took_s, 3),
         )
-        return Recovered(borrowed.state, "peer", own.note.progress if own else {})
-    if own is not None:
+        return Recovered(borrowed.state, "peer", cursor)
+    if own is not None and age_tokens <= USABLE_HORIZONS * horizon_tokens:
         return _from_checkpoint(island, own, age_tokens)
+    if own is not None:
+        log.warning("checkpoint.too_old", age_tokens=age_tokens, allowed=int(USABLE_HORIZONS * horizon_tokens))
     island.note_recovery("fresh", bytes=0, age_tokens=0, took_s=0.0)
-    return Recovered(fresh, "fresh", {})
+    return Recovered(fresh, "fresh", cursor)
 
 
 def impossible(state: Any, train: TrainSettings) -> str:  # noqa: ANN401  (an optax state)

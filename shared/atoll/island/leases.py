@@ -59,6 +59,7 @@ class DataLeases:
         self._clock = clock
         self._watch = LeaseWatch(lease_s)
         self._settled = False
+        self._leaving = False
         self.mine: frozenset[Key] = frozenset()
         self.progress: Progress = {}
         self.lost: frozenset[Key] = frozenset()
@@ -102,6 +103,7 @@ class DataLeases:
 
     async def give_back(self) -> None:
         """Return what this incarnation has not read."""
+        self._leaving = True
         await self._change(lambda ledger, progress: give_back(ledger, *self._holder, progress))
 
     @property
@@ -126,7 +128,7 @@ class DataLeases:
         """Note what is ours now; what was ours, is not read to its end and is gone, is lost."""
         now = frozenset(grant.key for grant in held(ledger, *self._holder))
         whole = {key for key, (read, of) in progress.items() if of and read == of}
-        gone = self.mine - now - whole
+        gone = frozenset() if self._leaving else self.mine - now - whole
         if gone:
             log.warning("data.lease_lost", units=sorted(gone))
         self.mine = now
