@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from islands import DEADLINE_S, Island
 
 from atoll.bus.connect import open_bus
 from atoll.bus.subjects import Subjects
+from atoll.protocol.data import DataLedger
 from atoll.wire.messages import RunRecord, decode
 
 # Slow enough that a restart costs fewer steps of the run than make a checkpoint stale.
@@ -181,6 +185,59 @@ async def test_a_preempted_learner_loses_at_most_what_was_open(island: Island) -
     shard.terminate()
     assert shard.wait(DEADLINE_S) == 0
     settled = await island.settlement()
+    data = json.loads(island.answer("fates", "--json"))["data"]
+    page = island.answer("fates")
 
     assert settled.exact, settled.errors
     assert settled.fates["merged"] > settled.fates["lost"]
+    assert all(sums["finished"] + sums["returned"] + sums["untouched"] == data_blocks(page) for sums in data["epochs"])
+    assert data["epochs"][0]["leased"] == 0
+    assert data["learners"]["a"] > 0
+
+
+async def test_a_frozen_learner_loses_its_data_and_learns_of_it_when_it_wakes(island: Island) -> None:
+    """Its blocks go to somebody else after a lease; awake again it reads no further in them, and trains on."""
+    short = {"ATOLL_PROTOCOL__LEASE_S": "0.3"}
+    island.start("shard", "synchronizer", "--shard", "0")
+    frozen = learner(island, "first", "a", **short)
+    island.wait_for("first", "learner.warm")
+    learner(island, "second", "b", **short)
+    island.wait_for("second", "learner.warm")
+    frozen.send_signal(signal.SIGSTOP)
+    await until_it_holds_nothing(island, "a")
+    frozen.send_signal(signal.SIGCONT)
+    island.wait_for("first", "data.lease_lost")
+    await until_it_holds_something(island, "a")
+    await end(island, "first", "second")
+
+    assert island.lines("second", "data.lease_lost") == []
+
+
+async def until_it_holds_nothing(island: Island, learner_id: str) -> None:
+    """Return once the ledger has no lease of a learner."""
+    await until(island, lambda ledger: learner_id not in {grant.learner for grant in ledger.grants})
+
+
+async def until_it_holds_something(island: Island, learner_id: str) -> None:
+    """Return once the ledger has a lease of a learner."""
+    await until(island, lambda ledger: learner_id in {grant.learner for grant in ledger.grants})
+
+
+async def until(island: Island, true_of: Callable[[DataLedger], bool]) -> None:
+    """Return once something is true of the data ledger."""
+    bus = await open_bus(island.url, island.run, name="reader", provision=False)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                record = await bus.get_record(Subjects(island.run).data)
+                if record is not None and true_of(decode(DataLedger, record.data)):
+                    return
+                await asyncio.sleep(0.05)
+    finally:
+        await bus.close()
+
+
+def data_blocks(page: str) -> int:
+    """Return how many blocks an epoch has, as `atoll fates` says."""
+    (line,) = [line for line in page.splitlines() if line.startswith("blocks of data")]
+    return int(line.split()[3].replace(",", ""))
