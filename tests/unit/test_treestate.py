@@ -36,6 +36,19 @@ def test_a_state_survives_the_round_trip_bit_for_bit() -> None:
         np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
 
 
+def test_a_copy_may_go_into_the_memory_of_an_earlier_one() -> None:
+    """The same arrays with new values; arrays of another tree are left alone."""
+    first, other = host_copy(state()), host_copy(state(width=5))
+    again = host_copy(jax.tree.map(lambda leaf: leaf + 1, state()), into=first)
+    elsewhere = host_copy(state(), into=other)
+
+    assert again is first
+    assert elsewhere is not other
+    for name, array in host_copy(state()).items():
+        np.testing.assert_array_equal(again[name], array + np.ones((), array.dtype))
+        np.testing.assert_array_equal(elsewhere[name], array)
+
+
 def test_the_bound_on_packed_bytes_holds() -> None:
     """What is larger than one's own state could ever be is not read."""
     assert len(pack_arrays(host_copy(state()))) <= packed_bytes_max(state())

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from atoll.island.join import IslandHandle
-from atoll.island.treestate import host_copy
+from atoll.island.treestate import Arrays, host_copy
 from atoll.logs import get
 from atoll.protocol.data import Progress
 from atoll.settings import Settings
@@ -27,6 +27,7 @@ class Keeper:
         self._every_s = settings.learner.checkpoint_every_s
         self._kept_s: float | None = None
         self._steps = 0
+        self._arrays: Arrays | None = None
         run = island.run
         self._life = Note(
             run=run.run,
@@ -68,7 +69,8 @@ class Keeper:
 
     def _begin(self, checkpoints: Checkpoints, state: Any, cursor: Progress) -> None:  # noqa: ANN401
         began_s = time.monotonic()
-        arrays = host_copy(state)
+        # Nothing is under way, so what was copied for the last checkpoint is written and its memory free.
+        self._arrays = host_copy(state, self._arrays)
         copied_s = time.monotonic() - began_s
         spans = self._island.session.driver.machine.spans
         note = msgspec.structs.replace(
@@ -80,4 +82,4 @@ class Keeper:
             saved_at_s=time.time(),
             cursor=tuple(Place(unit, read, of) for unit, (read, of) in cursor.items()),
         )
-        checkpoints.save(arrays, note, copied_s)
+        checkpoints.save(self._arrays, note, copied_s)
