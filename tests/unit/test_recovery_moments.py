@@ -69,6 +69,7 @@ class Fake:
         """Say what there is to be had."""
         self.run_tokens = run_tokens
         self.asked = 0
+        self.done = False
         self.noted: list[str] = []
         self._own, self._own_tokens, self._peer = own, own_tokens, peer
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 
 from atoll.island.join import IslandHandle
@@ -60,7 +60,7 @@ def recover(island: IslandHandle, checkpoints: Checkpoints | None, train: TrainS
     horizon_tokens = train.tokens_per_step / (1.0 - train.beta2)
     if own is not None and age_tokens <= GOOD_HORIZONS * horizon_tokens:
         return _from_checkpoint(island, own, age_tokens)
-    borrowed = island.recovered_state(fresh) if island.run_tokens > 0 else None
+    borrowed = island.recovered_state(fresh) if island.run_tokens > 0 and not island.done else None
     if borrowed is not None and (reason := impossible(borrowed.state, train)):
         log.warning("state.not_borrowed", peer=borrowed.lender, reason=reason)
         borrowed = None
@@ -90,10 +90,10 @@ def impossible(state: Any, train: TrainSettings) -> str:  # noqa: ANN401  (an op
     ratio = train.beta1**2 / train.beta2 if train.beta2 else 1.0
     bound = ROUNDING * (1 - train.beta1) ** 2 / ((1 - train.beta2) * (1 - ratio)) if ratio < 1 else None
     for name, first in adam.mu.items():
-        second = adam.nu[name]
-        if bool(jnp.any(second < 0)):
+        size, second = np.abs(np.asarray(first)), np.asarray(adam.nu[name])
+        if bool((second < 0).any()):
             return f"a negative second moment in {name}"
-        if bound is not None and bool(jnp.any(jnp.abs(first) > jnp.sqrt(bound * second) + TINY)):
+        if bound is not None and bool((size > np.sqrt(bound * second) + TINY).any()):
             return f"a first moment in {name} that its second moment rules out"
     return ""
 
