@@ -13,6 +13,7 @@ and says goodbye, all of it within `learner.drain_s`; the second stops at once, 
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -144,6 +145,7 @@ class Trainer:
         )
         self._late_s: deque[float] = deque(maxlen=LATE_STEPS)
         self._first_losses: list[float] = []
+        self._sound = True
         start = recover(island, self._keeper.checkpoints, work.train, init_optimizer(work.train, island.params))
         self._state: Any = start.state
         self._feed = LeasedFeed(island, reader, settings.data.lease_blocks, start.cursor)
@@ -169,7 +171,9 @@ class Trainer:
                 self._throttle(time.monotonic() - began_s)
             params = island.step(params, tokens=train.tokens_per_step, loss=value)
             island.share(self._state)
-            self._keeper.keep(self._state, self._feed.cursor)
+            self._sound = math.isfinite(value)
+            if self._sound:
+                self._keeper.keep(self._state, self._feed.cursor)
             steps += 1
             self._say_first(steps, value)
             if time.monotonic() - said_s >= SAY_S:
@@ -191,7 +195,8 @@ class Trainer:
             raise failure
         deadline_s = time.monotonic() + bound_s
         returned = self._feed.close(bound_s / RETURN_SHARE)
-        self._keeper.keep_last(self._state, {} if returned else self._feed.cursor, deadline_s)
+        if self._sound:
+            self._keeper.keep_last(self._state, {} if returned else self._feed.cursor, deadline_s)
         try:
             island.close(max(0.1, deadline_s - time.monotonic()))
         finally:
