@@ -50,7 +50,9 @@ class LearnerSettings(Section):
     """One learner process.
 
     `throttle` stretches every step by that factor (for tests of slow islands). `initial_model` is a safetensors file that
-    the run begins from instead of random values; who joins a run that exists takes the run's values.
+    the run begins from instead of random values; who joins a run that exists takes the run's values. In `checkpoint_dir`
+    the state of the inner optimizer and the place in the data are kept, every `checkpoint_every_s` seconds and on leaving;
+    without it a learner that restarts asks a peer. `drain_s` bounds what leaving may take.
     """
 
     id: str = "learner-0"
@@ -58,10 +60,13 @@ class LearnerSettings(Section):
     initial_model: Path | None = None
     compile_cache: Path | None = None
     threads: int = Field(default=0, ge=0, le=1024)
+    checkpoint_dir: Path | None = None
+    checkpoint_every_s: float = Field(default=20.0, ge=1.0, le=86_400.0)
+    drain_s: float = Field(default=30.0, gt=0.0, le=3600.0)
 
 
 class DataSettings(Section):
-    """Where the token shards lie and how many blocks a learner leases at once."""
+    """Where the token shards lie, and how many blocks a learner leases at once: also how widely its text is mixed."""
 
     dir: Path = Path("corpus")
     lease_blocks: int = Field(default=64, ge=1, le=65536)

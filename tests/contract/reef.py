@@ -21,11 +21,12 @@ from atoll.island.membership import claim
 from atoll.layout import TensorSpec, plan_layout
 from atoll.outer import make_outer
 from atoll.protocol.books import Books, Settled
+from atoll.protocol.data import DataGrant, DataLedger
 from atoll.protocol.events import Commit, PushKey, Share
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.settings import ArchiveSettings
-from atoll.wire.messages import DataGrant, DataLedger, Head, RunRecord, encode
+from atoll.wire.messages import Head, RunRecord, encode
 from atoll_synchronizer.archivist import Archivist
 from atoll_synchronizer.store import Store
 

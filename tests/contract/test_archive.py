@@ -21,7 +21,7 @@ from atoll.errors import ArchiveUnavailable, CheckpointError, RecordConflict, Se
 from atoll.island.founding import read_run
 from atoll.island.leases import DataLeases
 from atoll.island.membership import claim, dismissal
-from atoll.wire.messages import DataGrant, Lease, decode
+from atoll.wire.messages import Lease, decode
 from atoll_synchronizer.archivist import make_archivist
 
 MakeVault = Callable[[], Vault]
@@ -126,7 +126,7 @@ async def test_a_run_is_rebuilt_bit_for_bit(reef: Reef) -> None:
     rebuilt = outcome.record.rebuilt
     lease = await bus.get_record(subjects.lease(1))
     member = await claim(bus, subjects, "a", reef.clock)
-    granted = await DataLeases(bus, subjects, member, 64).take(20)
+    granted = await DataLeases(bus, subjects, member, 64, lease_s=3.0, clock=reef.clock).take(20)
 
     assert outcome.rebuilt
     assert await reef.contents(broker) == archived
@@ -135,7 +135,7 @@ async def test_a_run_is_rebuilt_bit_for_bit(reef: Reef) -> None:
     assert (rebuilt.tokens, rebuilt.versions) == (2 * FRAGMENTS * TOKENS, 2 * FRAGMENTS)
     assert outcome.record.nonce != "first"
     assert member.incarnation == 1001
-    assert granted == DataGrant(0, 0, 16, "a", 1001)
+    assert (granted.key, granted.holder) == ((0, 0, 16), ("a", 1001))
     assert lease is not None
     assert decode(Lease, lease.data).released
     assert decode(Lease, lease.data).epoch == 1

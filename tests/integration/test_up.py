@@ -182,6 +182,8 @@ def test_ctrl_c_drains_and_the_run_can_be_continued(run_dir: Path, corpus: Path)
     assert second["fates_exact"] is True, second["fates_errors"]
     assert isinstance(second["learners"], list)
     assert sum(learner["tokens"] for learner in second["learners"]) == second["tokens_trained"]
+    logs = [run_dir / "logs" / f"learner-{number}.jsonl" for number in (1, 2)]
+    assert "fresh" not in {wait_for_line(log, "learner.recovered", 2)["source"] for log in logs}
 
 
 def test_a_second_ctrl_c_stops_at_once(run_dir: Path, corpus: Path) -> None:

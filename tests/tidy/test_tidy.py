@@ -41,6 +41,7 @@ TESTED_BY = {
     "atoll_learner.commands": "test_up.py",
     "atoll_learner.evaluate": "test_up.py",
     "atoll_learner.feed": "test_up.py",
+    "atoll_learner.keeper": "test_recovery.py",
     "atoll_learner.process": "test_up.py",
     "atoll_synchronizer.commands": "test_up.py",
     "atoll_synchronizer.hands": "test_takeover.py",

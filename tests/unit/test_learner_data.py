@@ -152,24 +152,74 @@ def shards_of(tmp_path: Path) -> TokenShards:
     return TokenShards(tmp_path / "out")
 
 
-def test_a_grant_is_read_once_and_exactly(tmp_path: Path) -> None:
-    """Every window of the granted blocks comes out once, and the cursor knows when a block was begun."""
-    shards = shards_of(tmp_path)
-    reader = BatchReader(shards, 32, 4, seed=3)
-    assert not reader.ready()
-    reader.grant(0, 2, 10)
-    assert reader.begun(0, 2) == 2
+def rows_of(reader: BatchReader) -> list[bytes]:
+    """Return every window that the reader still has, in order."""
     rows = []
     while reader.ready():
         rows += [row.tobytes() for row in reader.next()]
+    return rows
+
+
+def test_a_grant_is_read_once_and_exactly(tmp_path: Path) -> None:
+    """Every window of the granted blocks comes out once, and the cursor knows how many have."""
+    shards = shards_of(tmp_path)
+    reader = BatchReader(shards, 32, 4, seed=3)
+    unit = (0, 2, 10)
+    assert not reader.ready()
+    reader.grant(*unit)
+    assert reader.progress() == {unit: (0, 56)}
+    reader.next()
+    assert reader.progress() == {unit: (4, 56)}
+    reader.grant(*unit)
+    rows = rows_of(reader)
 
     expected = []
     for position in range(2, 10):
         block = shards.block(shards.block_at(3, 0, position))
         expected += [block[at : at + 33].tobytes() for at in range(0, 7 * 32, 32)]
-    assert sorted(rows) == sorted(expected)
-    assert reader.begun(0, 2) == 10
+    again = BatchReader(shards, 32, 4, seed=3)
+    again.grant(*unit)
+    assert sorted(rows_of(again)) == sorted(expected)
+    assert len(rows) == 52
+    assert reader.progress() == {unit: (56, 56)}
     assert reader.needs_more()
+    reader.forget(frozenset())
+    assert reader.progress() == {}
+
+
+def test_another_reader_goes_on_at_the_very_window(tmp_path: Path) -> None:
+    """The order of a unit hangs on the unit alone: two halves read by two are the whole, in the same order."""
+    shards = shards_of(tmp_path)
+    whole, first, second = (BatchReader(shards, 32, 4, seed=3) for _ in range(3))
+    whole.grant(1, 0, 6)
+    first.grant(1, 0, 6)
+    begun = [first.next().tobytes() for _ in range(3)]
+    read, of = first.progress()[1, 0, 6]
+    second.grant(1, 0, 6, read=read, of=of)
+    batches = [whole.next().tobytes() for _ in range(10)]
+
+    assert begun + [second.next().tobytes() for _ in range(7)] == batches
+    assert whole.progress() == second.progress()
+
+
+def test_another_sequence_goes_on_at_the_same_share(tmp_path: Path) -> None:
+    """Half of 42 windows is half of 18."""
+    reader = BatchReader(shards_of(tmp_path), 64, 2, seed=3)
+    reader.grant(0, 0, 6, read=21, of=42)
+
+    assert reader.progress() == {(0, 0, 6): (9, 18)}
+
+
+def test_a_unit_that_is_lost_is_read_no_further(tmp_path: Path) -> None:
+    """Its windows are gone, those of the next unit are not."""
+    reader = BatchReader(shards_of(tmp_path), 32, 4, seed=3)
+    reader.grant(0, 0, 2)
+    reader.grant(0, 2, 4)
+    reader.next()
+    reader.drop((0, 0, 2))
+
+    assert reader.progress() == {(0, 2, 4): (0, 14)}
+    assert len(rows_of(reader)) == 12
 
 
 def test_batches_mix_documents_and_repeat_for_a_seed(tmp_path: Path) -> None:

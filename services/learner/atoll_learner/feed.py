@@ -1,70 +1,111 @@
-"""Batches for a learner, from blocks it has leased, with the next lease fetched before the last is used up.
+"""Batches for a learner, from units it has leased, with the next lease fetched before the last is used up.
 
 The training thread asks for a batch and gets it at once, except before the first lease has arrived: the ledger of
-leases is a record on the bus, and the network may be slow, but never while there is text in hand. Each lease that is
-used up is struck from the ledger with the next request; leaving returns what was not begun.
+leases is a record on the bus, and the network may be slow, but never while there is text in hand. How far reading has
+come goes into the ledger with every renewal and every request; leaving returns what was not read. A unit that the ledger
+says is no longer ours (we were frozen or cut off for longer than a lease) is not read on.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, wait
 
 import numpy as np
 import numpy.typing as npt
 
+from atoll.errors import AtollError
 from atoll.island.join import IslandHandle
-from atoll.wire.messages import DataGrant
+from atoll.logs import get
+from atoll.protocol.data import DataGrant, Progress
 from atoll_learner.data.batches import BatchReader
-from atoll_learner.data.shards import TokenShards
 
-LEASE_TIMEOUT_S = 60.0
+log = get(__name__)
+
+LOOK_S = 0.2
+RESUME_S = 30.0
 
 
 class LeasedFeed:
     """Yields int32 batches of shape (batch, sequence + 1) for `island`, `lease_blocks` blocks at a time."""
 
-    def __init__(self, island: IslandHandle, shards: TokenShards, reader: BatchReader, lease_blocks: int) -> None:
-        """Ask for the first lease; it arrives while the model compiles."""
+    def __init__(self, island: IslandHandle, reader: BatchReader, lease_blocks: int, cursor: Progress) -> None:
+        """Take over what a checkpoint's `cursor` names, or ask for the first lease; it arrives while the model compiles."""
         self._island = island
-        self._shards = shards
+        self._leases = island.session.leases
         self._reader = reader
         self._lease_blocks = lease_blocks
-        self._granted: list[DataGrant] = []
         self._pending: Future[DataGrant] | None = None
-        self._ask()
+        if cursor:
+            self._resume(cursor)
+        if self._reader.needs_more():
+            self._ask()
 
-    def next(self) -> npt.NDArray[np.int32]:
-        """Return the next batch; block only when nothing leased is left."""
-        self._collect(wait=False)
+    def next(self, give_up: Callable[[], bool]) -> npt.NDArray[np.int32] | None:
+        """Return the next batch, or None once nothing leased is left and `give_up` says so; else block until there is."""
+        self._collect()
         while not self._reader.ready():
-            self._collect(wait=True)
+            if give_up():
+                return None
+            if self._pending is None:
+                self._ask()
+            wait([self._pending] if self._pending else [], LOOK_S)
+            self._collect()
         batch = self._reader.next()
+        self._publish()
         if self._reader.needs_more() and self._pending is None:
             self._ask()
         return batch
 
-    def close(self) -> None:
-        """Return what was leased and not begun."""
-        self._collect(wait=self._pending is not None)
-        used = tuple(
-            DataGrant(grant.epoch, grant.start, self._reader.begun(grant.epoch, grant.start), "", 0)
-            for grant in self._granted
-        )
-        self._island.call(self._island.session.leases.give_back(used)).result(LEASE_TIMEOUT_S)
+    @property
+    def cursor(self) -> Progress:
+        """Return how far each unit in hand is read, for a checkpoint."""
+        return self._reader.progress()
+
+    def close(self, within_s: float) -> bool:
+        """Return what was leased and not read; say whether the ledger knows it."""
+        try:
+            if self._pending is not None:
+                wait([self._pending], within_s)
+                self._collect()
+            self._publish()
+            self._island.call(self._leases.give_back()).result(within_s)
+        except (AtollError, TimeoutError) as error:
+            log.warning("data.not_returned", units=len(self._leases.mine), reason=str(error) or "no answer in time")
+            return False
+        return True
+
+    def _resume(self, cursor: Progress) -> None:
+        """Go on where the checkpoint says, in every unit that a former life of ours still held."""
+        try:
+            inherited = self._island.call(self._leases.resume(cursor)).result(RESUME_S)
+        except (AtollError, TimeoutError) as error:
+            log.warning("data.not_resumed", reason=str(error) or "no answer in time")
+            return
+        for grant in inherited:
+            self._grant(grant)
+        log.info("data.resumed", units=len(inherited), of=len(cursor))
+
+    def _publish(self) -> None:
+        """Tell the ledger's side how far we are, and stop reading what is lost."""
+        for key in self._leases.lost & self._reader.progress().keys():
+            self._reader.drop(key)
+        self._reader.forget(self._leases.mine)
+        self._leases.progress = self._reader.progress()
 
     def _ask(self) -> None:
-        done = tuple(g for g in self._granted if self._reader.begun(g.epoch, g.start) >= g.stop)
-        self._granted = [grant for grant in self._granted if grant not in done]
-        self._pending = self._island.call(self._island.session.leases.take(self._lease_blocks, done))
+        self._publish()
+        self._pending = self._island.call(self._leases.take(self._lease_blocks))
 
-    def _collect(self, *, wait: bool) -> None:
-        """Take the pending lease over when it is here, or wait for it."""
-        if self._pending is None:
-            self._ask()
-        pending = self._pending
-        if pending is None or not (wait or pending.done()):
+    def _collect(self) -> None:
+        """Take the pending lease over when it is here; one that failed is asked for again when it is needed."""
+        if self._pending is None or not self._pending.done():
             return
-        grant = pending.result(LEASE_TIMEOUT_S)
-        self._pending = None
-        self._granted.append(grant)
-        self._reader.grant(grant.epoch, grant.start, grant.stop)
+        pending, self._pending = self._pending, None
+        try:
+            self._grant(pending.result())
+        except (AtollError, CancelledError) as error:
+            log.warning("data.no_lease", reason=str(error))
+
+    def _grant(self, grant: DataGrant) -> None:
+        self._reader.grant(grant.epoch, grant.start, grant.stop, read=grant.read, of=grant.of)

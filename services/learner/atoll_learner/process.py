@@ -1,18 +1,19 @@
 """One learner as a process: join the run, train until it is done, leave in good order.
 
-    settings ─► data, model, compile cache ─► atoll.join ─► compile ─► steps … ─► drain ─► goodbye
+    settings ─► data, model, compile cache ─► atoll.join ─► recover ─► compile ─► steps … ─► drain ─► goodbye
 
 Joining and compiling overlap with nothing on purpose: a learner that cannot join should not burn a minute of compiler
 first, and with a warm cache compiling takes a second. Learners of one machine compile in turns (`compiling`). The inner
 schedule is driven by the *run's* tokens, so learners that come and go, or run at different speeds, agree on the learning
 rate.
 
-The first SIGTERM or SIGINT lets the present step end, pushes the last displacement and says goodbye; the second stops
-at once, as a kill would.
+The first SIGTERM or SIGINT lets the present step end, pushes the last displacement, returns the data, writes a checkpoint
+and says goodbye, all of it within `learner.drain_s`; the second stops at once, as a kill would.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -39,6 +40,9 @@ log = get(__name__)
 
 SAY_S = 10.0
 LATE_STEPS = 32
+WARM_STEPS = 32
+RETURN_SHARE = 4.0
+"""Of the bound for leaving, this part at most goes into returning the data: pushes matter more."""
 
 
 class Interrupt:
@@ -119,13 +123,15 @@ def train(settings: Settings) -> None:
 
 
 class Trainer:
-    """The inner loop: batches, jitted steps, the schedule by run tokens, and the throttle."""
+    """The inner loop: batches, jitted steps, the schedule by run tokens, checkpoints, and the throttle."""
 
     def __init__(
         self, settings: Settings, work: Work, island: IslandHandle, interrupt: Interrupt, began_s: float
     ) -> None:
-        """Build the jitted step; it compiles at its first call."""
-        from atoll_learner.train import make_step  # noqa: PLC0415
+        """Build the jitted step, which compiles at its first call, and recover what a former life or a peer has."""
+        from atoll_learner.keeper import Keeper  # noqa: PLC0415
+        from atoll_learner.recovery import recover  # noqa: PLC0415
+        from atoll_learner.train import init_optimizer, make_step  # noqa: PLC0415
 
         self._settings = settings
         self._work = work
@@ -133,38 +139,68 @@ class Trainer:
         self._interrupt = interrupt
         self._began_s = began_s
         self._step = make_step(work.model, work.train)
+        self._keeper = Keeper(settings, island, work.train.tokens_per_step)
         reader = BatchReader(
             work.shards, work.train.sequence, work.train.batch * work.train.accumulation, island.run.seed
         )
         self._late_s: deque[float] = deque(maxlen=LATE_STEPS)
-        self._feed = LeasedFeed(island, work.shards, reader, settings.data.lease_blocks)
+        self._first_losses: list[float] = []
+        self._sound = True
+        start = recover(island, self._keeper.checkpoints, work.train, init_optimizer(work.train, island.params))
+        self._state: Any = start.state
+        self._feed = LeasedFeed(island, reader, settings.data.lease_blocks, start.cursor)
 
     def train(self) -> None:
-        """Step until the run is done or the process is told to stop; then return the leases."""
+        """Step until the run is done or the process is told to stop; then leave in good order."""
         from atoll_learner.compiling import turn  # noqa: PLC0415
-        from atoll_learner.train import init_optimizer, learning_rate  # noqa: PLC0415
+        from atoll_learner.train import learning_rate  # noqa: PLC0415
 
         island, train = self._island, self._work.train
         params: Any = island.params
-        state = init_optimizer(train, params)
         said_s, steps = 0.0, 0
-        while not island.done and not self._interrupt.wanted:
+        while not self._over():
             began_s = time.monotonic()
-            batch = self._shape(self._feed.next())
+            batch = self._feed.next(self._over)
+            if batch is None:
+                break
             rate = learning_rate(train, island.run_tokens, island.run.protocol.tokens_target)
             with turn(self._settings.learner.compile_cache) if steps == 0 else nullcontext():
-                params, state, loss = self._step(params, state, batch, rate)
+                params, self._state, loss = self._step(params, self._state, self._shape(batch), rate)
             value = float(loss)
             if steps > 0:
                 self._throttle(time.monotonic() - began_s)
             params = island.step(params, tokens=train.tokens_per_step, loss=value)
+            island.share(self._state)
+            self._sound = math.isfinite(value)
+            if self._sound:
+                self._keeper.keep(self._state, self._feed.cursor)
             steps += 1
-            if steps == 1:
-                log.info("learner.first_step", took_s=round(time.monotonic() - self._began_s, 2), loss=round(value, 4))
+            self._say_first(steps, value)
             if time.monotonic() - said_s >= SAY_S:
                 said_s = time.monotonic()
                 self._say(steps, value, rate, time.monotonic() - began_s)
-        self._feed.close()
+        self._leave()
+
+    def _over(self) -> bool:
+        return self._island.done or self._interrupt.wanted or self._island.session.driver.failure is not None
+
+    def _leave(self) -> None:
+        """Push, return the data, say goodbye, keep a checkpoint: all of it, or as much as `learner.drain_s` allows.
+
+        Raises:
+            AtollError: the island failed, or its last pushes are not durable; the message names them.
+        """
+        island, bound_s = self._island, self._settings.learner.drain_s
+        if (failure := island.session.driver.failure) is not None:
+            raise failure
+        deadline_s = time.monotonic() + bound_s
+        returned = self._feed.close(bound_s / RETURN_SHARE)
+        if self._sound:
+            self._keeper.keep_last(self._state, {} if returned else self._feed.cursor, deadline_s)
+        try:
+            island.close(max(0.1, deadline_s - time.monotonic()))
+        finally:
+            self._keeper.finish(deadline_s)
 
     def _shape(self, batch: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Return the batch as the step wants it: (accumulation, batch, sequence + 1) when gradients accumulate."""
@@ -182,6 +218,15 @@ class Trainer:
         if factor > 1.0:
             self._late_s.append(step_s)
             time.sleep(max(0.0, factor * min(self._late_s) - step_s))
+
+    def _say_first(self, steps: int, loss: float) -> None:
+        """Log the first step, and the mean loss of the first few: how well a life began."""
+        if steps <= WARM_STEPS:
+            self._first_losses.append(loss)
+        if steps == 1:
+            log.info("learner.first_step", took_s=round(time.monotonic() - self._began_s, 2), loss=round(loss, 4))
+        if steps == WARM_STEPS:
+            log.info("learner.warm", steps=steps, loss=round(sum(self._first_losses) / steps, 4))
 
     def _say(self, steps: int, loss: float, rate: float, step_s: float) -> None:
         log.info(

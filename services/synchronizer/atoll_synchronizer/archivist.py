@@ -30,9 +30,10 @@ from atoll.clock import Clock
 from atoll.codecs import encode_frame, pack_arrays
 from atoll.errors import AtollError, ProtocolMisuse
 from atoll.logs import get
+from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
 from atoll.settings import ArchiveSettings
-from atoll.wire.messages import DataLedger, Member, RunRecord, decode
+from atoll.wire.messages import Member, RunRecord, decode
 from atoll_synchronizer.store import Holding, Store
 
 log = get(__name__)

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
-from atoll.wire.messages import SCHEMA, DataLedger, Head, Member, RunRecord
+from atoll.wire.messages import SCHEMA, Head, Member, RunRecord
 
 MANIFEST_BYTES_MAX = 64 << 20
 INCOMPLETE_MAX = 8

@@ -13,6 +13,7 @@ from atoll.bus.subjects import Subjects, matches
 from atoll.errors import ProtocolMisuse
 
 GIB = 1 << 30
+LENT_AGE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,9 @@ def stream_plan(run: str, bytes_max: int = 8 * GIB) -> tuple[StreamPlan, ...]:
         StreamPlan(f"atoll_{run}_GL", (f"{p}.gl.>",), per_subject=1, bytes_max=bytes_max, tap="gl.head"),
         StreamPlan(f"atoll_{run}_ST", (f"{p}.st.>",), per_subject=1, bytes_max=bytes_max),
         StreamPlan(f"atoll_{run}_MB", (f"{p}.mb.>",), per_subject=1),
+        StreamPlan(
+            f"atoll_{run}_PS", (f"{p}.ps.>",), per_subject=1, bytes_max=min(GIB, bytes_max), age_max_s=LENT_AGE_S
+        ),
         StreamPlan(
             f"atoll_{run}_EV", (f"{p}.ev.>",), discard="old", age_max_s=30 * 24 * hours, tap="ev", append_only=True
         ),

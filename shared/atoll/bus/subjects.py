@@ -14,6 +14,7 @@ The nonce of what a shard's owner writes is two levels, `<epoch>.<hash>`; a foun
     st.c.<fragment>.<version>.<nonce>.<chunk>                outer state                  stream ST
     st.b.<fragment>.<nonce>.<chunk>                          books                        stream ST
     mb.learner.<learner> · mb.data                           membership, data leases      stream MB
+    ps.c.<learner>.<incarnation>-<nonce>.<chunk>             inner state lent to a peer   stream PS
     ev.<kind>.<who>                                          the tape                     stream EV
     call.<fragment> · hb.<learner> · ctl.<who> · sy.<host>   core NATS, at most once
     tap.>                                                    read-only republish of what the streams stored
@@ -127,6 +128,10 @@ class Subjects:
     def data(self) -> str:
         """Return where the leases of data blocks are recorded."""
         return f"{self.prefix}.mb.data"
+
+    def lent_stem(self, learner: str, incarnation: int, nonce: str) -> str:
+        """Return where the chunks of an inner-optimizer state go that `learner` lends to another."""
+        return f"{self.prefix}.ps.c.{learner}.{incarnation}-{nonce}"
 
     def event(self, kind: str, who: str) -> str:
         """Return where an event of the tape goes."""

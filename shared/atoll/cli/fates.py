@@ -1,7 +1,8 @@
 """`atoll fates`: what became of every token that a run has trained, as the broker knows it now.
 
 It reads records only, so it may be asked of a run at any time, also of one whose every process is dead. Token counts are
-tokens, not token-fragments: a token whose fragments met different fates counts for each in part.
+tokens, not token-fragments: a token whose fragments met different fates counts for each in part. Under them stands where
+the blocks of data are: per epoch what is finished, leased, returned and untouched, and who has read how much.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
 
 if TYPE_CHECKING:
     from atoll.island.accounts import Life
+    from atoll.protocol.data import DataLedger
     from atoll.settings import Settings
     from atoll.wire.messages import Rebuilt
 
@@ -57,13 +59,16 @@ async def _print(settings: Settings, *, as_json: bool) -> None:
         if record is None:
             raise SettingsError("nobody has founded this run", got=settings.run, todo="check --run and --broker")
         lives = await accounts.read_lives(bus, record)
+        data = await accounts.read_data(bus, record)
     finally:
         await bus.close()
     fragments = len(record.layout.fragments)
     if as_json:
-        sys.stdout.write(accounts.as_json(lives, fragments, record.rebuilt).decode() + "\n")
+        sys.stdout.write(accounts.as_json(lives, fragments, data, record.rebuilt).decode() + "\n")
     else:
         show(lives, fragments, record.rebuilt)
+        if data is not None:
+            show_data(data)
 
 
 def show(lives: list[Life], fragments: int, rebuilt: Rebuilt | None = None) -> None:
@@ -99,3 +104,23 @@ def show(lives: list[Life], fragments: int, rebuilt: Rebuilt | None = None) -> N
             "book; 'lost' includes what was open or queued at the mark",
             soft_wrap=True,
         )
+
+
+def show_data(data: DataLedger) -> None:
+    """Print where the blocks of each recent epoch are, and what each learner has read."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from atoll.protocol.data import sums_by_epoch, sums_by_learner  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("epoch", "finished", "leased", "returned", "untouched"):
+        table.add_column(heading, justify="left" if heading == "epoch" else "right")
+    for sums in sums_by_epoch(data):
+        counts = (sums.finished, sums.leased, sums.returned, sums.untouched)
+        table.add_row(str(sums.epoch), *(f"{blocks:,}" for blocks in counts))
+    console = Console()
+    console.print(f"\nblocks of data, {data.blocks:,} to an epoch")
+    console.print(table)
+    read = ", ".join(f"{learner} {blocks:,}" for learner, blocks in sums_by_learner(data).items())
+    console.print(f"read by: {read or 'nobody'}")

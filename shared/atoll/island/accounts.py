@@ -17,6 +17,7 @@ from atoll.bus.subjects import Subjects
 from atoll.errors import BlobGone, BrokerUnavailable
 from atoll.island.founding import read_heads
 from atoll.protocol.books import BOOKS_BYTES_MAX, thawed
+from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
 from atoll.protocol.ledger import Account, Ledger
 from atoll.wire.messages import Event, Lease, Member, Rebuilt, RunRecord, decode
 
@@ -107,8 +108,14 @@ def total(lives: list[Life], fragments: int) -> dict[str, int]:
     return sums
 
 
-def as_json(lives: list[Life], fragments: int, rebuilt: Rebuilt | None = None) -> bytes:
-    """Return all of it as JSON: per incarnation and in total, in token-fragments and tokens trained.
+async def read_data(bus: Bus, run: RunRecord) -> DataLedger | None:
+    """Return the ledger of data leases, or None for a run whose learners bring their own data."""
+    record = await bus.get_record(Subjects(run.run).data)
+    return None if record is None else decode(DataLedger, record.data)
+
+
+def as_json(lives: list[Life], fragments: int, data: DataLedger | None = None, rebuilt: Rebuilt | None = None) -> bytes:
+    """Return all of it as JSON: per incarnation and in total, in token-fragments and tokens trained; blocks of data.
 
     `rebuilt` says which mark the books go back to: they know nothing of what came after it and went with the broker.
     """
@@ -117,7 +124,13 @@ def as_json(lives: list[Life], fragments: int, rebuilt: Rebuilt | None = None) -
         for life in lives
     ]
     trained = sum(life.account.trained for life in lives)
-    whole = {"fragments": fragments, "trained": trained, "fates": total(lives, fragments), "incarnations": rows}
+    whole: dict[str, object] = {
+        "fragments": fragments,
+        "trained": trained,
+        "fates": total(lives, fragments),
+        "incarnations": rows,
+        "data": None if data is None else {"epochs": sums_by_epoch(data), "learners": sums_by_learner(data)},
+    }
     if rebuilt is not None:
         whole["rebuilt"] = rebuilt
     return msgspec.json.format(msgspec.json.encode(whole), indent=2)

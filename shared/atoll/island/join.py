@@ -11,6 +11,13 @@ parameters of a completed step, adopts whatever fragments have arrived, and retu
 never waits for the network. Leaving the block pushes the last displacement and closes the books. On an exception the
 block is left at once: what was not pushed counts as lost, as it would for a killed process.
 
+A loop whose optimizer has a state worth keeping can start warm from a peer's, and lend its own:
+
+        borrowed = island.recovered_state(like=opt_state)       # None: nobody had one, or not in time
+        opt_state = borrowed.state if borrowed else opt_state
+        ...
+        island.share(opt_state)                                 # after each step; nearly free until somebody asks
+
 The parameters of the last step are kept by reference as the snapshot that answers calls. A loop that *donates* them to
 its next step must say `donated=True`: then each step copies them to host memory first.
 """
@@ -20,6 +27,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -31,20 +39,27 @@ from atoll.bus.connect import open_bus
 from atoll.bus.interface import Bus
 from atoll.bus.options import BusOptions
 from atoll.clock import Clock, SystemClock
-from atoll.errors import AtollError, BrokerUnavailable
+from atoll.errors import AtollError, BrokerUnavailable, PeerMisbehaved
 from atoll.fragments import describe, gather
 from atoll.island.adoption import adopt
 from atoll.island.driver import Step, StepReport
 from atoll.island.home import LoopThread
+from atoll.island.lending import borrow
 from atoll.island.session import JoinRequest, Session
+from atoll.island.treestate import packed_bytes_max, rebuilt
 from atoll.layout import Layout, plan_layout
+from atoll.logs import get
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord
+
+log = get(__name__)
 
 T = TypeVar("T")
 
 DRAIN_S = 60.0
 STOP_S = 10.0
+RECOVER_S = 8.0
+UNPUSHED_NAMED = 6
 
 
 def join(  # noqa: PLR0913  (the public door: every argument is a choice of the caller, all but three have defaults)
@@ -115,6 +130,19 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
     handle = IslandHandle(request, open_url if isinstance(broker, str) else broker, clock, donated=donated, home=home)
     handle.enter(named, treedef)
     return handle
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """An optimizer's state from a peer: the pytree, whose it was, how far that peer was, and what it took."""
+
+    state: Any
+    lender: str
+    steps: int
+    tokens: int
+    run_tokens: int
+    size_bytes: int
+    took_s: float
 
 
 class IslandHandle:
@@ -215,6 +243,39 @@ class IslandHandle:
             self._began_s, self.inside_s = self._last_s, 0.0
         return params
 
+    def share(self, state: Any, *, donated: bool = True) -> None:  # noqa: ANN401  (any pytree)
+        """Have the inner optimizer's `state`, as the last step left it, ready for a peer that starts without one.
+
+        Costs a look at a flag. When a peer has asked, the state is copied to host memory, here and now if it is `donated`
+        to the next step, else in a worker.
+        """
+        self._session.lender.share(state, donated=donated)
+
+    def recovered_state(self, like: Any, *, within_s: float = RECOVER_S) -> Borrowed | None:  # noqa: ANN401
+        """Return the inner-optimizer state of a healthy peer, or None when nobody lends one within `within_s` seconds.
+
+        Call it after joining and before the first step. `like` is a fresh state: what comes is a pytree of the same
+        names, shapes and dtypes, finite, each leaf where that of `like` lies. Nothing that a peer sends raises.
+        """
+        began_s = self._clock.monotonic()
+        work = borrow(self._session.bus, self.run, self._session.member.learner, packed_bytes_max(like), within_s)
+        loan = self.call(work).result()
+        if loan is None:
+            return None
+        try:
+            state = rebuilt(like, loan.arrays)
+        except PeerMisbehaved as error:
+            log.warning("state.not_borrowed", peer=loan.offer.learner, reason=str(error))
+            return None
+        offer, took_s = loan.offer, self._clock.monotonic() - began_s
+        return Borrowed(state, offer.learner, offer.steps, offer.tokens, offer.run_tokens, loan.size_bytes, took_s)
+
+    def note_recovery(self, source: str, **facts: str | float) -> None:
+        """Tell log and tape where this life's optimizer state came from: `checkpoint`, `peer` or `fresh`."""
+        log.info("learner.recovered", source=source, incarnation=self.incarnation, **facts)
+        told = self._session.record("recovered", source=source, incarnation=self.incarnation, **facts)
+        self.call(told).add_done_callback(_say_if_failed)
+
     def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the island's own loop (a data lease, a tape event) and return its future."""
         return self._home.submit(work)
@@ -267,10 +328,19 @@ class IslandHandle:
                 self.call(self._session.drain(drain_s)).result()
         except TimeoutError as error:
             raise BrokerUnavailable(
-                "the last pushes are not durable", got=f"no acknowledgement in {drain_s:g} s", todo="is the broker up?"
+                "the last pushes are not durable",
+                got=f"no acknowledgement within {drain_s:g} s of {self._unpushed()}",
+                todo="is the broker up? what was not pushed is lost, everything before it is merged",
             ) from error
         finally:
             self._shut()
+
+    def _unpushed(self) -> str:
+        """Say which pushes are still on their way."""
+        waiting = sorted(self._session.driver.machine.in_flight.items())
+        named = ", ".join(f"fragment {p} ({tokens} tokens)" for (p, _), tokens in waiting[:UNPUSHED_NAMED])
+        more = f" and {len(waiting) - UNPUSHED_NAMED} more" if len(waiting) > UNPUSHED_NAMED else ""
+        return named + more if waiting else "the goodbye"
 
     def _shut(self) -> None:
         """Stop the loop and its thread, whatever state they are in."""
@@ -284,6 +354,12 @@ class IslandHandle:
         finally:
             if self._own_home:
                 self._home.stop()
+
+
+def _say_if_failed(told: Future[None]) -> None:
+    """A line of the tape that could not be written is worth a warning."""
+    if not told.cancelled() and (error := told.exception()) is not None:
+        log.warning("tape.failed", reason=str(error))
 
 
 def _copied(completed: Mapping[str, Any], continued: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

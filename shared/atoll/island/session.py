@@ -10,6 +10,7 @@ record.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,10 @@ from atoll.health import show_life
 from atoll.island.driver import IslandDriver, Ready
 from atoll.island.founding import Frame, Vector, fetch_frame, found_or_join, is_over, publish_origin, wait_for_heads
 from atoll.island.leases import DataLeases
+from atoll.island.lending import Lender, Standing
 from atoll.island.membership import claim, release
 from atoll.logs import get
+from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
 from atoll.wire.messages import Beat, Member, RunRecord, encode, event
 
@@ -32,6 +35,7 @@ log = get(__name__)
 
 FETCHES_AT_ONCE = 4
 BEATS_PER_SILENCE = 5.0
+LENDING_STEPS_MIN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Session:
     bus: Bus
     member: Member
     leases: DataLeases
+    lender: Lender
 
     def __init__(self, request: JoinRequest, opener: Callable[[], Coroutine[Any, Any, Bus]], clock: Clock) -> None:
         """Prepare; nothing is opened yet."""
@@ -60,7 +65,7 @@ class Session:
         self._opener = opener
         self._clock = clock
         self._opened = False
-        self._beats: asyncio.Task[None] | None = None
+        self._chores: list[asyncio.Task[None]] = []
         self._state = "joining"
         self._founder = False
         self._began_s = clock.monotonic()
@@ -91,7 +96,15 @@ class Session:
         self.driver = IslandDriver(self.bus, self.run, self.member, {f.fragment: f for f in frames}, self._clock)
         # Heads count what was merged, a little less than was trained; the next call says it exactly.
         self.driver.run_tokens = max(head.tokens_merged for head in heads.values())
-        self.leases = DataLeases(self.bus, subjects, self.member, max(1, self._request.data_blocks))
+        self.leases = DataLeases(
+            self.bus,
+            subjects,
+            self.member,
+            max(1, self._request.data_blocks),
+            lease_s=data_lease_s(self.run.protocol.lease_s),
+            clock=self._clock,
+        )
+        self.lender = Lender(self.bus, self.run, self.member, self._standing)
         return [Ready(frame, frame.values) for frame in frames]
 
     async def begin(self, snapshot: Mapping[str, Any]) -> None:
@@ -99,7 +112,9 @@ class Session:
         self.driver.begin(snapshot)
         await self.driver.start()
         self._state = "training"
-        self._beats = asyncio.get_running_loop().create_task(self._beat_for_ever())
+        await self.lender.start()
+        loop = asyncio.get_running_loop()
+        self._chores = [loop.create_task(work) for work in (self._beat_for_ever(), self.leases.renew_for_ever())]
         took_s = self._clock.monotonic() - self._began_s
         versions = max(span.anchor for span in self.driver.machine.spans.values())
         await self.record(
@@ -146,8 +161,10 @@ class Session:
 
     async def shut(self) -> None:
         """Stop all work and let go of the bus; safe in any state."""
-        if self._beats is not None:
-            self._beats.cancel()
+        for chore in self._chores:
+            chore.cancel()
+        if hasattr(self, "lender"):
+            await self.lender.stop()
         if hasattr(self, "driver"):
             await self.driver.stop()
         if self._opened:
@@ -162,6 +179,13 @@ class Session:
             except (BusError, BrokerUnavailable) as error:
                 log.warning("beat.failed", reason=str(error))
             await asyncio.sleep(pause_s)
+
+    def _standing(self) -> Standing:
+        """Say whether we train soundly: several steps of this life done, none of them to a loss that is none."""
+        machine, loss = self.driver.machine, self.driver.report.loss
+        sound = loss is None or math.isfinite(loss)
+        ready = self._state == "training" and machine.steps >= LENDING_STEPS_MIN
+        return Standing(machine.steps, machine.tokens, self.driver.run_tokens, healthy=ready and sound)
 
     def _beat(self) -> Beat:
         machine, report, stats = self.driver.machine, self.driver.report, self.bus.stats

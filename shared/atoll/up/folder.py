@@ -3,7 +3,8 @@
     OUT/run.json    what the run is: id, fixed settings, sessions so far     OUT/nats/    the broker's store
     OUT/data/       token shards                                             OUT/logs/    one file per process
     OUT/cache/      compiled programs                                        OUT/lock     held while `up` runs
-    OUT/health/     touched by shards and learners                           OUT/archive/ checkpoints
+    OUT/health/     touched by shards and learners                           OUT/archive/ marks
+    OUT/checkpoints/  learners' optimizers
     OUT/report.json, report.html, model.safetensors, sample.txt, validation.json
 
 `run.json` is written whole and moved into place, so that a kill leaves the old one or the new one. Two `up` on one
@@ -29,7 +30,7 @@ SCHEMA: Final = 1
 FREE_MIN_BYTES: Final = 200 << 20
 EMBEDDED: Final = "embedded"
 RUN_FILE_BYTES_MAX: Final = 4 << 20
-_FOLDERS = ("nats", "data", "cache", "logs", "health")
+_FOLDERS = ("nats", "data", "cache", "logs", "health", "checkpoints")
 
 
 class RebuiltRecord(msgspec.Struct, kw_only=True):

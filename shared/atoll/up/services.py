@@ -98,6 +98,7 @@ class Services:
             "health_file": str(self._folder.path("health", learner).absolute()),
             "learner.threads": told.threads or max(1, cores // len(self._up.learners)),
             "learner.throttle": self._up.throttle.get(learner, told.throttle),
+            "learner.checkpoint_dir": str((told.checkpoint_dir or self._folder.path("checkpoints")).absolute()),
             **({"learner.initial_model": str(told.initial_model.absolute())} if told.initial_model else {}),
         }
         command = (sys.executable, "-m", "atoll_learner")

@@ -191,27 +191,6 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
 
 
-class DataGrant(msgspec.Struct, frozen=True):
-    """Positions `start <= i < stop` of one epoch, held by one incarnation of a learner."""
-
-    epoch: int
-    start: int
-    stop: int
-    learner: str
-    incarnation: int
-
-
-class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """Which blocks are leased, which came back, and where the untouched rest begins."""
-
-    blocks: int
-    epoch: int = 0
-    next_position: int = 0
-    grants: tuple[DataGrant, ...] = ()
-    returned: tuple[DataGrant, ...] = ()
-    schema: int = SCHEMA
-
-
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """The tenure of a shard's owner and what it knows of the learners; `released`: the host `to` may have it, or anybody.
 
@@ -243,10 +222,27 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
-    """A command: `identify` (answered by a live holder of the id), `drain`, or `stop`."""
+    """A command or a question: `drain`, `identify`, or the two of a learner that looks for an optimizer's state.
+
+    `identify` is answered by the live holder of an id; `lend` by learners that could lend their state, `share` by the one
+    that was chosen (`StateOffer`).
+    """
 
     verb: str
     sender: str = ""
+    schema: int = SCHEMA
+
+
+class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """A learner's inner-optimizer state for another one: an offer without a blob, the thing itself with one."""
+
+    learner: Name
+    incarnation: Count
+    run_nonce: Name
+    steps: Count
+    tokens: Count
+    run_tokens: Count
+    blob: BlobRef | None = None
     schema: int = SCHEMA
 
 

@@ -1,0 +1,222 @@
+"""A learner's own checkpoints: the inner optimizer's state and the place in the data, by Orbax, beside the step loop.
+
+    DIR/<run>.<nonce>/<learner>/<incarnation and step as one number>/{state, note}
+
+The step loop pays for one copy to host memory. All else happens in a thread: the digest, and Orbax, which writes to a
+temporary folder and renames it, so that a kill at any instant leaves the former checkpoint. Two are kept. While one is
+being written the next is not begun.
+
+Parameters are not in it: the run's heads are the parameters, and a learner that comes back adopts them. So a checkpoint,
+however old, can overwrite nothing. It is adopted only if its note names this run, model, layout and learner; one that is
+damaged is passed over for the one before it. Orbax does not protect values by a checksum: the note's digest does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import orbax.checkpoint as ocp
+import xxhash
+
+from atoll.errors import CheckpointError, PeerMisbehaved
+from atoll.island.treestate import Arrays, rebuilt
+from atoll.logs import get
+from atoll.protocol.data import Key
+
+log = get(__name__)
+
+KEPT: Final = 2
+NAMED_MAX: Final = 8
+LIVES: Final = 1 << 32
+"""Orbax numbers checkpoints and takes the largest for the newest: a later life is newer, whatever step it has come to."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """How far a unit of data is read."""
+
+    unit: Key
+    read: int
+    of: int
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint says of itself. `anchors` are the versions of the fragments its learner had adopted."""
+
+    run: str
+    nonce: str
+    model: str
+    layout: str
+    learner: str
+    incarnation: int
+    anchors: tuple[int, ...]
+    steps: int
+    tokens: int
+    run_tokens: int
+    saved_at_s: float
+    cursor: tuple[Place, ...] = ()
+    names: tuple[str, ...] = ()
+    digest: str = ""
+
+    def difference(self, other: Note) -> str:
+        """Return the first thing in which this checkpoint is not that of `other`'s life or a former one, or ""."""
+        for name in ("run", "nonce", "model", "layout", "learner"):
+            got, wanted = getattr(self, name), getattr(other, name)
+            if got != wanted:
+                return f"its {name} is {got!r} and not {wanted!r}"
+        return ""
+
+    @property
+    def progress(self) -> dict[Key, tuple[int, int]]:
+        """Return the cursor as the data ledger wants it."""
+        return {place.unit: (place.read, place.of) for place in self.cursor}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checkpoint that was found whole and ours: the state as a pytree, its note, bytes, and the seconds it took."""
+
+    state: Any
+    note: Note
+    size_bytes: int
+    took_s: float
+
+
+class Checkpoints:
+    """The checkpoints of one learner in one run. For one thread, which saves and loads."""
+
+    def __init__(self, folder: Path, life: Note) -> None:
+        """Name the place; `life` is a note of the present life."""
+        self._root = folder.absolute()
+        self._life = life
+        self.folder = self._root / f"{life.run}.{life.nonce}" / life.learner
+        self._writing: threading.Thread | None = None
+        self._newest = 0
+        logging.getLogger("absl").setLevel(logging.ERROR)
+
+    def load(self, like: Any) -> Loaded | None:  # noqa: ANN401  (any pytree)
+        """Return the newest checkpoint that is whole and ours, as a state like `like`; None when there is none."""
+        if not self.folder.is_dir():
+            if others := self._others():
+                log.warning(
+                    "checkpoint.other_runs", folder=str(self._root), found=others, wanted=self.folder.parent.name
+                )
+            return None
+        began_s = time.monotonic()
+        for number in self._numbers():
+            try:
+                note = self._read_note(number)
+                if difference := note.difference(self._life):
+                    log.warning("checkpoint.refused", path=str(self.folder / str(number)), reason=difference)
+                    continue
+                arrays = self._read_state(number, note)
+                state = rebuilt(like, arrays)
+            except (CheckpointError, PeerMisbehaved) as error:
+                log.warning("checkpoint.damaged", path=str(self.folder / str(number)), reason=str(error))
+                continue
+            size = sum(int(array.nbytes) for array in arrays.values())
+            return Loaded(state, note, size, time.monotonic() - began_s)
+        return None
+
+    @property
+    def busy(self) -> bool:
+        """Return whether a save is under way."""
+        return self._writing is not None and self._writing.is_alive()
+
+    def save(self, arrays: Arrays, note: Note, copied_s: float = 0.0) -> None:
+        """Begin to write `arrays`, whose copy took `copied_s` and which nobody changes any more, unless a save is under way."""
+        if self.busy:
+            return
+        if (number := note.incarnation * LIVES + note.steps) != self._newest:
+            self._newest = number
+            self._writing = threading.Thread(
+                target=self._write, args=(number, arrays, note, copied_s), name="checkpoint", daemon=True
+            )
+            self._writing.start()
+
+    def finish(self, within_s: float) -> bool:
+        """Wait for the save under way; say whether none is left."""
+        if self._writing is not None:
+            self._writing.join(max(0.0, within_s))
+        return not self.busy
+
+    def _write(self, number: int, arrays: Arrays, note: Note, copied_s: float) -> None:
+        """Write one checkpoint; a full disk costs the checkpoint, not the learner. Runs in a thread."""
+        began_s = time.monotonic()
+        note = msgspec.structs.replace(note, names=tuple(arrays), digest=digest_of(arrays))
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(_numbered(arrays)), note=ocp.args.JsonSave(msgspec.to_builtins(note))
+        )
+        try:
+            with self._manager() as manager:
+                manager.save(number, args=items)
+        except Exception as error:  # noqa: BLE001  (Orbax and TensorStore raise what they like, a full disk among it)
+            log.warning("checkpoint.failed", step=note.steps, reason=_first_line(error))
+            return
+        size = sum(int(array.nbytes) for array in arrays.values())
+        took_s = round(time.monotonic() - began_s, 3)
+        log.info("checkpoint.saved", step=note.steps, bytes=size, copied_s=round(copied_s, 5), took_s=took_s)
+
+    def _numbers(self) -> list[int]:
+        """Return the finished checkpoints, newest first."""
+        try:
+            with self._manager() as manager:
+                return sorted(manager.all_steps(), reverse=True)
+        except Exception as error:  # noqa: BLE001
+            log.warning("checkpoint.unreadable", path=str(self.folder), reason=_first_line(error))
+            return []
+
+    def _read_note(self, number: int) -> Note:
+        try:
+            with self._manager() as manager:
+                found = manager.restore(number, args=ocp.args.Composite(note=ocp.args.JsonRestore()))
+            return msgspec.convert(found["note"], Note)
+        except Exception as error:
+            raise CheckpointError("the note of this checkpoint cannot be read", got=_first_line(error)) from error
+
+    def _read_state(self, number: int, note: Note) -> Arrays:
+        try:
+            with self._manager() as manager:
+                found = manager.restore(number, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
+            arrays = {name: found["state"][f"{i:06d}"] for i, name in enumerate(note.names)}
+        except Exception as error:
+            raise CheckpointError("the state of this checkpoint cannot be read", got=_first_line(error)) from error
+        if (digest := digest_of(arrays)) != note.digest:
+            raise CheckpointError("the values are not those that were written", got=digest, allowed=note.digest)
+        return arrays
+
+    def _manager(self) -> ocp.CheckpointManager:
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=KEPT, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
+        return ocp.CheckpointManager(self.folder, options=options)
+
+    def _others(self) -> list[str]:
+        """Return the folders of other runs, as many as a person wants to read."""
+        if not self._root.is_dir():
+            return []
+        return sorted(p.name for p in self._root.iterdir() if p.is_dir() and p != self.folder.parent)[:NAMED_MAX]
+
+
+def digest_of(arrays: Mapping[str, Any]) -> str:
+    """Return the xxh3-128, in hex, of names, dtypes, shapes and bytes of host arrays, in their order."""
+    digest = xxhash.xxh3_128()
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype} {array.shape};".encode())
+        digest.update(memoryview(array.reshape(-1).view("u1")))
+    return digest.hexdigest()
+
+
+def _numbered(arrays: Arrays) -> Arrays:
+    """Return the arrays under names that can be file names anywhere."""
+    return {f"{i:06d}": array for i, array in enumerate(arrays.values())}
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

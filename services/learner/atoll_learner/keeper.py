@@ -1,0 +1,85 @@
+"""When a learner keeps a checkpoint, and what goes into its note: now and then while it trains, and when it leaves."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from atoll.island.join import IslandHandle
+from atoll.island.treestate import Arrays, host_copy
+from atoll.logs import get
+from atoll.protocol.data import Progress
+from atoll.settings import Settings
+from atoll_learner.checkpoints import Checkpoints, Note, Place
+
+log = get(__name__)
+
+
+class Keeper:
+    """Keeps checkpoints of one life's optimizer state when the settings say where; for the training thread."""
+
+    def __init__(self, settings: Settings, island: IslandHandle, tokens_per_step: int) -> None:
+        """Name the place; nothing is written before the first interval is over."""
+        self._island = island
+        self._tokens_per_step = tokens_per_step
+        self._every_s = settings.learner.checkpoint_every_s
+        self._kept_s: float | None = None
+        self._steps = 0
+        self._arrays: Arrays | None = None
+        run = island.run
+        self._life = Note(
+            run=run.run,
+            nonce=run.nonce,
+            model=run.model,
+            layout=run.layout.fingerprint,
+            learner=settings.learner.id,
+            incarnation=island.incarnation,
+            anchors=(),
+            steps=0,
+            tokens=0,
+            run_tokens=0,
+            saved_at_s=0.0,
+        )
+        folder = settings.learner.checkpoint_dir
+        self.checkpoints = Checkpoints(folder, self._life) if folder is not None else None
+
+    def keep(self, state: Any, cursor: Progress) -> None:  # noqa: ANN401  (an optax state)
+        """Note a step, and begin a checkpoint when one is due: a copy to host memory here, the rest in a thread."""
+        self._steps += 1
+        now_s = time.monotonic()
+        self._kept_s = now_s if self._kept_s is None else self._kept_s
+        if self.checkpoints is None or now_s - self._kept_s < self._every_s or self.checkpoints.busy:
+            return
+        self._kept_s = now_s
+        self._begin(self.checkpoints, state, cursor)
+
+    def keep_last(self, state: Any, cursor: Progress, deadline_s: float) -> None:  # noqa: ANN401
+        """Begin the checkpoint of a life that ends, as soon as one under way is written; a life without steps has none."""
+        if self.checkpoints is None or not self._steps:
+            return
+        if self.checkpoints.finish(deadline_s - time.monotonic()):
+            self._begin(self.checkpoints, state, cursor)
+
+    def finish(self, deadline_s: float) -> None:
+        """Wait for the checkpoint under way until `deadline_s` of the monotonic clock."""
+        if self.checkpoints is not None and not self.checkpoints.finish(deadline_s - time.monotonic()):
+            log.warning("checkpoint.unfinished", reason="the bound for leaving (learner.drain_s) is over")
+
+    def _begin(self, checkpoints: Checkpoints, state: Any, cursor: Progress) -> None:  # noqa: ANN401
+        began_s = time.monotonic()
+        # Nothing is under way, so what was copied for the last checkpoint is written and its memory free.
+        self._arrays = host_copy(state, self._arrays)
+        copied_s = time.monotonic() - began_s
+        spans = self._island.session.driver.machine.spans
+        note = msgspec.structs.replace(
+            self._life,
+            anchors=tuple(spans[p].anchor for p in sorted(spans)),
+            steps=self._steps,
+            tokens=self._steps * self._tokens_per_step,
+            run_tokens=self._island.run_tokens,
+            saved_at_s=time.time(),
+            cursor=tuple(Place(unit, read, of) for unit, (read, of) in cursor.items()),
+        )
+        checkpoints.save(self._arrays, note, copied_s)

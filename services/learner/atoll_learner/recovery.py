@@ -1,0 +1,122 @@
+r"""Where a learner's inner optimizer begins: its own checkpoint, else a healthy peer's state, else fresh.
+
+Moments go with parameters that have moved on meanwhile, and that is meant: the second is an average of squared gradients
+over a horizon of 1 / (1 - beta2) steps and changes slowly, and the step count they are corrected by comes with them. With
+fresh moments the first steps are of full size in every coordinate, whatever the gradient. How old is too old was measured
+(docs/lab/LOG.md): up to four horizons cost nothing against a state that was kept, a peer's present state is as good, ten
+horizons are better than a fresh start, and a state of long ago is worse. Age is counted in tokens of the whole run, which
+is how far the parameters have moved; with several learners that judges a checkpoint older than it is, never younger.
+
+What is adopted must be moments that gradients can have made. For Adam from zero, with \beta_1^2 < \beta_2, any sequence
+of gradients obeys (Cauchy and Schwarz over the two geometric weights)
+
+.. math::
+
+    m^2 \le v \cdot \frac{(1 - \beta_1)^2}{(1 - \beta_2) (1 - \beta_1^2 / \beta_2)}
+
+so a state that breaks it, has a negative second moment or a negative count is refused: it could throw the parameters
+anywhere in one step, finite as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import numpy as np
+import optax
+
+from atoll.island.join import IslandHandle
+from atoll.logs import get
+from atoll.protocol.data import Key
+from atoll_learner.checkpoints import Checkpoints, Loaded
+from atoll_learner.train_settings import TrainSettings
+
+log = get(__name__)
+
+GOOD_HORIZONS: Final = 4.0
+USABLE_HORIZONS: Final = 10.0
+ROUNDING: Final = 1.02
+TINY: Final = 1e-12
+"""Second moments below this square underflow: such a first moment moves a parameter by less than Adam's epsilon lets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The state to begin from, where it came from, and the place in the data, empty without a checkpoint."""
+
+    state: Any
+    source: str
+    cursor: Mapping[Key, tuple[int, int]]
+
+
+def recover(island: IslandHandle, checkpoints: Checkpoints | None, train: TrainSettings, fresh: Any) -> Recovered:  # noqa: ANN401
+    """Return the best state there is, and say on log and tape which it was."""
+    own = _own(checkpoints, train, fresh)
+    cursor = own.note.progress if own else {}
+    age_tokens = max(0, island.run_tokens - own.note.run_tokens) if own else 0
+    horizon_tokens = train.tokens_per_step / (1.0 - train.beta2)
+    if own is not None and age_tokens <= GOOD_HORIZONS * horizon_tokens:
+        return _from_checkpoint(island, own, age_tokens)
+    borrowed = island.recovered_state(fresh) if island.run_tokens > 0 and not island.done else None
+    if borrowed is not None and (reason := impossible(borrowed.state, train)):
+        log.warning("state.not_borrowed", peer=borrowed.lender, reason=reason)
+        borrowed = None
+    if borrowed is not None:
+        island.note_recovery(
+            "peer",
+            peer=borrowed.lender,
+            steps=borrowed.steps,
+            age_tokens=max(0, island.run_tokens - borrowed.run_tokens),
+            bytes=borrowed.size_bytes,
+            took_s=round(borrowed.took_s, 3),
+        )
+        return Recovered(borrowed.state, "peer", cursor)
+    if own is not None and age_tokens <= USABLE_HORIZONS * horizon_tokens:
+        return _from_checkpoint(island, own, age_tokens)
+    if own is not None:
+        log.warning("checkpoint.too_old", age_tokens=age_tokens, allowed=int(USABLE_HORIZONS * horizon_tokens))
+    island.note_recovery("fresh", bytes=0, age_tokens=0, took_s=0.0)
+    return Recovered(fresh, "fresh", cursor)
+
+
+def impossible(state: Any, train: TrainSettings) -> str:  # noqa: ANN401  (an optax state)
+    """Return why no gradients can have led to this state, or "" when they can."""
+    adam = next(leaf for leaf in jax.tree.leaves(state, is_leaf=_is_adam) if _is_adam(leaf))
+    if int(adam.count) < 0:
+        return f"a step count of {int(adam.count)}"
+    ratio = train.beta1**2 / train.beta2 if train.beta2 else 1.0
+    bound = ROUNDING * (1 - train.beta1) ** 2 / ((1 - train.beta2) * (1 - ratio)) if ratio < 1 else None
+    for name, first in adam.mu.items():
+        size, second = np.abs(np.asarray(first)), np.asarray(adam.nu[name])
+        if bool((second < 0).any()):
+            return f"a negative second moment in {name}"
+        if bound is not None and bool((size > np.sqrt(bound * second) + TINY).any()):
+            return f"a first moment in {name} that its second moment rules out"
+    return ""
+
+
+def _own(checkpoints: Checkpoints | None, train: TrainSettings, fresh: Any) -> Loaded | None:  # noqa: ANN401
+    own = checkpoints.load(fresh) if checkpoints is not None else None
+    if own is not None and (reason := impossible(own.state, train)):
+        log.warning("checkpoint.refused", reason=reason)
+        return None
+    return own
+
+
+def _from_checkpoint(island: IslandHandle, own: Loaded, age_tokens: int) -> Recovered:
+    island.note_recovery(
+        "checkpoint",
+        former=own.note.incarnation,
+        steps=own.note.steps,
+        age_tokens=age_tokens,
+        bytes=own.size_bytes,
+        took_s=round(own.took_s, 3),
+    )
+    return Recovered(own.state, "checkpoint", own.note.progress)
+
+
+def _is_adam(node: Any) -> bool:  # noqa: ANN401
+    return isinstance(node, optax.ScaleByAdamState)

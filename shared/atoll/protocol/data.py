@@ -1,0 +1,279 @@
+"""Which blocks of data who may read: a pure ledger of leases, and the watch that tells when a lease is dead.
+
+An epoch is a keyed permutation of the run's blocks, so the ledger hands out ranges of *positions*, and membership may
+change without reshuffling anything. A range that was granted once stays one *unit* until it is read to its end, because
+the order of reading inside it is a function of the unit: a holder says how far it has come (`read` of `of` windows), and
+whoever is granted the rest goes on at exactly that window.
+
+    untouched ──take──► leased ──read to its end──► finished
+                          │  ▲
+         left, or dead    ▼  └──take, before anything untouched──┐
+                       returned ─────────────────────────────────┘
+
+What holds, whatever happens (tests/property/test_data_ledger.py): units of one epoch are disjoint, and one that is leased
+is granted to nobody else; an epoch is granted whole before the next one begins; finished, leased, returned and untouched
+blocks of an epoch add up to all of them.
+
+A lease is alive while its holder renews it. `LeaseWatch` is one observer's judgement, by its own clock and by what it has
+itself seen of the ledger: renewals that have stood still for `lease_s` are dead. Clocks of two machines are never
+compared, and time in which the observer could not look (a broker that was away) counts at most a little. A holder that
+was frozen or cut off finds its unit gone at its next renewal. What it read in between may be read by two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+EPOCHS_KEPT: Final = 16
+SHARD_LEASES: Final = 10.0
+RENEWALS_PER_LEASE: Final = 3.0
+OLDER: Final = -1
+"""The epoch under which blocks of epochs that are no longer told apart are summed up."""
+
+Key = tuple[int, int, int]
+Progress = Mapping[Key, tuple[int, int]]
+Holder = tuple[str, int]
+
+
+class DataGrant(msgspec.Struct, frozen=True):
+    """A unit: positions `start <= i < stop` of one epoch, held by an incarnation of a learner, or by nobody ("").
+
+    `read` of its `of` windows are read, in an order that follows from (epoch, start, stop); `of` is 0 while nobody has
+    said. `counted` blocks of it are in the ledger's sums already. `renewals` counts the holder's signs of life.
+    """
+
+    epoch: int
+    start: int
+    stop: int
+    learner: str
+    incarnation: int
+    read: int = 0
+    of: int = 0
+    counted: int = 0
+    renewals: int = 0
+
+    @property
+    def key(self) -> Key:
+        """Return what names the unit."""
+        return self.epoch, self.start, self.stop
+
+    @property
+    def holder(self) -> Holder:
+        """Return who has it."""
+        return self.learner, self.incarnation
+
+    @property
+    def blocks(self) -> int:
+        """Return how many blocks it has."""
+        return self.stop - self.start
+
+    @property
+    def blocks_read(self) -> int:
+        """Return how many blocks' worth of it are read; all of them only when every window is."""
+        return max(self.counted, self.read * self.blocks // self.of if self.of else 0)
+
+
+class DataShare(msgspec.Struct, frozen=True):
+    """Blocks of an epoch (`OLDER`: of all that are no longer told apart) that a learner has read."""
+
+    epoch: int
+    learner: str
+    blocks: int
+
+
+class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """Which units are leased, which came back, who has read how much, and where the untouched rest begins.
+
+    `finished` counts what is no longer leased: units read to their end, and the part of a returned unit that was read.
+    """
+
+    blocks: int
+    epoch: int = 0
+    next_position: int = 0
+    grants: tuple[DataGrant, ...] = ()
+    returned: tuple[DataGrant, ...] = ()
+    finished: tuple[DataShare, ...] = ()
+    schema: int = 1
+
+
+class EpochSum(msgspec.Struct, frozen=True):
+    """Blocks of one epoch by what became of them; they add up to the blocks of the run."""
+
+    epoch: int
+    finished: int
+    leased: int
+    returned: int
+    untouched: int
+
+
+def data_lease_s(lease_s: float) -> float:
+    """Return how long a lease on data outlives its last renewal, from the run's `lease_s` for shards.
+
+    Longer, because nothing waits for a dead learner's blocks, and because a learner that is merely cut off reads on.
+    """
+    return SHARD_LEASES * lease_s
+
+
+def take(ledger: DataLedger, learner: str, incarnation: int, blocks: int) -> tuple[DataLedger, DataGrant]:
+    """Return the ledger after granting up to `blocks` positions to a learner, and the grant.
+
+    Returned units go first, so that an epoch is finished before the next begins; a grant never spans two epochs. A unit
+    that somebody has begun is granted whole, since its order hangs on its borders; one that nobody has may be cut.
+    """
+    if ledger.returned:
+        first, *rest = ledger.returned
+        stop = first.stop if first.read or first.counted else min(first.stop, first.start + blocks)
+        grant = msgspec.structs.replace(first, stop=stop, learner=learner, incarnation=incarnation)
+        left = [DataGrant(first.epoch, stop, first.stop, "", 0)] if stop < first.stop else []
+        return msgspec.structs.replace(ledger, returned=(*left, *rest), grants=(*ledger.grants, grant)), grant
+    epoch, start = ledger.epoch, ledger.next_position
+    if start >= ledger.blocks:
+        epoch, start = epoch + 1, 0
+    stop = min(start + blocks, ledger.blocks)
+    grant = DataGrant(epoch, start, stop, learner, incarnation)
+    return msgspec.structs.replace(ledger, epoch=epoch, next_position=stop, grants=(*ledger.grants, grant)), grant
+
+
+def held(ledger: DataLedger, learner: str, incarnation: int) -> tuple[DataGrant, ...]:
+    """Return the units that an incarnation holds."""
+    return tuple(grant for grant in ledger.grants if grant.holder == (learner, incarnation))
+
+
+def renew(ledger: DataLedger, learner: str, incarnation: int, progress: Progress) -> DataLedger:
+    """Return the ledger after a holder's sign of life: how far it has read each unit; what is read whole is struck.
+
+    Units of `progress` that the holder no longer has are passed over: `held` says what is left to it.
+    """
+    kept, finished = [], list(ledger.finished)
+    for grant in ledger.grants:
+        if grant.holder != (learner, incarnation):
+            kept.append(grant)
+            continue
+        now = msgspec.structs.replace(_advanced(grant, progress), renewals=grant.renewals + 1)
+        if now.of and now.read == now.of:
+            finished.append(DataShare(now.epoch, learner, now.blocks - now.counted))
+        else:
+            kept.append(now)
+    return msgspec.structs.replace(ledger, grants=tuple(kept), finished=_summed(finished, ledger.epoch))
+
+
+def give_back(ledger: DataLedger, learner: str, incarnation: int, progress: Progress) -> DataLedger:
+    """Return the ledger after a holder returned its units, each with what is left of it beyond `progress`.
+
+    For a holder that is dead `progress` is empty, and the rest begins where its last renewal said.
+    """
+    ledger = renew(ledger, learner, incarnation, progress)
+    returned, finished = list(ledger.returned), list(ledger.finished)
+    for grant in held(ledger, learner, incarnation):
+        read = grant.blocks_read
+        finished.append(DataShare(grant.epoch, learner, read - grant.counted))
+        returned.append(msgspec.structs.replace(grant, learner="", incarnation=0, counted=read, renewals=0))
+    returned.sort(key=lambda grant: grant.key)
+    kept = tuple(grant for grant in ledger.grants if grant.holder != (learner, incarnation))
+    sums = _summed(finished, ledger.epoch)
+    return msgspec.structs.replace(ledger, grants=kept, returned=tuple(returned), finished=sums)
+
+
+def inherit(ledger: DataLedger, learner: str, incarnation: int, cursor: Progress) -> DataLedger:
+    """Return the ledger after a new life of a learner took over what its former lives still hold.
+
+    A unit of `cursor`, its checkpoint's position in what it held, goes over and is read on from there: what the former
+    life read after that checkpoint may be read again. All other units of former lives return to the pool.
+    """
+    grants = []
+    for grant in ledger.grants:
+        read, of = cursor.get(grant.key, (0, 0))
+        ours = grant.learner == learner and grant.incarnation < incarnation
+        if ours and of and 0 <= read <= of:
+            mark = {"incarnation": incarnation, "read": read, "of": of, "renewals": 0}
+            grants.append(msgspec.structs.replace(grant, **mark))
+        else:
+            grants.append(grant)
+    ledger = msgspec.structs.replace(ledger, grants=tuple(grants))
+    former = {g.incarnation for g in grants if g.learner == learner and g.incarnation < incarnation}
+    return bury(renew(ledger, learner, incarnation, {}), [(learner, number) for number in former])
+
+
+def bury(ledger: DataLedger, holders: Iterable[Holder]) -> DataLedger:
+    """Return the ledger after everything that dead holders held returned to the pool."""
+    for learner, incarnation in sorted(holders):
+        ledger = give_back(ledger, learner, incarnation, {})
+    return ledger
+
+
+def sums_by_epoch(ledger: DataLedger) -> list[EpochSum]:
+    """Return where the blocks of the newest epochs are; what a holder has said it read of a live lease is finished."""
+    sums = []
+    for epoch in range(max(0, ledger.epoch - EPOCHS_KEPT + 1), ledger.epoch + 1):
+        live = [grant for grant in ledger.grants if grant.epoch == epoch]
+        sums.append(
+            EpochSum(
+                epoch,
+                finished=sum(share.blocks for share in ledger.finished if share.epoch == epoch)
+                + sum(grant.blocks_read - grant.counted for grant in live),
+                leased=sum(grant.blocks - grant.blocks_read for grant in live),
+                returned=sum(grant.blocks - grant.counted for grant in ledger.returned if grant.epoch == epoch),
+                untouched=ledger.blocks - ledger.next_position if epoch == ledger.epoch else 0,
+            )
+        )
+    return sums
+
+
+def sums_by_learner(ledger: DataLedger) -> dict[str, int]:
+    """Return the blocks each learner has read, over all epochs and lives."""
+    sums: dict[str, int] = {}
+    for share in ledger.finished:
+        sums[share.learner] = sums.get(share.learner, 0) + share.blocks
+    for grant in ledger.grants:
+        sums[grant.learner] = sums.get(grant.learner, 0) + grant.blocks_read - grant.counted
+    return dict(sorted(sums.items()))
+
+
+class LeaseWatch:
+    """One observer's judgement of who is dead: renewals that stood still for `lease_s` of what it has seen.
+
+    Between two looks at most half a lease counts, so that an observer that could not look (cut off, frozen, or without
+    a broker) gives everybody the chance to renew before it judges.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        """Begin without having seen anything."""
+        self._lease_s = lease_s
+        self._last_s: float | None = None
+        self._signs: dict[Holder, tuple[tuple[Key, int], ...]] = {}
+        self._still_s: dict[Holder, float] = {}
+
+    def dead(self, ledger: DataLedger, now_s: float) -> set[Holder]:
+        """Look at the ledger at `now_s` of the observer's own clock and return the holders whose leases are dead."""
+        passed_s = 0.0 if self._last_s is None else min(now_s - self._last_s, self._lease_s / 2.0)
+        self._last_s = now_s
+        signs = {
+            holder: tuple((grant.key, grant.renewals) for grant in held(ledger, *holder))
+            for holder in {grant.holder for grant in ledger.grants}
+        }
+        self._still_s = {
+            holder: self._still_s.get(holder, 0.0) + passed_s if sign == self._signs.get(holder) else 0.0
+            for holder, sign in signs.items()
+        }
+        self._signs = signs
+        return {holder for holder, still_s in self._still_s.items() if still_s >= self._lease_s}
+
+
+def _advanced(grant: DataGrant, progress: Progress) -> DataGrant:
+    """Return the grant as far as its holder has read it; a mark never goes back, one that cannot be is passed over."""
+    read, of = progress.get(grant.key, (0, 0))
+    if not 0 <= read <= of or of == 0 or (of == grant.of and read < grant.read):
+        return grant
+    return msgspec.structs.replace(grant, read=read, of=of)
+
+
+def _summed(shares: Iterable[DataShare], epoch: int) -> tuple[DataShare, ...]:
+    """Return one share per learner and epoch, epochs of long ago as one."""
+    sums: dict[tuple[int, str], int] = {}
+    for share in shares:
+        name = (share.epoch if share.epoch > epoch - EPOCHS_KEPT else OLDER, share.learner)
+        sums[name] = sums.get(name, 0) + share.blocks
+    return tuple(DataShare(e, learner, blocks) for (e, learner), blocks in sorted(sums.items()) if blocks)

@@ -1,0 +1,286 @@
+"""The ledger of data leases under any interleaving: take, read, renew, leave, die, freeze and wake, restart.
+
+A model reads windows exactly as a learner would and counts them. What it may read twice is written down when it happens
+(`excused`): what a dead life read after its last renewal, and what a frozen one reads of a unit that it has lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from atoll.protocol.data import (
+    EPOCHS_KEPT,
+    OLDER,
+    DataLedger,
+    Holder,
+    Key,
+    LeaseWatch,
+    Progress,
+    bury,
+    give_back,
+    held,
+    inherit,
+    renew,
+    sums_by_epoch,
+    sums_by_learner,
+    take,
+)
+
+BLOCKS = 5
+PER_BLOCK = 2
+STEPS = 30
+NAMES = ("a", "b")
+
+
+@dataclass
+class Life:
+    """A reader: how far it is in each unit that it believes to hold, and the checkpoint it could come back with."""
+
+    name: str
+    incarnation: int
+    read: dict[Key, int] = field(default_factory=dict)
+    checkpoint: dict[Key, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def progress(self) -> Progress:
+        """Return what it tells the ledger."""
+        return {key: (read, windows(key)) for key, read in self.read.items()}
+
+
+def windows(key: Key) -> int:
+    """Return how many windows a unit has."""
+    return (key[2] - key[1]) * PER_BLOCK
+
+
+def window(key: Key, number: int) -> tuple[int, int]:
+    """Return the epoch and the place in it of a window of a unit."""
+    return key[0], key[1] * PER_BLOCK + number
+
+
+class Fleet(RuleBasedStateMachine):
+    """Learners that come and go over one ledger."""
+
+    def __init__(self) -> None:
+        """Begin with a run of a few blocks."""
+        super().__init__()
+        self.ledger = DataLedger(blocks=BLOCKS)
+        self.lives: dict[str, Life] = {}
+        self.numbers: Counter[str] = Counter()
+        self.times: Counter[tuple[int, int]] = Counter()
+        self.excused: set[tuple[int, int]] = set()
+        self.granted: set[tuple[int, int]] = set()
+
+    def life(self, name: str) -> Life:
+        """Return the present life of a learner, a new one without a checkpoint if it has none."""
+        if name not in self.lives:
+            self.numbers[name] += 1
+            self.lives[name] = Life(name, self.numbers[name])
+        return self.lives[name]
+
+    def mark(self, key: Key) -> int:
+        """Return how far the ledger knows a unit to be read."""
+        return next((g.read for g in (*self.ledger.grants, *self.ledger.returned) if g.key == key), windows(key))
+
+    def excuse(self, key: Key, start: int, stop: int) -> None:
+        """Note that these windows may be read by two."""
+        self.excused |= {window(key, number) for number in range(start, stop)}
+
+    @rule(name=st.sampled_from(NAMES), blocks=st.integers(1, 4))
+    def takes(self, name: str, blocks: int) -> None:
+        """A learner leases more; nobody else holds any of it."""
+        life = self.life(name)
+        others = {(g.epoch, i) for g in self.ledger.grants for i in range(g.start, g.stop)}
+        self.ledger, grant = take(self.ledger, name, life.incarnation, blocks)
+        positions = {(grant.epoch, i) for i in range(grant.start, grant.stop)}
+        assert not positions & others
+        self.granted |= positions
+        life.read[grant.key] = grant.read
+
+    @rule(name=st.sampled_from(NAMES), number=st.integers(1, 6))
+    def reads(self, name: str, number: int) -> None:
+        """A learner reads on in what it believes to hold."""
+        life = self.life(name)
+        for key, read in life.read.items():
+            for at in range(read, min(windows(key), read + number)):
+                self.times[window(key, at)] += 1
+                life.read[key] = at + 1
+
+    @rule(name=st.sampled_from(NAMES))
+    def renews(self, name: str) -> None:
+        """A learner gives a sign of life and stops reading what is no longer its own."""
+        life = self.life(name)
+        self.ledger = renew(self.ledger, name, life.incarnation, life.progress)
+        mine = {grant.key for grant in held(self.ledger, name, life.incarnation)}
+        life.read = {key: read for key, read in life.read.items() if key in mine}
+
+    @rule(name=st.sampled_from(NAMES), blocks=st.integers(1, 4), number=st.integers(1, 6))
+    def works(self, name: str, blocks: int, number: int) -> None:
+        """A learner leases, reads some of it and says so: what they do most of the time."""
+        self.takes(name, blocks)
+        self.reads(name, number)
+        self.renews(name)
+
+    @rule(name=st.sampled_from(NAMES))
+    def leaves(self, name: str) -> None:
+        """A learner returns what it has not read; the ledger knows every window that it has."""
+        life = self.life(name)
+        self.ledger = give_back(self.ledger, name, life.incarnation, life.progress)
+        del self.lives[name]
+
+    @rule(name=st.sampled_from(NAMES))
+    def dies(self, name: str) -> None:
+        """A learner is killed, and somebody buries it."""
+        life = self.life(name)
+        for key, read in life.read.items():
+            self.excuse(key, self.mark(key), read)
+        self.ledger = bury(self.ledger, [(name, life.incarnation)])
+        del self.lives[name]
+
+    @rule(name=st.sampled_from(NAMES))
+    def is_buried_alive(self, name: str) -> None:
+        """A learner is frozen for longer than its lease; it will go on reading until it renews."""
+        life = self.life(name)
+        for key in life.read:
+            self.excuse(key, self.mark(key), windows(key))
+        self.ledger = bury(self.ledger, [(name, life.incarnation)])
+
+    @rule(name=st.sampled_from(NAMES))
+    def keeps_a_checkpoint(self, name: str) -> None:
+        """A learner writes down where it is."""
+        life = self.life(name)
+        life.checkpoint = dict(life.progress)
+
+    @rule(name=st.sampled_from(NAMES))
+    def restarts(self, name: str) -> None:
+        """A learner is killed and comes back with its checkpoint before anybody has buried it."""
+        former = self.life(name)
+        for key, read in former.read.items():
+            self.excuse(key, min(self.mark(key), former.checkpoint.get(key, (0, 0))[0]), read)
+        self.numbers[name] += 1
+        life = self.lives[name] = Life(name, self.numbers[name])
+        self.ledger = inherit(self.ledger, name, life.incarnation, former.checkpoint)
+        mine = held(self.ledger, name, life.incarnation)
+        life.read = {grant.key: grant.read for grant in mine}
+
+        assert all(former.checkpoint[grant.key] == (grant.read, grant.of) for grant in mine)
+        assert not held(self.ledger, name, former.incarnation)
+
+    @invariant()
+    def units_are_disjoint(self) -> None:
+        """No position of an epoch is in two units."""
+        units = [(g.epoch, i) for g in (*self.ledger.grants, *self.ledger.returned) for i in range(g.start, g.stop)]
+        assert len(units) == len(set(units))
+
+    @invariant()
+    def an_epoch_is_granted_whole_before_the_next(self) -> None:
+        """So the number of epochs in which two blocks were granted differs by at most one."""
+        due = {(epoch, i) for epoch in range(self.ledger.epoch) for i in range(BLOCKS)}
+        assert due <= self.granted
+        assert {epoch for epoch, _ in self.granted} <= set(range(self.ledger.epoch + 1))
+
+    @invariant()
+    def blocks_add_up(self) -> None:
+        """Every block of a recent epoch is finished, leased, returned or untouched, and nothing is negative."""
+        for sums in sums_by_epoch(self.ledger):
+            parts = (sums.finished, sums.leased, sums.returned, sums.untouched)
+            assert sum(parts) == BLOCKS
+            assert min(parts) >= 0
+
+    @invariant()
+    def nothing_is_read_twice_without_excuse(self) -> None:
+        """Exact while leases live; what may be read twice is known by name."""
+        assert {place for place, times in self.times.items() if times > 1} <= self.excused
+
+    def teardown(self) -> None:
+        """When all have died and one reads what is left, every window of every epoch begun was read, and is counted."""
+        for name in list(self.lives):
+            self.dies(name)
+        while self.ledger.returned or self.ledger.next_position < BLOCKS:
+            self.takes("a", BLOCKS)
+            self.reads("a", BLOCKS * PER_BLOCK)
+            self.renews("a")
+            assert self.ledger.epoch <= sum(self.numbers.values()) * STEPS, "the end does not come"
+        for check in (self.units_are_disjoint, self.blocks_add_up, self.nothing_is_read_twice_without_excuse):
+            check()
+
+        due = {(epoch, i) for epoch in range(self.ledger.epoch + 1) for i in range(BLOCKS * PER_BLOCK)}
+        assert set(self.times) == due
+        epochs = min(EPOCHS_KEPT, self.ledger.epoch + 1)
+        assert [sums.finished for sums in sums_by_epoch(self.ledger)] == [BLOCKS] * epochs
+        assert sum(sums_by_learner(self.ledger).values()) == BLOCKS * (self.ledger.epoch + 1)
+
+
+Fleet.TestCase.settings = settings(
+    max_examples=300, stateful_step_count=STEPS, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+test_any_interleaving = Fleet.TestCase
+
+
+def test_long_runs_keep_a_small_ledger() -> None:
+    """Epochs of long ago are summed up; what a learner has read is never forgotten."""
+    ledger = DataLedger(blocks=4)
+    for _ in range(40):
+        ledger, grant = take(ledger, "a", 1, 4)
+        ledger = renew(ledger, "a", 1, {grant.key: (8, 8)})
+
+    assert len(ledger.finished) == EPOCHS_KEPT + 1
+    assert ledger.finished[0].epoch == OLDER
+    assert sums_by_learner(ledger) == {"a": 160}
+    assert len(msgspec.json.encode(ledger)) < 2000
+
+
+def holding(*renewals: tuple[str, int]) -> DataLedger:
+    """Return a ledger in which learners hold a block each and have renewed so often."""
+    ledger = DataLedger(blocks=10)
+    for name, count in renewals:
+        ledger, _ = take(ledger, name, 1, 1)
+        for _ in range(count):
+            ledger = renew(ledger, name, 1, {})
+    return ledger
+
+
+def test_a_lease_dies_when_its_renewals_stand_still() -> None:
+    """The observer's own clock, and only changes that it has seen; whoever renews lives."""
+    watch = LeaseWatch(lease_s=6.0)
+    seen: list[set[Holder]] = [
+        watch.dead(holding(("a", number), ("b", 0)), 100.0 + 2.0 * number) for number in range(4)
+    ]
+
+    assert seen == [set(), set(), set(), {("b", 1)}]
+
+
+def test_an_observer_that_was_away_judges_nobody_at_once() -> None:
+    """A broker that was away for an hour kills no lease: half a lease at most counts between two looks."""
+    watch = LeaseWatch(lease_s=6.0)
+    ledger = holding(("a", 1))
+
+    assert watch.dead(ledger, 0.0) == set()
+    assert watch.dead(ledger, 3600.0) == set()
+    assert watch.dead(ledger, 3603.0) == {("a", 1)}
+
+
+def test_a_checkpoint_is_no_claim_on_what_another_has_by_now() -> None:
+    """Buried and granted again: the heir keeps it, whatever the cursor of the former holder's new life says."""
+    ledger, unit = take(DataLedger(blocks=4), "a", 1, 4)
+    ledger = bury(renew(ledger, "a", 1, {unit.key: (2, 8)}), [("a", 1)])
+    ledger, granted = take(ledger, "b", 5, 4)
+    ledger = inherit(ledger, "a", 2, {unit.key: (1, 8)})
+
+    assert held(ledger, "a", 2) == ()
+    assert held(ledger, "b", 5) == (granted,)
+
+
+def test_a_mark_never_goes_back_and_never_leaves_its_unit() -> None:
+    """A renewal that says less than an earlier one, or what cannot be, changes nothing but the sign of life."""
+    ledger, unit = take(DataLedger(blocks=4), "a", 1, 4)
+    ledger = renew(ledger, "a", 1, {unit.key: (5, 8)})
+    for read, of in ((3, 8), (9, 8), (-1, 8), (0, 0)):
+        ledger = renew(ledger, "a", 1, {unit.key: (read, of)})
+
+    assert [(grant.read, grant.of, grant.renewals) for grant in held(ledger, "a", 1)] == [(5, 8, 5)]
