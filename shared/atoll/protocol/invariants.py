@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 
 from atoll.errors import AtollError
 from atoll.protocol.books import Books, thawed
-from atoll.protocol.events import Acknowledge, Action, Commit, Fetch, Fold, PushKey
+from atoll.protocol.events import Acknowledge, Action, Commit, Dismiss, Fetch, Fold, PushKey
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import Phase
@@ -118,6 +118,11 @@ class Durable:
             merged = acknowledge.fate in ("merged", "merged_late")
             require(merged == (acknowledge.key in self.merged), "merged means visible", acknowledge)
             self.fates[acknowledge.key] = acknowledge.fate
+
+    def see_dismissed(self, dismiss: Dismiss) -> None:
+        """Check a farewell that the queue has let go of: nobody will hear it again."""
+        report = self.books[dismiss.fragment].reports.get(f"{dismiss.learner}/{dismiss.incarnation}")
+        require(report is not None and report.left, "a farewell that is dismissed is in the books", dismiss)
 
 
 def check_shard(shard: Shard) -> None:
