@@ -237,8 +237,10 @@ class Shard:
         kind, _, number = event.name.partition("/")
         slot = self.slots[int(number)]
         if kind == "due":
-            early = slot.round.phase is Phase.RESTING and slot.due_s is not None and event.at_s < slot.due_s
-            return [] if early else self._call(slot, event.at_s, event.cause_id or event.name)
+            if slot.round.phase is Phase.RESTING and slot.due_s is not None and event.at_s < slot.due_s:
+                # Timers may fire a tick of their clock early; one that is not armed again would be the fragment's last.
+                return [ArmTimer(name=event.name, due_s=slot.due_s, cause_id=event.cause_id)]
+            return self._call(slot, event.at_s, event.cause_id or event.name)
         return self._advance(slot, event.at_s, event.cause_id or event.name)
 
     @_handle.register

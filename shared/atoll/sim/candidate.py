@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.sim.line import Exited, Line
+from atoll.sim.line import Line
 from atoll.sim.owner import Ended, Owner
 from atoll.sim.process import Process, Work
 
@@ -27,10 +27,7 @@ class Candidate:
     def live(self) -> Work:
         """Serve until a candidacy ends in any other way than by being deposed."""
         while True:
-            try:
-                ended: Ended = yield from self.owner.serve()
-            except Exited:
-                break
+            ended: Ended = yield from self.owner.serve()
             if not ended.deposed or self.draining:
                 break
             self.owner = Owner(self.world, self.process, self.shard, self.line)

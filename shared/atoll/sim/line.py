@@ -26,10 +26,6 @@ class Conflict(Exception):
     """Somebody else wrote first: this candidate is not the owner."""
 
 
-class Exited(Exception):
-    """The process leaves with an error, for whoever watches it to start it again."""
-
-
 class Ask:
     """One request, sent once: a wish for its answer."""
 

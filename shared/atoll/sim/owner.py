@@ -38,7 +38,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.shard import Shard
-from atoll.sim.broker import Gone, NoReader
+from atoll.sim.broker import Gone
 from atoll.sim.lease import LeaseKeeper
 from atoll.sim.line import Conflict, Line, Unavailable, patiently
 from atoll.sim.process import Mailbox, Process, Scope, Work
@@ -172,7 +172,7 @@ class Owner:
                     proven = yield from reader.is_drained()
                     self._on_fact(QueueDrained(at_s=self.process.clock.now_s, proven=proven))
                     continue
-            except (NoReader, Unavailable):
+            except Unavailable:
                 yield from reader.pause()
                 continue
             self._on_delivery(delivery)

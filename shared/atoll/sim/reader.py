@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.sim.broker import Message, NoReader, ReaderConflict
-from atoll.sim.line import Exited, Line, Unavailable
+from atoll.sim.line import Conflict, Line, Unavailable
 from atoll.sim.process import Mailbox, Work
 
 POLL_S = 1.0
@@ -52,10 +52,10 @@ class Reader:
         try:
             yield from self._line.ask(broker.create_reader, self._queue, self._name)
         except ReaderConflict as conflict:
-            raise Exited("another reader was faster") from conflict
+            raise Conflict("another reader was faster") from conflict
 
     def next(self) -> Work:
-        """Return the next delivery, or None when none came for a while; raise `NoReader` when ours was removed."""
+        """Return the next delivery, or None when none came for a while, as it is for a reader that was removed."""
         line = self._line
         if not self._inbox.items:
             line.network.up(
@@ -63,18 +63,19 @@ class Reader:
             )
         item = yield from self._inbox.get(POLL_S + PULL_GRACE_S)
         if isinstance(item, NoReader):
-            raise item
+            yield POLL_S
+            return None
         if item is None:
             return None
         self._held.add(item.sequence)
         return Delivery(self, item)
 
     def is_drained(self) -> Work:
-        """Return whether the broker says that nothing is queued and nothing unsettled; False when it says nothing."""
+        """Return whether the broker says that nothing is queued and nothing unsettled; raise `Conflict` when we are out."""
         try:
             return (yield from self._line.ask(self._line.broker.is_drained, self._queue, self._name))
-        except NoReader:
-            return False
+        except NoReader as gone:
+            raise Conflict("our reader was removed") from gone
 
     def settle(self, delivery: Delivery, fate: object) -> Work:
         """Acknowledge and wait for the broker's word."""

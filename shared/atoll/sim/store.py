@@ -112,7 +112,7 @@ class Store:
         try:
             revision = yield from self._write(head, held.revision)
         except Conflict:
-            yield from self._purge(frame, state, books)
+            yield from self._disown(p, (frame, state, books))
             raise
         self.holdings[p] = Holding(head, revision, before=held.head.frame)
         self.books[p] = thawed(command.books)
@@ -162,6 +162,16 @@ class Store:
             except (Unavailable, Full):
                 self._litter += stems[done:]
                 return
+
+    def _disown(self, fragment: int, stems: tuple[str, ...]) -> Work:
+        """Remove what a refused commit had stored, unless a head names it: one of ours, fenced by whoever came later."""
+        try:
+            record: Record = yield from self._line.ask(self._line.broker.get, head_name(fragment))
+        except Unavailable:
+            return
+        head: Head = record.value
+        if not {*head.names, head.previous} & set(stems):
+            yield from self._purge(*stems)
 
     def _fence(self, fragment: int) -> Work:
         """Write the head again with our epoch; return it with its revision."""
