@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from atoll.sim.world import World
 
 TOKENS = 10
+FLAWS = ("not_finite", "outlier", "foreign")
 RESYNC_S = 4.0
 PUSH_PATIENCE_S = 10.0
 ENCODE_S = 0.01
@@ -77,6 +78,7 @@ class Learner:
         self.incarnation = 0
         self.machine: Island | None = None
         self.drain_wanted = False
+        self.run_tokens = 0
         self.left = False
         self.state = "joining"
         self._ready: dict[int, int] = {}
@@ -195,6 +197,7 @@ class Learner:
             pushed=machine.pushed,
             superseded=machine.superseded,
             refused_local=machine.refused_local,
+            run_tokens=max(self.run_tokens, machine.tokens),
         )
 
     def _resync(self) -> Work:
@@ -215,6 +218,7 @@ class Learner:
                 self._on_head(record.value)
 
     def _on_call(self, call: PublishCall) -> None:
+        self.run_tokens = max(self.run_tokens, call.run_tokens)
         if call.fragment not in self._adopting:
             now_s = self.process.clock.now_s
             self._on_fact(CallHeard(at_s=now_s, fragment=call.fragment, version=call.version, attempt=call.attempt))
@@ -223,7 +227,12 @@ class Learner:
         self._on_fact(HeadHeard(at_s=self.process.clock.now_s, fragment=head.fragment, version=head.version))
 
     def _on_verdict(self, verdict: Acknowledge) -> None:
-        if verdict.key.incarnation == self.incarnation:
+        if verdict.key.incarnation == self.incarnation and self.machine is not None and not self.machine.left:
+            if verdict.reason == "quarantined":
+                self.world.tally["learners quarantined"] += 1
+                self.world.note(self.process.name, "is in quarantine and leaves with an error")
+                self.process.crash()
+                return
             now_s, key = self.process.clock.now_s, verdict.key
             self._on_fact(PushRefused(at_s=now_s, fragment=key.fragment, push=key.push, reason=verdict.reason))
 
@@ -279,7 +288,7 @@ class Learner:
             trained_tokens=action.trained_tokens,
             final=action.final,
             stem=stem,
-            spoiled=self.world.happens(self.world.faults.spoiled),
+            flaw=self.world.dice.choice(FLAWS) if self.world.happens(self.world.faults.spoiled) else "",
         )
         queue = queue_name(self.world.settings.shard_of(action.fragment))
         subject = f"{self.name}/{action.fragment}"

@@ -27,6 +27,7 @@ from atoll.protocol.events import (
     Fetch,
     Finish,
     Fold,
+    Isolate,
     Keep,
     LearnerBeat,
     LearnerLeft,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 HOLD_S = 3.0
 DECODE_S = 0.002
 IDLE_S = 0.05
+NORM = {"": 1.0, "outlier": 1e3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,8 @@ class Owner:
             self._enqueue(action.key.fragment, action)
         elif isinstance(action, Commit | Keep | Dismiss):
             self._enqueue(action.fragment, action)
+        elif isinstance(action, Isolate):
+            self.world.tally["quarantines"] += 1
         elif isinstance(action, Finish):
             self.process.spawn(self._finish(action.reason), self.scope)
         elif isinstance(action, StandDown):
@@ -250,11 +254,11 @@ class Owner:
         except Gone:
             reason = "chunks_gone"
         now_s = self.process.clock.now_s
-        reason = reason or ("not_finite" if body.spoiled else "")
+        reason = reason or ("" if body.flaw == "outlier" else body.flaw)
         if reason:
             self._on_fact(ContributionSpoiled(at_s=now_s, key=action.key, reason=reason, cause_id=action.cause_id))
         else:
-            self._on_fact(ContributionReady(at_s=now_s, key=action.key, cause_id=action.cause_id))
+            self._on_fact(ContributionReady(at_s=now_s, key=action.key, norm=NORM[body.flaw], cause_id=action.cause_id))
 
     def _work(self, fragment: int) -> Work:
         """Execute one fragment's commands in order, until a write of ours is refused."""
@@ -331,6 +335,7 @@ def _at(beat: LearnerBeat, at_s: float) -> LearnerBeat:
         pushed=beat.pushed,
         superseded=beat.superseded,
         refused_local=beat.refused_local,
+        run_tokens=beat.run_tokens,
     )
 
 

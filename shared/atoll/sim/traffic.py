@@ -9,7 +9,7 @@ from atoll.protocol.events import LearnerBeat, PushKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """A manifest: what a push says of itself, and the stem of its chunks; `spoiled`: a shard will find it unusable."""
+    """A manifest: what a push says of itself, and the stem of its chunks; `flaw`: what a shard will find in them."""
 
     key: PushKey
     base_version: int
@@ -18,7 +18,7 @@ class Contribution:
     trained_tokens: int
     final: bool
     stem: str
-    spoiled: bool
+    flaw: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
