@@ -129,17 +129,22 @@ class Shard:
 
     def live(self, at_s: float) -> set[str]:
         """Return the learners whose newest incarnation trains and reported within the silence bound."""
-        training = {name: view for name, view in self.learners.items() if view.training and self._heard(view, at_s)}
-        return {name for name, view in training.items() if not self.isolated(name, view.incarnation)}
+        return {name for name in self._training(at_s) if not self.isolated(name, self.learners[name].incarnation)}
 
     def present(self, at_s: float) -> set[str]:
         """Return the learners that may still push: those that train, join or drain, and are not silent."""
         return {name for name, view in self.learners.items() if view.present and self._heard(view, at_s)}
 
     def step_s(self, at_s: float) -> float | None:
-        """Return xi_step: the median of the live learners' averaged step times, or None when nobody has stepped."""
-        live = self.live(at_s)
+        """Return xi_step: the median of the live learners' averaged step times, or None when nobody has stepped.
+
+        When all who train are in quarantine it is theirs: somebody must be called, to answer and be told once more.
+        """
+        live = self.live(at_s) or self._training(at_s)
         return median(v.step.value for n, v in self.learners.items() if n in live and v.step.value is not None)
+
+    def _training(self, at_s: float) -> set[str]:
+        return {name for name, view in self.learners.items() if view.training and self._heard(view, at_s)}
 
     def offences(self, learner: str, incarnation: int) -> int:
         """Return how often an incarnation sent this shard what no healthy learner sends."""
