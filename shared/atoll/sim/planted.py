@@ -150,14 +150,6 @@ def overwrite(self: Line, name: str, value: object, expected: int) -> Work:
     return (yield from PUT(self, name, value, expected))
 
 
-def unheard_is_refused(self: Line, name: str, value: object, expected: int) -> Work:
-    """A compare-and-set whose answer was lost is taken for refused: nobody reads back."""
-    try:
-        return (yield from PUT(self, name, value, expected))
-    finally:
-        self._nonces += 1
-
-
 def head_first(self: Store, command: Commit, folded: frozenset[Any]) -> Work:
     """The head becomes visible before the chunks it names are durable."""
     held = self.holdings[command.fragment]
@@ -213,13 +205,6 @@ def acknowledge_apart(self: Owner, fragment: int, action: Action) -> None:
         return
     self._waiting += 1
     self._lanes[fragment].put(action)
-
-
-def retry_as_new(self: Learner, action: Any) -> Work:  # noqa: ANN401  (the command of a push)
-    """A manifest that is sent again carries a new message id: the queue holds it twice, and the books know of one."""
-    yield from SEND(self, action)
-    if self.world.happens(0.1):
-        yield from SEND(self, replace(action, push=action.push + 1000))
 
 
 def leave_early(self: Learner) -> Work:
