@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Protocol
 
 from atoll.sim.network import Network, Refused
@@ -140,10 +141,15 @@ class Broker:
         return self.blobs[stem]
 
     def purge(self, stem: str) -> None:
-        """Delete a blob; a full disk refuses that too."""
+        """Delete a blob, or every blob that a pattern matches; a full disk refuses that too."""
         self._make_room()
-        if self.blobs.pop(stem, None) is not None:
-            self._witness.see_purged(stem)
+        doomed = [stem] if stem in self.blobs else []
+        if "*" in stem:
+            doomed = [each for each in self.blobs if fnmatchcase(each, stem)]
+            self._tally["blobs swept"] += len(doomed)
+        for each in doomed:
+            del self.blobs[each]
+            self._witness.see_purged(each)
 
     # --- work queues -------------------------------------------------------------------------------------------------
 
@@ -190,7 +196,9 @@ class Broker:
             raise ReaderConflict
         place.reader = reader
 
-    def pull(self, queue: str, reader: str, process: Process, expires_s: float, deliver: Callable[[object], None]) -> None:
+    def pull(
+        self, queue: str, reader: str, process: Process, expires_s: float, deliver: Callable[[object], None]
+    ) -> None:
         """Deliver the next message as soon as there is one, unless that takes too long. A whisper, not a request."""
         place = self.queues[queue]
         if place.reader != reader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.sim.line import Line
-from atoll.sim.owner import Ended, Owner
+from atoll.sim.owner import HANDED_OVER, Ended, Owner
 from atoll.sim.process import Process, Work
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ class Candidate:
         self.draining = False
 
     def live(self) -> Work:
-        """Serve until a candidacy ends in any other way than by being deposed."""
+        """Serve until a candidacy ends in any other way than by being deposed or giving the shard away."""
         while True:
             ended: Ended = yield from self.owner.serve()
-            if not ended.deposed or self.draining:
+            if self.draining or not (ended.deposed or ended.reason == HANDED_OVER):
                 break
             self.owner = Owner(self.world, self.process, self.shard, self.line)
         self.world.note(self.process.name, "leaves")
@@ -38,6 +38,10 @@ class Candidate:
         """Leave when there is nothing left to do."""
         self.draining = True
         self.owner.order_drain()
+
+    def give(self, to: str) -> None:
+        """Give the shard to another process, if it is ours, and be a candidate again."""
+        self.process.spawn(self.owner.hand_over(to, self.world.settings.lease_s), self.owner.scope)
 
     def retire(self, grace_s: float) -> None:
         """Leave within `grace_s`, whatever is still to be done."""

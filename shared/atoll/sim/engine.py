@@ -24,7 +24,7 @@ class Engine:
     def after(self, wait_s: float, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401  (passed on)
         """Make `call(*arguments)` when `wait_s` (at least 0) have passed."""
         self._order += 1
-        heappush(self._due, (self.now_s + (wait_s if wait_s > 0.0 else 0.0), self._order, call, arguments))
+        heappush(self._due, (self.now_s + max(0.0, wait_s), self._order, call, arguments))
 
     def run(self, until_s: float, done: Callable[[], bool] | None = None) -> bool:
         """Make what is due until `until_s`, or until `done` says so after some call; return what `done` said last."""

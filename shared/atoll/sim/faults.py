@@ -34,6 +34,7 @@ class Faults:
         drains_per_min: learners that are asked to leave.
         replacements_per_min: learners whose id is claimed by a new process while the old one is frozen.
         retirements_per_min: candidates that are told to leave and give their shard back.
+        handovers_per_min: owners that give their shard to another candidate.
         spoiled: share of contributions that the shard finds unusable.
         not_finite: share of pushes that their learner refuses itself.
     """
@@ -57,6 +58,7 @@ class Faults:
     drains_per_min: float = 0.0
     replacements_per_min: float = 0.0
     retirements_per_min: float = 0.0
+    handovers_per_min: float = 0.0
     spoiled: float = 0.0
     not_finite: float = 0.0
 
@@ -81,6 +83,7 @@ CHOICES: dict[str, tuple[float, ...]] = {
     "drains_per_min": (2.0, 6.0),
     "replacements_per_min": (3.0, 8.0),
     "retirements_per_min": (2.0, 6.0),
+    "handovers_per_min": (3.0, 10.0),
     "spoiled": (0.05, 0.3),
     "not_finite": (0.05, 0.2),
 }

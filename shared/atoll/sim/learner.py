@@ -91,10 +91,10 @@ class Learner:
         yield from patiently(self._claim)
         names = tuple(head_name(p) for p in range(self.world.settings.fragments))
         versions: dict[int, int] = {}
-        heads: list[Record] = yield from patiently(lambda: self.line.ask(self.line.broker.get_all, names))
+        heads: list[Record] = yield from patiently(self.line.ask, self.line.broker.get_all, names)
         for record in heads:
             head: Head = record.value
-            versions[head.fragment] = yield from patiently(lambda head=head: self._frame(head))
+            versions[head.fragment] = yield from patiently(self._frame, head)
         self.machine = Island(self.world.settings, versions)
         self.world.joined(self)
         broker = self.line.broker
@@ -158,20 +158,16 @@ class Learner:
         self.state = "left"
         farewell = Farewell(learner=self.name, incarnation=self.incarnation, beat=self._beat())
         for shard in range(self.world.settings.shards):
-            publish = self.line.broker.publish
             message_id = f"bye-{self.name}-{self.incarnation}-{shard}"
-            yield from patiently(
-                lambda shard=shard, message_id=message_id: self.line.ask(
-                    publish, queue_name(shard), f"bye/{self.name}", farewell, message_id
-                )
-            )
+            message = (queue_name(shard), f"bye/{self.name}", farewell, message_id)
+            yield from patiently(self.line.ask, self.line.broker.publish, *message)
         self.left = True
         self.world.left(self)
-        record: Record = yield from patiently(lambda: self.line.ask(self.line.broker.get, member_name(self.name)))
+        record: Record = yield from patiently(self.line.ask, self.line.broker.get, member_name(self.name))
         if record.value.incarnation == self.incarnation:
             gone = Member(self.incarnation, left=True)
             try:
-                yield from patiently(lambda: self.line.put_record(member_name(self.name), gone, record.revision))
+                yield from patiently(self.line.put_record, member_name(self.name), gone, record.revision)
             except Conflict:
                 self.world.tally["ids taken over"] += 1
         self.process.crash()
@@ -292,7 +288,7 @@ class Learner:
         )
         queue = queue_name(self.world.settings.shard_of(action.fragment))
         subject = f"{self.name}/{action.fragment}"
-        yield from patiently(lambda: self.line.ask(broker.publish, queue, subject, body, stem))
+        yield from patiently(self.line.ask, broker.publish, queue, subject, body, stem)
 
     def _patiently_until(self, deadline_s: float, stem: str) -> Work:
         pause_s = RETRY_S

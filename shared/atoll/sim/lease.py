@@ -18,13 +18,14 @@ from atoll.sim.process import Work
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease record; `ledger` is JSON."""
+    """The lease record; `ledger` is JSON, `to` the process that a released lease is meant for."""
 
     epoch: int
     holder: str
     ledger: bytes = b""
     released: bool = False
     closed: bool = False
+    to: str = ""
 
 
 def lease_name(shard: int) -> str:
@@ -71,9 +72,9 @@ class LeaseKeeper:
             yield self.machine.poll_s
             yield from self._look(ledger)
 
-    def release(self, ledger: Ledger, *, closed: bool) -> Work:
-        """Give the shard back with its final ledger; a lease that is not ours any more is left alone."""
-        final = replace(self._lease(msgspec.json.encode(ledger)), released=True, closed=closed)
+    def release(self, ledger: Ledger, *, closed: bool, to: str) -> Work:
+        """Give the shard back with its final ledger, to a process if one is named; one that is not ours is left alone."""
+        final = replace(self._lease(msgspec.json.encode(ledger)), released=True, closed=closed, to=to)
         while True:
             record: Record = yield from self._line.ask(self._line.broker.get, self._name)
             if record.value is None or record.value.holder != self._holder:
@@ -95,7 +96,7 @@ class LeaseKeeper:
                 at_s=self._line.process.clock.now_s,
                 revision=record.revision,
                 epoch=0 if lease is None else lease.epoch,
-                released=lease is not None and lease.released,
+                released=lease is not None and lease.released and lease.to in ("", self._line.process.name),
                 ours=lease is not None and lease.holder == self._holder,
             )
             for action in self.machine.handle(seen):

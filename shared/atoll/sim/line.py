@@ -91,12 +91,12 @@ class Line:
         self.network.up(self.process, self.broker.tell, subject, body)
 
 
-def patiently(attempt: Callable[[], Work]) -> Generator[float | Wish, Any, Any]:
-    """Return what `attempt` returns; while the broker is away or full, wait and try again."""
+def patiently(attempt: Callable[..., Work], *arguments: Any) -> Generator[float | Wish, Any, Any]:  # noqa: ANN401
+    """Return what `attempt(*arguments)` returns; while the broker is away or full, wait and try again."""
     pause_s = RETRY_S
     while True:
         try:
-            return (yield from attempt())
+            return (yield from attempt(*arguments))
         except (Unavailable, Full):
             yield pause_s
             pause_s = min(2.0 * pause_s, RETRY_S_MAX)

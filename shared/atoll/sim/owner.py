@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 HOLD_S = 3.0
 DECODE_S = 0.002
 IDLE_S = 0.05
+HANDED_OVER = "handed over"
 NORM = {"": 1.0, "outlier": 1e3}
 
 
@@ -83,7 +84,7 @@ class Owner:
         self.draining = False
         self.finished = False
         self.reader: Reader | None = None
-        self.commits = 0
+        self._heir = ""
         self._deliveries: dict[PushKey, Delivery] = {}
         self._farewells: dict[tuple[str, int], Delivery] = {}
         self._lanes: dict[int, Mailbox] = {}
@@ -108,7 +109,7 @@ class Owner:
         self.scope.stop()
         if not ended.deposed and self.machine is not None:
             ledger = self.store.ledger(self.machine.ledger)
-            yield from patiently(lambda: self.lease.release(ledger, closed=self.finished))
+            yield from patiently(lambda: self.lease.release(ledger, closed=self.finished, to=self._heir))
         if self.reader is not None:
             self.reader.close()
         self.line.broker.hush(self._on_beat)
@@ -118,7 +119,7 @@ class Owner:
     def _take_over(self, former: Ledger | None) -> Work:
         """Fence and load the fragments, begin to read the queue, and go on where the former owner was."""
         epoch = self.lease.epoch
-        yield from patiently(lambda: self.store.open(epoch))
+        yield from patiently(self.store.open, epoch)
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
         self.machine = Shard(self.world.settings, self.shard, versions, books=self.store.books, ledger=former)
         self.watch = invariants.ShardWatch(self.world.promises.durable)
@@ -159,6 +160,16 @@ class Owner:
     def leave(self) -> None:
         """Stop serving now; what is queued stays queued for the next owner."""
         self.ended.put(Ended("left"))
+
+    def hand_over(self, to: str, within_s: float) -> Work:
+        """Make durable what is decided, decide nothing more, and release the shard to the process `to`."""
+        if self.reader is None or self._heir or not self.scope.live:
+            return
+        self._heir = to
+        until_s = self.process.clock.now_s + within_s
+        while self._waiting and self.process.clock.now_s < until_s:
+            yield IDLE_S
+        self.ended.put(Ended(HANDED_OVER))
 
     # --- facts --------------------------------------------------------------------------------------------------------
 
@@ -202,7 +213,7 @@ class Owner:
 
     def _on_fact(self, fact: Event) -> None:
         machine = self.machine
-        if machine is None or not self.scope.live or not self.process.alive:
+        if machine is None or not self.scope.live or not self.process.alive or self._heir:
             return
         actions = machine.handle(fact)
         self.world.note(self.process.name, fact, actions)
@@ -217,6 +228,7 @@ class Owner:
         if isinstance(action, ArmTimer):
             self._arm(action)
         elif isinstance(action, PublishCall):
+            self.world.tally["quorum waits"] += action.attempt > 1
             self.line.tell("call", action)
         elif isinstance(action, Fetch):
             self.process.spawn(self._fetch(action), self.scope)
@@ -248,7 +260,7 @@ class Owner:
         body: Contribution = self._deliveries[action.key].body
         reason = ""
         try:
-            yield from patiently(lambda: self.line.ask(self.line.broker.get_blob, body.stem))
+            yield from patiently(self.line.ask, self.line.broker.get_blob, body.stem)
             yield DECODE_S
             self._ready.add(action.key)
         except Gone:
@@ -282,16 +294,15 @@ class Owner:
         elif isinstance(action, Dismiss):
             farewell = self._farewells.pop((action.learner, action.incarnation), None)
             if farewell is not None:
-                yield from patiently(lambda: farewell.ack(action))
+                yield from patiently(farewell.ack, action)
         elif isinstance(action, Keep):
-            yield from patiently(lambda: self.store.keep(action.fragment, action.books))
+            yield from patiently(self.store.keep, action.fragment, action.books)
         elif isinstance(action, Commit):
             yield from self._commit(action)
 
     def _commit(self, command: Commit) -> Work:
         folded = frozenset(self._folds.pop(command.fragment, ()))
-        yield from patiently(lambda: self.store.commit(command, folded))
-        self.commits += 1
+        yield from patiently(self.store.commit, command, folded)
         now_s, version = self.process.clock.now_s, command.base_version + 1
         self._on_fact(Committed(at_s=now_s, fragment=command.fragment, version=version, cause_id=command.cause_id))
 
@@ -303,8 +314,8 @@ class Owner:
         self._ready.discard(action.key)
         if action.fate == "refused":
             self.line.tell(f"verdict/{action.key.learner}", action)
-        yield from patiently(lambda: self.line.ask(self.line.broker.purge, delivery.body.stem))
-        yield from patiently(lambda: delivery.ack(action))
+        yield from patiently(self.line.ask, self.line.broker.purge, delivery.body.stem)
+        yield from patiently(delivery.ack, action)
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
@@ -337,5 +348,3 @@ def _at(beat: LearnerBeat, at_s: float) -> LearnerBeat:
         refused_local=beat.refused_local,
         run_tokens=beat.run_tokens,
     )
-
-

@@ -1,14 +1,15 @@
 """Planted bugs: named patches of the machines and of the drivers' order of effects, each of which must be caught.
 
-A simulation that finds nothing proves nothing until it is shown what it would find. Some of these were real: those are
-marked, and each stands for a fault that once was in the code (docs/lab/LOG.md).
+A simulation that finds nothing proves nothing until it is shown what it would find.
+Some of these were real: those say so, and each stands for a fault that once was in the code (docs/lab/LOG.md).
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -19,8 +20,6 @@ from atoll.protocol.events import (
     Action,
     ArmTimer,
     Commit,
-    CommitRefused,
-    Committed,
     ContributionReady,
     Event,
     Keep,
@@ -31,12 +30,13 @@ from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.shard import FragmentSlot, Shard
 from atoll.protocol.tenure import LeaseSeen, Tenure
-from atoll.sim.broker import Broker, Full, NoReader, Record
+from atoll.sim.broker import NoReader, Record
 from atoll.sim.learner import Learner
-from atoll.sim.line import Conflict, Line, Unavailable
+from atoll.sim.line import Line
 from atoll.sim.owner import Owner
 from atoll.sim.process import Work
-from atoll.sim.reader import POLL_S, Delivery, Reader
+from atoll.sim.reader import Reader
+from atoll.sim.schedule import play
 from atoll.sim.store import Frame, Head, Holding, Store, head_name
 
 HANDLE, FOLD_ALL, FOLD = Shard.handle, Shard._fold, FragmentRound.fold  # noqa: SLF001  (patches know what they patch)
@@ -87,7 +87,7 @@ def dismiss_unkept(self: Shard, event: Event) -> list[Action]:
 
 
 def books_of_later(self: Shard, event: Event) -> list[Action]:
-    """Books are kept as they stand when all that a fact led to is decided, with commits that may never happen. (Real.)"""
+    """Books are kept as they stand when all that a fact led to is decided, even commits that never happen. It was real."""
     return [
         replace(each, books=self.slots[each.fragment].books.frozen(self.ledger)) if isinstance(each, Keep) else each
         for each in HANDLE(self, event)
@@ -106,7 +106,7 @@ def reports_forgotten(self: Books, ledger: Ledger) -> bytes:
 
 
 def early_timer_lost(self: Shard, event: Event) -> list[Action]:
-    """A due timer that fires a tick early is not armed again: the fragment rests for ever. (Real.)"""
+    """A due timer that fires a tick early is not armed again: the fragment rests for ever. It was real."""
     actions = HANDLE(self, event)
     if isinstance(event, TimerFired) and event.name.startswith("due/") and len(actions) == 1:
         return [each for each in actions if not (isinstance(each, ArmTimer) and each.name == event.name)]
@@ -155,7 +155,7 @@ def head_first(self: Store, command: Commit, folded: frozenset[Any]) -> Work:
     held = self.holdings[command.fragment]
     p, version = command.fragment, command.base_version + 1
     nonce = self._nonce(command.books)
-    stems = (f"gl/{p}/{version}/{nonce}", f"st/{p}/{version}/{nonce}", f"bk/{p}/{nonce}")
+    stems = (f"gl/{p}/{version}/{nonce}", f"st/{p}/{version}/{nonce}", f"bk/{p}/-/{nonce}")
     head = replace(held.head, version=version, frame=stems[0], state=stems[1], books=stems[2], included=command.shares)
     revision = yield from self._write(head, held.revision)
     frame = Frame(held.head.frame, folded)
@@ -172,20 +172,20 @@ def purge_first(self: Store, command: Commit, folded: frozenset[Any]) -> Work:
 
 
 def purge_when_refused(self: Store, fragment: int, stems: tuple[str, ...]) -> Work:
-    """A commit that was refused deletes its chunks, although a fence may stand on them. (Real.)"""
+    """A commit that was refused deletes its chunks, although a fence may stand on them. It was real."""
     del fragment
     yield from self._purge(*stems)
 
 
 def repeat_commit(self: Store, *superseded: str) -> Work:
-    """Purging is part of the commit: when it fails, the commit is done again. (Real.)"""
+    """Purging is part of the commit: when it fails, the commit is done again. It was real."""
     for stem in superseded:
         if stem:
             yield from self._line.ask(self._line.broker.purge, stem)
 
 
 def removed_reader_waits(self: Reader) -> Work:
-    """An owner whose reader was removed goes on owning, without ever reading again. (Real.)"""
+    """An owner whose reader was removed goes on owning, without ever reading again. It was real."""
     try:
         return (yield from self._line.ask(self._line.broker.is_drained, self._queue, self._name))
     except NoReader:
@@ -261,3 +261,25 @@ def planted(bug: str) -> Iterator[None]:
     finally:
         for target, name, original in originals:
             setattr(target, name, original)
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """How many schedules, and seconds, it took until `bug` broke a promise; `violation` is empty when it never did."""
+
+    bug: str
+    schedules: int
+    took_s: float
+    kind: str
+    violation: str
+
+
+def hunt(bug: str, first: int, schedules_max: int) -> Caught:
+    """Play schedules from seed `first` with `bug` planted, until one fails."""
+    began_s = time.monotonic()
+    with planted(bug):
+        for played in range(schedules_max):
+            outcome = play(first + played)
+            if outcome.violation:
+                return Caught(bug, played + 1, time.monotonic() - began_s, outcome.kind, outcome.violation)
+    return Caught(bug, schedules_max, time.monotonic() - began_s, "", "")

@@ -118,5 +118,7 @@ class Promises:
             if left:
                 theirs = (island.tokens, island.pushed, island.superseded, island.refused_local)
                 ours = (account.trained, account.pushed, account.superseded, account.refused_local)
-                require(account.left and ours == theirs, "books hold what a learner said when it left", (key, ours, theirs))
+                require(
+                    account.left and ours == theirs, "books hold what a learner said when it left", (key, ours, theirs)
+                )
             require(account.trained <= island.tokens, "nothing is counted that was not trained", (key, account))

@@ -98,5 +98,3 @@ class Reader:
         line = self._line
         for sequence in sorted(self._held):
             line.network.up(line.process, line.broker.give_back, self._queue, self._name, sequence)
-
-

@@ -1,8 +1,9 @@
 """The shard's store as the service has it, step for step: fence and load, commit, keep, purge.
 
 The order of effects is `atoll_synchronizer.store`'s: chunks of frame, state and books (in any order among themselves),
-the head by compare-and-set, then the purge of what was superseded. A frame holds no numbers here but its descent: what
-it was made from and which contributions were folded into it, so that a head can be asked whether it tells the truth.
+the head by compare-and-set, then the purge of what was superseded and, once, of what former epochs
+left. A frame holds no numbers here but its descent: what it was made from and which contributions were folded into it,
+so that a head can be asked whether it tells the truth.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from atoll.sim.line import Conflict, Line, Unavailable
 from atoll.sim.process import Work
 
 LOAD_ATTEMPTS = 4
+COMMITS_BEFORE_SWEEP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,12 @@ class Head:
 
 @dataclass(slots=True)
 class Holding:
-    """One fragment as its owner holds it."""
+    """One fragment as its owner holds it; `commits` counts those of this tenure."""
 
     head: Head
     revision: int
     before: str = ""
+    commits: int = 0
 
 
 def head_name(fragment: int) -> str:
@@ -90,7 +93,7 @@ class Store:
             raise ProtocolMisuse("a commit on another version than the one we hold", got=(held.head.version, command))
         p, version = command.fragment, command.base_version + 1
         nonce = self._nonce(command.books)
-        frame, state, books = f"gl/{p}/{version}/{nonce}", f"st/{p}/{version}/{nonce}", f"bk/{p}/{nonce}"
+        frame, state, books = f"gl/{p}/{version}/{nonce}", f"st/{p}/{version}/{nonce}", f"bk/{p}/-/{nonce}"
         chunks: list[tuple[str, object]] = [
             (frame, Frame(held.head.frame, folded)),
             (state, Frame(held.head.frame, folded)),
@@ -114,14 +117,17 @@ class Store:
         except Conflict:
             yield from self._disown(p, (frame, state, books))
             raise
-        self.holdings[p] = Holding(head, revision, before=held.head.frame)
+        made = held.commits + 1
+        self.holdings[p] = Holding(head, revision, held.head.frame, made)
         self.books[p] = thawed(command.books)
         yield from self._purge(held.before, held.head.state, held.head.books)
+        if made == COMMITS_BEFORE_SWEEP:
+            yield from self._purge(*(f"*/{p}/*/{epoch}.*" for epoch in range(1, self.epoch)))
 
     def keep(self, fragment: int, books: bytes) -> Work:
         """Make the books of a fragment durable with the version it has."""
         held = self.holdings[fragment]
-        stem = f"bk/{fragment}/{self._nonce(books)}"
+        stem = f"bk/{fragment}/-/{self._nonce(books)}"
         yield from self._line.ask(self._line.broker.put_blob, stem, books)
         head = replace(held.head, books=stem)
         held.revision = yield from self._write(head, held.revision)
@@ -139,7 +145,7 @@ class Store:
         return ledger
 
     def _nonce(self, books: bytes) -> str:
-        return f"{self.epoch}-{hashlib.blake2b(books, digest_size=6).hexdigest()}"
+        return f"{self.epoch}.{hashlib.blake2b(books, digest_size=6).hexdigest()}"
 
     def _write(self, head: Head, revision: int) -> Work:
         """Write a head by compare-and-set; an earlier attempt whose answer was lost counts as this one."""

@@ -43,6 +43,7 @@ class Storm:
             (faults.drains_per_min, self._drain),
             (faults.replacements_per_min, self._replace),
             (faults.retirements_per_min, self._retire),
+            (faults.handovers_per_min, self._hand_over),
         ]
         for per_min, happening in kinds:
             if per_min:
@@ -182,3 +183,14 @@ class Storm:
             self.world.tally["retirements"] += 1
             self.world.note("storm", "retires", candidate.process.name)
             candidate.process.tell(candidate.retire, GRACE_S)
+
+    def _hand_over(self) -> None:
+        """An owner gives its shard to another candidate, which may be dead by the time that it is free."""
+        world = self.world
+        pairs = [(one, other) for one in world.candidates for other in world.candidates if one.shard == other.shard]
+        pairs = [(one, other) for one, other in pairs if one is not other and one.owner.reader is not None]
+        if pairs:
+            one, other = world.dice.choice(pairs)
+            world.tally["handovers"] += 1
+            world.note("storm", "lets", one.process.name, "hand over to", other.process.name)
+            one.process.tell(one.give, other.process.name)

@@ -5,8 +5,22 @@ from __future__ import annotations
 from atoll.protocol.events import Command, Fact
 
 SHOWN = (
-    ("learner", "incarnation", "key", "fragment", "version", "name", "push", "base_version", "attempt")
-    + ("age", "fate", "reason", "epoch", "revision", "proven", "end")
+    "learner",
+    "incarnation",
+    "key",
+    "fragment",
+    "version",
+    "name",
+    "push",
+    "base_version",
+    "attempt",
+    "age",
+    "fate",
+    "reason",
+    "epoch",
+    "revision",
+    "proven",
+    "end",
 )
 
 

@@ -22,8 +22,8 @@ from atoll.sim.broker import Broker, Queue
 from atoll.sim.candidate import Candidate
 from atoll.sim.engine import Engine
 from atoll.sim.faults import Faults
-from atoll.sim.lease import Lease, lease_name
 from atoll.sim.learner import Learner
+from atoll.sim.lease import Lease, lease_name
 from atoll.sim.line import Line
 from atoll.sim.network import Network
 from atoll.sim.process import Clock, Process
@@ -73,7 +73,7 @@ class World:
         self.candidates: list[Candidate] = []
         self.draining = False
         self._numbers: Counter[str] = Counter()
-        self._steps_s = {name: 2.0 ** dice.uniform(-1.0, 1.0) for name in NAMES}
+        self._steps_s = {name: float(2.0 ** dice.uniform(-1.0, 1.0)) for name in NAMES}
         for fragment in range(settings.fragments):
             stem = f"gl/{fragment}/0"
             self.broker.blobs[stem] = Frame("", frozenset())
@@ -247,4 +247,3 @@ class World:
 def lines(log: Iterable[tuple[float, tuple[object, ...]]]) -> list[str]:
     """Return a log in words."""
     return [f"{at_s:9.4f} {told(said)}" for at_s, said in log]
-
