@@ -183,21 +183,6 @@ class World:
             while wanted in self.commits:
                 self._execute(self.lanes[wanted.fragment].pop(0))
 
-    def crash_shard(self) -> None:
-        """The owner is killed; the next has what is durable, and finds in the queue what was not acknowledged."""
-        if self.finished:
-            return
-        self.queue[:0] = self.unacknowledged.values()
-        self.unacknowledged.clear()
-        for lane in self.lanes.values():
-            lane.clear()
-        self.reading.clear()
-        self.timers.clear()
-        books = {fragment: thawed(msgspec.json.encode(kept)) for fragment, kept in self.durable.books.items()}
-        self.shard = Shard(self.settings, 0, dict(self.durable.versions), books=books)
-        self.watch = invariants.ShardWatch(self.durable)
-        self.log.append(f"{self.now_s:6.2f} shard    killed, and owned by another now")
-
     def drain(self, name: str) -> None:
         """A learner is asked to leave."""
         self._tell(self.lives[name], DrainOrdered(at_s=self.now_s))

@@ -620,3 +620,17 @@ def test_a_learner_that_is_called_again_and_again_begins_anew() -> None:
     (second,) = learner.handle(CallHeard(at_s=8.1, fragment=0, version=4, attempt=9))
     assert (second.push, second.tokens, learner.superseded) == (2, 10, 10)  # type: ignore[attr-defined]
     invariants.check_island(learner)
+
+
+def test_late_contributions_count_after_calls_in_vain() -> None:
+    """They fill their learners' places in the bounded queue until a commit: if they never counted, none might follow."""
+    desk = Desk(quorum=2, grace_gamma=0.0)
+    desk.shard.slots[0].round = rounds.FragmentRound(0, 3, desk.shard.settings)
+    desk.beat("a")
+    desk.beat("b")
+    for learner in ("a", "b"):
+        desk.offer(key(learner), 0.5, base=2)
+
+    decided = [the(Commit, desk.call(1.0 + 0.1 * attempt)) for attempt in range(rounds.VAIN_CALLS + 1)]
+
+    assert [len(commits) for commits in decided] == [0] * rounds.VAIN_CALLS + [1]

@@ -30,7 +30,7 @@ from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.shard import FragmentSlot, Shard
 from atoll.protocol.tenure import LeaseSeen, Tenure
-from atoll.sim.broker import NoReader, Record
+from atoll.sim.broker import Gone, NoReader, Record
 from atoll.sim.learner import Learner
 from atoll.sim.line import Line
 from atoll.sim.owner import Owner
@@ -134,9 +134,11 @@ def load_before_fence(self: Store, fragment: int) -> Work:
     """A new owner reads the books first and fences then: a commit between the two is forgotten."""
     record: Record = yield from self._line.ask(self._line.broker.get, head_name(fragment))
     head: Head = record.value
-    payload: Any = b""
     if head.books:
-        payload = yield from self._line.ask(self._line.broker.get_blob, head.books)
+        try:
+            payload = yield from self._line.ask(self._line.broker.get_blob, head.books)
+        except Gone:
+            return (yield from load_before_fence(self, fragment))
         self.books[fragment] = msgspec.json.decode(payload, type=Books)
     fenced, revision = yield from self._fence(fragment)
     return Holding(fenced, revision, before=fenced.previous)
