@@ -31,6 +31,7 @@ from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.shard import FragmentSlot, Shard
 from atoll.protocol.tenure import LeaseSeen, Tenure
 from atoll.sim.broker import Gone, NoReader, Record
+from atoll.sim.faults import Faults
 from atoll.sim.learner import Learner
 from atoll.sim.line import Line
 from atoll.sim.owner import Owner
@@ -221,6 +222,17 @@ def leave_early(self: Learner) -> Work:
 
 DRAIN = Learner._drain  # noqa: SLF001
 
+WEATHER: dict[str, Faults] = {
+    "opened too early": Faults(drains_per_min=12.0, joins_per_min=24.0, acts_to_crash=300, delay_s=0.1),
+    "books of a later moment": Faults(spoiled=0.2, acts_to_crash=60, delay_s=0.1),
+    "purge is part of the commit": Faults(full_disks_per_min=12.0, delay_s=0.1),
+    "early timer lost": Faults(drift=0.2),
+    "removed reader stays owner": Faults(acts_to_freeze=20, freeze_s=6.0),
+    "purge of a refused commit": Faults(lost_answers=0.3, acts_to_freeze=60, freeze_s=8.0, clock_jumps_per_min=12.0),
+    "books read before the fence": Faults(acts_to_freeze=60, freeze_s=6.0, clock_jumps_per_min=12.0, delay_s=0.1),
+}
+"""What makes a rare bug likely: the faults it needs, often, and no others."""
+
 Patch = tuple[Any, str, Callable[..., Any]]
 
 BUGS: dict[str, tuple[Patch, ...]] = {
@@ -277,11 +289,11 @@ class Caught:
 
 
 def hunt(bug: str, first: int, schedules_max: int) -> Caught:
-    """Play schedules from seed `first` with `bug` planted, until one fails."""
+    """Play schedules from seed `first` with `bug` planted, in its `WEATHER` if it has one, until one fails."""
     began_s = time.monotonic()
     with planted(bug):
         for played in range(schedules_max):
-            outcome = play(first + played)
+            outcome = play(first + played, weather=WEATHER.get(bug))
             if outcome.violation:
                 return Caught(bug, played + 1, time.monotonic() - began_s, outcome.kind, outcome.violation)
     return Caught(bug, schedules_max, time.monotonic() - began_s, "", "")

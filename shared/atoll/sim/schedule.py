@@ -42,11 +42,13 @@ def settings_of(dice: random.Random) -> ProtocolSettings:
     return msgspec.convert(chosen, ProtocolSettings).check()
 
 
-def world_of(seed: int, *, log: list[tuple[float, tuple[object, ...]]] | None = None) -> World:
-    """Return the world of a seed, founded, with some learners in it."""
+def world_of(
+    seed: int, *, log: list[tuple[float, tuple[object, ...]]] | None = None, weather: Faults | None = None
+) -> World:
+    """Return the world of a seed, founded, with some learners in it; `weather` in place of faults that are drawn."""
     dice = random.Random(seed)  # noqa: S311  (chance is the point, secrecy is not)
     settings = settings_of(dice)
-    faults: Faults = drawn(dice)
+    faults = drawn(dice) if weather is None else weather
     world = World(settings, faults, dice, log=log)
     for name in world.names[: dice.randint(1, 3)]:
         world.start_learner(name)
@@ -55,10 +57,10 @@ def world_of(seed: int, *, log: list[tuple[float, tuple[object, ...]]] | None = 
     return world
 
 
-def play(seed: int, *, log: bool = False) -> Outcome:
+def play(seed: int, *, log: bool = False, weather: Faults | None = None) -> Outcome:
     """Play the schedule of a seed to its end or to its first broken promise."""
     kept: list[tuple[float, tuple[object, ...]]] | None = [] if log else None
-    world = world_of(seed, log=kept)
+    world = world_of(seed, log=kept, weather=weather)
     violation = kind = ""
     try:
         world.rage(world.dice.choice(STORMS_S))
