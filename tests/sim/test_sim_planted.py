@@ -1,4 +1,4 @@
-"""The simulation finds what it is there to find: every planted bug breaks a promise within a few schedules."""
+"""The simulation finds what it is there to find: every planted bug breaks a promise within a bounded number of schedules."""
 
 from __future__ import annotations
 
@@ -8,28 +8,26 @@ from atoll.protocol.shard import Shard
 from atoll.sim import dst
 from atoll.sim.planted import BUGS, hunt, planted
 
-SCHEDULES_MAX = 20
-FROM: dict[str, int] = {}
-"""Where the hunt begins, for bugs that need a rare schedule: a few seeds before the first that catches them."""
+SCHEDULES_MAX = 400
 LIVENESS = {"lease never expires", "removed reader stays owner", "early timer lost"}
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(bug: str) -> None:
     """With the kind of promise that it breaks."""
-    caught = hunt(bug, FROM.get(bug, 0), SCHEDULES_MAX)
+    caught = hunt(bug, 0, SCHEDULES_MAX)
 
     assert caught.violation, f"not caught in {SCHEDULES_MAX} schedules"
     assert caught.kind == ("liveness" if bug in LIVENESS else "safety")
 
 
 def test_a_planted_bug_is_gone_after_its_block() -> None:
-    """Whatever happens inside."""
+    """The machine is the production machine again."""
     handle = Shard.handle
-    with pytest.raises(RuntimeError, match="inside"), planted("ack before commit"):
-        assert Shard.handle is not handle
-        raise RuntimeError("inside")
+    with planted("ack before commit"):
+        inside = Shard.handle
 
+    assert inside is not handle
     assert Shard.handle is handle
 
 
@@ -52,7 +50,9 @@ def test_the_table_of_planted_bugs_names_what_got_away(
     """A bug that is not caught makes the exit code 1."""
     monkeypatch.setattr(dst, "BUGS", ["no dedupe"])
     assert dst.main(["--planted", "--schedules", "5"]) == 0
-    monkeypatch.setattr(dst, "hunt", lambda bug, first, most: hunt.__globals__["Caught"](bug, most, float(first), "", ""))
+    monkeypatch.setattr(
+        dst, "hunt", lambda bug, first, most: hunt.__globals__["Caught"](bug, most, float(first), "", "")
+    )
     assert dst.main(["--planted", "--schedules", "5"]) == 1
     said = capsys.readouterr().out
     assert "no dedupe" in said

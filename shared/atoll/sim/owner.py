@@ -122,7 +122,7 @@ class Owner:
         yield from patiently(self.store.open, epoch)
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
         self.machine = Shard(self.world.settings, self.shard, versions, books=self.store.books, ledger=former)
-        self.watch = invariants.ShardWatch(self.world.promises.durable)
+        self.watch = invariants.ShardWatch()
         self.ledger = self.machine.ledger
         for fragment in versions:
             self._lanes[fragment] = Mailbox(self.process)

@@ -223,12 +223,12 @@ def leave_early(self: Learner) -> Work:
 DRAIN = Learner._drain  # noqa: SLF001
 
 WEATHER: dict[str, Faults] = {
-    "opened too early": Faults(drains_per_min=12.0, joins_per_min=24.0, acts_to_crash=300, delay_s=0.1),
+    "opened too early": Faults(drains_per_min=20.0, joins_per_min=30.0, delay_s=0.3),
     "books of a later moment": Faults(spoiled=0.2, acts_to_crash=60, delay_s=0.1),
     "purge is part of the commit": Faults(full_disks_per_min=12.0, delay_s=0.1),
     "early timer lost": Faults(drift=0.2),
     "removed reader stays owner": Faults(acts_to_freeze=20, freeze_s=6.0),
-    "purge of a refused commit": Faults(lost_answers=0.3, acts_to_freeze=60, freeze_s=8.0, clock_jumps_per_min=12.0),
+    "purge of a refused commit": Faults(lost_answers=0.3, partitions_per_min=20.0, delay_s=0.1),
     "books read before the fence": Faults(acts_to_freeze=60, freeze_s=6.0, clock_jumps_per_min=12.0, delay_s=0.1),
 }
 """What makes a rare bug likely: the faults it needs, often, and no others."""
