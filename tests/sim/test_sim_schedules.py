@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 
 from atoll.sim import dst
 from atoll.sim.faults import CALM
 from atoll.sim.schedule import play, settings_of, world_of
-from atoll.sim.world import NotLive
+from atoll.sim.world import NotLive, World
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "300"))
 SHARE = 25
@@ -46,7 +48,7 @@ def test_no_schedule_breaks_a_promise_and_none_is_empty() -> None:
     """Safety under faults, liveness after them, exact books at the end; and what is meant to happen does happen."""
     happened: Counter[str] = Counter()
     firsts = range(0, SCHEDULES, SHARE)
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         for _, tally, failure in pool.map(dst.chunk, firsts, [min(SHARE, SCHEDULES - first) for first in firsts]):
             assert failure is None, dst.told(failure)
             happened.update(tally)
@@ -71,11 +73,10 @@ def test_a_schedule_is_decided_by_its_seed_alone() -> None:
     assert play(11).tally == ours.tally
 
 
-def test_a_world_in_which_nobody_commits_is_not_live() -> None:
+def test_a_world_in_which_nobody_commits_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """The demand for liveness can fail: here no candidate may live."""
-    world = world_of(3)
-    world.faults = CALM
-    world.start_candidate = lambda shard: shard and None  # type: ignore[method-assign]
+    monkeypatch.setattr(World, "_keep_candidates", lambda _: None)
+    world = world_of(3, weather=CALM)
     for candidate in world.candidates:
         candidate.process.crash()
 
@@ -85,8 +86,6 @@ def test_a_world_in_which_nobody_commits_is_not_live() -> None:
 
 def test_settings_of_schedules_are_valid_and_vary() -> None:
     """Quorums, adoptions and ages are drawn."""
-    import random  # noqa: PLC0415
-
     drawn = [settings_of(random.Random(seed)) for seed in range(40)]
 
     assert {each.quorum for each in drawn} == {1, 2}

@@ -127,24 +127,19 @@ class Shard:
 
     # --- what is known --------------------------------------------------------------------------------------------
 
-    def live(self, at_s: float) -> set[str]:
-        """Return the learners whose newest incarnation trains and reported within the silence bound."""
-        return {name for name in self._training(at_s) if not self.isolated(name, self.learners[name].incarnation)}
+    def live(self, at_s: float, *, isolated: bool = False) -> set[str]:
+        """Return the learners whose newest incarnation trains and was heard of; with `isolated` also who is in quarantine."""
+        training = {name: view for name, view in self.learners.items() if view.training and self._heard(view, at_s)}
+        return {name for name, view in training.items() if isolated or not self.isolated(name, view.incarnation)}
 
     def present(self, at_s: float) -> set[str]:
         """Return the learners that may still push: those that train, join or drain, and are not silent."""
         return {name for name, view in self.learners.items() if view.present and self._heard(view, at_s)}
 
     def step_s(self, at_s: float) -> float | None:
-        """Return xi_step: the median of the live learners' averaged step times, or None when nobody has stepped.
-
-        When all who train are in quarantine it is theirs: somebody must be called, to answer and be told once more.
-        """
-        live = self.live(at_s) or self._training(at_s)
+        """Return xi_step: the median step time of who is live (of who is isolated where nobody else trains), or None."""
+        live = self.live(at_s) or self.live(at_s, isolated=True)
         return median(v.step.value for n, v in self.learners.items() if n in live and v.step.value is not None)
-
-    def _training(self, at_s: float) -> set[str]:
-        return {name for name, view in self.learners.items() if view.training and self._heard(view, at_s)}
 
     def offences(self, learner: str, incarnation: int) -> int:
         """Return how often an incarnation sent this shard what no healthy learner sends."""
@@ -243,8 +238,7 @@ class Shard:
         slot = self.slots[int(number)]
         if kind == "due":
             if slot.round.phase is Phase.RESTING and slot.due_s is not None and event.at_s < slot.due_s:
-                # Timers may fire a tick of their clock early; one that is not armed again would be the fragment's last.
-                return [ArmTimer(name=event.name, due_s=slot.due_s, cause_id=event.cause_id)]
+                return [ArmTimer(name=event.name, due_s=slot.due_s)]  # it fired a tick early, and must not be the last
             return self._call(slot, event.at_s, event.cause_id or event.name)
         return self._advance(slot, event.at_s, event.cause_id or event.name)
 

@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
 
 from atoll.sim.planted import BUGS, Caught, hunt
 from atoll.sim.schedule import Outcome, play
@@ -94,7 +95,7 @@ def campaign(first: int, schedules: int | None, minutes: float | None, workers: 
     until_s = float("inf") if minutes is None else began_s + 60.0 * minutes
     wanted = chunks(first, schedules, until_s)
     played, tally, failure = 0, Counter[str](), None
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         under_way: set[Future[tuple[int, Counter[str], Outcome | None]]] = set()
         while failure is None:
             while len(under_way) < 2 * workers and (next_one := next(wanted, None)) is not None:
