@@ -14,7 +14,7 @@ export PYTHON ?=
 # Each is passed on only where it was given, so that every command keeps its own default.
 BENCH_FLAGS = $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
-.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild chaos results results-check clean
+.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild chaos dst bench-dst results results-check clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -23,13 +23,15 @@ help:  ## list the targets and the variables
 
 #: PYTHON=python3.12   the interpreter of the environment (setup); 3.11 or newer
 #: OUT=runs/mine       where the run writes (demo)
-#: MINUTES=5           about how long a benchmark may take (bench, bench-parity, bench-faults, bench-rebuild), or each run (chaos)
+#: MINUTES=5           about how long a benchmark may take (bench, bench-parity, bench-faults, bench-rebuild, bench-dst), each run (chaos),
+#:                     or a simulation (dst)
 #: SEEDS=3             how many seeds are compared (bench-parity)
-#: SEED=7              the seed of a benchmark (bench, bench-parity, bench-faults, bench-rebuild, chaos) or of the order of tests (test)
+#: SEED=7              the seed of a benchmark (bench, bench-parity, bench-faults, bench-rebuild, bench-dst, chaos), of the order of tests (test),
+#:                     or of the one schedule to show (dst)
 #: RATES=1,4,16        faults per minute of the storms (chaos)
 #: KILLS=200           how many processes the hardest storm kills at least; sets the length of all runs (chaos)
 #: ONLY=storm-4        do this run alone; what was measured before is kept (chaos)
-#: SCHEDULES=2000      how many random fault schedules the simulation tests try (test)
+#: SCHEDULES=2000      how many simulated fault schedules are played (dst, test)
 #: ARGS="-k round"     more arguments for pytest (test)
 
 setup: $(READY)  ## make .venv from uv.lock; needs Python 3.11 or newer and git
@@ -72,6 +74,12 @@ bench-rebuild: $(READY)  ## delete the broker's store under a run and measure wh
 
 chaos: $(READY)  ## kill and freeze everything at random, and read from the tape what it cost
 	$(PY) benchmarks/chaos.py $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(ONLY),--only $(ONLY))
+
+dst: $(READY)  ## play simulated schedules of faults on all cores until a promise breaks, the time is up or enough are played
+	$(PY) -m atoll.sim.dst $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED))
+
+bench-dst: $(READY)  ## plant every known bug and measure how many simulated schedules it takes to catch it
+	$(PY) benchmarks/dst.py $(BENCH_FLAGS)
 
 results: $(READY)  ## write the tables of docs/results from what was measured
 	$(PY) benchmarks/publish.py

@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from atoll.errors import AtollError
 from atoll.protocol import invariants
-from atoll.protocol.books import thawed
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -86,7 +83,6 @@ class World:
         self.delivered: dict[PushKey, ContributionArrived] = {}
         self.last_beats: dict[tuple[str, int], LearnerBeat] = {}
         self.reading: list[PushKey] = []
-        self.unacknowledged: dict[object, ContributionArrived | LearnerLeft] = {}
         self.whispers: list[Callable[[], None]] = []
         self.lanes: dict[int, list[Action]] = {fragment: [] for fragment in self.heads}
         self.timers: dict[str, float] = {}
@@ -135,14 +131,12 @@ class World:
         if again and self.delivered:
             keys = sorted(self.delivered)
             once_more = self.delivered[keys[index % len(keys)]]
-            self.unacknowledged[once_more.key] = once_more
             self._tell_shard(once_more)
             return
         if self.queue:
             message = self.queue.pop(index % len(self.queue))
             if isinstance(message, ContributionArrived):
                 self.delivered[message.key] = message
-            self.unacknowledged[_place(message)] = message
             if isinstance(message, LearnerLeft):
                 self._tell_shard(self.last_beats[message.learner, message.incarnation])
             self._tell_shard(message)
@@ -182,21 +176,6 @@ class World:
             wanted = decided[index % len(decided)]
             while wanted in self.commits:
                 self._execute(self.lanes[wanted.fragment].pop(0))
-
-    def crash_shard(self) -> None:
-        """The owner is killed; the next has what is durable, and finds in the queue what was not acknowledged."""
-        if self.finished:
-            return
-        self.queue[:0] = self.unacknowledged.values()
-        self.unacknowledged.clear()
-        for lane in self.lanes.values():
-            lane.clear()
-        self.reading.clear()
-        self.timers.clear()
-        books = {fragment: thawed(msgspec.json.encode(kept)) for fragment, kept in self.durable.books.items()}
-        self.shard = Shard(self.settings, 0, dict(self.durable.versions), books=books)
-        self.watch = invariants.ShardWatch(self.durable)
-        self.log.append(f"{self.now_s:6.2f} shard    killed, and owned by another now")
 
     def drain(self, name: str) -> None:
         """A learner is asked to leave."""
@@ -266,11 +245,8 @@ class World:
             self._tell_shard(Committed(at_s=self.now_s, fragment=action.fragment, version=version))
         elif isinstance(action, Keep):
             self.durable.see_books(action.fragment, action.books)
-        elif isinstance(action, Dismiss):
-            self.unacknowledged.pop((action.learner, action.incarnation), None)
         elif isinstance(action, Acknowledge):
             self.durable.see_acknowledged(action)
-            self.unacknowledged.pop(action.key, None)
             sender = self.lives.get(action.key.learner)
             if action.fate == "refused" and sender is not None and sender.incarnation == action.key.incarnation:
                 self._whisper_refusal(sender, action)
@@ -341,11 +317,6 @@ class World:
         """Keep one readable line per fact, for logbooks and for the last lines of a failure."""
         done = ", ".join(_said(action) for action in actions) or "nothing"
         self.log.append(f"{self.now_s:6.2f} {who:8} {_said(fact)} -> {done}")
-
-
-def _place(message: ContributionArrived | LearnerLeft) -> object:
-    """Return what names a queued message."""
-    return message.key if isinstance(message, ContributionArrived) else (message.learner, message.incarnation)
 
 
 def _said(value: object) -> str:

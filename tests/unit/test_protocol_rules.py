@@ -586,3 +586,51 @@ def test_what_an_overwrite_would_throw_away_unpushed_is_pushed_first() -> None:
     assert beach.island.superseded == 0
     beach.steps(1)
     assert len(the(Push, beach.called(version=1))) == 1
+
+
+def test_a_due_timer_that_fires_a_tick_early_is_armed_again() -> None:
+    """Timers go by a clock with ticks: one that is dropped for being early would be the fragment's last."""
+    desk = Desk()
+    desk.beat("a")
+    desk.shard.slots[0].due_s = 8.0
+
+    early = desk.tell(TimerFired(at_s=8.0 - 1e-9, name="due/0"))
+
+    assert early == [ArmTimer(name="due/0", due_s=8.0)]
+    assert the(PublishCall, desk.tell(TimerFired(at_s=8.0, name="due/0")))
+
+
+def test_a_learner_that_is_called_again_and_again_begins_anew() -> None:
+    """Its push was refused and the verdict, a whisper, was lost; otherwise the fragment would wait for it for ever."""
+    learner = island.Island(settings(), {0: 4})
+    learner.handle(StepDone(at_s=0.0, tokens=10))
+    (push,) = learner.handle(CallHeard(at_s=0.1, fragment=0, version=4, attempt=1))
+    assert isinstance(push, Push)
+    again = [CallHeard(at_s=2.0 + i, fragment=0, version=4, attempt=2 + i) for i in range(island.UNHEARD_CALLS)]
+    assert [learner.handle(call) for call in again] == [[]] * island.UNHEARD_CALLS
+    learner.handle(PushSettled(at_s=6.0, fragment=0, push=1))
+
+    answers = [learner.handle(call) for call in again]
+
+    assert answers == [[]] * (island.UNHEARD_CALLS - 1) + [[FetchFragment(fragment=0, version=4)]]
+    learner.handle(StepDone(at_s=7.0, tokens=10))
+    learner.handle(FragmentFetched(at_s=7.1, fragment=0, version=4))
+    assert learner.handle(Adopted(at_s=7.2, fragment=0, version=4)) == []
+    learner.handle(StepDone(at_s=8.0, tokens=10))
+    (second,) = learner.handle(CallHeard(at_s=8.1, fragment=0, version=4, attempt=9))
+    assert (second.push, second.tokens, learner.superseded) == (2, 10, 10)  # type: ignore[attr-defined]
+    invariants.check_island(learner)
+
+
+def test_late_contributions_count_after_calls_in_vain() -> None:
+    """They fill their learners' places in the bounded queue until a commit: if they never counted, none might follow."""
+    desk = Desk(quorum=2, grace_gamma=0.0)
+    desk.shard.slots[0].round = rounds.FragmentRound(0, 3, desk.shard.settings)
+    desk.beat("a")
+    desk.beat("b")
+    for learner in ("a", "b"):
+        desk.offer(key(learner), 0.5, base=2)
+
+    decided = [the(Commit, desk.call(1.0 + 0.1 * attempt)) for attempt in range(rounds.VAIN_CALLS + 1)]
+
+    assert [len(commits) for commits in decided] == [0] * rounds.VAIN_CALLS + [1]

@@ -20,6 +20,7 @@ from atoll.protocol.events import (
     Isolate,
     Keep,
     LearnerBeat,
+    PublishCall,
     PushKey,
     TimerFired,
 )
@@ -204,7 +205,6 @@ def test_a_round_does_not_wait_for_who_is_isolated() -> None:
     """It ends when every live learner has answered, and an isolated one is not among them."""
     bench = Bench(offences_max=1)
     bench.push("bad", spoil="checksum")
-    bench.commit()
     slot = bench.shard.slots[0]
     slot.due_s = bench.at_s
     bench.beat("good")
@@ -214,6 +214,22 @@ def test_a_round_does_not_wait_for_who_is_isolated() -> None:
     ends = [action.end for action in bench.push("good") if isinstance(action, Commit)]
 
     assert ends == ["all answered"]
+
+
+def test_who_is_in_quarantine_is_called_when_nobody_else_is_there() -> None:
+    """The verdict is a whisper: who did not hear it must be called, to answer and to be told once more."""
+    bench = Bench(offences_max=1)
+    for learner in ("good", "bad"):
+        bench.push(learner, spoil="checksum")
+    bench.beat("bad")
+    slot = bench.shard.slots[0]
+    slot.due_s = bench.at_s
+
+    called = bench.shard.handle(TimerFired(at_s=bench.at_s, name="due/0"))
+
+    assert bench.shard.live(bench.at_s) == set()
+    assert any(isinstance(action, PublishCall) for action in called)
+    assert refusals(bench.push("bad")) == ["quarantined"]
 
 
 def test_limits_out_of_range_are_refused() -> None:

@@ -228,6 +228,10 @@ class ShardService:
                     self._on_fact(QueueDrained(at_s=self.clock.monotonic(), proven=proven))
                     continue
                 await self._on_delivery(delivery)
+            except RecordConflict as error:
+                # Somebody who was frozen on his way to the shard removed our reader: without it we would own for nothing.
+                self._on_failure(error)
+                return
             except (BusError, BrokerUnavailable) as error:
                 log.warning("queue.unreadable", reason=str(error))
                 await asyncio.sleep(QUEUE_POLL_S)

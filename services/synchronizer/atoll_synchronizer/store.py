@@ -138,7 +138,7 @@ class Store:
         try:
             revision = await self._write(head, held.revision, _commit_info(head, command))
         except RecordConflict:
-            await self._purge(blob, state_blob, books_blob)
+            await self._disown(command.fragment, blob, state_blob, books_blob)
             raise
         made = held.commits + 1
         self.holdings[command.fragment] = Holding(head, revision, values, state, norm, books, held.head.blob, made)
@@ -202,6 +202,20 @@ class Store:
                 self._litter += wanted[done:]
                 log.warning("litter.kept", filters=len(self._litter), reason=str(error))
                 return
+
+    async def _disown(self, fragment: int, *ours: BlobRef) -> None:
+        """Remove what a refused commit had stored, unless it is visible after all.
+
+        The answer to our write may have been lost and a later owner's fence stand on it: that head names our chunks.
+        """
+        try:
+            record = await self._bus.get_record(self._subjects.head(fragment))
+        except (BusError, BrokerUnavailable) as error:
+            log.warning("litter.left", fragment=fragment, reason=str(error))
+            return
+        head = None if record is None else decode(Head, record.data)
+        if head is not None and not {head.blob, head.state, head.books, head.previous} & set(ours):
+            await self._purge(*ours)
 
     async def _fence(self, fragment: int) -> tuple[Head, int]:
         """Write the head again with our epoch, so that every compare-and-set of a former owner is refused from now on."""

@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 from atoll.bus.connection import Connection
 from atoll.bus.stored import JetStream, Patience, Refused, unavailable
 from atoll.bus.waiting import Unanswered, first_of
-from atoll.errors import SettingsError
+from atoll.errors import RecordConflict, SettingsError
 
 _NS = 1_000_000_000
 _NO_CONSUMER = 10014
@@ -72,7 +72,7 @@ class QueueConsumer:
         return await self.connection.call(self._next(timeout_s))
 
     async def drained(self) -> bool:
-        """Return whether the broker says that nothing is queued and nothing unsettled."""
+        """Return whether the broker says that nothing is queued and nothing unsettled; see `Consumer`."""
         return await self.connection.call(self._drained())
 
     async def close(self) -> None:
@@ -92,6 +92,8 @@ class QueueConsumer:
                 {"stream_name": self._stream, "config": self._config},
             )
         except Refused as reason:
+            if reason.err_code in _CONFLICTS and self._takeover:
+                raise self._removed(reason) from reason
             if reason.err_code in _CONFLICTS:
                 raise SettingsError(
                     "this durable consumer cannot read the queue",
@@ -103,10 +105,16 @@ class QueueConsumer:
         if not self._key:
             self._key = await self.connection.subscribe(f"{self._inbox}.*", self._on_message)
 
+    def _removed(self, reason: Refused) -> RecordConflict:
+        """Return the error for a queue that somebody else has taken over meanwhile."""
+        return RecordConflict("somebody else reads this queue", got=f"{self._config['durable_name']}: {reason}")
+
     async def _drained(self) -> bool:
         try:
             answer = await self._jetstream.api(f"CONSUMER.INFO.{self._stream}.{self._config['durable_name']}")
-        except Refused:
+        except Refused as reason:
+            if reason.err_code == _NO_CONSUMER and self._takeover:
+                raise self._removed(reason) from reason
             return False
         return int(answer["num_pending"]) == 0 and int(answer["num_ack_pending"]) == 0
 

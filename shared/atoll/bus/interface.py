@@ -111,7 +111,10 @@ class Consumer(Protocol):
         """Return the next message, or None when none came within `timeout_s`."""
 
     async def drained(self) -> bool:
-        """Return whether the broker says that nothing is queued and nothing unsettled; False when it says nothing."""
+        """Return whether the broker says that nothing is queued and nothing unsettled; False when it says nothing.
+
+        Raises `RecordConflict` when this reader took the queue over and somebody else has removed it since.
+        """
 
     async def close(self) -> None:
         """Stop reading; unsettled messages will be delivered again."""
@@ -173,6 +176,7 @@ class Bus(Protocol):
 
         With `takeover` every other durable reader of this filter loses its place: what it holds is delivered again at
         once, although it may still be there (frozen or cut off, it cannot give anything back), and it gets nothing more.
+        Raises `RecordConflict` when another takes the queue over at the same moment.
         """
 
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[TapeEntry]:

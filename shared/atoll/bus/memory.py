@@ -16,7 +16,7 @@ from atoll.bus.memory_store import Kept, MemoryStream, Place
 from atoll.bus.streams import GIB, stream_of, stream_plan
 from atoll.bus.subjects import Subjects, matches, token
 from atoll.clock import Clock, SystemClock
-from atoll.errors import BlobGone, BrokerUnavailable
+from atoll.errors import BlobGone, BrokerUnavailable, RecordConflict
 
 
 class MemoryBroker:
@@ -107,7 +107,9 @@ class MemoryConsumer:
     async def drained(self) -> bool:
         """Return whether nothing is queued and nothing unsettled."""
         await asyncio.sleep(0)
-        return not self._place.gone and not self.stream.select(self._place.subject_filter)
+        if self._place.gone:
+            raise RecordConflict("somebody else reads this queue", got=self._place.subject_filter)
+        return not self.stream.select(self._place.subject_filter)
 
     def give_back(self, delivery: MemoryDelivery) -> None:
         """Let the message be delivered again."""

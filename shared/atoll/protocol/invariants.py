@@ -9,7 +9,7 @@
 `ShardWatch` sees what one owner commands, `Durable` what of it became visible over any number of owners.
 
 The other promises of the architecture (a deposed owner's write is never visible; with K live learners some round
-commits within a bound) need more than one machine to state; the simulator owns them.
+commits within a bound) need more than one machine to state: `atoll.sim` owns them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 
 from atoll.errors import AtollError
 from atoll.protocol.books import Books, thawed
-from atoll.protocol.events import Acknowledge, Action, Commit, Fetch, Fold, PushKey
+from atoll.protocol.events import Acknowledge, Action, Commit, Dismiss, Fetch, Fold, PushKey
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import Phase
@@ -38,12 +38,12 @@ def require(holds: bool, promise: str, got: object) -> None:  # noqa: FBT001  (r
 class ShardWatch:
     """Watches the commands of one owner of a shard; `Durable` watches what becomes of them over all owners."""
 
-    def __init__(self, durable: Durable | None = None) -> None:
-        """Start with nothing seen, or behind an owner of which only `durable` is left."""
-        self.committed: dict[int, int] = {} if durable is None else {p: v - 1 for p, v in durable.versions.items() if v}
-        self.merged: set[PushKey] = set() if durable is None else set(durable.merged)
+    def __init__(self) -> None:
+        """Start with nothing seen."""
+        self.committed: dict[int, int] = {}
+        self.merged: set[PushKey] = set()
         self.fetched: set[PushKey] = set()
-        self.fates: dict[PushKey, str] = {} if durable is None else dict(durable.fates)
+        self.fates: dict[PushKey, str] = {}
 
     def see(self, actions: Iterable[Action]) -> None:
         """Check the commands that one fact led to."""
@@ -118,6 +118,11 @@ class Durable:
             merged = acknowledge.fate in ("merged", "merged_late")
             require(merged == (acknowledge.key in self.merged), "merged means visible", acknowledge)
             self.fates[acknowledge.key] = acknowledge.fate
+
+    def see_dismissed(self, dismiss: Dismiss) -> None:
+        """Check a farewell that the queue has let go of: nobody will hear it again."""
+        report = self.books[dismiss.fragment].reports.get(f"{dismiss.learner}/{dismiss.incarnation}")
+        require(report is not None and report.left, "a farewell that is dismissed is in the books", dismiss)
 
 
 def check_shard(shard: Shard) -> None:

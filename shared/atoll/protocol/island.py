@@ -13,6 +13,10 @@ A call is answered at once from the last completed step, never waiting for a ste
 are longer than a round's interval may find the next head waiting at every boundary, before any call found tokens in its
 span: what an overwrite would throw away unpushed is pushed first, on its old base, for the next round to take late.
 
+Who is called again for its anchor, `UNHEARD_CALLS` times after its push was durable, was refused and did not hear the
+verdict (a whisper), or waits for a quorum. It takes the same version again and begins a new span: otherwise a fragment
+could wait for ever for learners that believe to have answered.
+
 Adoption happens between two steps, by the driver; the machine is told afterwards. It never asks for more than one fetch
 of a fragment at a time, and for none that it does not need.
 """
@@ -42,14 +46,17 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.settings import ProtocolSettings
 
+UNHEARD_CALLS = 3
+
 
 @dataclass(slots=True)
 class Sent:
-    """The one push of a span: its number and what it covered."""
+    """The one push of a span: its number, what it covered, and how often its round was called again since it is durable."""
 
     push: int
     tokens: int
     steps: int
+    calls: int = 0
 
 
 @dataclass(slots=True)
@@ -122,6 +129,8 @@ class Island:
         actions = self._learn_of(event.fragment, event.version, event.cause_id)
         if span.sent is None and self.tokens > span.from_tokens:
             actions.append(self._push(event.fragment, span, event.cause_id, final=False))
+        elif span.sent is not None and span.anchor == event.version:
+            actions += self._called_again(event.fragment, span, span.sent, event.cause_id)
         return actions
 
     @_handle.register
@@ -199,6 +208,13 @@ class Island:
             if span.sent is None and self.tokens > span.from_tokens
         ]
         return actions + self._leave_when_done(event.cause_id)
+
+    def _called_again(self, fragment: int, span: Span, sent: Sent, cause_id: str) -> list[Action]:
+        """Count a call that a durable push of ours has answered; after some of them, begin anew from the anchor."""
+        if (fragment, sent.push) in self.in_flight:
+            return []
+        sent.calls += 1
+        return self._fetch(fragment, span, cause_id) if sent.calls % UNHEARD_CALLS == 0 else []
 
     def _learn_of(self, fragment: int, version: int, cause_id: str) -> list[Action]:
         """Note that `version` is visible; fetch it unless it is here or on its way."""

@@ -22,6 +22,8 @@ from atoll.errors import ProtocolMisuse
 from atoll.protocol.events import Commit, Fold, PushKey, Share
 from atoll.protocol.settings import ProtocolSettings
 
+VAIN_CALLS = 8
+
 
 class Phase(enum.Enum):
     """Where a round stands."""
@@ -126,12 +128,14 @@ class FragmentRound:
             self.refused.add(offer.key.learner)
 
     def has_quorum(self) -> bool:
-        """Return whether K learners have contributed on this base.
+        """Return whether K learners have contributed on this base, or on any after `VAIN_CALLS` calls in vain.
 
         Late contributions do not count: a round that began with them would open its grace as it is called, end before
-        anybody can answer, and make everybody late for the next one too.
+        anybody can answer, and make everybody late for the next one too. But what is late keeps its place in the queue,
+        which is bounded per learner, until a commit: where it has filled the places, nobody can answer until it counts.
         """
-        return len(self.on_time) >= self.settings.quorum
+        counted = self.on_time if self.attempt <= VAIN_CALLS else {share.key.learner for share in self.shares}
+        return len(counted) >= self.settings.quorum
 
     def open_grace(self, at_s: float, grace_s: float) -> float:
         """Note that the quorum was met and return the deadline of the grace window."""

@@ -127,18 +127,18 @@ class Shard:
 
     # --- what is known --------------------------------------------------------------------------------------------
 
-    def live(self, at_s: float) -> set[str]:
-        """Return the learners whose newest incarnation trains and reported within the silence bound."""
+    def live(self, at_s: float, *, isolated: bool = False) -> set[str]:
+        """Return the learners whose newest incarnation trains and was heard of; with `isolated` also who is in quarantine."""
         training = {name: view for name, view in self.learners.items() if view.training and self._heard(view, at_s)}
-        return {name for name, view in training.items() if not self.isolated(name, view.incarnation)}
+        return {name for name, view in training.items() if isolated or not self.isolated(name, view.incarnation)}
 
     def present(self, at_s: float) -> set[str]:
         """Return the learners that may still push: those that train, join or drain, and are not silent."""
         return {name for name, view in self.learners.items() if view.present and self._heard(view, at_s)}
 
     def step_s(self, at_s: float) -> float | None:
-        """Return xi_step: the median of the live learners' averaged step times, or None when nobody has stepped."""
-        live = self.live(at_s)
+        """Return xi_step: the median step time of who is live (of who is isolated where nobody else trains), or None."""
+        live = self.live(at_s) or self.live(at_s, isolated=True)
         return median(v.step.value for n, v in self.learners.items() if n in live and v.step.value is not None)
 
     def offences(self, learner: str, incarnation: int) -> int:
@@ -237,8 +237,9 @@ class Shard:
         kind, _, number = event.name.partition("/")
         slot = self.slots[int(number)]
         if kind == "due":
-            early = slot.round.phase is Phase.RESTING and slot.due_s is not None and event.at_s < slot.due_s
-            return [] if early else self._call(slot, event.at_s, event.cause_id or event.name)
+            if slot.round.phase is Phase.RESTING and slot.due_s is not None and event.at_s < slot.due_s:
+                return [ArmTimer(name=event.name, due_s=slot.due_s)]  # it fired a tick early, and must not be the last
+            return self._call(slot, event.at_s, event.cause_id or event.name)
         return self._advance(slot, event.at_s, event.cause_id or event.name)
 
     @_handle.register

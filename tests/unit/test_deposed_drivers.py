@@ -1,0 +1,124 @@
+"""What a deposed owner may still do, on the real drivers and the in-memory bus: nothing that hurts its heir."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import pytest
+
+from atoll.bus.interface import Info
+from atoll.bus.memory import MemoryBroker, MemoryBus
+from atoll.bus.subjects import Subjects
+from atoll.clock import SystemClock
+from atoll.errors import RecordConflict
+from atoll.island.founding import Vector, found_or_join, publish_origin
+from atoll.layout import TensorSpec, plan_layout
+from atoll.outer import make_outer
+from atoll.protocol.books import Books
+from atoll.protocol.events import Commit, PushKey, Share
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.settings import ProtocolSettings
+from atoll.wire.messages import RunRecord
+from atoll_synchronizer.service import ShardService
+from atoll_synchronizer.store import Store
+
+DEADLINE_S = 20.0
+
+
+async def founded(broker: MemoryBroker, run: str) -> RunRecord:
+    """Found a run of one shard and one fragment."""
+    bus = MemoryBus(run, broker)
+    protocol = msgspec.convert({"fragments": 1, "shards": 1}, ProtocolSettings)
+    layout = plan_layout([TensorSpec("w", (4,), "float32")], 1)
+    offer = RunRecord(run=run, founder="a", nonce="n", founded_at_s=0.0, layout=layout, protocol=protocol)
+    record, _ = await found_or_join(bus, Subjects(run), offer)
+    origin: Mapping[int, Vector] = {0: np.zeros(4, dtype=np.float32)}
+    await publish_origin(bus, Subjects(run), record, origin)
+    return record
+
+
+def command(base_version: int) -> Commit:
+    """Return a commit of one contribution."""
+    key = PushKey("a", 1, 0, base_version + 1)
+    share = Share(key=key, base_version=base_version, tokens=8, steps=1, weight=64.0, age=0)
+    books = Books()
+    books.merge(share)
+    return Commit(
+        fragment=0,
+        base_version=base_version,
+        shares=(share,),
+        called_s=0.0,
+        quorum_s=0.0,
+        grace_s=0.0,
+        end="all answered",
+        live=1,
+        books=books.frozen(Ledger()),
+    )
+
+
+class DeafBus(MemoryBus):
+    """A bus that does not hear the answer to its last write before somebody else has written."""
+
+    heir: Store | None = None
+
+    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+        """Write; once an heir is waiting, let it fence before the answer is looked for."""
+        revision = await super().put_record(subject, data, expected=expected, info=info)
+        if self.heir is not None:
+            heir, self.heir = self.heir, None
+            await heir.open(2)
+            raise RecordConflict("someone else wrote the record first", got=revision)
+        return revision
+
+
+async def test_a_commit_that_a_later_owner_has_fenced_keeps_its_chunks() -> None:
+    """It became visible, its answer was lost, an heir fenced it: refused or not, the head names these chunks now."""
+    broker, run = MemoryBroker(), "deposed"
+    record = await founded(broker, run)
+    outer = make_outer("nesterov", 1.0, 0.0)
+    deaf = DeafBus(run, broker)
+    former = Store(deaf, record, 0, outer)
+    heir, third = (Store(MemoryBus(run, broker), record, 0, outer) for _ in range(2))
+    await former.open(1)
+    deaf.heir = heir
+
+    with pytest.raises(RecordConflict):
+        await former.commit(command(0), np.ones(4, dtype=np.float32))
+    await third.open(3)
+
+    assert third.holdings[0].head.version == heir.holdings[0].head.version == 1
+    assert third.books[0].knows(PushKey("a", 1, 0, 1))
+
+
+async def test_a_commit_that_never_became_visible_leaves_nothing_behind() -> None:
+    """Its chunks are deleted: no head names them, and none ever will."""
+    broker, run = MemoryBroker(), "deposed"
+    record = await founded(broker, run)
+    outer = make_outer("nesterov", 1.0, 0.0)
+    former, heir = (Store(MemoryBus(run, broker), record, 0, outer) for _ in range(2))
+    await former.open(1)
+    await heir.open(2)
+
+    with pytest.raises(RecordConflict):
+        await former.commit(command(0), np.ones(4, dtype=np.float32))
+
+    kept = [kept.subject for stream in broker.streams.values() for kept in stream.kept.values()]
+    assert [subject for subject in kept if ".st." in subject] == []
+
+
+async def test_an_owner_whose_reader_was_removed_stands_down() -> None:
+    """Somebody who was frozen on its way to the shard thawed and took the queue: without it there is nothing to own."""
+    broker, run = MemoryBroker(), "deposed"
+    record = await founded(broker, run)
+    service = ShardService(MemoryBus(run, broker), record, 0, SystemClock())
+    serving = asyncio.create_task(service.serve())
+    async with asyncio.timeout(DEADLINE_S):
+        while not service.owning:  # noqa: ASYNC110  (nobody sets an event when a service begins to own)
+            await asyncio.sleep(0)
+        late = MemoryBus(run, broker)
+        await late.consume(Subjects(run).contributions_of(0), durable="shard-0-0", takeover=True)
+        with pytest.raises(RecordConflict, match="somebody else reads"):
+            await serving
