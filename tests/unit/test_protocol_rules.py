@@ -331,6 +331,29 @@ def test_a_run_finishes_when_the_last_learner_left_and_the_queue_is_empty() -> N
     assert the(Finish, desk.tell(QueueDrained(at_s=60.0))) == [Finish(reason="token target reached")]
 
 
+def test_an_heir_that_never_hears_anybody_merges_what_is_queued_and_finishes() -> None:
+    """The last learner died behind its final push, and so did the owner: who comes next knows no learner."""
+    desk = Desk(tokens_target=100, silence_s=5.0)
+    desk.tell(QueueDrained(at_s=0.0, proven=False))
+    assert not the(Commit, desk.offer(key("a"), 1.0, final=True))
+
+    (commit,) = the(Commit, desk.tell(QueueDrained(at_s=6.0, proven=False)))
+    assert isinstance(commit, Commit)
+    desk.tell(Committed(at_s=6.1, fragment=0, version=1))
+
+    assert the(Finish, desk.tell(QueueDrained(at_s=7.0)))
+
+
+def test_who_contributes_is_heard() -> None:
+    """After a cut the queue speaks before the heartbeats do: a quorum is still a quorum."""
+    desk = Desk(quorum=3, silence_s=5.0)
+    for learner in "abc":
+        desk.beat(learner, at_s=0.0)
+
+    assert not the(Commit, desk.offer(key("a"), 60.0))
+    assert desk.shard.live(60.0) == {"a"}
+
+
 def test_a_run_is_over_also_when_only_another_shard_heard_of_the_last_tokens() -> None:
     """A learner that died told one shard alone; those that left at that shard's word carry it to all the others."""
     desk = Desk(tokens_target=1000, silence_s=1.0)

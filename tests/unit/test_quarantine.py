@@ -25,11 +25,11 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.quarantine import MEASURES_MAX, MEASURES_MIN, is_outlier, remembered
+from atoll.protocol.quarantine import MEASURES_MAX, MEASURES_MIN, Measure, is_outlier, stands_alone
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 
-USUAL = [(1.0, 8)] * MEASURES_MIN
+USUAL = [Measure(1.0, 8, "good")] * MEASURES_MIN
 
 
 def settings(**changes: object) -> ProtocolSettings:
@@ -118,17 +118,62 @@ def test_a_ratio_of_zero_judges_nobody() -> None:
 
 
 def test_the_yardstick_follows_the_run() -> None:
-    """Only the newest measures count."""
-    measures = list(USUAL)
+    """Only the newest measures count, and what is refused is measured too: no change of the run locks it."""
+    books = Books(measures=list(USUAL))
+    reasons = [books.weigh(Measure(100.0, 8, f"learner-{i % 3}"), 0.0, settings()) for i in range(MEASURES_MAX)]
+
+    assert reasons[0] == "outlier"
+    assert set(reasons[1:3]) == {"unusual"}
+    assert set(reasons[len(USUAL) :]) == {""}
+    assert len(books.measures) == MEASURES_MAX
+    assert not is_outlier(books.measures, 900.0, 8, 10.0)
+
+
+def test_the_first_pushes_of_a_run_are_no_yardstick() -> None:
+    """They cover a step or two of a warm-up that has hardly begun."""
+    books = Books()
     for _ in range(MEASURES_MAX):
-        measures = remembered(measures, 100.0, 8)
+        books.weigh(Measure(0.001, 3, "a"), 0.0, settings(interval_steps=8))
+    books.weigh(Measure(0.0, 8, "a"), 0.0, settings(interval_steps=8))
 
-    assert len(measures) == MEASURES_MAX
-    assert not is_outlier(measures, 900.0, 8, 10.0)
+    assert books.measures == []
+    assert books.weigh(Measure(1.0, 4, "a"), 0.0, settings(interval_steps=8)) == ""
+    assert len(books.measures) == 1
 
 
-def test_an_outlier_is_refused_whole_and_enters_no_yardstick() -> None:
-    """It is not folded, and what is too long does not make the next one usual."""
+@pytest.mark.parametrize("interval", [8, 16, 24, 64, 100])
+@pytest.mark.parametrize("first", [1, 2, 5])
+@pytest.mark.parametrize("learners", [1, 2, 3, 4, 8])
+def test_a_warm_up_isolates_nobody(interval: int, first: int, learners: int) -> None:
+    """The rate grows with the run's tokens from nearly nothing; displacements grow with it, and none is an outlier."""
+    books = Books()
+    rules = settings(interval_steps=interval)
+    names = [f"learner-{i}" for i in range(learners)]
+    step, reasons = 0, []
+    for round_number in range(12):
+        steps = first if round_number == 0 else interval
+        rates = [1.0 + learners * (step + i) for i in range(steps)]
+        step += steps
+        reasons += [books.weigh(Measure(sum(rates), steps, name), 0.0, rules) for name in names]
+
+    assert set(reasons) == {""}
+
+
+def test_who_is_not_alone_with_it_commits_no_offence() -> None:
+    """An outlier counts against its learner while somebody else is accepted and nobody else refused."""
+    good, bad, worse = (
+        Measure(1.0, 8, "good"),
+        Measure(99.0, 8, "bad", refused=True),
+        Measure(99.0, 8, "x", refused=True),
+    )
+
+    assert stands_alone([good, good, bad], "bad")
+    assert not stands_alone([good, bad, worse], "bad")
+    assert not stands_alone([bad, bad], "bad")
+
+
+def test_an_outlier_is_refused_whole() -> None:
+    """It is not folded, and what is too long once does not make the next one usual."""
     bench = Bench()
     for _ in range(MEASURES_MIN):
         bench.push("good")
@@ -137,7 +182,7 @@ def test_an_outlier_is_refused_whole_and_enters_no_yardstick() -> None:
 
     assert refusals(actions) == ["outlier"]
     assert not any(isinstance(action, Fold) for action in actions)
-    assert max(norm for norm, _ in bench.shard.slots[0].books.measures) == 1.0
+    assert refusals(bench.push("bad", norm=50.0)) == ["outlier"]
 
 
 def test_repeated_offence_isolates_that_learner_only() -> None:
@@ -198,7 +243,7 @@ def test_an_heir_judges_as_its_predecessor_did() -> None:
     assert heir.isolated("bad", 1)
     assert not heir.isolated("good", 1)
     assert is_outlier(books.measures, 99.0, 8, 10.0)
-    assert thawed(Books(measures=[(1.0, 2)]).frozen(Ledger())).measures == [(1.0, 2)]
+    assert thawed(Books(measures=USUAL).frozen(Ledger())).measures == USUAL
 
 
 def test_a_round_does_not_wait_for_who_is_isolated() -> None:

@@ -120,6 +120,18 @@ async def test_what_a_dead_owner_left_is_swept_by_its_heir(desk: Desk) -> None:
     np.testing.assert_array_equal(third.holdings[0].values, heir.holdings[0].values)
 
 
+async def test_what_a_machine_decides_is_not_durable_yet(desk: Desk) -> None:
+    """The machine writes in books of its own; the store's change with what becomes visible."""
+    store = await desk.owner(1)
+    await store.commit(command(0), STEP)
+    ours = store.copied_books()
+    ours[0].merge(command(1).shares[0])
+
+    assert ours[0].knows(PushKey("a", 1, 0, 2))
+    assert not store.books[0].knows(PushKey("a", 1, 0, 2))
+    assert sum(account.settled for account in store.ledger(Ledger()).accounts.values()) == 8
+
+
 async def test_a_deposed_owner_removes_what_it_wrote_in_vain(desk: Desk) -> None:
     """Its compare-and-set is refused, and its chunks do not stay."""
     first = await desk.owner(1)

@@ -35,6 +35,7 @@ log = get(__name__)
 
 LEAVE_S = 20.0
 CLOSE_S = 5.0
+HEAR_S = 0.2
 
 
 class Host:
@@ -98,6 +99,7 @@ class Host:
                 reason = "deposed"
             if reason not in (HANDED_OVER, "deposed") or self._leaving:
                 log.info("shard.finished", reason=reason, commits=service.commits)
+                del self._services[shard]
                 return
             log.info("shard.given_up", reason=reason, commits=service.commits)
             # The run that is there now need not be the one we knew: it may have been rebuilt.
@@ -122,6 +124,8 @@ class Host:
         log.info("host.leaving", owns=sorted(self._own().owns))
         self._leaving = True
         await self._say()
+        # Processes that are told to leave together hear of each other first, and give nothing to one that goes as well.
+        await asyncio.sleep(HEAR_S)
         for shard, service in self._services.items():
             to = self._balance.successor(shard, self._clock.monotonic())
             if to and service.owning and service.learners_present():
@@ -143,11 +147,12 @@ class Host:
     # --- the others ---------------------------------------------------------------------------------------------------
 
     def _own(self) -> HostHeard:
-        owns = frozenset(shard for shard, service in self._services.items() if service.owning)
+        services = self._services.items()
+        owns = frozenset(shard for shard, service in services if service.lease.epoch and not service.gone.is_set())
         return HostHeard(
             at_s=self._clock.monotonic(),
             host=self.name,
-            wants=frozenset() if self._leaving else frozenset(self._shards),
+            wants=frozenset() if self._leaving else frozenset(self._services),
             owns=owns,
             leaving=self._leaving,
         )

@@ -97,7 +97,7 @@ class ShardService:
         self.haste = HasteWatch(protocol)
         self.owning = self.draining = self._finished = False
         self._heir = ""
-        self._gone = asyncio.Event()
+        self.gone = asyncio.Event()
         self.commits = 0
         self._lanes: dict[int, asyncio.Queue[Fold | Decided | Keep | Acknowledge | Dismiss]] = {}
         self.chores = Chores(self._on_failure)
@@ -120,15 +120,15 @@ class ShardService:
             reason = await self._ended
             await self.chores.stop()
             ledger = self.store.ledger(self.machine.ledger)
-            if not self._heir:
+            if reason != HANDED_OVER:
                 await self._record_ledger(ledger, reason)
             await patiently(lambda: self.lease.release(ledger, closed=self._finished, to=self._heir))
-            if self.archivist and not self._heir:
+            if self.archivist and reason != HANDED_OVER:
                 await self.archivist.close(self.bus, self.store, ledger, finished=self._finished)
             return reason
         finally:
             self.owning = False
-            self._gone.set()
+            self.gone.set()
             await self.chores.stop()
             for feed in self._feeds:
                 await feed.close()
@@ -139,7 +139,7 @@ class ShardService:
         self.tape.epoch = epoch = self.lease.epoch
         await patiently(lambda: self.store.open(epoch))
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
-        self.machine = Shard(self.run.protocol, self.shard, versions, books=self.store.books, ledger=former)
+        self.machine = Shard(self.run.protocol, self.shard, versions, books=self.store.copied_books(), ledger=former)
         self.ledger = self.machine.ledger
         for fragment in versions:
             self._lanes[fragment] = asyncio.Queue()
@@ -194,7 +194,7 @@ class ShardService:
 
     async def hand_over(self, to: str) -> None:
         """Make durable what is decided, decide nothing more, and release the shard to the process `to`."""
-        if not self.owning or self._heir or self._ended.done():
+        if not self.owning or self._heir or self._ended.done() or self.machine.finished:
             return
         self._heir = to
         with contextlib.suppress(TimeoutError):
@@ -202,7 +202,7 @@ class ShardService:
                 await asyncio.gather(*(lane.join() for lane in self._lanes.values()))
         if not self._ended.done():
             self._ended.set_result(HANDED_OVER)
-        await self._gone.wait()
+        await self.gone.wait()
 
     # --- facts --------------------------------------------------------------------------------------------------------
 

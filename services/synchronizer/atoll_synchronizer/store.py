@@ -171,6 +171,10 @@ class Store:
         ledger.learn(told)
         return ledger
 
+    def copied_books(self) -> dict[int, Books]:
+        """Return the durable books for a machine that will write on in them; ours change with what becomes durable."""
+        return {fragment: thawed(msgspec.json.encode(books)) for fragment, books in self.books.items()}
+
     async def _write(self, head: Head, revision: int, info: dict[str, str | int | float | bool]) -> int:
         """Write a head by compare-and-set; an earlier attempt whose answer was lost counts as this one."""
         subject, data = self._subjects.head(head.fragment), encode(head)

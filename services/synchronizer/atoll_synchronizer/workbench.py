@@ -3,7 +3,7 @@
 The machine decides by keys; the workbench does what the commands say with the arrays behind those keys. A contribution
 is read, decoded and *validated* before the machine hears that it is ready: right layout, right size, finite, its norms
 as claimed and within bounds. Its memory is let go with the fold, so a shard needs O(fragment) for the sums plus the few
-contributions between `ready` and `fold`.
+contributions between `ready` and `fold`. No more than `READS_AT_ONCE` are read at once: after an outage hundreds are queued.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ Vector = npt.NDArray[np.float32]
 T = TypeVar("T")
 
 INLINE_ELEMENTS_MAX = 1 << 16
+READS_AT_ONCE = 8
 
 
 class Workbench:
@@ -38,6 +39,7 @@ class Workbench:
         self._sizes = run.layout.fragment_sizes()
         self._ready: dict[PushKey, Vector] = {}
         self._folds: dict[int, FragmentFold] = {}
+        self._reading = asyncio.Semaphore(READS_AT_ONCE)
         self.bytes_in = 0
 
     async def fetch(self, key: PushKey, manifest: Contribution) -> float:
@@ -51,9 +53,10 @@ class Workbench:
         limit = frame_bytes_max(elements)
         if manifest.blob.size_bytes > limit:
             raise FrameRejected("oversized", "a frame is too large", got=manifest.blob.size_bytes, allowed=limit)
-        data = await self._bus.get_blob(manifest.blob, limit)
-        self.bytes_in += len(data)
-        self._ready[key], norm = await self._off_loop(elements, self._decode, key.fragment, data, manifest)
+        async with self._reading:
+            data = await self._bus.get_blob(manifest.blob, limit)
+            self.bytes_in += len(data)
+            self._ready[key], norm = await self._off_loop(elements, self._decode, key.fragment, data, manifest)
         return norm
 
     async def fold(self, key: PushKey, weight: float, scale: float) -> None:

@@ -25,7 +25,8 @@ class BusOptions:
         echo_s: how long an echo may take; three slow ones in a row cut the connection.
         chunk_bytes: payload bytes of one chunk.
         window: chunks in flight while writing a blob.
-        ack_pending_max: deliveries a durable consumer may hold unsettled.
+        ack_pending_max: deliveries a durable consumer may hold unsettled; more than a quorum of every fragment needs, or
+            a shard would wait for contributions that the broker does not hand out.
         stream_bytes_max: room of each stream that holds tensors.
         replicas: copies of each stream, inside one region.
     """
@@ -42,7 +43,7 @@ class BusOptions:
     echo_s: float = 5.0
     chunk_bytes: int = CHUNK_BYTES
     window: int = 8
-    ack_pending_max: int = 256
+    ack_pending_max: int = 1 << 16
     stream_bytes_max: int = 8 * GIB
     replicas: int = 1
 

@@ -20,7 +20,8 @@ import msgspec
 
 from atoll.protocol.events import PushKey, Share
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.quarantine import OFFENCES, Measure, remembered
+from atoll.protocol.quarantine import MEASURES_MAX, OFFENCES, Measure, is_outlier, stands_alone
+from atoll.protocol.settings import ProtocolSettings
 
 RANGES_MAX = 1024
 BOOKS_BYTES_MAX = 64 << 20
@@ -66,7 +67,7 @@ class Report(msgspec.Struct):
 
 
 class Books(msgspec.Struct):
-    """The books of one fragment; keys are `learner/incarnation`. `measures`: norms and steps of what was accepted last."""
+    """The books of one fragment; keys are `learner/incarnation`. `measures`: how long the last contributions were."""
 
     settled: dict[str, Settled] = msgspec.field(default_factory=dict)
     reports: dict[str, Report] = msgspec.field(default_factory=dict)
@@ -97,10 +98,18 @@ class Books(msgspec.Struct):
         account = self.settled.get(f"{learner}/{incarnation}")
         return 0 if account is None else account.offences
 
-    def measure(self, norm: float, steps: int) -> None:
-        """Remember how long an accepted displacement is; 0 says that nobody measured it."""
-        if norm > 0.0:
-            self.measures = remembered(self.measures, norm, steps)
+    def weigh(self, measure: Measure, base_norm: float, settings: ProtocolSettings) -> str:
+        """Return why a displacement of this length is refused, empty when it is not, and remember it.
+
+        A norm of 0 says that nobody measured it.
+        """
+        reason = ""
+        if is_outlier(self.measures, measure.norm, measure.steps, settings.outlier_ratio, base_norm):
+            reason = "outlier" if stands_alone(self.measures, measure.learner) else "unusual"
+        if measure.norm > 0.0 and 2 * measure.steps >= settings.interval_steps:
+            known = Measure(measure.norm, measure.steps, measure.learner, bool(reason))
+            self.measures = [*self.measures, known][-MEASURES_MAX:]
+        return reason
 
     def frozen(self, ledger: Ledger) -> bytes:
         """Return the books of this moment as JSON, with what learners have reported."""

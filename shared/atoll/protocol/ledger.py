@@ -72,6 +72,17 @@ class Ledger(msgspec.Struct):
         account.superseded = max(account.superseded, superseded)
         account.refused_local = max(account.refused_local, local)
 
+    def merged(self, learner: str, incarnation: int, tokens: int, *, late: bool) -> None:
+        """Enter tokens of a fragment that are about to be committed."""
+        account = self.account(learner, incarnation)
+        account.merged += 0 if late else tokens
+        account.merged_late += tokens if late else 0
+
+    def refused(self, learner: str, incarnation: int, tokens: int, reason: str) -> None:
+        """Enter tokens of a fragment that are refused."""
+        refused = self.account(learner, incarnation).refused
+        refused[reason] = refused.get(reason, 0) + tokens
+
     @property
     def run_tokens(self) -> int:
         """Return the tokens trained by all incarnations, as far as reported."""

@@ -7,21 +7,29 @@ from then on is refused unread as `quarantined`, no round waits for it, and it i
 stops with an error. Its next incarnation begins with a clean record: a restart is what mends most of these faults.
 
 **Outliers.** A displacement may be finite, of the right size and as long as claimed, and ruin the model all the same: a
-learner whose memory flips bits, or whose learning rate is a hundred times the run's. The yardstick is what was accepted
-of the same fragment before, with norms ||v_i|| over s_i steps:
+learner whose memory flips bits, or whose learning rate is a hundred times the run's. The yardstick is what came of the
+same fragment before, with norms ||v_i|| over s_i steps:
 
     outlier  <=>  ||v|| > outlier_ratio * median(||v_i||) * max(1, s / median(s_i))  and  ||v|| > 0.01 ||theta||
 
 A displacement over k times the steps may be k times as long, since every inner step has a bounded length. What is short
 beside the parameters themselves ruins nothing: where a run has converged, ten times almost nothing is no offence. Nothing is
-judged before `MEASURES_MIN` were accepted; the last `MEASURES_MAX` count. The measures and the offences are kept in the
-fragment's books, so an heir judges as its predecessor did.
+judged before `MEASURES_MIN` are known; the last `MEASURES_MAX` count.
+
+A yardstick must follow the run. While the learning rate warms up, what is usual grows with every round, and the first
+pushes of a run cover a step or two: so only spans of half an interval or more are measured. What is refused is measured as
+well: if the run has really changed, the median follows within some rounds. And an outlier is an offence only while its
+learner stands alone with it: somebody else's was accepted lately and nobody else's refused. Otherwise it is refused as
+`unusual`, and nobody is isolated for it. Measures and offences are kept in the fragment's books, so an heir judges as
+its predecessor did.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
+
+import msgspec
 
 from atoll.protocol.grace import median
 
@@ -48,8 +56,14 @@ NEGLIGIBLE_SHARE: Final = 0.01
 MEASURES_MIN: Final = 4
 MEASURES_MAX: Final = 16
 
-Measure = tuple[float, int]
-"""L2 norm of an accepted displacement and the inner steps it covers."""
+
+class Measure(msgspec.Struct, frozen=True, array_like=True):
+    """How long a learner's displacement was (L2), over how many inner steps, and whether it was refused for that."""
+
+    norm: float
+    steps: int
+    learner: str
+    refused: bool = False
 
 
 def is_outlier(measures: Sequence[Measure], norm: float, steps: int, ratio: float, base_norm: float = 0.0) -> bool:
@@ -59,11 +73,12 @@ def is_outlier(measures: Sequence[Measure], norm: float, steps: int, ratio: floa
     """
     if ratio <= 0.0 or len(measures) < MEASURES_MIN or norm <= NEGLIGIBLE_SHARE * base_norm:
         return False
-    usual_norm = median(norm for norm, _ in measures) or 0.0
-    usual_steps = median(float(steps) for _, steps in measures) or 1.0
+    usual_norm = median(known.norm for known in measures) or 0.0
+    usual_steps = median(float(known.steps) for known in measures) or 1.0
     return usual_norm > 0.0 and norm > ratio * usual_norm * max(1.0, steps / usual_steps)
 
 
-def remembered(measures: Sequence[Measure], norm: float, steps: int) -> list[Measure]:
-    """Return the measures with one more, without the oldest beyond `MEASURES_MAX`."""
-    return [*measures, (norm, steps)][-MEASURES_MAX:]
+def stands_alone(measures: Sequence[Measure], learner: str) -> bool:
+    """Return whether somebody else's displacement was accepted lately and nobody else's refused."""
+    others = [known for known in measures if known.learner != learner]
+    return bool(others) and not any(known.refused for known in others)

@@ -51,7 +51,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.grace import MovingAverage, grace_window_s, median
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.quarantine import OFFENCES, is_outlier
+from atoll.protocol.quarantine import OFFENCES, Measure
 from atoll.protocol.round import FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
 
@@ -154,6 +154,10 @@ class Shard:
         """Return whether the learner was heard recently enough: it may be silent for ten of its own steps."""
         return at_s - view.heard_s <= max(self.settings.silence_s, 10.0 * (view.step.value or 0.0))
 
+    def _listened(self, at_s: float) -> bool:
+        """Return whether we have been here for long enough to have heard whoever is there."""
+        return self.began_s is not None and at_s - self.began_s >= self.settings.silence_s
+
     # --- facts ----------------------------------------------------------------------------------------------------
 
     @singledispatchmethod
@@ -197,12 +201,14 @@ class Shard:
             return []
         account = self.ledger.account(event.key.learner, event.key.incarnation)
         account.trained = max(account.trained, event.trained_tokens)
+        view = self.learners.get(event.key.learner)
+        if view is not None and view.incarnation == event.key.incarnation:
+            view.heard_s = event.at_s
         if slot.books.knows(event.key):
             return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
         offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final)
         isolated = self.isolated(event.key.learner, event.key.incarnation)
-        reason = "quarantined" if isolated else slot.round.refusal(offer)
-        if reason:
+        if reason := "quarantined" if isolated else slot.round.refusal(offer):
             return self._refuse(slot, offer, reason, event.cause_id)
         slot.offers[event.key] = offer
         slot.round.loading.add(event.key)
@@ -214,11 +220,10 @@ class Shard:
         offer = slot.offers.get(event.key)
         if offer is None:
             raise ProtocolMisuse("a contribution became ready that nobody asked for", got=event.key)
-        ratio = self.settings.outlier_ratio
-        if is_outlier(slot.books.measures, event.norm, offer.steps, ratio, event.base_norm):
-            actions = self._refuse(slot, offer, "outlier", event.cause_id)
+        measure = Measure(event.norm, offer.steps, event.key.learner)
+        if reason := slot.books.weigh(measure, event.base_norm, self.settings):
+            actions = self._refuse(slot, offer, reason, event.cause_id)
             return actions + self._advance(slot, event.at_s, event.cause_id)
-        slot.books.measure(event.norm, offer.steps)
         if slot.round.phase is Phase.COMMITTING:
             slot.round.loading.discard(event.key)
             slot.parked.append(event.key)
@@ -283,8 +288,7 @@ class Shard:
         target = self.settings.tokens_target
         over = self.draining or bool(target and self.ledger.known_tokens >= target)
         busy = any(s.offers or s.round.shares or s.round.phase is Phase.COMMITTING for s in self.slots.values())
-        heard = self.began_s is not None and event.at_s - self.began_s >= self.settings.silence_s
-        if not over or busy or not heard or not event.proven or self.present(event.at_s):
+        if not over or busy or not self._listened(event.at_s) or not event.proven or self.present(event.at_s):
             return self._advance_all(event.at_s, event.cause_id)
         self.finished = True
         return [Finish(reason="drained" if self.draining else "token target reached", cause_id=event.cause_id)]
@@ -332,8 +336,8 @@ class Shard:
             run_tokens=self.ledger.known_tokens,
             cause_id=cause_id,
         )
-        again_s = at_s + max(RECALL_S_MIN, 2.0 * step_s)
-        again = ArmTimer(name=f"due/{slot.round.fragment}", due_s=again_s, cause_id=cause_id)
+        pause_s = max(RECALL_S_MIN, 2.0 * step_s)
+        again = ArmTimer(name=f"due/{slot.round.fragment}", due_s=at_s + pause_s, cause_id=cause_id)
         return [call, again, *self._advance(slot, at_s, cause_id)]
 
     def _advance_all(self, at_s: float, cause_id: str) -> list[Action]:
@@ -350,14 +354,12 @@ class Shard:
             )
             deadline_s = now.open_grace(at_s, grace_s)
             actions.append(ArmTimer(name=f"grace/{now.fragment}", due_s=deadline_s, cause_id=cause_id))
-        alone = not live and (self.draining or bool(self.learners))
+        alone = not live and (self.draining or bool(self.learners) or self._listened(at_s))
         reason = now.end(at_s, live, alone=alone)
         if reason:
             self._committing_since[now.fragment] = at_s
             for share in now.shares:
-                account = self.ledger.account(share.key.learner, share.key.incarnation)
-                account.merged += share.tokens if share.age == 0 else 0
-                account.merged_late += share.tokens if share.age else 0
+                self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
                 slot.books.merge(share)
             commit = now.commit(at_s, reason, len(live), cause_id)
             actions.append(replace(commit, books=slot.books.frozen(self.ledger)))
@@ -371,8 +373,7 @@ class Shard:
         actions: list[Action] = []
         final = False
         for offer in ready:
-            reason = slot.round.refusal(offer)
-            if reason:
+            if reason := slot.round.refusal(offer):
                 actions += self._refuse(slot, offer, reason, cause_id)
             else:
                 actions.append(slot.round.fold(offer, cause_id))
@@ -390,8 +391,7 @@ class Shard:
         slot.round.drop(offer)
         slot.books.refuse(offer.key, offer.tokens, reason)
         learner, incarnation, *_ = offer.key
-        refused = self.ledger.account(learner, incarnation).refused
-        refused[reason] = refused.get(reason, 0) + offer.tokens
+        self.ledger.refused(learner, incarnation, offer.tokens, reason)
         refusal = Acknowledge(key=offer.key, fate="refused", reason=reason, cause_id=cause_id)
         isolate: list[Action] = []
         offences = self.offences(learner, incarnation)
