@@ -19,6 +19,7 @@ from storm import Fault
 from atoll.protocol.ledger import Ledger
 
 LEVEL = 19
+SCHEMA = 2
 EXTRACT_BYTES_MAX = 256 << 20
 Row = tuple[float, int, int, float]
 Ranges = list[list[int]]
@@ -42,6 +43,23 @@ class Round(msgspec.Struct, array_like=True, frozen=True):
     fragment: int
     version: int
     shares: list[Share]
+
+
+class Made(msgspec.Struct, array_like=True, frozen=True):
+    """One version as its head told of it, while it was the newest; `digest` is that of its frame."""
+
+    fragment: int
+    version: int
+    digest: str
+    shares: list[Share]
+
+
+class Booked(msgspec.Struct, array_like=True, frozen=True):
+    """Tokens of one incarnation and fragment by fate, as the books have them at the end."""
+
+    merged: int
+    merged_late: int
+    refused: int
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
@@ -75,8 +93,14 @@ class Extract(msgspec.Struct, kw_only=True):
         rounds, refusals: the tape; versions by fragment in `heads` are the last ones visible.
         acknowledged: push numbers, by learner/incarnation/fragment, whose manifests the broker said it had stored.
         settled: the same, of those that have a fate by the books at the end.
+        stored: pairs (push, tokens) of the same keys, of what was heard of as stored.
+        booked: tokens by fate of the same keys, by the books at the end.
+        made: versions whose head was read when it was announced, whether or not the tape has a line for them.
+        merged: tokens merged by fragment, as the last heads count them.
+        age_damping: the factor on a late displacement, per version of age.
         ledger: what the shards closed with.
         report: fates and validation of `report.json`; of the baseline what corresponds to them.
+        schema: which of these were recorded; an extract of another schema is measured again.
         step_tokens: tokens of one step of the whole group (the baseline only).
     """
 
@@ -94,6 +118,12 @@ class Extract(msgspec.Struct, kw_only=True):
     heads: dict[int, int] = {}
     acknowledged: dict[str, Ranges] = {}
     settled: dict[str, Ranges] = {}
+    stored: dict[str, list[tuple[int, int]]] = {}
+    booked: dict[str, Booked] = {}
+    made: list[Made] = []
+    merged: dict[int, int] = {}
+    age_damping: float = 1.0
+    schema: int = 1
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     report: dict[str, Any] = {}
     step_tokens: int = 0

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import msgspec
-from extracts import Course, Extract, Row
+from extracts import SCHEMA, Course, Extract, Row
 from results import commit, machine, sources
 from storm import Links, Storm, Victim, chosen
 from synchronous import SIZE, Line, compile_program, read_checkpoint
@@ -39,6 +39,7 @@ def run_group(course: Course, corpus: Path, out: Path) -> Extract:
     (out / "logs").mkdir(parents=True)
     names = [COORDINATOR, *workers(course)]
     extract = Extract(course=course, sources=sources(), machine=machine(), commit=commit(), began_s=0.0)
+    extract.schema = SCHEMA
     with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
         fleet = Fleet(out / "logs", SystemClock())
         with Links(names, broker.port) as links:

@@ -3,11 +3,12 @@
 Every learner, shard and standby reaches the broker through a relay of its own (`atoll up --via`), so that its link can be
 cut or swallowed. Learners are paced (a step takes `PACE` times its own computing, as if its device were elsewhere), so
 that the machine's cores do not decide. `atoll up` starts again what was killed; the broker is started again here. The
-recorder listens at the broker itself: heartbeats, and taps that say which contributions were stored.
+recorder listens at the broker itself: heartbeats, and taps that say which contributions were stored and that a head is new.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -21,22 +22,22 @@ from typing import Any, TypeVar
 
 import msgspec
 import psutil
-from extracts import Course, Extract, Ranges, Refusal, Round, Row, Share, ranges
+from extracts import SCHEMA, Booked, Course, Extract, Made, Ranges, Refusal, Round, Row, Share, ranges
 from results import commit, machine, sources
 from storm import Links, Storm, Victim, chosen
 from weather import Planned, storm
 
 from atoll.bus.broker import EmbeddedBroker
 from atoll.bus.connect import open_bus
-from atoll.bus.interface import Bus
+from atoll.bus.interface import INFO_HEADER, Bus
 from atoll.bus.subjects import Subjects
 from atoll.errors import AtollError
 from atoll.island.accounts import closing_ledger
 from atoll.island.founding import read_heads, read_run
 from atoll.island.home import LoopThread
-from atoll.protocol.books import BOOKS_BYTES_MAX, thawed
+from atoll.protocol.books import BOOKS_BYTES_MAX, Settled, thawed
 from atoll.up.options import shard_names, standby_names
-from atoll.wire.messages import Beat, Event, Lease, decode
+from atoll.wire.messages import Beat, Event, Head, Lease, decode
 
 SHARDS, STANDBYS = 2, 1
 PACE = 12.0
@@ -56,6 +57,7 @@ T = TypeVar("T")
 def run_up(course: Course, corpus: Path, out: Path) -> Extract:
     """Run one course and return its extract."""
     extract = Extract(course=course, sources=sources(), machine=machine(), commit=commit(), began_s=0.0)
+    extract.schema = SCHEMA
     with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
         with Links(link_names(course), broker.port) as links:
             up = subprocess.Popen(command(course, corpus, out, broker.url, links))
@@ -165,9 +167,11 @@ class Recorder:
         self._subjects = Subjects(run)
         self._run = run
         self._beats: dict[str, list[Row]] = defaultdict(list)
-        self._stored: dict[str, set[int]] = defaultdict(set)
+        self._stored: dict[str, dict[int, int]] = defaultdict(dict)
+        self._made: dict[tuple[int, int, str], Made] = {}
         self._bus: Bus = self._wait(open_bus(url, run, name="recorder", provision=False), READ_S)
-        self._hearing = [self._home.submit(self._hear_beats()), self._home.submit(self._hear_queue())]
+        hearing = (self._hear_beats, self._hear_queue, self._hear_heads)
+        self._hearing = [self._home.submit(hear()) for hear in hearing]
 
     def await_steps(self, learners: int, up: subprocess.Popen[bytes]) -> None:
         """Return once so many learners have taken a step."""
@@ -218,7 +222,9 @@ class Recorder:
             for life, rows in sorted(self._beats.items())
         }
         extract.acknowledged = {key: ranges(found) for key, found in sorted(self._stored.items())}
+        extract.stored = {key: sorted(found.items()) for key, found in sorted(self._stored.items())}
         self._wait(self._read(extract), READ_S)
+        extract.made = [made for _, made in sorted(self._made.items())]
 
     def close(self) -> None:
         """Let go of the broker."""
@@ -247,7 +253,21 @@ class Recorder:
             learner, *parts = whisper.headers.get("Nats-Msg-Id", "").rsplit("-", 3)
             if ".bye." not in whisper.subject:
                 incarnation, fragment, push = parts
-                self._stored[f"{learner}/{incarnation}/{fragment}"].add(int(push))
+                tokens = int(msgspec.json.decode(whisper.headers[INFO_HEADER])["tokens"])
+                self._stored[f"{learner}/{incarnation}/{fragment}"][int(push)] = tokens
+
+    async def _hear_heads(self) -> None:
+        """Read every head that is announced; one that the next replaces before it is read is not in what was made."""
+        async for whisper in await self._bus.listen(self._subjects.tap("gl.head.*"), len_max=1 << 16):
+            with contextlib.suppress(AtollError):
+                record = await self._bus.get_record(self._subjects.head(whisper.subject.rpartition(".")[2]))
+                if record is not None:
+                    self._note(decode(Head, record.data))
+
+    def _note(self, head: Head) -> None:
+        shares = [Share(i.learner, i.incarnation, i.push, i.age, i.tokens) for i in head.included]
+        key = (head.fragment, head.version, head.blob.digest)
+        self._made[key] = Made(*key, shares)
 
     async def _read(self, extract: Extract) -> None:
         began_s = extract.began_s
@@ -258,18 +278,25 @@ class Recorder:
         run = await read_run(self._bus, self._subjects)
         if run is None:
             raise SystemExit("the run has no record")
-        extract.fragments = len(run.layout.fragments)
+        extract.fragments, extract.age_damping = len(run.layout.fragments), run.protocol.age_damping
         for fragment, head in (await read_heads(self._bus, self._subjects, run.layout)).items():
-            extract.heads[fragment] = head.version
+            self._note(head)
+            extract.heads[fragment], extract.merged[fragment] = head.version, head.tokens_merged
             if head.books is not None:
                 books = thawed(await self._bus.get_blob(head.books, BOOKS_BYTES_MAX))
                 extract.settled |= {f"{who}/{fragment}": pushes_of(account) for who, account in books.settled.items()}
+                extract.booked |= {f"{who}/{fragment}": booked_of(account) for who, account in books.settled.items()}
 
     async def _events(self, kind: str) -> list[Event]:
         return [decode(Event, e.data) for e in await self._bus.replay(self._subjects.event(kind, "*"), limit=TAPE_MAX)]
 
 
-def pushes_of(account: Any) -> Ranges:  # noqa: ANN401  (atoll.protocol.books.Settled)
+def booked_of(account: Settled) -> Booked:
+    """Return the tokens of one account by fate."""
+    return Booked(account.merged, account.merged_late, sum(account.refused.values()))
+
+
+def pushes_of(account: Settled) -> Ranges:
     """Return the settled push numbers of one account."""
     return [list(pair) for pair in account.pushes]
 

@@ -1,23 +1,18 @@
-"""From extracts to figures: what must be zero or exact, how soon things went on, what it cost. Pure.
-
-The tape has one line per commit, written after it; an owner that is killed between the two leaves a commit without a
-line, which the next version makes visible as a gap. So whether every acknowledged contribution has a fate is read from
-the books, which became visible with their commit, and not from the tape.
-"""
+"""From extracts to figures: how soon things went on, what it cost; what must be zero or exact is in `safety`. Pure."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from extracts import Extract, Round, numbers
+from extracts import Extract, Round
 from goodput import Window, gaps, paces, participation, useful_share
 from reports import loss_beside, merged_tokens
 from results import Figure
+from safety import safety
 from storm import Fault
 
 KILLS_MIN = 200
@@ -79,52 +74,6 @@ def what_was_done(extract: Extract, kills_min: int | None) -> list[Figure]:
         ),
         Figure("faults", float(len(extract.faults)), "faults", "", None, what),
     ]
-
-
-# --- what must be zero or exact -----------------------------------------------------------------------------------------
-
-
-def safety(extract: Extract) -> list[Figure]:
-    """Return what must be zero or exact whatever happens."""
-    versions: dict[int, list[int]] = defaultdict(list)
-    pushes: Counter[tuple[str, int, int, int]] = Counter()
-    for made in extract.rounds:
-        versions[made.fragment].append(made.version)
-        pushes.update((share.learner, share.incarnation, made.fragment, share.push) for share in made.shares)
-    forks = sum(len(made) - len(set(made)) + (made != sorted(made)) for made in versions.values())
-    silent = sum(last - len(set(versions[fragment]) - {0}) for fragment, last in extract.heads.items())
-    twice = sum(count - 1 for count in pushes.values())
-    lost = sum(
-        len(numbers(found) - numbers(extract.settled.get(who, []))) for who, found in extract.acknowledged.items()
-    )
-    heard = sum(len(numbers(found)) for found in extract.acknowledged.values())
-    unsettled = sum(max(0, a.pushed - a.settled) for a in extract.ledger.accounts.values())
-    report = extract.report
-    exact = bool(report["fates_exact"] and sum(report["tokens_by_fate"].values()) == report["tokens_trained"])
-    isolated = report.get("quarantined", [])
-    fates = json.dumps(report["tokens_by_fate"])
-    fates += "".join(f"; {error}" for error in report.get("fates_errors", [])[:4])
-    return [
-        zero("versions made twice or out of order", forks, "versions", f"{len(extract.rounds)} commits on the tape"),
-        zero("contributions merged twice", twice, "pushes", f"{len(pushes)} contributions in commits on the tape"),
-        zero("acknowledged and without a fate", lost, "pushes", f"{heard} heard of as stored, by the books at the end"),
-        zero("pushed and without a fate", unsettled, "token-fragments", "by the ledgers that shards closed with"),
-        Figure("every token has one fate", float(exact), "exact", "1", exact, fates),
-        zero("honest learners isolated", len(isolated), "learners", json.dumps(isolated)),
-        Figure(
-            "commits without a line on the tape",
-            float(silent),
-            "commits",
-            "",
-            None,
-            "their owner died between the commit and the line",
-        ),
-    ]
-
-
-def zero(name: str, count: int, unit: str, how: str) -> Figure:
-    """Return a figure that must be zero."""
-    return Figure(name, float(count), unit, "0", count == 0, how)
 
 
 # --- how soon things went on --------------------------------------------------------------------------------------------
