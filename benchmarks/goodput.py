@@ -2,12 +2,15 @@
 
 **Participation** is stepping time over present time: the learner-seconds of the measured window in which steps were
 taken, over the learner-seconds of the window. Every learner counts as present from the beginning of the window to its
-end, dead or alive, because a fault is what keeps it away. Between two rows of one life stepping is the new steps times
-the seconds a step takes, at most the time between the rows. A step that was taken and later thrown away counts.
+end, dead or alive, because a fault is what keeps it away; one that never came back, or never stepped, as well. The rows of
+the baseline are its group's, which steps as one: what they say holds for each of its workers. Between two rows of one life
+stepping is the new steps times the seconds a step takes, at most the time between the rows. A step that was taken and
+later thrown away counts.
 
 **Useful-step share** is the tokens that entered the model in the window over the tokens that the same system's learners
 would have trained in the same time undisturbed. Of Atoll what was merged, in time or late; of the baseline the steps
-that its group still has at the end: what it rolled back is not in it.
+that its group still has at the end: what it rolled back is not in it. A late contribution counts with all its tokens
+although its displacement is damped; the *damped* share counts `age_damping^age` of them, as the merge does.
 """
 
 from __future__ import annotations
@@ -34,20 +37,21 @@ def participation(extract: Extract) -> float:
             if between_s > 0.0 and whole_s > 0.0:
                 stepped_s = min(whole_s, (after[1] - before[1]) * after[3])
                 stepping[learner] += stepped_s * between_s / whole_s
-    return sum(stepping.values()) / (seconds * len(stepping)) if stepping else 0.0
+    present = 1 if extract.course.system == "synchronous" else extract.course.learners
+    return sum(stepping.values()) / (seconds * present)
 
 
-def useful_share(extract: Extract, plain: Extract) -> float:
+def useful_share(extract: Extract, plain: Extract, damping: float = 1.0) -> float:
     """Return useful tokens over those possible at the rate of `plain`, the same system undisturbed."""
     possible = trained(plain) / plain.course.seconds * extract.course.seconds
-    return useful(extract) / possible if possible else 0.0
+    return useful(extract, damping) / possible if possible else 0.0
 
 
-def useful(extract: Extract) -> float:
-    """Return the tokens that entered the model in the window."""
+def useful(extract: Extract, damping: float = 1.0) -> float:
+    """Return the tokens that entered the model in the window, each times `damping` per version of its age."""
     if extract.course.system == "synchronous":
         return kept_steps(extract) * extract.step_tokens
-    merged = sum(share.tokens for made in within(extract) for share in made.shares)
+    merged = sum(share.tokens * damping**share.age for made in within(extract) for share in made.shares)
     return merged / extract.fragments
 
 

@@ -259,6 +259,10 @@ def shares(extract: Extract, plain: Extract | None) -> list[Figure]:
         share = useful_share(extract, plain)
         how = "tokens that entered the model over those possible in the same time undisturbed"
         found.append(Figure("useful-step share", share, "ratio", "", None, how))
+    if plain is not None and extract.course.system == "atoll":
+        damped = useful_share(extract, plain, extract.age_damping)
+        how = f"the same, with {extract.age_damping:g} per version of age of what was merged late"
+        found.append(Figure("useful-step share, damped", damped, "ratio", "", None, how))
     return found
 
 

@@ -288,6 +288,29 @@ def test_a_dead_learner_counts_as_present() -> None:
     assert useful_share(extract, calm()) == pytest.approx(0.75, abs=0.02)
 
 
+def test_a_learner_that_never_came_back_counts_as_present() -> None:
+    """One of two learners that took no step at all takes half of the participation."""
+    extract = calm("storm-1", 1.0)
+    del extract.lives["learner-2/1"]
+
+    assert participation(extract) == pytest.approx(0.5)
+
+
+def test_late_contributions_count_whole_and_beside_it_damped() -> None:
+    """All of one learner's contributions are a version late: half of the tokens count half."""
+    extract = calm("storm-1", 1.0)
+    extract.age_damping = 0.5
+    late = [m.shares[1] for m in extract.rounds]
+    extract.rounds = [
+        msgspec.structs.replace(m, shares=[m.shares[0], msgspec.structs.replace(share, age=1)])
+        for m, share in zip(extract.rounds, late, strict=True)
+    ]
+    found = figures([calm(), extract])
+
+    assert verdict(found, "storm-1: useful-step share").value == pytest.approx(1.0, abs=0.02)
+    assert verdict(found, "storm-1: useful-step share, damped").value == pytest.approx(0.75, abs=0.02)
+
+
 def test_steps_that_were_rolled_back_are_stepping_but_not_useful() -> None:
     """The synchronous group is at step 30 when it breaks, goes back to 20, and ends at 40: 50 taken, 40 kept."""
     lines = [Line(BEGAN_S, "formed", 1, 0)]
