@@ -29,7 +29,8 @@ help:  ## list the targets and the variables
 #: SEED=7              the seed of a benchmark (bench, bench-parity, bench-faults, bench-rebuild, bench-dst, chaos), of the order of tests (test),
 #:                     or of the one schedule to show (dst)
 #: RATES=1,4,16        faults per minute of the storms (chaos)
-#: KILLS=200           how many processes the hardest storm kills at least; sets the length of all runs (chaos)
+#: KILLS=200           how many processes the gauntlet kills at least; sets its length (chaos)
+#: GAUNTLET=32         faults per minute of the gauntlet (chaos)
 #: ONLY=storm-4        do this run alone; what was measured before is kept (chaos)
 #: SCHEDULES=2000      how many simulated fault schedules are played (dst, test)
 #: ARGS="-k round"     more arguments for pytest (test)
@@ -73,7 +74,7 @@ bench-rebuild: $(READY)  ## delete the broker's store under a run and measure wh
 	$(PY) benchmarks/rebuild.py $(BENCH_FLAGS)
 
 chaos: $(READY)  ## kill and freeze everything at random, and read from the tape what it cost
-	$(PY) benchmarks/chaos.py $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(ONLY),--only $(ONLY))
+	$(PY) benchmarks/chaos.py $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(GAUNTLET),--gauntlet $(GAUNTLET)) $(if $(ONLY),--only $(ONLY))
 
 dst: $(READY)  ## play simulated schedules of faults on all cores until a promise breaks, the time is up or enough are played
 	$(PY) -m atoll.sim.dst $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED))

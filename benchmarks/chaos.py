@@ -1,15 +1,19 @@
 """A storm over real processes, beside the same storm over a synchronous baseline: `make chaos`.
 
-Runs, each of the same length, so that losses compare after the same time as well as at equal tokens:
+Runs of the same length, `--minutes`, so that losses compare after the same time as well as at equal tokens:
 
     undisturbed        `atoll up`, three learners, two shards and a standby for each: no fault
     storm-1, -4, -16   the same at so many faults a minute (see `weather` for the kinds), with one partition of a minute
     sync-undisturbed   the synchronous baseline (see `synchronous`), no fault
     sync-1, -4, -16    the baseline under the same forecasts
 
-The length is what the highest rate needs for `--kills` kills. A run that was measured with the same sources and the same
-course is kept and not repeated, so that the parts can be made one after the other: `--only storm-4`. At the end figures are
-computed from all extracts that are there, and from nothing else (see `extracts`, `verdicts`, `goodput`).
+And one of its own rate, as long as it takes to kill `--kills` processes, which is asked for safety only:
+
+    gauntlet           `atoll up` at `--gauntlet` faults a minute
+
+A run that was measured with the same sources and the same course is kept and not repeated, so that the parts can be made
+one after the other, `--only storm-4`, or two of them at a time by two invocations. At the end figures are computed from all
+extracts that are there, and from nothing else (see `extracts`, `safety`, `verdicts`, `goodput`).
 
 Nothing is believed that a process says of itself during a storm: the tape, which the broker kept, must show every version
 of every fragment once and in order and every contribution merged once; every contribution that the broker said it had
@@ -19,19 +23,23 @@ stored must have a fate in the books; the ledgers must settle, and the report mu
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from extracts import Course, Extract, load, save
+from extracts import SCHEMA, Course, Extract, load, save
 from results import sources, write
-from verdicts import KILLS_MIN, figures
+from verdicts import figures
 from weather import seconds_for
 
 FOLDER = Path("build/chaos")
 RATES = (1.0, 4.0, 16.0)
+MINUTES = 9.0
+GAUNTLET = 32.0
+KILLS_MIN = 200
 LEARNERS = 3
 PARTITION_S = 60.0
 
@@ -43,27 +51,23 @@ def main() -> int:
     names = [course.name for course in every]
     if unknown := set(options.only) - set(names):
         raise SystemExit(f"no such run: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    minutes = every[0].seconds / 60.0
-    print(f"{len(every)} runs of {minutes:.1f} minutes each, and about two more to begin and end", flush=True)
-    found: list[Extract] = []
-    paths: list[Path] = []
-    for course in every:
-        path = path_of(course)
-        extract = kept(course, path)
-        if extract is None and (not options.only or course.name in options.only):
-            extract = measure(course, path)
-        if extract is not None:
-            found.append(extract)
-            paths.append(path)
-    return write("chaos", options.seeds[0], figures(found), paths)
+    wanted = [course for course in every if not options.only or course.name in options.only]
+    for course in wanted:
+        print(f"{course.name}: {course.seconds / 60.0:.1f} minutes, and about two more to begin and end", flush=True)
+    measured = {c.name: measure(c, path_of(c)) for c in wanted if kept(c, path_of(c)) is None}
+    # Read at the end only: another invocation may have measured others meanwhile.
+    found = [(measured.get(c.name) or kept(c, path_of(c)), path_of(c)) for c in every]
+    there = [(extract, path) for extract, path in found if extract is not None]
+    return write("chaos", options.seeds[0], figures([e for e, _ in there]), [path for _, path in there])
 
 
 def parsed() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", type=numbers, default=list(RATES), help="faults per minute, as 1,4,16")
-    parser.add_argument("--kills", type=int, default=KILLS_MIN, help="kills in the run with the highest rate")
-    parser.add_argument("--minutes", type=float, default=0.0, help="each run this long instead of as --kills needs")
+    parser.add_argument("--kills", type=int, default=KILLS_MIN, help="kills in the gauntlet, which sets its length")
+    parser.add_argument("--gauntlet", type=float, default=GAUNTLET, help="faults per minute of the gauntlet")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="length of every run but the gauntlet")
     parser.add_argument("--partition", type=float, default=PARTITION_S, help="seconds of the partition")
     parser.add_argument("--only", action="append", default=[], help="do this run and no other; repeatable")
     parser.add_argument("--seed", type=int, default=0)
@@ -80,7 +84,7 @@ def numbers(text: str) -> list[float]:
 
 def courses(options: argparse.Namespace, seed: int) -> list[Course]:
     """Return every run of one seed, in the order in which they are made."""
-    seconds = 60.0 * options.minutes or seconds_for(seed, max(options.rates), options.kills)
+    seconds = 60.0 * options.minutes
     suffix = "" if seed == options.seeds[0] else f"-seed{seed}"
     found = []
     for system, calm, stem in (("atoll", "undisturbed", "storm"), ("synchronous", "sync-undisturbed", "sync")):
@@ -88,7 +92,11 @@ def courses(options: argparse.Namespace, seed: int) -> list[Course]:
             name = f"{stem}-{rate:g}".replace(".", "_") if rate else calm
             partition_s = options.partition if rate else 0.0
             found.append(Course(name + suffix, system, rate, seed, seconds, partition_s, LEARNERS))
-    return found
+    lasts_s = seconds_for(seed, options.gauntlet, options.kills)
+    gauntlet = Course(
+        "gauntlet" + suffix, "atoll", options.gauntlet, seed, lasts_s, options.partition, LEARNERS, options.kills
+    )
+    return [*found, gauntlet]
 
 
 def path_of(course: Course) -> Path:
@@ -101,7 +109,8 @@ def kept(course: Course, path: Path) -> Extract | None:
     if not path.exists() or sources() == "changed":
         return None
     extract = load(path)
-    return extract if extract.course == course and extract.sources == sources() else None
+    same = (extract.course, extract.sources, extract.schema) == (course, sources(), SCHEMA)
+    return extract if same else None
 
 
 def measure(course: Course, path: Path) -> Extract:
@@ -118,11 +127,14 @@ def measure(course: Course, path: Path) -> Extract:
 
 
 def prepare() -> Path:
-    """Make the token shards of the standard library once; all runs read the same."""
+    """Make the token shards of the standard library once; all runs read the same, and who comes second waits."""
     corpus = FOLDER / "corpus"
-    if not (corpus / "meta.json").exists():
-        words = [sys.executable, "-m", "atoll.cli", "data", "prepare", "--stdlib", "--out", str(corpus)]
-        subprocess.run(words, check=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with corpus.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (corpus / "meta.json").exists():
+            words = [sys.executable, "-m", "atoll.cli", "data", "prepare", "--stdlib", "--out", str(corpus)]
+            subprocess.run(words, check=True)
     return corpus
 
 

@@ -74,7 +74,10 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Course(msgspec.Struct, frozen=True):
-    """What makes a run the run it is; a kept extract of the same course and sources is not measured again."""
+    """What makes a run the run it is; a kept extract of the same course and sources is not measured again.
+
+    `kills_min` is what a gauntlet must kill; 0 for the runs that are compared with each other, all of the same length.
+    """
 
     name: str
     system: str
@@ -83,6 +86,7 @@ class Course(msgspec.Struct, frozen=True):
     seconds: float
     partition_s: float
     learners: int
+    kills_min: int = 0
 
 
 class Extract(msgspec.Struct, kw_only=True):

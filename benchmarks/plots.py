@@ -49,6 +49,9 @@ def plot(extracts: Sequence[Extract], measure: Measure, name: str) -> str:
     found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for extract in extracts:
         course = extract.course
+        if course.kills_min:
+            # A gauntlet has a length of its own.
+            continue
         value = measure(extract, undisturbed.get((course.system, course.seed)))
         if value is not None:
             found[course.system][course.per_minute].append(value)

@@ -26,7 +26,9 @@ WORDS = {
     "chaos": """\
 **Runs.** `undisturbed` and `storm-R` are one `atoll up` each: three learners, two shards with a standby each, real processes,
 every one of them behind a relay of its own, R faults a minute drawn from one seed (SIGKILL of owners, standbys, learners
-and the broker, SIGSTOP of owners, cut connections, black holes) and one partition of one learner. `sync-…` are the
+and the broker, SIGSTOP of owners, cut connections, black holes) and one partition of one learner. `gauntlet` is one more at
+a higher rate, as long as it takes to kill as many as its goal says; it has a length of its own, so it is asked for safety
+only and is in no plot. `sync-…` are the
 synchronous baseline under the same forecasts: workers for learners, a coordinator for owners. What the baseline models,
 and what favours it, is said in [`benchmarks/synchronous.py`](../../benchmarks/synchronous.py).
 

@@ -43,7 +43,9 @@ def write(target: str, seed: int, figures: list[Figure], raw: Sequence[Path] = (
         **({"raw": [str(path) for path in raw]} if raw else {}),
     }
     path = RESULTS / f"{target}.json"
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    aside = path.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    aside.replace(path)
     for figure in figures:
         verdict = {True: "holds", False: "MISSED", None: "-"}[figure.holds]
         print(f"{figure.name:<64} {figure.value:>10.4g} {figure.unit:<12} {figure.goal:<28} {verdict}")

@@ -15,7 +15,6 @@ from results import Figure
 from safety import safety
 from storm import Fault
 
-KILLS_MIN = 200
 COMMIT_MAX_S = 5.0
 LOSS_MAX = 0.01
 PACE_MIN = 0.99
@@ -28,12 +27,14 @@ def figures(extracts: Sequence[Extract]) -> list[Figure]:
     """Return every figure of the runs that were measured; what a missing run would have told is left out."""
     undisturbed = plains(extracts)
     storms = [e for e in extracts if e.course.per_minute]
-    top = max((e.course.per_minute for e in storms), default=0.0)
     found: list[Figure] = []
     for extract in [*undisturbed.values(), *storms]:
         plain = undisturbed.get((extract.course.system, extract.course.seed))
-        goal = KILLS_MIN if extract.course.per_minute == top else None
-        found += named(extract, [*what_was_done(extract, goal), *shares(extract, plain)])
+        found += named(extract, what_was_done(extract))
+        if extract.course.kills_min:
+            found += named(extract, [*safety(extract), *([] if plain is None else [loss_at_equal(extract, plain)])])
+            continue
+        found += named(extract, shares(extract, plain))
         if extract.course.system == "atoll":
             found += named(extract, [*safety(extract), *recovery(extract), *partition(extract)])
             found += named(extract, [] if plain is None or plain is extract else quality(extract, plain))
@@ -41,7 +42,7 @@ def figures(extracts: Sequence[Extract]) -> list[Figure]:
             found += named(
                 extract, [final_loss(extract), thrown_away(extract, "tokens rolled back", "to a checkpoint")]
             )
-    return [*found, *takeovers([e for e in storms if e.course.system == "atoll"])]
+    return [*found, *takeovers([e for e in storms if e.course.system == "atoll" and not e.course.kills_min])]
 
 
 def plains(extracts: Sequence[Extract]) -> dict[tuple[str, int], Extract]:
@@ -55,21 +56,21 @@ def named(extract: Extract, found: Sequence[Figure]) -> list[Figure]:
     return [Figure(f"{name}: {f.name}", f.value, f.unit, f.goal, f.holds, f.how) for f in found]
 
 
-def what_was_done(extract: Extract, kills_min: int | None) -> list[Figure]:
+def what_was_done(extract: Extract) -> list[Figure]:
     """Return how many faults there were, and how many of them were kills."""
     if not extract.course.per_minute:
         return []
     kinds = Counter(f"{fault.act} {fault.role}" for fault in extract.faults)
     killed = sum(fault.act == "kill" for fault in extract.faults)
     what = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-    goal = f">= {kills_min}" if kills_min and extract.course.system == "atoll" else ""
+    least = extract.course.kills_min
     return [
         Figure(
             "kills",
             float(killed),
             "kills",
-            goal,
-            killed >= kills_min if goal and kills_min else None,
+            f">= {least}" if least else "",
+            killed >= least if least else None,
             f"in {extract.course.seconds / 60:.1f} minutes; {extract.missed} planned faults found nobody",
         ),
         Figure("faults", float(len(extract.faults)), "faults", "", None, what),
@@ -268,13 +269,17 @@ def shares(extract: Extract, plain: Extract | None) -> list[Figure]:
 
 def quality(extract: Extract, plain: Extract) -> list[Figure]:
     """Return the loss beside the undisturbed run's at equal merged tokens, and what died with learners."""
-    report = extract.report
-    loss, losses = loss_beside(report, plain.report)
     return [
-        Figure("held-out loss", loss, "ratio", f"<= {LOSS_MAX}", loss <= LOSS_MAX, losses),
+        loss_at_equal(extract, plain),
         final_loss(extract),
         thrown_away(extract, "tokens lost with killed learners", "open when an incarnation died"),
     ]
+
+
+def loss_at_equal(extract: Extract, plain: Extract) -> Figure:
+    """Return by how much the loss is above the undisturbed run's at equal merged tokens."""
+    loss, losses = loss_beside(extract.report, plain.report)
+    return Figure("held-out loss", loss, "ratio", f"<= {LOSS_MAX}", loss <= LOSS_MAX, losses)
 
 
 def thrown_away(extract: Extract, name: str, how: str) -> Figure:

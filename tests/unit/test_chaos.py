@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+import chaos
 import msgspec
 import pytest
-from extracts import Booked, Course, Extract, Made, Refusal, Round, Row, Share, load, numbers, ranges, save
+import results
+from chaos import courses, parsed
+from extracts import SCHEMA, Booked, Course, Extract, Made, Refusal, Round, Row, Share, load, numbers, ranges, save
 from goodput import gaps, participation, useful_share
 from group_in_storm import enter_steps
+from plots import plots
 from publish import differences, publish
 from results import Figure
 from safety import safety
 from storm import Fault
 from synchronous import Line
 from verdicts import figures, partition, recovery, takeovers
+from weather import seconds_for
 
 from atoll.protocol.ledger import Account, Ledger
 
@@ -286,6 +295,121 @@ def test_a_dead_learner_counts_as_present() -> None:
 
     assert participation(extract) == pytest.approx(0.75)
     assert useful_share(extract, calm()) == pytest.approx(0.75, abs=0.02)
+
+
+def test_a_gauntlet_is_asked_for_safety_and_kills_only() -> None:
+    """It has a length of its own: no share of time, no recovery, no plot; too few kills miss its goal."""
+    extract = stormy()
+    extract.course = msgspec.structs.replace(extract.course, name="gauntlet", per_minute=32.0, kills_min=3)
+    found = [figure for figure in figures([calm(), extract]) if figure.name.startswith("gauntlet: ")]
+    killed, loss = verdict(found, "gauntlet: kills"), verdict(found, "gauntlet: held-out loss")
+    extract.course = msgspec.structs.replace(extract.course, kills_min=4)
+
+    assert {figure.name.removeprefix("gauntlet: ") for figure in found} == {
+        "kills",
+        "faults",
+        "held-out loss",
+        *(figure.name for figure in safety(extract)),
+    }
+    assert (killed.value, killed.holds, loss.holds) == (3.0, True, True)
+    assert verdict(figures([extract]), "gauntlet: kills").holds is False
+    assert plots([calm(), extract]) == plots([calm()])
+
+
+def test_the_gauntlet_alone_is_as_long_as_its_kills_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other runs are `--minutes` long, whatever the gauntlet is."""
+    monkeypatch.setattr(sys, "argv", ["chaos.py", "--minutes", "3", "--kills", "10"])
+    *others, gauntlet = courses(parsed(), 0)
+
+    assert len(others) == 8
+    assert {course.seconds for course in others} == {180.0}
+    assert gauntlet.seconds == seconds_for(0, 32.0, 10)
+    assert (gauntlet.name, gauntlet.system, gauntlet.kills_min) == ("gauntlet", "atoll", 10)
+
+
+def test_two_invocations_write_from_all_that_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that ends last has the runs in its results that the other has measured meanwhile, before and after its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(chaos, "sources", lambda: "a-b")
+    monkeypatch.setattr(sys, "argv", ["chaos.py", "--only", "storm-4"])
+    first, *_, last = courses(parsed(), 0)
+
+    def measured(course: Course, path: Path) -> Extract:
+        for each in (first, course, last):
+            extract = calm()
+            extract.course, extract.schema = each, SCHEMA
+            save(extract, path.with_name(f"{each.name}.json.zst"))
+        return load(path)
+
+    monkeypatch.setattr(chaos, "measure", measured)
+    chaos.main()
+    told = json.loads(Path("build/results/chaos.json").read_text(encoding="utf-8"))
+
+    assert [Path(path).name for path in told["raw"]] == [
+        "undisturbed.json.zst",
+        "storm-4.json.zst",
+        "gauntlet.json.zst",
+    ]
+
+
+def test_an_extract_that_lacks_what_is_asked_now_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its figures would be of empty books."""
+    monkeypatch.setattr(chaos, "sources", lambda: "a-b")
+    extract, path = calm(), tmp_path / "old.json.zst"
+    save(extract, path)
+    old = chaos.kept(extract.course, path)
+    extract.schema = SCHEMA
+    save(extract, path)
+
+    assert old is None
+    assert chaos.kept(extract.course, path) is not None
+
+
+def test_two_invocations_prepare_the_corpus_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Who comes second waits for the first and finds it there."""
+    monkeypatch.setattr(chaos, "FOLDER", tmp_path / "chaos")
+    prepared: list[Path] = []
+
+    def prepare(words: list[str], *, check: bool) -> None:
+        assert check
+        with (tmp_path / "chaos" / "corpus.lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        out = Path(words[-1])
+        out.mkdir()
+        (out / "meta.json").touch()
+        prepared.append(out)
+
+    monkeypatch.setattr(subprocess, "run", prepare)
+    with ThreadPoolExecutor(2) as both:
+        found = list(both.map(lambda _: chaos.prepare(), range(2)))
+
+    assert found == [tmp_path / "chaos" / "corpus"] * 2
+    assert len(prepared) == 1
+
+
+def test_sources_are_those_of_services_and_shared_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A commit elsewhere leaves what was measured valid; one there, or a change, does not."""
+    monkeypatch.chdir(tmp_path)
+
+    def commit(folder: str, text: str) -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "file").write_text(text, encoding="utf-8")
+        who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+        for words in (("add", "."), (*who, "commit", "-qm", folder)):
+            subprocess.run(["git", *words], check=True)  # noqa: S607
+        return results.sources()
+
+    subprocess.run(["git", "init", "-q"], check=True)  # noqa: S607
+    commit("services", "one")
+    first = commit("shared", "one")
+
+    assert first != "changed"
+    assert {commit(folder, "more") for folder in ("docs", "benchmarks", "tests")} == {first}
+    assert commit("shared", "two") not in (first, "changed")
+    (tmp_path / "services" / "file").write_text("two", encoding="utf-8")
+    assert results.sources() == "changed"
 
 
 def test_a_learner_that_never_came_back_counts_as_present() -> None:
