@@ -29,7 +29,7 @@ help:  ## list the targets and the variables
 #: SEED=7              the seed of a benchmark (bench, bench-parity, bench-faults, bench-rebuild, bench-dst, chaos), of the order of tests (test),
 #:                     or of the one schedule to show (dst)
 #: RATES=1,4,16        faults per minute of the storms (chaos)
-#: KILLS=200           how many processes the gauntlet kills at least; sets its length (chaos)
+#: KILLS=200           how many kills end the gauntlet (chaos)
 #: GAUNTLET=32         faults per minute of the gauntlet (chaos)
 #: ONLY=storm-4        do this run alone; what was measured before is kept (chaos)
 #: SCHEDULES=2000      how many simulated fault schedules are played (dst, test)

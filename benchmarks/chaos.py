@@ -7,7 +7,7 @@ Runs of the same length, `--minutes`, so that losses compare after the same time
     sync-undisturbed   the synchronous baseline (see `synchronous`), no fault
     sync-1, -4, -16    the baseline under the same forecasts
 
-And one of its own rate, as long as it takes to kill `--kills` processes, which is asked for safety only:
+And one of its own rate, which ends when `--kills` processes were killed and is asked for safety only:
 
     gauntlet           `atoll up` at `--gauntlet` faults a minute
 
@@ -53,7 +53,11 @@ def main() -> int:
         raise SystemExit(f"no such run: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     wanted = [course for course in every if not options.only or course.name in options.only]
     for course in wanted:
-        print(f"{course.name}: {course.seconds / 60.0:.1f} minutes, and about two more to begin and end", flush=True)
+        about = "about " if course.kills_min else ""
+        print(
+            f"{course.name}: {about}{course.seconds / 60.0:.1f} minutes, and about two more to begin and end",
+            flush=True,
+        )
     measured = {c.name: measure(c, path_of(c)) for c in wanted if kept(c, path_of(c)) is None}
     # Read at the end only: another invocation may have measured others meanwhile.
     found = [(measured.get(c.name) or kept(c, path_of(c)), path_of(c)) for c in every]
@@ -65,7 +69,7 @@ def parsed() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", type=numbers, default=list(RATES), help="faults per minute, as 1,4,16")
-    parser.add_argument("--kills", type=int, default=KILLS_MIN, help="kills in the gauntlet, which sets its length")
+    parser.add_argument("--kills", type=int, default=KILLS_MIN, help="kills at which the gauntlet ends")
     parser.add_argument("--gauntlet", type=float, default=GAUNTLET, help="faults per minute of the gauntlet")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="length of every run but the gauntlet")
     parser.add_argument("--partition", type=float, default=PARTITION_S, help="seconds of the partition")

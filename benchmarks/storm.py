@@ -140,15 +140,16 @@ class Storm:
         self._spared: dict[str, float] = {}
         self._kills: dict[str, list[float]] = {}
 
-    def rage(self, seconds: float) -> None:
-        """Return after `seconds`, or a little later when something is still to be undone."""
+    def rage(self, seconds: float, kills: int = 0) -> None:
+        """Return after `seconds`, or after so many kills, or a little later when something is still to be undone."""
         began_s = self._clock()
         while True:
             now_s = self._clock() - began_s
             self._undo(now_s)
-            if now_s >= seconds and not self._held:
+            over = now_s >= seconds or (kills > 0 and sum(fault.act == "kill" for fault in self.faults) >= kills)
+            if over and not self._held:
                 return
-            while self._due and self._due[0].at_s <= now_s < seconds:
+            while not over and self._due and self._due[0].at_s <= now_s:
                 self._do(self._due.popleft(), now_s)
             self._ground.tick()
             self._pause(POLL_S)

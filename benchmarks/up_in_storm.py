@@ -48,6 +48,7 @@ END_MAX_S = 300.0
 LOOK_S = 2.0
 SETTLED_S = 10.0
 JUST_NOW_S = 3.0
+GAUNTLET_LONGER = 2.0
 READ_S = 120.0
 TAPE_MAX = 1 << 30
 
@@ -66,8 +67,10 @@ def run_up(course: Course, corpus: Path, out: Path) -> Extract:
                 ground = UpGround(broker, links, record, psutil.Process(up.pid))
                 record.await_steps(course.learners, up)
                 extract.began_s = time.time()
-                raging = Storm(ground, storm(course.seed, course.per_minute, course.seconds, course.partition_s))
-                raging.rage(course.seconds)
+                # How many faults find nobody is not known before, so a gauntlet may go on for longer than planned.
+                longest_s = course.seconds * (GAUNTLET_LONGER if course.kills_min else 1.0)
+                raging = Storm(ground, storm(course.seed, course.per_minute, longest_s, course.partition_s))
+                raging.rage(longest_s, course.kills_min)
                 time.sleep(CALM_S)
                 up.send_signal(signal.SIGINT)
                 if up.wait(END_MAX_S):

@@ -64,6 +64,7 @@ def what_was_done(extract: Extract) -> list[Figure]:
     killed = sum(fault.act == "kill" for fault in extract.faults)
     what = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
     least = extract.course.kills_min
+    minutes = (extract.storm[-1].at_s if least and extract.faults else extract.course.seconds) / 60
     return [
         Figure(
             "kills",
@@ -71,7 +72,7 @@ def what_was_done(extract: Extract) -> list[Figure]:
             "kills",
             f">= {least}" if least else "",
             killed >= least if least else None,
-            f"in {extract.course.seconds / 60:.1f} minutes; {extract.missed} planned faults found nobody",
+            f"in {minutes:.1f} minutes; {extract.missed} planned faults found nobody",
         ),
         Figure("faults", float(len(extract.faults)), "faults", "", None, what),
     ]

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import psutil
+import pytest
 from chaos import courses
 from extracts import Course
 from storm import Links, Storm, Victim, chosen
@@ -34,8 +35,12 @@ def test_a_forecast_is_its_seed_and_its_rate() -> None:
 
 
 def test_both_systems_get_the_same_storm() -> None:
-    """Every run of Atoll has a run of the baseline with the same seed, rate, length and partition, so the same faults."""
-    every = courses(argparse.Namespace(minutes=0.0, kills=20, rates=[1.0, 16.0], partition=60.0, seeds=[3]), 3)
+    """Every run of Atoll has a run of the baseline with the same seed, rate, length and partition, so the same faults.
+
+    Only the gauntlet, from which nothing is compared, has none.
+    """
+    options = argparse.Namespace(minutes=9.0, gauntlet=32.0, kills=20, rates=[1.0, 16.0], partition=60.0, seeds=[3])
+    *every, _ = courses(options, 3)
     ours, theirs = ([c for c in every if c.system == system] for system in ("atoll", "synchronous"))
 
     def weather(course: Course) -> list[Planned]:
@@ -144,6 +149,30 @@ def test_the_partition_waits_for_somebody_who_trains(tmp_path: Path) -> None:
     assert [fault.who for fault in raging.faults] == ["learner-1"]
     assert raging.missed == 0
     assert shelter.links.done == ["cut learner-1", "heal learner-1"]
+
+
+def test_a_storm_with_a_number_of_kills_goes_on_until_it_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills that find nobody do not count; without enough victims it ends with its time."""
+
+    class Killed:
+        def __init__(self, pid: int) -> None:
+            assert pid == 0
+
+        def kill(self) -> None:
+            """Be dead."""
+
+    monkeypatch.setattr(psutil, "Process", Killed)
+    planned = [Planned(30.0 * i, "kill", "learner" if i % 2 else "owner", 0.0) for i in range(20)]
+    ends = []
+    for kills in (3, 100):
+        hands = Hands()
+        raging = Storm(Shelter(EmbeddedBroker(tmp_path)), planned, hands, hands.pause)
+        raging.rage(600.0, kills)
+        ends.append((len(raging.faults), round(hands.now_s)))
+
+    assert ends == [(3, 150), (10, 600)]
 
 
 def test_a_process_that_was_killed_young_three_times_is_spared_the_fourth(tmp_path: Path) -> None:
