@@ -21,7 +21,8 @@ from atoll.errors import ArchiveUnavailable, CheckpointError, RecordConflict, Se
 from atoll.island.founding import read_run
 from atoll.island.leases import DataLeases
 from atoll.island.membership import claim, dismissal
-from atoll.wire.messages import Lease, decode
+from atoll.protocol.data import DataGrant, DataLedger
+from atoll.wire.messages import Lease, decode, encode
 from atoll_synchronizer.archivist import make_archivist
 
 MakeVault = Callable[[], Vault]
@@ -191,6 +192,68 @@ async def test_a_rebuilding_that_died_half_way_is_completed(reef: Reef) -> None:
 
     assert second.record == first.record
     assert await reef.contents(broker) == archived
+
+
+async def test_a_learner_that_came_before_the_member_records_is_replaced(reef: Reef) -> None:
+    """Its incarnation is one whose pushes the books know: kept, all that it pushes would be swallowed as known."""
+    await reef.round()
+    await reef.mark()
+    broker = MemoryBroker()
+    bus, subjects = MemoryBus(reef.run, broker), Subjects(reef.run)
+    early = await claim(bus, subjects, "a", reef.clock)
+    fresh = DataLedger(blocks=64, next_position=8, grants=(DataGrant(0, 0, 8, "a", 1),))
+    await bus.put_record(subjects.data, encode(fresh), expected=0)
+    outcome, _ = await reef.rebuild(broker)
+    why = await dismissal(bus, subjects, outcome.record, early)
+    data = await bus.get_record(subjects.data)
+    again = await claim(bus, subjects, "a", reef.clock)
+
+    assert early.incarnation == 1
+    assert why is not None
+    assert again.incarnation == 1001
+    assert data is not None
+    assert decode(DataLedger, data.data).next_position == 16
+
+
+async def test_a_rebuilding_leaves_those_alone_who_came_after_it(reef: Reef) -> None:
+    """One that is slow, or goes on where another died, replaces no record that the rebuilt run has moved on."""
+    await reef.round()
+    await reef.mark()
+    outcome, broker = await reef.rebuild()
+    bus, subjects = MemoryBus(reef.run, broker), Subjects(reef.run)
+    ours = await claim(bus, subjects, "a", reef.clock)
+    lease = Lease(shard=0, epoch=2, nonce="owner", host="h", pid=1)
+    there = await bus.get_record(subjects.lease(0))
+    assert there is not None
+    await bus.put_record(subjects.lease(0), encode(lease), expected=there.revision)
+    await bus.purge(subjects.head(3))
+    again, _ = await reef.rebuild(broker)
+    kept = await bus.get_record(subjects.lease(0))
+
+    assert again.rebuilt
+    assert await dismissal(bus, subjects, outcome.record, ours) is None
+    assert kept is not None
+    assert decode(Lease, kept.data) == lease
+
+
+async def test_a_shard_that_lived_through_the_loss_keeps_no_lease_of_the_empty_broker(reef: Reef) -> None:
+    """Its epoch is not above the archived heads: it is deposed, and whoever is next begins above them."""
+    await reef.serve(0, epoch=9)
+    await reef.round()
+    await reef.mark()
+    broker = MemoryBroker()
+    bus, subjects = MemoryBus(reef.run, broker), Subjects(reef.run)
+    for shard, epoch in enumerate((9, 1)):
+        survivor = Lease(shard=shard, epoch=epoch, nonce="survivor", host="h", pid=1)
+        await bus.put_record(subjects.lease(shard), encode(survivor), expected=0)
+    await reef.rebuild(broker)
+    leases = [await bus.get_record(subjects.lease(shard)) for shard in range(SHARDS)]
+    found = [decode(Lease, lease.data) for lease in leases if lease is not None]
+
+    assert [(lease.epoch, lease.released, lease.nonce == "survivor") for lease in found] == [
+        (9, True, False),
+        (1, True, False),
+    ]
 
 
 async def test_a_broker_that_has_the_run_is_left_alone(reef: Reef) -> None:
