@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import xxhash
 
-from atoll.archive.marks import Manifest, Object, Piece, next_mark_s, number
+from atoll.archive.marks import Manifest, Object, Piece, due_mark, founding, next_mark_s, number
 from atoll.archive.shelf import Shelf
 from atoll.archive.vault import open_vault
 from atoll.bus.interface import BlobRef, Bus
@@ -95,6 +95,8 @@ class Archivist:
                 # A thread of its own: one that hangs on a slow store takes none from those who fold and encode.
                 self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="archive")
                 try:
+                    parts = await self._in_thread(self._shelf.parts)
+                    due = due_mark(self._run, self._shard, parts, self._clock.wall(), self._settings.every_s)
                     written = await self._mark(bus, store, reports, due, final=final)
                 finally:
                     self._thread.shutdown(wait=False, cancel_futures=True)
@@ -183,7 +185,7 @@ class Archivist:
         try:
             if not self.marks:
                 self._shelf.sweep(self._shard)
-            self._shelf.retire(self._shard, self._settings.keep)
+            self._shelf.retire(self._shard, self._settings.keep, founding(self._run))
         except AtollError as error:
             log.warning("archive.untidy", reason=str(error))
 

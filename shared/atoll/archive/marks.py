@@ -5,6 +5,10 @@ about that time: per fragment one head with exactly the frame, outer state and b
 independent, so heads of slightly different moments make a state that the run could have been in. A mark is *complete*
 when every shard has made it; only complete marks are rebuilt from.
 
+Numbers never go back, whatever clocks do (`due_mark`): as in Lamport's clocks, a shard whose own clock is behind the
+newest mark that any shard has made joins that mark, or, when it has made it already, makes the next one. So one clock
+that is or was ahead carries all shards with it, and what is made later always has the higher number.
+
     RUN/marks/FOUNDING/MARK/SHARD.SHARDS.EPOCH.json           a manifest, written last; `.final.json` when the shard finished
     RUN/shard-S/DIGEST                                        an object, named by the blake2b of its bytes
 
@@ -28,6 +32,7 @@ from atoll.wire.messages import SCHEMA, Head, Member, RunRecord
 
 MANIFEST_BYTES_MAX = 64 << 20
 INCOMPLETE_MAX = 8
+LATE_MARKS = 4
 _NAME = re.compile(r"marks/([^/]+)/(\d+)/(\d+)\.(\d+)\.(\d+)(\.final)?\.json$")
 
 
@@ -98,9 +103,20 @@ def number(run: RunRecord, now_s: float, every_s: int) -> int:
     return int(age_s // every_s) * every_s
 
 
+def due_mark(run: RunRecord, shard: int, parts: Iterable[Part], now_s: float, every_s: int) -> int:
+    """Return the mark that `shard` makes at wall time `now_s`, given what is in the archive; see the module docstring."""
+    ours = [part for part in parts if part.founding == founding(run)]
+    newest = max((part.mark for part in ours), default=0)
+    by_clock = number(run, now_s, every_s)
+    if by_clock >= newest:
+        return by_clock
+    made = any(part.mark == newest and part.shard == shard for part in ours)
+    return newest + every_s if made else newest
+
+
 def next_mark_s(run: RunRecord, now_s: float, every_s: int) -> float:
-    """Return the wall time at which the next mark is due."""
-    return run.founded_at_s + number(run, now_s, every_s) + every_s
+    """Return the wall time at which the next mark is due: at most `every_s` away, also before the founding."""
+    return min(now_s, run.founded_at_s + number(run, now_s, every_s)) + every_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +198,21 @@ def marks_of(parts: Iterable[Part]) -> list[Mark]:
     return marks
 
 
-def retired(parts: list[Part], shard: int, keep: int) -> list[Part]:
+def lagging(parts: list[Part], shard: int, origin: str) -> Mark | None:
+    """Return the oldest of the marks that are late, when `shard` has made `LATE_MARKS` since the newest complete one."""
+    marks = [mark for mark in marks_of(parts) if mark.founding == origin]
+    complete = max((mark.mark for mark in marks if mark.complete), default=-1)
+    since = [mark for mark in marks if mark.mark > complete and shard in mark.parts]
+    return since[0] if len(since) >= LATE_MARKS else None
+
+
+def retired(parts: list[Part], shard: int, keep: int, origin: str) -> list[Part]:
     """Return which manifests of `shard` may go: older than the `keep` newest complete marks, and part of none of them.
 
     Where another shard makes no marks, no mark is complete: then the newest `keep + INCOMPLETE_MAX` of this shard stay.
+    Foundings that sort after `origin`, the one that is being archived, are not ours to judge and crowd nothing out.
     """
+    parts = [part for part in parts if part.founding <= origin]
     marks = marks_of(parts)
     kept = [mark for mark in marks if mark.complete][-keep:]
     used = {part.path for mark in kept for part in mark.parts.values()}

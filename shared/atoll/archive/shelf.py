@@ -20,6 +20,7 @@ from atoll.archive.marks import (
     Mark,
     Object,
     Part,
+    lagging,
     marks_of,
     parts_of,
     retired,
@@ -60,10 +61,14 @@ class Shelf:
         """Make a mark of one shard visible; every object it names is stored already."""
         self.vault.put(manifest.path, msgspec.json.encode(manifest))
 
-    def retire(self, shard: int, keep: int) -> int:
-        """Remove what `keep` complete marks no longer need of one shard's; return how many objects went."""
+    def retire(self, shard: int, keep: int, origin: str) -> int:
+        """Remove what `keep` complete marks no longer need of one shard's; return how many objects went.
+
+        `origin` is the founding that the shard serves. What stands in the way of its marks is said.
+        """
         parts = self.parts()
-        going = retired(parts, shard, keep)
+        self._say_what_is_wrong(parts, shard, origin)
+        going = retired(parts, shard, keep, origin)
         if not going:
             return 0
         gone = {part.path for part in going}
@@ -74,6 +79,25 @@ class Shelf:
         litter = sorted(candidates - needed)
         self.vault.remove([self._object(shard, digest) for digest in litter])
         return len(litter)
+
+    def _say_what_is_wrong(self, parts: list[Part], shard: int, origin: str) -> None:
+        late = lagging(parts, shard, origin)
+        if late is not None:
+            log.warning(
+                "archive.incomplete",
+                since=late.mark,
+                missing=late.missing,
+                todo="no mark is complete since: do all shards write to this archive, with one archive.every_s?",
+            )
+        later = max((part.founding for part in parts), default=origin)
+        if later > origin:
+            log.warning(
+                "archive.foreign",
+                ours=origin,
+                newest=later,
+                todo="the archive holds marks of a founding that counts as newer: --restore would go back to those. Was a "
+                "founder's clock wrong? move them away, or archive to another place",
+            )
 
     def sweep(self, shard: int) -> int:
         """Remove old objects of one shard that no manifest names; return how many."""

@@ -1,0 +1,108 @@
+"""Marks when something around them is wrong: clocks, other foundings, slow stores, records and manifests of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from reef import EVERY_S, SHARDS, Reef, TurnedClock, run_record
+
+from atoll.archive.marks import INCOMPLETE_MAX, founding, next_mark_s
+from atoll.archive.vault import FolderVault
+
+AHEAD = 1000
+
+
+@pytest.fixture
+async def reef(tmp_path: Path, run: str) -> Reef:
+    """A founded run that archives to a folder."""
+    reef = Reef(run_record(run), FolderVault(tmp_path / "archive"), TurnedClock())
+    await reef.found()
+    return reef
+
+
+async def mark_with_clocks_apart(reef: Reef, ahead: int, *, first: int = 0) -> None:
+    """Let every shard make a mark, the clock of shard 0 being so many marks ahead."""
+    for shard in sorted(range(SHARDS), key=lambda shard: shard != first):
+        before_s = reef.clock.now_s
+        reef.later(0 if shard else ahead)
+        assert await reef.mark(shard) == [True]
+        reef.clock.now_s = before_s
+
+
+def is_up_to_date(reef: Reef) -> bool:
+    """Return whether the newest complete mark holds what the shards hold now."""
+    archived = {piece.head.fragment: piece.head for manifest in reef.newest() for piece in manifest.pieces}
+    return archived == {p: held.head for store in reef.stores.values() for p, held in store.holdings.items()}
+
+
+# --- clocks ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_clock_that_was_ahead_for_a_while_costs_no_later_mark(reef: Reef) -> None:
+    """All shards go on above its numbers: what is made later is newer, is kept, and is what a rebuilding takes."""
+    for ahead in (0, AHEAD, AHEAD, AHEAD, 0, 0, 0, 0, 0):
+        await reef.round()
+        await mark_with_clocks_apart(reef, ahead)
+        assert is_up_to_date(reef)
+        reef.later()
+
+    assert reef.newest()[0].mark > AHEAD * EVERY_S
+
+
+@pytest.mark.parametrize("first", range(SHARDS))
+async def test_clocks_that_are_far_apart_still_make_complete_marks(reef: Reef, first: int) -> None:
+    """The shard that is behind joins the mark of the one that is ahead, at most one mark late."""
+    for _ in range(2 * INCOMPLETE_MAX):
+        archived = {0: reef.stores[0].holdings[0].head, 1: reef.stores[1].holdings[1].head}
+        await reef.round()
+        await mark_with_clocks_apart(reef, AHEAD, first=first)
+        reef.later()
+
+    heads = {piece.head.fragment: piece.head.version for manifest in reef.newest() for piece in manifest.pieces}
+    assert min(heads.values()) >= min(head.version for head in archived.values())
+
+
+def test_a_clock_before_the_founding_makes_nobody_sleep_longer() -> None:
+    """The next mark is never further away than the schedule."""
+    record = run_record("r")
+    for now_s in (0.0, record.founded_at_s, record.founded_at_s + 3.5):
+        assert now_s < next_mark_s(record, now_s, EVERY_S) <= now_s + EVERY_S
+
+
+async def test_a_founding_that_sorts_later_crowds_nothing_out(reef: Reef, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its founder's clock was ahead of ours: our marks stay, its marks too, and it is said."""
+    record = reef.record
+    reef.record = msgspec.structs.replace(record, nonce="other", founded_at_s=record.founded_at_s + 1e6)
+    for _ in range(2 * reef.keep):
+        reef.archivists = {shard: reef.archivist(shard) for shard in range(SHARDS)}
+        await reef.mark()
+        reef.later()
+    theirs = {part.path for part in reef.shelf.parts()}
+    reef.record = record
+    reef.archivists = {shard: reef.archivist(shard) for shard in range(SHARDS)}
+    for _ in range(2 * reef.keep):
+        await reef.mark()
+        reef.later()
+    parts = reef.shelf.parts()
+
+    assert theirs <= {part.path for part in parts}
+    ours = {part.mark for part in parts if part.founding == founding(record)}
+    assert len(ours) >= reef.keep
+    assert "archive.foreign" in capsys.readouterr().out
+
+
+async def test_a_shard_whose_marks_are_never_complete_says_so(reef: Reef, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also which shard is missing; one mark that is late is nothing to speak of."""
+    await reef.mark()
+    reef.later()
+    await reef.mark(0)
+    assert "archive.incomplete" not in capsys.readouterr().out
+    for _ in range(INCOMPLETE_MAX):
+        reef.later()
+        await reef.mark(0)
+
+    said = capsys.readouterr().out
+    assert "archive.incomplete" in said
+    assert "missing=[1]" in said
