@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import pytest
-from reef import EVERY_S, SHARDS, Reef, TurnedClock, run_record
+from reef import EVERY_S, SHARDS, BrokenVault, Reef, TurnedClock, run_record
 
 from atoll.archive.marks import INCOMPLETE_MAX, founding, next_mark_s
 from atoll.archive.vault import FolderVault
+from atoll.bus.subjects import Subjects
+from atoll_synchronizer import archivist
 
 AHEAD = 1000
 
@@ -106,3 +111,76 @@ async def test_a_shard_whose_marks_are_never_complete_says_so(reef: Reef, capsys
     said = capsys.readouterr().out
     assert "archive.incomplete" in said
     assert "missing=[1]" in said
+
+
+# --- stores that hang -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class HungVault(BrokenVault):
+    """Another vault on which writing hangs until the test lets go."""
+
+    hanging: threading.Event = field(default_factory=threading.Event)
+    let_go: threading.Event = field(default_factory=threading.Event)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Hang, then write."""
+        self.hanging.set()
+        self.let_go.wait()
+        super().put(path, data)
+
+
+async def test_a_last_mark_that_takes_too_long_is_counted_and_said(
+    reef: Reef, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shard that finishes does not leave without its newest state in silence."""
+    monkeypatch.setattr(archivist, "LAST_MARK_S", 0.05)
+    vault = HungVault(reef.vault)
+    last = reef.archivist(0, vault)
+    try:
+        await last.close(reef.bus, reef.stores[0], reef.told, finished=True)
+    finally:
+        vault.let_go.set()
+
+    assert (last.marks, last.failures) == (0, 1)
+    assert "archive.mark_failed" in capsys.readouterr().out
+
+
+async def test_a_last_mark_is_given_more_time_the_larger_it_is(reef: Reef, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound that is too short for a small shard is none for one that takes long to write."""
+    monkeypatch.setattr(archivist, "LAST_MARK_S", 0.0)
+    monkeypatch.setattr(archivist, "SLOW_BYTES_PER_S", 1.0)
+    last = reef.archivist(0)
+    await last.close(reef.bus, reef.stores[0], reef.told, finished=True)
+
+    assert (last.marks, last.failures) == (1, 0)
+
+
+async def test_a_store_that_hangs_keeps_no_process_from_ending(reef: Reef) -> None:
+    """What hangs is a daemon thread: the interpreter does not wait for it."""
+    vault = HungVault(reef.vault)
+    marking = asyncio.create_task(reef.archivist(0, vault).mark(reef.bus, reef.stores[0], lambda: reef.told))
+    try:
+        assert await asyncio.to_thread(vault.hanging.wait, 20.0)
+        hung = [thread for thread in threading.enumerate() if thread.name.startswith("archive")]
+        assert [thread.daemon for thread in hung] == [True]
+    finally:
+        vault.let_go.set()
+    assert await marking
+
+
+# --- what others wrote ----------------------------------------------------------------------------------------------
+
+
+async def test_records_that_nobody_can_read_cost_no_mark(reef: Reef) -> None:
+    """One bad member record, or data ledger, is passed over; everything else is archived."""
+    subjects = Subjects(reef.run)
+    await reef.bus.put_record(subjects.member("zz"), b"{}", expected=0)
+    data = await reef.bus.get_record(subjects.data)
+    assert data is not None
+    await reef.bus.put_record(subjects.data, b"{", expected=data.revision)
+
+    assert await reef.mark() == [True, True]
+    for manifest in reef.newest():
+        assert [member.learner for member in manifest.members] == ["a"]
+        assert manifest.data is None
