@@ -9,12 +9,14 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import obstore
 import pytest
 from moto.server import ThreadedMotoServer
-from obstore.store import MemoryStore
+from obstore.store import MemoryStore, S3Store
 from reef import EVERY_S, FRAGMENTS, SHARDS, TOKENS, BrokenVault, Reef, TurnedClock, run_record
 
-from atoll.archive.vault import FolderVault, ObjectVault, Vault, open_vault
+from atoll.archive import vault as places
+from atoll.archive.vault import FolderVault, ObjectVault, Vault, open_vault, resolved
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
 from atoll.errors import ArchiveUnavailable, CheckpointError, RecordConflict, SettingsError
@@ -95,6 +97,40 @@ def test_what_is_no_place_for_an_archive_is_refused() -> None:
     with pytest.raises(SettingsError, match="no user name") as refusal:
         open_vault("s3://key:hunter2@bucket/x")
     assert "hunter2" not in str(refusal.value)
+    for url in ("s3://key:hunter2@[bucket/x", "~nobody-of-this-name/x"):
+        with pytest.raises(SettingsError, match="cannot be read") as refusal:
+            open_vault(url)
+        assert "hunter2" not in str(refusal.value)
+
+
+def test_a_folder_is_the_same_place_for_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home is found, a relative path is made absolute; what has a scheme stays, also where a slash is missing."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    assert open_vault("~/archive").where == open_vault("archive").where == str(tmp_path / "archive")
+    for url in ("s3:/bucket/x", "s3://bucket/x", "file:/folder"):
+        assert resolved(url) == url
+    with pytest.raises(SettingsError, match="no place for an archive"):
+        open_vault("s3:/bucket/x")
+
+
+def test_a_large_object_is_read_in_parts(bucket: str, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library bounds the time of a request; one for the whole might never end in time."""
+    monkeypatch.setattr(places, "PART_BYTES", 4)
+    asked: list[int] = []
+    ranged = obstore.get_range
+
+    def counted(store: S3Store, path: str, *, start: int, end: int) -> object:
+        asked.append(end - start)
+        return ranged(store, path, start=start, end=end)
+
+    monkeypatch.setattr(obstore, "get_range", counted)
+    vault = open_vault(f"{bucket}/{run}")
+    for data in (b"", b"0123", b"0123456789"):
+        vault.put("object", data)
+        assert vault.get("object", 10) == data
+    assert asked == [4, 4, 4, 2]
 
 
 def test_a_folder_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:

@@ -72,3 +72,12 @@ async def test_what_a_broker_answers_is_a_loss(
     assert await loss(up, reef.bus, monkeypatch) is None
     assert await loss(up, deaf, monkeypatch) is not None
     assert isinstance(await loss(up, MemoryBus(run, MemoryBroker()), monkeypatch), RunLost)
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "file:/folder", "s3://bucket/x"])
+def test_what_has_a_scheme_is_no_folder(url: str, tmp_path: Path, run: str) -> None:
+    """A URL with a slash missing is passed on as it is, to be refused, and not taken for a folder of this machine."""
+    up = continued(tmp_path / "out", run, 0)
+    settings = up.settings.model_copy(update={"archive": up.settings.archive.model_copy(update={"url": url})})
+
+    assert recovery.archive_url(replace(up, settings=settings)) == url

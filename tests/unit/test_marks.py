@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 from reef import EVERY_S, SHARDS, BrokenVault, Reef, TurnedClock, run_record
 
+from atoll.archive import shelf
 from atoll.archive.marks import INCOMPLETE_MAX, founding, next_mark_s
 from atoll.archive.vault import FolderVault
 from atoll.bus.subjects import Subjects
@@ -184,3 +186,30 @@ async def test_records_that_nobody_can_read_cost_no_mark(reef: Reef) -> None:
     for manifest in reef.newest():
         assert [member.learner for member in manifest.members] == ["a"]
         assert manifest.data is None
+
+
+async def test_objects_of_a_manifest_that_we_cannot_read_are_kept(
+    reef: Reef, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be of another version of Atoll, which can: neither sweeping nor retiring takes anything from it."""
+    await reef.round()
+    await reef.mark()
+    theirs = reef.shelf.objects(0)
+    for name in reef.vault.names(f"{reef.run}/shard-0"):
+        os.utime(Path(reef.vault.where) / name.path, (1, 1))
+    monkeypatch.setattr(shelf, "SCHEMA", 99)
+    reef.archivists = {shard: reef.archivist(shard) for shard in range(SHARDS)}
+    await reef.round()
+    reef.later()
+    await reef.mark()
+
+    assert theirs <= reef.shelf.objects(0)
+    assert "archive.manifest_unreadable" in capsys.readouterr().out
+
+
+async def test_a_manifest_that_nobody_could_read_is_not_written(reef: Reef, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would stand there as a mark; instead the mark has failed."""
+    monkeypatch.setattr(shelf, "MANIFEST_BYTES_MAX", 100)
+
+    assert await reef.mark() == [False, False]
+    assert reef.shelf.parts() == []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from atoll.archive.rebuild import rebuild
 from atoll.archive.shelf import Shelf
-from atoll.archive.vault import open_vault
+from atoll.archive.vault import open_vault, resolved
 from atoll.bus.connect import open_bus
 from atoll.bus.options import DEFAULTS
 from atoll.bus.subjects import Subjects
@@ -37,7 +37,7 @@ def archive_url(up: UpPlan) -> str:
         return ""
     if not archive.url:
         return str((up.out / "archive").absolute())
-    return archive.url if "://" in archive.url else str(Path(archive.url).absolute())
+    return resolved(archive.url)
 
 
 async def find_loss(url: str, up: UpPlan) -> RunLost | RunReplaced | None:
