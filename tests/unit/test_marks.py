@@ -213,3 +213,30 @@ async def test_a_manifest_that_nobody_could_read_is_not_written(reef: Reef, monk
 
     assert await reef.mark() == [False, False]
     assert reef.shelf.parts() == []
+
+
+# --- shards that come back ------------------------------------------------------------------------------------------
+
+
+async def test_a_final_mark_lapses_when_its_shard_is_opened_again(reef: Reef) -> None:
+    """It was drained, goes on, and cannot archive: later marks of the others are not complete with its old state."""
+    await reef.round()
+    await reef.mark(0)
+    await reef.mark(1, final=True)
+    reef.later()
+    await reef.mark(0)
+    drained = reef.newest()
+    await reef.serve(1, epoch=2)
+    full = BrokenVault(reef.vault, fails_at=2)
+    await reef.round()
+    reef.later()
+    await reef.mark(0)
+    failed = await reef.archivist(1, full).mark(reef.bus, reef.stores[1], lambda: reef.told)
+    lapsed = reef.newest()
+    await reef.mark(1)
+    mended = reef.newest()
+
+    assert not failed
+    assert [manifest.mark for manifest in drained] == [EVERY_S, 0]
+    assert [manifest.mark for manifest in lapsed] == [EVERY_S, 0]
+    assert [(manifest.mark, manifest.epoch) for manifest in mended] == [(2 * EVERY_S, 1), (2 * EVERY_S, 2)]

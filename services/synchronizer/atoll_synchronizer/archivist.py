@@ -107,6 +107,8 @@ class Archivist:
             async with self._busy:
                 parts = await _in_thread(self._shelf.parts)
                 due = due_mark(self._run, self._shard, parts, self._clock.wall(), self._settings.every_s)
+                if not self.marks:
+                    await _in_thread(partial(self._shelf.reopen, self._run, parts, due, self._shard, store.epoch))
                 written = await self._mark(bus, store, reports, due, final=final)
         except Exception as error:  # noqa: BLE001  (whatever ails the archive, the shard goes on)
             self.failures += 1

@@ -10,12 +10,14 @@ newest mark that any shard has made joins that mark, or, when it has made it alr
 that is or was ahead carries all shards with it, and what is made later always has the higher number.
 
     RUN/marks/FOUNDING/MARK/SHARD.SHARDS.EPOCH.json           a manifest, written last; `.final.json` when the shard finished
+    RUN/marks/FOUNDING/MARK/SHARD.SHARDS.EPOCH.open.json      empty: the shard that had finished goes on in this epoch
     RUN/shard-S/DIGEST                                        an object, named by the blake2b of its bytes
 
 A FOUNDING is `<founded_at ms>-<generation>-<nonce>`: later foundings and rebuilt runs sort after those they came from, and
 nothing of one is ever mixed with another. An owner writes under its own epoch only. At one mark the highest epoch
 counts; a manifest with a lower epoch than an earlier mark has was written by an owner that did not know yet that it was
-deposed, and counts as nothing. A shard that has finished makes no more marks: its final manifest stands in all later ones.
+deposed, and counts as nothing. A shard that has finished makes no more marks: its final manifest stands in all later ones,
+until the shard is opened again: what was drained and goes on without an archive must not pass for what it was.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from atoll.wire.messages import SCHEMA, Head, Member, RunRecord
 MANIFEST_BYTES_MAX = 64 << 20
 INCOMPLETE_MAX = 8
 LATE_MARKS = 4
-_NAME = re.compile(r"marks/([^/]+)/(\d+)/(\d+)\.(\d+)\.(\d+)(\.final)?\.json$")
+_NAME = re.compile(r"marks/([^/]+)/(\d+)/(\d+)\.(\d+)\.(\d+)(\.final|\.open)?\.json$")
 
 
 class Object(msgspec.Struct, frozen=True):
@@ -86,9 +88,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def path(self) -> str:
         """Return where the manifest lies."""
-        tail = ".final.json" if self.final else ".json"
-        name = f"{self.shard:05d}.{self.run.protocol.shards:05d}.{self.epoch:09d}{tail}"
-        return f"{self.run.run}/marks/{founding(self.run)}/{self.mark:010d}/{name}"
+        return _path(self.run, self.mark, self.shard, self.epoch, ".final" if self.final else "")
+
+
+def opening(run: RunRecord, mark: int, shard: int, epoch: int) -> str:
+    """Return where it is said that a shard goes on in `epoch`, from `mark` on."""
+    return _path(run, mark, shard, epoch, ".open")
+
+
+def _path(run: RunRecord, mark: int, shard: int, epoch: int, tail: str) -> str:
+    name = f"{shard:05d}.{run.protocol.shards:05d}.{epoch:09d}{tail}.json"
+    return f"{run.run}/marks/{founding(run)}/{mark:010d}/{name}"
 
 
 def founding(run: RunRecord) -> str:
@@ -110,7 +120,7 @@ def due_mark(run: RunRecord, shard: int, parts: Iterable[Part], now_s: float, ev
     by_clock = number(run, now_s, every_s)
     if by_clock >= newest:
         return by_clock
-    made = any(part.mark == newest and part.shard == shard for part in ours)
+    made = any(part.mark == newest and part.shard == shard and not part.opened for part in ours)
     return newest + every_s if made else newest
 
 
@@ -121,7 +131,7 @@ def next_mark_s(run: RunRecord, now_s: float, every_s: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A manifest by its name alone."""
+    """A manifest by its name alone; or, `opened`, none at all, but the end of a final one."""
 
     founding: str
     mark: int
@@ -129,6 +139,7 @@ class Part:
     shards: int
     epoch: int
     final: bool
+    opened: bool
     path: str
 
     @property
@@ -166,7 +177,16 @@ def parts_of(paths: Iterable[str]) -> list[Part]:
     """Return the manifests among `paths`; whatever is named otherwise is somebody else's."""
     found = [(_NAME.search(path), path) for path in paths]
     return [
-        Part(name[1], int(name[2]), int(name[3]), int(name[4]), int(name[5]), bool(name[6]), path)
+        Part(
+            name[1],
+            int(name[2]),
+            int(name[3]),
+            int(name[4]),
+            int(name[5]),
+            name[6] == ".final",
+            name[6] == ".open",
+            path,
+        )
         for name, path in found
         if name is not None
     ]
@@ -187,8 +207,10 @@ def marks_of(parts: Iterable[Part]) -> list[Mark]:
             if part.epoch < epochs.get(key, 0) or part.shard >= made.shards:
                 continue
             epochs[key] = part.epoch
-            made.parts[part.shard] = part
             finals.pop(key, None)
+            if part.opened:
+                continue
+            made.parts[part.shard] = part
             if part.final:
                 finals[key] = part
         for (where, shard), part in finals.items():

@@ -20,8 +20,10 @@ from atoll.archive.marks import (
     Mark,
     Object,
     Part,
+    founding,
     lagging,
     marks_of,
+    opening,
     parts_of,
     retired,
 )
@@ -29,7 +31,7 @@ from atoll.archive.vault import Vault
 from atoll.bus.subjects import token
 from atoll.errors import CheckpointError, ProtocolMisuse
 from atoll.logs import get
-from atoll.wire.messages import SCHEMA
+from atoll.wire.messages import SCHEMA, RunRecord
 
 log = get(__name__)
 
@@ -65,6 +67,12 @@ class Shelf:
                 "a manifest is larger than any reader takes", got=len(data), allowed=MANIFEST_BYTES_MAX
             )
         self.vault.put(manifest.path, data)
+
+    def reopen(self, run: RunRecord, parts: list[Part], mark: int, shard: int, epoch: int) -> None:
+        """Say that `shard` goes on from `mark` in `epoch`, when among `parts` there is a final one of a former owner."""
+        origin = founding(run)
+        if any(p.final and (p.founding, p.shard) == (origin, shard) and p.epoch < epoch for p in parts):
+            self.vault.put(opening(run, mark, shard, epoch), b"{}")
 
     def retire(self, shard: int, keep: int, origin: str) -> int:
         """Remove what `keep` complete marks no longer need of one shard's; return how many objects went.
@@ -206,6 +214,8 @@ class Shelf:
 
         Another version of Atoll may well read it, and its objects must be there then.
         """
+        if part.opened:
+            return set()
         try:
             return set(self.read(part).objects)
         except CheckpointError as error:
