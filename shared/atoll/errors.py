@@ -13,7 +13,8 @@
     │   ├── StorageFull          a disk or a stream has no room left
     │   ├── Quarantined          shards refuse what this learner sends: its results cannot be used
     │   ├── ArchiveUnavailable   the archive cannot be reached, read or written
-    │   └── RunReplaced          the broker holds no such run, or another founding of it than this process joined
+    │   ├── RunReplaced          the broker holds no such run, or another founding of it than this process joined
+    │   └── RunLost              the broker answers, and its store has lost a part of the run
     ├── BusError                 what one bus call can answer besides its result
     │   ├── RecordConflict       compare-and-set lost: someone else wrote first
     │   ├── BlobGone             the chunks were purged or never completed
@@ -106,6 +107,10 @@ class ArchiveUnavailable(EnvironmentFault):
 
 class RunReplaced(EnvironmentFault):
     """The broker holds no such run, or another founding of it than this process joined."""
+
+
+class RunLost(EnvironmentFault):
+    """The broker answers, and its store has lost a part of the run."""
 
 
 class BusError(AtollError):

@@ -9,19 +9,22 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import obstore
 import pytest
 from moto.server import ThreadedMotoServer
-from obstore.store import MemoryStore
+from obstore.store import MemoryStore, S3Store
 from reef import EVERY_S, FRAGMENTS, SHARDS, TOKENS, BrokenVault, Reef, TurnedClock, run_record
 
-from atoll.archive.vault import FolderVault, ObjectVault, Vault, open_vault
+from atoll.archive import vault as places
+from atoll.archive.vault import FolderVault, ObjectVault, Vault, open_vault, resolved
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
 from atoll.errors import ArchiveUnavailable, CheckpointError, RecordConflict, SettingsError
 from atoll.island.founding import read_run
 from atoll.island.leases import DataLeases
 from atoll.island.membership import claim, dismissal
-from atoll.wire.messages import Lease, decode
+from atoll.protocol.data import DataGrant, DataLedger
+from atoll.wire.messages import Lease, decode, encode
 from atoll_synchronizer.archivist import make_archivist
 
 MakeVault = Callable[[], Vault]
@@ -94,6 +97,40 @@ def test_what_is_no_place_for_an_archive_is_refused() -> None:
     with pytest.raises(SettingsError, match="no user name") as refusal:
         open_vault("s3://key:hunter2@bucket/x")
     assert "hunter2" not in str(refusal.value)
+    for url in ("s3://key:hunter2@[bucket/x", "~nobody-of-this-name/x"):
+        with pytest.raises(SettingsError, match="cannot be read") as refusal:
+            open_vault(url)
+        assert "hunter2" not in str(refusal.value)
+
+
+def test_a_folder_is_the_same_place_for_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home is found, a relative path is made absolute; what has a scheme stays, also where a slash is missing."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    assert open_vault("~/archive").where == open_vault("archive").where == str(tmp_path / "archive")
+    for url in ("s3:/bucket/x", "s3://bucket/x", "file:/folder"):
+        assert resolved(url) == url
+    with pytest.raises(SettingsError, match="no place for an archive"):
+        open_vault("s3:/bucket/x")
+
+
+def test_a_large_object_is_read_in_parts(bucket: str, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library bounds the time of a request; one for the whole might never end in time."""
+    monkeypatch.setattr(places, "PART_BYTES", 4)
+    asked: list[int] = []
+    ranged = obstore.get_range
+
+    def counted(store: S3Store, path: str, *, start: int, end: int) -> object:
+        asked.append(end - start)
+        return ranged(store, path, start=start, end=end)
+
+    monkeypatch.setattr(obstore, "get_range", counted)
+    vault = open_vault(f"{bucket}/{run}")
+    for data in (b"", b"0123", b"0123456789"):
+        vault.put("object", data)
+        assert vault.get("object", 10) == data
+    assert asked == [4, 4, 4, 2]
 
 
 def test_a_folder_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:
@@ -191,6 +228,68 @@ async def test_a_rebuilding_that_died_half_way_is_completed(reef: Reef) -> None:
 
     assert second.record == first.record
     assert await reef.contents(broker) == archived
+
+
+async def test_a_learner_that_came_before_the_member_records_is_replaced(reef: Reef) -> None:
+    """Its incarnation is one whose pushes the books know: kept, all that it pushes would be swallowed as known."""
+    await reef.round()
+    await reef.mark()
+    broker = MemoryBroker()
+    bus, subjects = MemoryBus(reef.run, broker), Subjects(reef.run)
+    early = await claim(bus, subjects, "a", reef.clock)
+    fresh = DataLedger(blocks=64, next_position=8, grants=(DataGrant(0, 0, 8, "a", 1),))
+    await bus.put_record(subjects.data, encode(fresh), expected=0)
+    outcome, _ = await reef.rebuild(broker)
+    why = await dismissal(bus, subjects, outcome.record, early)
+    data = await bus.get_record(subjects.data)
+    again = await claim(bus, subjects, "a", reef.clock)
+
+    assert early.incarnation == 1
+    assert why is not None
+    assert again.incarnation == 1001
+    assert data is not None
+    assert decode(DataLedger, data.data).next_position == 16
+
+
+async def test_a_rebuilding_leaves_those_alone_who_came_after_it(reef: Reef) -> None:
+    """One that is slow, or goes on where another died, replaces no record that the rebuilt run has moved on."""
+    await reef.round()
+    await reef.mark()
+    outcome, broker = await reef.rebuild()
+    bus, subjects = MemoryBus(reef.run, broker), Subjects(reef.run)
+    ours = await claim(bus, subjects, "a", reef.clock)
+    lease = Lease(shard=0, epoch=2, nonce="owner", host="h", pid=1)
+    there = await bus.get_record(subjects.lease(0))
+    assert there is not None
+    await bus.put_record(subjects.lease(0), encode(lease), expected=there.revision)
+    await bus.purge(subjects.head(3))
+    again, _ = await reef.rebuild(broker)
+    kept = await bus.get_record(subjects.lease(0))
+
+    assert again.rebuilt
+    assert await dismissal(bus, subjects, outcome.record, ours) is None
+    assert kept is not None
+    assert decode(Lease, kept.data) == lease
+
+
+async def test_a_shard_that_lived_through_the_loss_keeps_no_lease_of_the_empty_broker(reef: Reef) -> None:
+    """Its epoch is not above the archived heads: it is deposed, and whoever is next begins above them."""
+    await reef.serve(0, epoch=9)
+    await reef.round()
+    await reef.mark()
+    broker = MemoryBroker()
+    bus, subjects = MemoryBus(reef.run, broker), Subjects(reef.run)
+    for shard, epoch in enumerate((9, 1)):
+        survivor = Lease(shard=shard, epoch=epoch, nonce="survivor", host="h", pid=1)
+        await bus.put_record(subjects.lease(shard), encode(survivor), expected=0)
+    await reef.rebuild(broker)
+    leases = [await bus.get_record(subjects.lease(shard)) for shard in range(SHARDS)]
+    found = [decode(Lease, lease.data) for lease in leases if lease is not None]
+
+    assert [(lease.epoch, lease.released, lease.nonce == "survivor") for lease in found] == [
+        (9, True, False),
+        (1, True, False),
+    ]
 
 
 async def test_a_broker_that_has_the_run_is_left_alone(reef: Reef) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import msgspec
@@ -11,11 +12,14 @@ from reef import FRAGMENTS, run_record
 from atoll.bus.interface import BlobRef
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
-from atoll.errors import BrokerUnavailable, PeerMisbehaved
+from atoll.clock import SystemClock
+from atoll.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced
 from atoll.island.founding import publish_origin
 from atoll.protocol.events import Acknowledge, ContributionArrived
 from atoll.protocol.shard import Shard
+from atoll.settings import ArchiveSettings
 from atoll.wire.messages import Beat, Contribution, Rebuilt, RunRecord, encode
+from atoll_synchronizer.hosting import Host
 from atoll_synchronizer.inbox import arrival, read_beat, read_manifest
 
 
@@ -114,3 +118,12 @@ async def test_nobody_puts_fresh_values_into_a_run_that_is_being_rebuilt(run: st
 
     with pytest.raises(BrokerUnavailable, match="is being rebuilt"):
         await publish_origin(bus, Subjects(run), rebuilt(run), {})
+
+
+async def test_a_host_does_not_serve_a_run_that_the_broker_has_lost(run: str) -> None:
+    """It lived through the loss: it stops, instead of taking leases on the empty broker again and again."""
+    host = Host(MemoryBus(run, MemoryBroker()), run_record(run), (0, 1), SystemClock(), ArchiveSettings())
+
+    async with asyncio.timeout(20.0):
+        with pytest.raises(RunReplaced, match="not on this broker"):
+            await host.serve(asyncio.Event())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -18,7 +19,7 @@ from atoll.protocol.events import Commit, PushKey, Share
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.testing import unique_run
-from atoll.wire.messages import RunRecord
+from atoll.wire.messages import RunRecord, encode
 from atoll_synchronizer.store import COMMITS_BEFORE_SWEEP, Store
 
 SIZE = 12
@@ -40,7 +41,9 @@ class Desk:
         )
 
     async def owner(self, epoch: int) -> Store:
-        """Return the store of the owner of this epoch, opened."""
+        """Return the store of the owner of this epoch, opened, of a run that is founded."""
+        with contextlib.suppress(RecordConflict):
+            await self.bus.put_record(self.subjects.run_record, encode(self.run), expected=0)
         store = Store(self.bus, self.run, 0, make_outer("nesterov", 1.0, 0.9))
         await store.open(epoch)
         return store

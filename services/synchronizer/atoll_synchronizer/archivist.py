@@ -12,23 +12,23 @@ An archive that is full or away costs a mark, never a commit: it is counted, sai
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 import xxhash
 
-from atoll.archive.marks import Manifest, Object, Piece, next_mark_s, number
+from atoll.archive.marks import Manifest, Object, Piece, due_mark, founding, next_mark_s, number
 from atoll.archive.shelf import Shelf
 from atoll.archive.vault import open_vault
-from atoll.bus.interface import BlobRef, Bus
+from atoll.bus.interface import BlobRef, Bus, Record
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
 from atoll.codecs import encode_frame, pack_arrays
-from atoll.errors import AtollError, ProtocolMisuse
+from atoll.errors import AtollError, PeerMisbehaved, ProtocolMisuse
 from atoll.logs import get
 from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
@@ -39,8 +39,10 @@ from atoll_synchronizer.store import Holding, Store
 log = get(__name__)
 
 T = TypeVar("T")
+R = TypeVar("R", Member, DataLedger)
 
 LAST_MARK_S = 30.0
+SLOW_BYTES_PER_S = 10e6
 LEAVING_S = 3.0
 
 
@@ -55,8 +57,6 @@ class _Written:
 
 class Archivist:
     """Makes the marks of one owner's tenure. `marks` and `failures` count since it began."""
-
-    _thread: ThreadPoolExecutor
 
     def __init__(self, shelf: Shelf, run: RunRecord, shard: int, settings: ArchiveSettings, clock: Clock) -> None:
         """Write nothing yet."""
@@ -78,13 +78,26 @@ class Archivist:
             await asyncio.sleep(max(0.05, next_mark_s(self._run, now_s, self._settings.every_s) - now_s))
 
     async def close(self, bus: Bus, store: Store, reports: Ledger, *, finished: bool) -> None:
-        """Make the last mark of a tenure that ends in good order, within a bounded time.
+        """Make the last mark of a tenure that ends in good order, within a time that is bounded and grows with its size.
 
         `finished`: the shard goes no further, so this mark stands for it in all later ones.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_MARK_S if finished else LEAVING_S):
+        heads = [held.head for held in store.holdings.values()]
+        refs = [ref for head in heads for ref in (head.blob, head.state, head.books) if ref is not None]
+        patience_s = LEAVING_S
+        if finished:
+            patience_s = LAST_MARK_S + sum(ref.size_bytes for ref in refs) / SLOW_BYTES_PER_S
+        try:
+            async with asyncio.timeout(patience_s):
                 await self.mark(bus, store, lambda: reports, final=finished)
+        except TimeoutError:
+            self.failures += 1
+            log.warning(
+                "archive.mark_failed",
+                final=finished,
+                failures=self.failures,
+                reason=f"the last mark was not durable after {patience_s:.0f} s; the one before it stands",
+            )
 
     async def mark(self, bus: Bus, store: Store, reports: Callable[[], Ledger], *, final: bool = False) -> bool:
         """Make the mark that is due now; return whether it is durable. Raises nothing."""
@@ -92,12 +105,11 @@ class Archivist:
         due = number(self._run, self._clock.wall(), self._settings.every_s)
         try:
             async with self._busy:
-                # A thread of its own: one that hangs on a slow store takes none from those who fold and encode.
-                self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="archive")
-                try:
-                    written = await self._mark(bus, store, reports, due, final=final)
-                finally:
-                    self._thread.shutdown(wait=False, cancel_futures=True)
+                parts = await _in_thread(self._shelf.parts)
+                due = due_mark(self._run, self._shard, parts, self._clock.wall(), self._settings.every_s)
+                if not self.marks:
+                    await _in_thread(partial(self._shelf.reopen, self._run, parts, due, self._shard, store.epoch))
+                written = await self._mark(bus, store, reports, due, final=final)
         except Exception as error:  # noqa: BLE001  (whatever ails the archive, the shard goes on)
             self.failures += 1
             log.warning("archive.mark_failed", mark=due, failures=self.failures, reason=str(error))
@@ -118,16 +130,16 @@ class Archivist:
         written = _Written()
         pieces: dict[int, Piece] = {}
         # What somebody has deleted meanwhile is written again.
-        there = await self._in_thread(partial(self._shelf.objects, self._shard))
+        there = await _in_thread(partial(self._shelf.objects, self._shard))
         for fragment, held in store.holdings.items():
             # Taken here, with no wait in between: one head and exactly what it names.
             taken = replace(held)
-            pieces[fragment] = await self._in_thread(partial(self._archive, fragment, taken, there, written))
+            pieces[fragment] = await _in_thread(partial(self._archive, fragment, taken, there, written))
         known = Ledger()
         known.learn(reports())
         target = self._run.protocol.tokens_target
         subjects = Subjects(self._run.run)
-        members = tuple(decode(Member, record.data) for record in await bus.get_records(subjects.member("*")))
+        read = [_decoded(Member, record) for record in await bus.get_records(subjects.member("*"))]
         data = await bus.get_record(subjects.data)
         manifest = Manifest(
             run=self._run,
@@ -138,12 +150,12 @@ class Archivist:
             tokens=known.run_tokens,
             pieces=tuple(pieces[fragment] for fragment in self._run.protocol.fragments_of(self._shard)),
             ledger=known,
-            members=members,
-            data=None if data is None else decode(DataLedger, data.data),
+            members=tuple(member for member in read if member is not None),
+            data=None if data is None else _decoded(DataLedger, data),
             final=final,
             closed=final and bool(target) and known.run_tokens >= target,
         )
-        await self._in_thread(partial(self._publish, manifest))
+        await _in_thread(partial(self._publish, manifest))
         self._last = pieces
         return written
 
@@ -183,12 +195,38 @@ class Archivist:
         try:
             if not self.marks:
                 self._shelf.sweep(self._shard)
-            self._shelf.retire(self._shard, self._settings.keep)
+            self._shelf.retire(self._shard, self._settings.keep, founding(self._run))
         except AtollError as error:
             log.warning("archive.untidy", reason=str(error))
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Return what `work` returns, from a thread of its own that nobody waits for.
+
+    One that hangs on a dead store takes no thread from those who fold and encode, and keeps no process from ending: the
+    interpreter joins the threads of an executor when it exits, daemons it leaves behind.
+    """
+    done: Future[T] = Future()
+
+    def act() -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (raised again where the result is awaited)
+            done.set_exception(error)
+
+    threading.Thread(target=act, name="archive", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+def _decoded(kind: type[R], record: Record) -> R | None:
+    """Return a record as a `kind`, None with a warning when it is not one: somebody else's mistake costs no mark."""
+    try:
+        return decode(kind, record.data)
+    except PeerMisbehaved as error:
+        log.warning("record.refused", subject=record.subject, reason=str(error))
+        return None
 
 
 def make_archivist(settings: ArchiveSettings, run: RunRecord, shard: int, clock: Clock) -> Archivist | None:

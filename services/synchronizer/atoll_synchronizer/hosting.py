@@ -22,7 +22,7 @@ from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
 from atoll.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
-from atoll.island.founding import read_run
+from atoll.island.founding import the_run
 from atoll.logs import get, say_in_this_task
 from atoll.protocol.balance import BEATS_PER_LEASE, Balance, HostHeard
 from atoll.settings import ArchiveSettings
@@ -103,8 +103,7 @@ class Host:
                 return
             log.info("shard.given_up", reason=reason, commits=service.commits)
             # The run that is there now need not be the one we knew: it may have been rebuilt.
-            there: RunRecord | None = await patiently(lambda: read_run(self._bus, self._subjects))
-            self._run = there or self._run
+            self._run = await patiently(lambda: the_run(self._bus, self._subjects))
 
     def _move(self, shard: int, to: str) -> None:
         """Begin to hand a shard over, unless that is going on already."""

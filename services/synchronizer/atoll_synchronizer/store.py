@@ -38,7 +38,7 @@ from atoll.errors import (
     RecordConflict,
     StorageFull,
 )
-from atoll.island.founding import head_info, read_run
+from atoll.island.founding import head_info, the_run
 from atoll.logs import get
 from atoll.merge import l2_norm
 from atoll.outer import OuterOptimizer
@@ -105,10 +105,11 @@ class Store:
 
         Raises:
             RecordConflict: a later owner is there, or the broker holds another founding of the run.
+            RunReplaced: the broker has lost the run; waiting for heads would keep a shard that nobody can use.
         """
         self.epoch = epoch
-        there = await read_run(self._bus, self._subjects)
-        if there is not None and there.nonce != self._run.nonce:
+        there = await the_run(self._bus, self._subjects)
+        if there.nonce != self._run.nonce:
             raise RecordConflict("the run was rebuilt meanwhile", got=there.nonce, allowed=self._run.nonce)
         for fragment in self._run.protocol.fragments_of(self._shard):
             self.holdings[fragment] = await self._load(fragment)

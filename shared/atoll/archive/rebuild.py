@@ -3,9 +3,14 @@
     verify the mark ─► run record (new nonce, `rebuilt`) ─► members, leases ─► per fragment: chunks, then head
 
 The run record comes first and by compare-and-set: it says which mark is being rebuilt, so that any number of processes
-may rebuild at once, or one go on where another died, and all write the same. Everything else is created only where
-nothing is (revision 0). A head is written last, after the chunks it names; shards and learners wait until all heads are
-there, and nobody puts fresh values in place of missing ones while the record says that the run is being rebuilt.
+may rebuild at once, or one go on where another died, and all write the same. Heads are created only where nothing is
+(revision 0). A head is written last, after the chunks it names; shards and learners wait until all heads are there, and
+nobody puts fresh values in place of missing ones while the record says that the run is being rebuilt.
+
+A process that lived through the loss, or came early, may have written a member record, a data ledger or a shard lease on
+the empty broker before we do. Such a record knows nothing of the run and would give numbers out a second time, so what is
+behind the archive is replaced by compare-and-set: the learner is dismissed and comes back above its former lives, the
+shard's owner is deposed and takes its lease again above every head. What is ahead was written after the rebuilding.
 
 Member records are given incarnations above all that the books, the learners' reports or the archived records know, with
 room for lives that began after the mark: push keys (learner, incarnation, fragment, push) stay unique for ever. All
@@ -20,22 +25,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from atoll.archive.marks import Manifest, Mark, Object, Piece
 from atoll.archive.shelf import Shelf
-from atoll.bus.interface import BlobRef, Bus
+from atoll.bus.interface import BlobRef, Bus, Record
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
-from atoll.errors import AtollError, CheckpointError, RecordConflict
+from atoll.errors import AtollError, CheckpointError, PeerMisbehaved, RecordConflict
 from atoll.island.founding import head_info, read_heads, read_run
 from atoll.logs import get
+from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
 from atoll.wire.messages import Head, Lease, Member, Rebuilt, RunRecord, decode, encode
 
 log = get(__name__)
+
+T = TypeVar("T", Member, DataLedger, Lease)
 
 INCARNATIONS = 1000
 REBUILDER = "rebuilt"
@@ -172,7 +182,7 @@ def reports_of(manifests: list[Manifest]) -> Ledger:
 async def _restore_records(
     bus: Bus, subjects: Subjects, run: RunRecord, manifests: list[Manifest], clock: Clock
 ) -> None:
-    """Create member records, data leases and shard leases where there are none."""
+    """Write member records, data leases and shard leases where there are none, or ones that know less."""
     for learner, incarnation in sorted(_incarnations(manifests).items()):
         member = Member(
             learner=learner,
@@ -183,12 +193,12 @@ async def _restore_records(
             claimed_at_s=clock.wall(),
             left=True,
         )
-        await _create(bus, subjects.member(learner), encode(member))
+        await _settle(bus, subjects.member(learner), member, lambda there, ours: there.incarnation < ours.incarnation)
     ledgers = [manifest.data for manifest in manifests if manifest.data is not None]
     if ledgers:
-        furthest = max(ledgers, key=lambda data: (data.epoch, data.next_position))
+        furthest = max(ledgers, key=_reach)
         # Its leases stay: the next learner that asks gives those of dead incarnations back.
-        await _create(bus, subjects.data, encode(furthest))
+        await _settle(bus, subjects.data, furthest, lambda there, ours: _reach(there) < _reach(ours))
     reports = reports_of(manifests)
     for manifest in manifests:
         lease = Lease(
@@ -201,7 +211,13 @@ async def _restore_records(
             released=True,
             closed=manifest.closed,
         )
-        await _create(bus, subjects.lease(manifest.shard), encode(lease))
+        # An owner of the rebuilt run has a later epoch; at the same one its fence would not be above the heads.
+        await _settle(
+            bus,
+            subjects.lease(manifest.shard),
+            lease,
+            lambda there, ours: there.epoch <= ours.epoch and there.nonce != ours.nonce,
+        )
 
 
 def _incarnations(manifests: list[Manifest]) -> dict[str, int]:
@@ -217,10 +233,28 @@ def _incarnations(manifests: list[Manifest]) -> dict[str, int]:
     return highest
 
 
-async def _create(bus: Bus, subject: str, data: bytes) -> None:
-    """Write a record that does not exist yet."""
-    with contextlib.suppress(RecordConflict):
-        await bus.put_record(subject, data, expected=0)
+def _reach(data: DataLedger) -> tuple[int, int]:
+    """Return how far into the corpus leases have been granted."""
+    return data.epoch, data.next_position
+
+
+async def _settle(bus: Bus, subject: str, record: T, behind: Callable[[T, T], bool]) -> None:
+    """Write a record where none is that can be read, or one that is `behind` this one."""
+    while True:
+        there = await bus.get_record(subject)
+        if there is not None and not _replaceable(there, record, behind):
+            return
+        with contextlib.suppress(RecordConflict):
+            await bus.put_record(subject, encode(record), expected=0 if there is None else there.revision)
+            return
+
+
+def _replaceable(there: Record, ours: T, behind: Callable[[T, T], bool]) -> bool:
+    try:
+        return behind(decode(type(ours), there.data), ours)
+    except PeerMisbehaved as error:
+        log.warning("record.refused", subject=there.subject, reason=str(error))
+        return True
 
 
 async def _restore_piece(bus: Bus, subjects: Subjects, shelf: Shelf, shard: int, piece: Piece) -> None:

@@ -3,7 +3,7 @@
 Order of a mark: objects, then the manifest, then manifests that are retired go, then the objects that only those named.
 An object is named by its content and belongs to one shard, so two shards never write or remove the same one. Objects
 that no manifest names (a mark that was interrupted) go when a shard's owner begins, once they are old enough that
-nobody can still be about to name them. Everything here may block.
+nobody can still be about to name them. While a manifest cannot be read, no object goes. Everything here may block.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from atoll.archive.marks import (
     Mark,
     Object,
     Part,
+    founding,
+    lagging,
     marks_of,
+    opening,
     parts_of,
     retired,
 )
 from atoll.archive.vault import Vault
 from atoll.bus.subjects import token
-from atoll.errors import CheckpointError
+from atoll.errors import CheckpointError, ProtocolMisuse
 from atoll.logs import get
-from atoll.wire.messages import SCHEMA
+from atoll.wire.messages import SCHEMA, RunRecord
 
 log = get(__name__)
 
@@ -58,30 +61,67 @@ class Shelf:
 
     def publish(self, manifest: Manifest) -> None:
         """Make a mark of one shard visible; every object it names is stored already."""
-        self.vault.put(manifest.path, msgspec.json.encode(manifest))
+        data = msgspec.json.encode(manifest)
+        if len(data) > MANIFEST_BYTES_MAX:
+            raise ProtocolMisuse(
+                "a manifest is larger than any reader takes", got=len(data), allowed=MANIFEST_BYTES_MAX
+            )
+        self.vault.put(manifest.path, data)
 
-    def retire(self, shard: int, keep: int) -> int:
-        """Remove what `keep` complete marks no longer need of one shard's; return how many objects went."""
+    def reopen(self, run: RunRecord, parts: list[Part], mark: int, shard: int, epoch: int) -> None:
+        """Say that `shard` goes on from `mark` in `epoch`, when among `parts` there is a final one of a former owner."""
+        origin = founding(run)
+        if any(p.final and (p.founding, p.shard) == (origin, shard) and p.epoch < epoch for p in parts):
+            self.vault.put(opening(run, mark, shard, epoch), b"{}")
+
+    def retire(self, shard: int, keep: int, origin: str) -> int:
+        """Remove what `keep` complete marks no longer need of one shard's; return how many objects went.
+
+        `origin` is the founding that the shard serves. What stands in the way of its marks is said.
+        """
         parts = self.parts()
-        going = retired(parts, shard, keep)
+        self._say_what_is_wrong(parts, shard, origin)
+        going = retired(parts, shard, keep, origin)
         if not going:
             return 0
         gone = {part.path for part in going}
         staying = [part for part in parts if part.shard == shard and part.path not in gone]
-        candidates = {digest for part in going for digest in self._objects_of(part)}
-        needed = {digest for part in staying for digest in self._objects_of(part)}
+        candidates = {digest for part in going for digest in self._objects_of(part) or ()}
+        needed = self._needed(staying)
         self.vault.remove(sorted(gone))
-        litter = sorted(candidates - needed)
+        litter = [] if needed is None else sorted(candidates - needed)
         self.vault.remove([self._object(shard, digest) for digest in litter])
         return len(litter)
 
+    def _say_what_is_wrong(self, parts: list[Part], shard: int, origin: str) -> None:
+        late = lagging(parts, shard, origin)
+        if late is not None:
+            log.warning(
+                "archive.incomplete",
+                since=late.mark,
+                missing=late.missing,
+                todo="no mark is complete since: do all shards write to this archive, with one archive.every_s?",
+            )
+        later = max((part.founding for part in parts), default=origin)
+        if later > origin:
+            log.warning(
+                "archive.foreign",
+                ours=origin,
+                newest=later,
+                todo="the archive holds marks of a founding that counts as newer: --restore would go back to those. Was a "
+                "founder's clock wrong? move them away, or archive to another place",
+            )
+
     def sweep(self, shard: int) -> int:
-        """Remove old objects of one shard that no manifest names; return how many."""
-        mine = [part for part in self.parts() if part.shard == shard]
-        needed = {self._object(shard, digest) for part in mine for digest in self._objects_of(part)}
+        """Remove old objects of one shard that no manifest names; return how many: none while one cannot be read."""
+        needed = self._needed([part for part in self.parts() if part.shard == shard])
+        if needed is None:
+            return 0
         before_s = time.time() - ORPHAN_AGE_S
         found = self.vault.names(f"{self.run}/shard-{shard}")
-        litter = [name.path for name in found if name.path not in needed and name.written_at_s < before_s]
+        litter = [
+            name.path for name in found if name.written_at_s < before_s and name.path.rpartition("/")[2] not in needed
+        ]
         self.vault.remove(litter)
         return len(litter)
 
@@ -159,12 +199,28 @@ class Shelf:
     def _newest_first(self, marks: list[Mark]) -> Iterator[Mark]:
         return (mark for mark in reversed(marks) if mark.complete)
 
-    def _objects_of(self, part: Part) -> list[str]:
-        """Return the digests that a manifest names; one that is damaged or gone serves nobody and names nothing."""
+    def _needed(self, parts: list[Part]) -> set[str] | None:
+        """Return the digests that manifests name, None when one of them may name anything."""
+        needed: set[str] = set()
+        for part in parts:
+            objects = self._objects_of(part)
+            if objects is None:
+                return None
+            needed |= objects
+        return needed
+
+    def _objects_of(self, part: Part) -> set[str] | None:
+        """Return the digests that a manifest names, None when it cannot be read: by us, which says nothing of others.
+
+        Another version of Atoll may well read it, and its objects must be there then.
+        """
+        if part.opened:
+            return set()
         try:
-            return list(self.read(part).objects)
-        except CheckpointError:
-            return []
+            return set(self.read(part).objects)
+        except CheckpointError as error:
+            log.warning("archive.manifest_unreadable", reason=str(error), todo="its objects are kept")
+            return None
 
     def _object(self, shard: int, digest: str) -> str:
         return f"{self.run}/shard-{shard}/{digest}"

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 BESIDE = ".new-"
 BESIDE_AGE_S = 3600.0
+PART_BYTES = 8 << 20
 RETRIES_MAX = 3
 RETRY_S_MAX = 20.0
 
@@ -150,10 +151,12 @@ class ObjectVault:
         from obstore.exceptions import BaseError  # noqa: PLC0415
 
         try:
-            found = obstore.get(self._store, path)
-            if found.meta["size"] > size_bytes_max:
-                raise _too_large(path, found.meta["size"], size_bytes_max)
-            return _bounded(path, bytes(found.bytes()), size_bytes_max)
+            size_bytes = obstore.head(self._store, path)["size"]
+            if size_bytes > size_bytes_max:
+                raise _too_large(path, size_bytes, size_bytes_max)
+            # One request per part: the library bounds the time of each, and a large object takes as long as it takes.
+            ends = [(at, min(at + PART_BYTES, size_bytes)) for at in range(0, size_bytes, PART_BYTES)]
+            return b"".join(bytes(obstore.get_range(self._store, path, start=at, end=end)) for at, end in ends)
         except FileNotFoundError:
             raise _missing(self.where, path) from None
         except (BaseError, OSError) as error:
@@ -186,17 +189,18 @@ class ObjectVault:
 
 
 def open_vault(url: str) -> Vault:
-    """Return the vault at `url`: a path, `file://…` or `s3://bucket/prefix`. Nothing is read or made yet.
+    """Return the vault at `url`: a path (`~` is a home), `file://…` or `s3://bucket/prefix`. Nothing is read or made yet.
 
     Raises:
         SettingsError: the URL is none of these, or carries a user name or password.
         ArchiveUnavailable: the object store cannot be used as it is set up.
     """
+    url = resolved(url)
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise SettingsError(
             "an archive's URL carries no user name or password",
-            got=re.sub(r"//[^/]*@", "//***@", url),
+            got=_redacted(url),
             todo="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
         )
     if not parts.scheme and url:
@@ -211,6 +215,27 @@ def open_vault(url: str) -> Vault:
         allowed="a folder, file:///folder or s3://bucket/prefix",
         todo="correct archive.url (or --restore)",
     )
+
+
+def resolved(url: str) -> str:
+    """Return `url`; a folder as an absolute path, so that it is the same place for every process.
+
+    Raises:
+        SettingsError: it cannot be read as a URL, or names a home that is not there.
+    """
+    try:
+        return str(Path(url).expanduser().absolute()) if url and not urlsplit(url).scheme else url
+    except (ValueError, RuntimeError) as error:
+        raise SettingsError(
+            "an archive's URL cannot be read",
+            got=f"{_redacted(url)}: {error}",
+            allowed="a folder, file:///folder or s3://bucket/prefix",
+            todo="correct archive.url (or --restore)",
+        ) from error
+
+
+def _redacted(url: str) -> str:
+    return re.sub(r"//[^/]*@", "//***@", url)
 
 
 def _s3(url: str) -> Vault:

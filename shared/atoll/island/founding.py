@@ -21,7 +21,15 @@ from atoll.bus.interface import Bus, Record
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
 from atoll.codecs import decode_frame, encode_frame, frame_bytes_max
-from atoll.errors import BlobCorrupt, BlobGone, BrokerUnavailable, LayoutMismatch, PeerMisbehaved, RecordConflict
+from atoll.errors import (
+    BlobCorrupt,
+    BlobGone,
+    BrokerUnavailable,
+    LayoutMismatch,
+    PeerMisbehaved,
+    RecordConflict,
+    RunReplaced,
+)
 from atoll.layout import Layout, first_difference
 from atoll.logs import get
 from atoll.wire.messages import Head, Lease, RunRecord, decode, encode
@@ -61,6 +69,22 @@ async def read_run(bus: Bus, subjects: Subjects) -> RunRecord | None:
     """Return the run record, or None while nobody has founded the run."""
     record = await bus.get_record(subjects.run_record)
     return None if record is None else decode(RunRecord, record.data)
+
+
+async def the_run(bus: Bus, subjects: Subjects) -> RunRecord:
+    """Return the record of a run that was founded.
+
+    Raises:
+        RunReplaced: it is gone.
+    """
+    run = await read_run(bus, subjects)
+    if run is None:
+        raise RunReplaced(
+            f"run {subjects.run!r} is not on this broker any more",
+            got="no run record",
+            todo="was the broker's store lost? start the synchronizer shards with --restore, then the learners",
+        )
+    return run
 
 
 async def check_run(bus: Bus, subjects: Subjects, layout: Layout, data: str) -> RunRecord:

@@ -11,7 +11,7 @@ import msgspec
 from atoll.bus.interface import Bus, Record
 from atoll.bus.subjects import Subjects
 from atoll.codecs import frame_bytes_max
-from atoll.errors import BlobCorrupt, BlobGone, EnvironmentFault, RunReplaced
+from atoll.errors import BlobCorrupt, BlobGone, RunLost, RunReplaced
 from atoll.island.founding import read_heads
 from atoll.wire.messages import RunRecord, decode, encode
 
@@ -38,7 +38,8 @@ async def check_kept(bus: Bus, run: str, versions: int) -> None:
     """Make sure that the store still holds a run of which `versions` commits were seen: every head and its frame.
 
     Raises:
-        EnvironmentFault: something is gone. Training on would begin again without saying so.
+        RunLost: something is gone. Training on would begin again without saying so.
+        BrokerUnavailable: the broker did not answer, which says nothing about what it holds.
     """
     found = await _read(bus, run)
     if found is None:
@@ -58,8 +59,8 @@ async def check_kept(bus: Bus, run: str, versions: int) -> None:
             raise _lost(f"fragment {head.fragment} version {head.version}: {error}") from error
 
 
-def _lost(what: str) -> EnvironmentFault:
-    return EnvironmentFault(
+def _lost(what: str) -> RunLost:
+    return RunLost(
         "the broker's store has lost a part of this run",
         got=what,
         allowed="every fragment's newest head with its frame",

@@ -3,7 +3,8 @@
 A run of a folder keeps an archive in `OUT/archive` unless it is told another place (`archive.url`) or none
 (`archive.every_s=0`). What `run.json` and the archive know of is held against the broker before anything trains. When
 something is gone, going on would train from scratch under the old name, so it is refused; with `--resume` the run is rebuilt
-from the newest complete mark. The store of our own broker is moved aside for that, never deleted.
+from the newest complete mark. The store of our own broker is moved aside for that, never deleted. Only what a broker
+*answers* is a loss: one that is slow, away or full has lost nothing, and ends the look with its own error.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from pathlib import Path
 
 from atoll.archive.rebuild import rebuild
 from atoll.archive.shelf import Shelf
-from atoll.archive.vault import open_vault
+from atoll.archive.vault import open_vault, resolved
 from atoll.bus.connect import open_bus
 from atoll.bus.options import DEFAULTS
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
-from atoll.errors import AtollError, EnvironmentFault, RunReplaced
+from atoll.errors import AtollError, EnvironmentFault, RunLost, RunReplaced
 from atoll.island.founding import read_run
 from atoll.settings import bus_options
 from atoll.up.folder import RebuiltRecord, RunFolder
 from atoll.up.founded import check_kept
 from atoll.up.options import UpPlan
 
-LOOK_PATIENCE_S = 5.0
+LOOK_PATIENCE_S = 30.0
 
 
 def archive_url(up: UpPlan) -> str:
@@ -36,11 +37,16 @@ def archive_url(up: UpPlan) -> str:
         return ""
     if not archive.url:
         return str((up.out / "archive").absolute())
-    return archive.url if "://" in archive.url else str(Path(archive.url).absolute())
+    return resolved(archive.url)
 
 
-async def find_loss(url: str, up: UpPlan) -> EnvironmentFault | None:
-    """Return what the broker at `url` has lost of the run that the folder remembers, None when nothing is missing."""
+async def find_loss(url: str, up: UpPlan) -> RunLost | RunReplaced | None:
+    """Return what the broker at `url` has lost of the run that the folder remembers, None when nothing is missing.
+
+    Raises:
+        BrokerUnavailable: the broker did not answer within `LOOK_PATIENCE_S`: nobody knows what it holds.
+        StorageFull: it has no room to answer.
+    """
     if up.former is None:
         return None
     run = up.settings.run
@@ -49,20 +55,20 @@ async def find_loss(url: str, up: UpPlan) -> EnvironmentFault | None:
         if up.former.versions:
             await check_kept(bus, run, up.former.versions)
         elif _marks(up) and not await _exists(url, up):
-            return EnvironmentFault("the broker's store has lost this run", got="no run record")
-    except EnvironmentFault as loss:
+            return RunLost("the broker's store has lost this run", got="no run record")
+    except (RunLost, RunReplaced) as loss:
         return loss
     finally:
         await bus.close()
     return None
 
 
-def refuse(loss: EnvironmentFault, up: UpPlan) -> EnvironmentFault:
+def refuse(loss: RunLost | RunReplaced, up: UpPlan) -> RunLost | RunReplaced:
     """Return the loss as an error that names the way back, if there is one."""
     marks = _marks(up)
     if not marks:
         return loss
-    return EnvironmentFault(
+    return RunLost(
         loss.what,
         got=loss.got,
         allowed=loss.allowed,

@@ -1,0 +1,83 @@
+"""What `atoll up` calls a loss: what a broker answers, never that it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from reef import FRAGMENTS, Reef, TurnedClock, run_record
+
+from atoll.archive.vault import FolderVault
+from atoll.bus.interface import BlobRef
+from atoll.bus.memory import MemoryBroker, MemoryBus
+from atoll.errors import AtollError, BlobGone, BrokerUnavailable, RunLost, RunReplaced, StorageFull
+from atoll.up import recovery
+from atoll.up.folder import RunFile
+from atoll.up.options import UpPlan, UpRequest, plan
+
+
+class DeafBus(MemoryBus):
+    """A bus on which every read of a blob ends with one error."""
+
+    error: AtollError
+
+    async def get_blob(self, _ref: BlobRef, _size_bytes_max: int) -> bytes:
+        """Fail."""
+        raise self.error
+
+
+def continued(out: Path, run: str, versions: int) -> UpPlan:
+    """Return a plan that continues a run of which so many commits were seen."""
+    made = plan(UpRequest(out=out, assignments=(f"run={run}", "protocol.tokens_target=1000")), {})
+    return replace(made, former=RunFile(run=run, learners=1, settings={}, broker="embedded", versions=versions))
+
+
+async def loss(up: UpPlan, bus: MemoryBus, patch: pytest.MonkeyPatch) -> RunLost | RunReplaced | None:
+    """Return what `atoll up` finds lost on a bus."""
+
+    async def opened(*_args: object, **_options: object) -> MemoryBus:
+        return bus
+
+    patch.setattr(recovery, "open_bus", opened)
+    return await recovery.find_loss("nats://127.0.0.1:1", up)
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("the broker does not answer"), StorageFull("no room")])
+async def test_a_broker_that_does_not_answer_has_lost_nothing(
+    error: AtollError, tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is slow or full; to call that a loss would let `--resume` put an older mark in a healthy run's place."""
+    reef = Reef(run_record(run), FolderVault(tmp_path / "archive"), TurnedClock())
+    await reef.found()
+    await reef.round()
+    bus = DeafBus(run, reef.broker)
+    bus.error = error
+
+    with pytest.raises(type(error)):
+        await loss(continued(tmp_path / "out", run, FRAGMENTS), bus, monkeypatch)
+
+
+@pytest.mark.parametrize("error", [BlobGone("no chunks"), RunReplaced("no such stream")])
+async def test_what_a_broker_answers_is_a_loss(
+    error: AtollError, tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame or a stream that is not there; and the whole run, where nothing is."""
+    reef = Reef(run_record(run), FolderVault(tmp_path / "archive"), TurnedClock())
+    await reef.found()
+    await reef.round()
+    deaf, up = DeafBus(run, reef.broker), continued(tmp_path / "out", run, FRAGMENTS)
+    deaf.error = error
+
+    assert await loss(up, reef.bus, monkeypatch) is None
+    assert await loss(up, deaf, monkeypatch) is not None
+    assert isinstance(await loss(up, MemoryBus(run, MemoryBroker()), monkeypatch), RunLost)
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "file:/folder", "s3://bucket/x"])
+def test_what_has_a_scheme_is_no_folder(url: str, tmp_path: Path, run: str) -> None:
+    """A URL with a slash missing is passed on as it is, to be refused, and not taken for a folder of this machine."""
+    up = continued(tmp_path / "out", run, 0)
+    settings = up.settings.model_copy(update={"archive": up.settings.archive.model_copy(update={"url": url})})
+
+    assert recovery.archive_url(replace(up, settings=settings)) == url
