@@ -153,7 +153,7 @@ class Archivist:
             members=tuple(member for member in read if member is not None),
             data=None if data is None else _decoded(DataLedger, data),
             final=final,
-            closed=final and bool(target) and known.run_tokens >= target,
+            closed=final and bool(target) and known.known_tokens >= target,
         )
         await _in_thread(partial(self._publish, manifest))
         self._last = pieces
