@@ -13,7 +13,7 @@ from atoll.bus.subjects import Subjects
 from atoll.clock import SystemClock
 from atoll.island.leases import DataLeases
 from atoll.island.membership import claim, release
-from atoll.protocol.data import DataGrant, DataLedger, give_back, take
+from atoll.protocol.data import DataGrant, DataLedger, give_back, sums_by_epoch, sums_by_learner, take
 from atoll.wire.messages import Member, decode
 
 BLOCKS = 10
@@ -154,7 +154,8 @@ async def test_what_is_read_to_its_end_is_struck_and_counted(learners: Learners)
 
     assert not leases.lost
     assert not ledger.grants
-    assert [(share.learner, share.blocks) for share in ledger.finished] == [("a", 4)]
+    assert sums_by_learner(ledger) == {"a": 4}
+    assert sums_by_epoch(ledger)[0].finished == 4
 
 
 async def test_a_restart_with_a_checkpoint_goes_on_in_its_own_units(learners: Learners) -> None:
