@@ -2,9 +2,8 @@
 
 Every message is one frozen struct. `encode` and `decode` are the only way in and out: `decode` refuses unknown fields'
 types, missing fields, oversized text and a schema number it does not know, always as `PeerMisbehaved`, so a driver
-never meets a half-understood message. `encode` refuses what `decode` would find too large.
-Times are seconds since the Unix epoch by the sender's clock and are shown to
-people only; the protocol measures time by its own arrival stamps.
+never meets a half-understood message. `encode` refuses what `decode` would find too large. Times are seconds since the
+Unix epoch by the sender's clock and are shown to people only; the protocol measures time by its own arrival stamps.
 
 A contribution's tokens are those its learner trained on since it adopted `base_version` of the fragment (Sec. 3.2 of
 arXiv 2604.21428: c_tokens, c_steps).
