@@ -162,6 +162,30 @@ def test_a_place_that_cannot_be_written_costs_the_checkpoint_and_nothing_else(tm
     assert checkpoints.load(tree(0)) is None
 
 
+@pytest.mark.parametrize("asked", ["run.nonce/a", "root"])
+def test_a_place_that_cannot_be_searched_is_no_checkpoint_and_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """`Path.is_dir` raises then, on some versions of Python; stood in for, since root may search everything."""
+    root = tmp_path / "root"
+    (root / "other.run").mkdir(parents=True)
+    honest = Path.is_dir
+
+    def is_dir(path: Path) -> bool:
+        if str(path).endswith(asked):
+            raise PermissionError(13, "Permission denied", str(path))
+        return honest(path)
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    with structlog.testing.capture_logs() as said:
+        found = Checkpoints(root, LIFE).load(tree(0))
+
+    assert found is None
+    assert [(line["event"], line["path"]) for line in said] == [("checkpoint.unreadable", str(root))]
+    assert "Permission denied" in said[0]["reason"]
+    assert "learner.checkpoint_dir" in said[0]["todo"]
+
+
 def test_a_kill_in_the_middle_of_a_save_leaves_the_former_checkpoint(tmp_path: Path) -> None:
     """SIGKILL while the temporary folder is there, again and again: what is found afterwards is whole, and not older."""
     like = {f"array-{i}": np.zeros(1 << 20, np.float32) for i in range(8)}

@@ -102,11 +102,7 @@ class Checkpoints:
 
     def load(self, like: Any) -> Loaded | None:  # noqa: ANN401  (any pytree)
         """Return the newest checkpoint that is whole and ours, as a state like `like`; None when there is none."""
-        if not self.folder.is_dir():
-            if others := self._others():
-                log.warning(
-                    "checkpoint.other_runs", folder=str(self._root), found=others, wanted=self.folder.parent.name
-                )
+        if not self._exists():
             return None
         began_s = time.monotonic()
         for number in self._numbers():
@@ -197,11 +193,19 @@ class Checkpoints:
         )
         return ocp.CheckpointManager(self.folder, options=options)
 
-    def _others(self) -> list[str]:
-        """Return the folders of other runs, as many as a person wants to read."""
-        if not self._root.is_dir():
-            return []
-        return sorted(p.name for p in self._root.iterdir() if p.is_dir() and p != self.folder.parent)[:NAMED_MAX]
+    def _exists(self) -> bool:
+        """Return whether our folder is there; if not, name those of other runs, as many as a person wants to read."""
+        try:
+            if self.folder.is_dir():
+                return True
+            found = sorted(p.name for p in self._root.iterdir() if p.is_dir()) if self._root.is_dir() else []
+        except OSError as error:
+            todo = "let this user read, search and write the folder, or name another (learner.checkpoint_dir)"
+            log.warning("checkpoint.unreadable", path=str(self._root), reason=_first_line(error), todo=todo)
+            return False
+        if others := [name for name in found if name != self.folder.parent.name][:NAMED_MAX]:
+            log.warning("checkpoint.other_runs", folder=str(self._root), found=others, wanted=self.folder.parent.name)
+        return False
 
 
 def digest_of(arrays: Mapping[str, Any]) -> str:
