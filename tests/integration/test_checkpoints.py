@@ -143,6 +143,24 @@ def test_checkpoints_of_other_runs_are_neither_read_nor_removed(tmp_path: Path) 
     assert value_of(Checkpoints(tmp_path, LIFE)) == (1, 1)
 
 
+def test_a_run_that_was_rebuilt_accepts_those_of_the_founding_it_came_from(tmp_path: Path) -> None:
+    """Its own come first once there is one; those of before stay where they are, and other foundings stay foreign."""
+    save(Checkpoints(tmp_path, LIFE), 1)
+    save(Checkpoints(tmp_path, LIFE), 2)
+    anew = msgspec.structs.replace(LIFE, nonce="anew", incarnation=2)
+    rebuilt = Checkpoints(tmp_path, anew, "nonce")
+    found = rebuilt.load(tree(0))
+    save(rebuilt, 1, nonce="anew", incarnation=2)
+    own = rebuilt.load(tree(0))
+
+    assert found is not None
+    assert own is not None
+    assert (found.note.steps, found.note.nonce, found.rebuilt_since) == (2, "nonce", True)
+    assert (own.note.steps, own.note.nonce, own.rebuilt_since) == (1, "anew", False)
+    assert value_of(Checkpoints(tmp_path, LIFE)) == (2, 2)
+    assert value_of(Checkpoints(tmp_path, msgspec.structs.replace(anew, nonce="third"), "fourth")) is None
+
+
 def test_another_optimizer_is_another_tree(tmp_path: Path) -> None:
     """What does not fit the state that would be trained is refused whole."""
     checkpoints = Checkpoints(tmp_path, LIFE)

@@ -47,7 +47,7 @@ class Scene:
         self.pushing_s = 0.0
         self.broker_away = self.disk_returns = False
         machine = SimpleNamespace(spans={0: SimpleNamespace(anchor=7)})
-        run = SimpleNamespace(run="r", nonce="n", model="m", layout=SimpleNamespace(fingerprint="f"))
+        run = SimpleNamespace(run="r", nonce="n", model="m", layout=SimpleNamespace(fingerprint="f"), rebuilt=None)
         self.island = SimpleNamespace(
             session=SimpleNamespace(driver=SimpleNamespace(machine=machine, failure=None)),
             run=run,
