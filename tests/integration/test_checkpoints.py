@@ -143,6 +143,24 @@ def test_checkpoints_of_other_runs_are_neither_read_nor_removed(tmp_path: Path) 
     assert value_of(Checkpoints(tmp_path, LIFE)) == (1, 1)
 
 
+def test_a_run_that_was_rebuilt_accepts_those_of_the_founding_it_came_from(tmp_path: Path) -> None:
+    """Its own come first once there is one; those of before stay where they are, and other foundings stay foreign."""
+    save(Checkpoints(tmp_path, LIFE), 1)
+    save(Checkpoints(tmp_path, LIFE), 2)
+    anew = msgspec.structs.replace(LIFE, nonce="anew", incarnation=2)
+    rebuilt = Checkpoints(tmp_path, anew, "nonce")
+    found = rebuilt.load(tree(0))
+    save(rebuilt, 1, nonce="anew", incarnation=2)
+    own = rebuilt.load(tree(0))
+
+    assert found is not None
+    assert own is not None
+    assert (found.note.steps, found.note.nonce, found.rebuilt_since) == (2, "nonce", True)
+    assert (own.note.steps, own.note.nonce, own.rebuilt_since) == (1, "anew", False)
+    assert value_of(Checkpoints(tmp_path, LIFE)) == (2, 2)
+    assert value_of(Checkpoints(tmp_path, msgspec.structs.replace(anew, nonce="third"), "fourth")) is None
+
+
 def test_another_optimizer_is_another_tree(tmp_path: Path) -> None:
     """What does not fit the state that would be trained is refused whole."""
     checkpoints = Checkpoints(tmp_path, LIFE)
@@ -160,6 +178,30 @@ def test_a_place_that_cannot_be_written_costs_the_checkpoint_and_nothing_else(tm
 
     assert [line["event"] for line in said] == ["checkpoint.failed"]
     assert checkpoints.load(tree(0)) is None
+
+
+@pytest.mark.parametrize("asked", ["run.nonce/a", "root"])
+def test_a_place_that_cannot_be_searched_is_no_checkpoint_and_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """`Path.is_dir` raises then, on some versions of Python; stood in for, since root may search everything."""
+    root = tmp_path / "root"
+    (root / "other.run").mkdir(parents=True)
+    honest = Path.is_dir
+
+    def is_dir(path: Path) -> bool:
+        if str(path).endswith(asked):
+            raise PermissionError(13, "Permission denied", str(path))
+        return honest(path)
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    with structlog.testing.capture_logs() as said:
+        found = Checkpoints(root, LIFE).load(tree(0))
+
+    assert found is None
+    assert [(line["event"], line["path"]) for line in said] == [("checkpoint.unreadable", str(root))]
+    assert "Permission denied" in said[0]["reason"]
+    assert "learner.checkpoint_dir" in said[0]["todo"]
 
 
 def test_a_kill_in_the_middle_of_a_save_leaves_the_former_checkpoint(tmp_path: Path) -> None:

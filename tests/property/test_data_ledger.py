@@ -16,7 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from atoll.protocol.data import (
     EPOCHS_KEPT,
+    LEARNERS_NAMED_MAX,
     OLDER,
+    OTHERS,
     DataLedger,
     Holder,
     Key,
@@ -31,6 +33,7 @@ from atoll.protocol.data import (
     sums_by_learner,
     take,
 )
+from atoll.wire.messages import MESSAGE_BYTES_MAX, encode
 
 BLOCKS = 5
 PER_BLOCK = 2
@@ -233,6 +236,38 @@ def test_long_runs_keep_a_small_ledger() -> None:
     assert ledger.finished[0].epoch == OLDER
     assert sums_by_learner(ledger) == {"a": 160}
     assert len(msgspec.json.encode(ledger)) < 2000
+
+
+def test_a_thousand_learners_over_many_epochs_fit_into_the_record() -> None:
+    """A share per learner and epoch would not."""
+    ledger = DataLedger(blocks=1000)
+    for number in range(1000 * (EPOCHS_KEPT + 4)):
+        name = f"learner-in-some-cluster-{number % 1000:04d}"
+        ledger, grant = take(ledger, name, 1, 1)
+        ledger = renew(ledger, name, 1, {grant.key: (8, 8)})
+
+    assert len(encode(ledger)) < MESSAGE_BYTES_MAX // 4
+    assert set(sums_by_learner(ledger).values()) == {EPOCHS_KEPT + 4}
+    assert {sums.finished for sums in sums_by_epoch(ledger)} == {1000}
+
+
+def test_ids_that_never_come_back_do_not_make_the_record_grow() -> None:
+    """Pods get new names for ever: beyond a bound they are counted together, all sums stay exact, who holds is named."""
+    ledger = DataLedger(blocks=10_000)
+    ledger, held_for_long = take(ledger, "z-holds", 1, 2)
+    ledger = renew(ledger, "z-holds", 1, {held_for_long.key: (1, 8)})
+    ledger, more = take(ledger, "z-holds", 1, 1)
+    ledger = renew(ledger, "z-holds", 1, {more.key: (4, 4)})
+    pods = LEARNERS_NAMED_MAX + 50
+    for number in range(pods):
+        ledger, grant = take(ledger, f"pod-{number}", 1, 2)
+        ledger = renew(ledger, f"pod-{number}", 1, {grant.key: (8, 8)})
+    read = sums_by_learner(ledger)
+
+    assert len(ledger.finished) <= LEARNERS_NAMED_MAX + 2
+    assert len(encode(ledger)) < MESSAGE_BYTES_MAX // 2
+    assert sum(read.values()) == 2 * pods + 1 == sums_by_epoch(ledger)[0].finished
+    assert (read["z-holds"], read[OTHERS]) == (1, 2 * 52)
 
 
 def holding(*renewals: tuple[str, int]) -> DataLedger:

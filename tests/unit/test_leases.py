@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from atoll.bus.interface import Bus
+from atoll.bus.interface import Info
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
 from atoll.clock import SystemClock
+from atoll.errors import BrokerUnavailable
 from atoll.island.leases import DataLeases
 from atoll.island.membership import claim, release
-from atoll.protocol.data import DataGrant, DataLedger, give_back, take
+from atoll.protocol.data import DataGrant, DataLedger, give_back, sums_by_epoch, sums_by_learner, take
 from atoll.wire.messages import Member, decode
 
 BLOCKS = 10
@@ -36,12 +37,26 @@ class HandClock:
         return self.wall_s
 
 
+class ForgetfulBus(MemoryBus):
+    """A bus that writes a record and, once, does not live to hear the answer."""
+
+    loses = False
+
+    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+        """Write; say that nobody answered, if so told."""
+        revision = await super().put_record(subject, data, expected=expected, info=info)
+        if self.loses:
+            self.loses = False
+            raise BrokerUnavailable("no answer")
+        return revision
+
+
 class Learners:
     """Learners of one run on the in-memory bus, each with its leases, all with one clock."""
 
     def __init__(self, run: str) -> None:
         """Begin with an empty ledger."""
-        self.bus: Bus = MemoryBus(run, MemoryBroker())
+        self.bus = ForgetfulBus(run, MemoryBroker())
         self.subjects = Subjects(run)
         self.clock = HandClock()
 
@@ -114,7 +129,7 @@ async def test_a_holder_that_does_not_renew_loses_its_unit_and_learns_of_it(lear
     _, sleeper = await learners.join("sleeper")
     _, observer = await learners.join("observer")
     unit = await sleeper.take(4)
-    await observer.take(1)
+    observer.progress = {(await observer.take(1)).key: (0, 2)}
     sleeper.progress = {unit.key: (3, 8)}
     await sleeper.renew()
     for _ in range(5):
@@ -154,14 +169,16 @@ async def test_what_is_read_to_its_end_is_struck_and_counted(learners: Learners)
 
     assert not leases.lost
     assert not ledger.grants
-    assert [(share.learner, share.blocks) for share in ledger.finished] == [("a", 4)]
+    assert sums_by_learner(ledger) == {"a": 4}
+    assert sums_by_epoch(ledger)[0].finished == 4
 
 
 async def test_a_restart_with_a_checkpoint_goes_on_in_its_own_units(learners: Learners) -> None:
     """Nobody else gets them in between, although the former life is over; what the checkpoint does not name returns."""
     _, former = await learners.join("a")
-    kept, forgotten = await former.take(4), await former.take(2)
+    kept = await former.take(4)
     former.progress = {kept.key: (6, 8)}
+    forgotten = await former.take(2)
     await former.renew()
     _, heir = await learners.join("a")
     _, other = await learners.join("b")
@@ -171,3 +188,41 @@ async def test_a_restart_with_a_checkpoint_goes_on_in_its_own_units(learners: Le
     assert not set(positions((between,))) & set(positions((kept, forgotten)))
     assert [(grant.key, grant.read) for grant in resumed] == [(kept.key, 4)]
     assert [grant.key for grant in (await learners.ledger()).returned] == [forgotten.key]
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+async def test_a_unit_whose_grant_was_never_heard_of_is_handed_out_by_the_next_take(
+    learners: Learners, *, renewed: bool
+) -> None:
+    """The write came through and its answer did not: nobody would read the unit, and every renewal would keep it."""
+    _, leases = await learners.join("a")
+    known = await leases.take(2)
+    leases.progress = {known.key: (1, 8)}
+    learners.bus.loses = True
+    with pytest.raises(BrokerUnavailable):
+        await leases.take(4)
+    if renewed:
+        await leases.renew()
+    heard = await leases.take(4)
+    leases.progress = {**leases.progress, heard.key: (0, 8)}
+    further = await leases.take(4)
+
+    assert [known.key, heard.key, further.key] == [(0, 0, 2), (0, 2, 6), (0, 6, 10)]
+    assert leases.mine == {known.key, heard.key, further.key}
+
+
+async def test_what_a_resumption_took_over_unheard_is_handed_out_where_the_checkpoint_was(learners: Learners) -> None:
+    """Unit by unit, each at the checkpoint's window, before anything new."""
+    _, former = await learners.join("a")
+    first = await former.take(4)
+    former.progress = {first.key: (0, 8)}
+    second = await former.take(4)
+    _, heir = await learners.join("a")
+    learners.bus.loses = True
+    with pytest.raises(BrokerUnavailable):
+        await heir.resume({first.key: (3, 8), second.key: (1, 8)})
+    one = await heir.take(4)
+    heir.progress = {one.key: (one.read, one.of)}
+    two = await heir.take(4)
+
+    assert [(grant.key, grant.read) for grant in (one, two)] == [(first.key, 3), (second.key, 1)]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.bus.interface import BlobRef
-from atoll.errors import PeerMisbehaved
+from atoll.errors import PeerMisbehaved, ProtocolMisuse
 from atoll.wire.messages import COUNT_MAX, MESSAGE_BYTES_MAX, Beat, Call, Contribution, Head, decode, encode, event
 
 MANIFEST = Contribution(
@@ -66,6 +66,16 @@ def test_a_claim_out_of_bounds_is_refused(fields: dict[str, object]) -> None:
     """Negative, absurd, of another type or of another schema."""
     with pytest.raises(PeerMisbehaved, match="Contribution"):
         decode(Contribution, changed(**fields))
+
+
+def test_what_nobody_could_read_is_not_written() -> None:
+    """The bound of the reader is the writer's too: the largest message survives, one byte more does not leave."""
+    most = msgspec.structs.replace(MANIFEST, cause_id="")
+    room = MESSAGE_BYTES_MAX - len(encode(most))
+
+    assert len(encode(msgspec.structs.replace(most, cause_id="a" * room))) == MESSAGE_BYTES_MAX
+    with pytest.raises(ProtocolMisuse, match="too large"):
+        encode(msgspec.structs.replace(most, cause_id="a" * (room + 1)))
 
 
 @pytest.mark.parametrize("kind", [Beat, Call, Contribution, Head])

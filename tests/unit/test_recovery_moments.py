@@ -65,6 +65,8 @@ def test_moments_that_no_gradients_make_are_refused() -> None:
 class Fake:
     """An island and a folder of checkpoints, as far as `recover` uses them."""
 
+    rebuilt_since = False
+
     def __init__(self, run_tokens: int, own: Any = None, own_tokens: int = 0, peer: Any = None) -> None:  # noqa: ANN401
         """Say what there is to be had."""
         self.run_tokens = run_tokens
@@ -90,7 +92,7 @@ class Fake:
             saved_at_s=0.0,
             cursor=(Place((0, 0, 4), 3, 8),),
         )
-        return None if self._own is None else Loaded(self._own, note, 10, 0.1)
+        return None if self._own is None else Loaded(self._own, note, 10, 0.1, self.rebuilt_since)
 
     def recovered_state(self, like: Any) -> Borrowed | None:  # noqa: ANN401
         """Return a peer's state."""
@@ -123,6 +125,18 @@ def test_a_young_checkpoint_comes_first_then_a_peer_then_an_older_one_then_nothi
     assert source_of(Fake(ancient, own, 0, None)) == "fresh"
     assert source_of(Fake(young, None, 0, peer)) == "peer"
     assert source_of(Fake(young)) == "fresh"
+
+
+def test_a_run_that_went_back_is_as_far_from_a_checkpoint_as_one_that_went_on() -> None:
+    """Rebuilt from its archive it is behind its learners' checkpoints; in a run that only goes on, ahead is no age."""
+    older, ancient = int(GOOD_HORIZONS * HORIZON_TOKENS) + 20, int(USABLE_HORIZONS * HORIZON_TOKENS) + 20
+    rebuilt = [Fake(10, trained(9), 10 + ahead, peer) for ahead, peer in ((5, 1), (older, 1), (older, 0), (ancient, 0))]
+    for fake in rebuilt:
+        fake.rebuilt_since = True
+        fake._peer = trained(50) if fake._peer else None
+
+    assert [source_of(fake) for fake in rebuilt] == ["checkpoint", "peer", "checkpoint", "fresh"]
+    assert source_of(Fake(10, trained(9), 10 + ancient, trained(50))) == "checkpoint"
 
 
 def test_nobody_is_asked_in_a_run_that_has_not_trained() -> None:

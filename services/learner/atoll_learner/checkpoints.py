@@ -8,7 +8,9 @@ being written the next is not begun.
 
 Parameters are not in it: the run's heads are the parameters, and a learner that comes back adopts them. So a checkpoint,
 however old, can overwrite nothing. It is adopted only if its note names this run, model, layout and learner; one that is
-damaged is passed over for the one before it. Orbax does not protect values by a checksum: the note's digest does.
+damaged is passed over for the one before it. Orbax does not protect values by a checksum: the note's digest does. A run
+that was rebuilt from its archive has a nonce of its own; while there is no checkpoint of it, those of the founding that it
+was rebuilt from are looked at, and never written or removed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,33 +82,42 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checkpoint that was found whole and ours: the state as a pytree, its note, bytes, and the seconds it took."""
+    """A checkpoint that was found whole and ours: the state as a pytree, its note, bytes, and the seconds it took.
+
+    `rebuilt_since` says that it is from before the run was rebuilt.
+    """
 
     state: Any
     note: Note
     size_bytes: int
     took_s: float
+    rebuilt_since: bool = False
 
 
 class Checkpoints:
     """The checkpoints of one learner in one run. For one thread, which saves and loads."""
 
-    def __init__(self, folder: Path, life: Note) -> None:
-        """Name the place; `life` is a note of the present life."""
+    def __init__(self, folder: Path, life: Note, rebuilt_from: str = "") -> None:
+        """Name the place; `life` is a note of the present life, `rebuilt_from` the nonce its run had before, if any."""
         self._root = folder.absolute()
         self._life = life
         self.folder = self._root / f"{life.run}.{life.nonce}" / life.learner
+        former = msgspec.structs.replace(life, nonce=rebuilt_from)
+        self._former = Checkpoints(folder, former) if rebuilt_from else None
         self._writing: threading.Thread | None = None
         self._newest = 0
         logging.getLogger("absl").setLevel(logging.ERROR)
 
     def load(self, like: Any) -> Loaded | None:  # noqa: ANN401  (any pytree)
         """Return the newest checkpoint that is whole and ours, as a state like `like`; None when there is none."""
-        if not self.folder.is_dir():
-            if others := self._others():
-                log.warning(
-                    "checkpoint.other_runs", folder=str(self._root), found=others, wanted=self.folder.parent.name
-                )
+        if (loaded := self._load(like)) is not None or self._former is None:
+            return loaded
+        former = self._former.load(like)
+        return None if former is None else replace(former, rebuilt_since=True)
+
+    def _load(self, like: Any) -> Loaded | None:  # noqa: ANN401
+        """Return the newest one below our folder that is whole and of our `life`."""
+        if not self._exists():
             return None
         began_s = time.monotonic()
         for number in self._numbers():
@@ -197,11 +208,20 @@ class Checkpoints:
         )
         return ocp.CheckpointManager(self.folder, options=options)
 
-    def _others(self) -> list[str]:
-        """Return the folders of other runs, as many as a person wants to read."""
-        if not self._root.is_dir():
-            return []
-        return sorted(p.name for p in self._root.iterdir() if p.is_dir() and p != self.folder.parent)[:NAMED_MAX]
+    def _exists(self) -> bool:
+        """Return whether our folder is there; if not, name those of other runs, as many as a person wants to read."""
+        try:
+            if self.folder.is_dir():
+                return True
+            found = sorted(p.name for p in self._root.iterdir() if p.is_dir()) if self._root.is_dir() else []
+        except OSError as error:
+            todo = "let this user read, search and write the folder, or name another (learner.checkpoint_dir)"
+            log.warning("checkpoint.unreadable", path=str(self._root), reason=_first_line(error), todo=todo)
+            return False
+        known = {place.folder.parent.name for place in (self, self._former) if place is not None}
+        if others := [name for name in found if name not in known][:NAMED_MAX]:
+            log.warning("checkpoint.other_runs", folder=str(self._root), found=others, wanted=self.folder.parent.name)
+        return False
 
 
 def digest_of(arrays: Mapping[str, Any]) -> str:

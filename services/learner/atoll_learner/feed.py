@@ -8,6 +8,7 @@ says is no longer ours (we were frozen or cut off for longer than a lease) is no
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, wait
 
@@ -64,22 +65,29 @@ class LeasedFeed:
 
     def close(self, within_s: float) -> bool:
         """Return what was leased and not read; say whether the ledger knows it."""
+        deadline_s = time.monotonic() + within_s
+        if self._pending is not None:
+            wait([self._pending], within_s)
+            self._pending.cancel()
+            self._collect()
+        self._publish()
+        giving = self._island.call(self._leases.give_back())
         try:
-            if self._pending is not None:
-                wait([self._pending], within_s)
-                self._collect()
-            self._publish()
-            self._island.call(self._leases.give_back()).result(within_s)
+            giving.result(max(0.0, deadline_s - time.monotonic()))
         except (AtollError, TimeoutError) as error:
+            giving.cancel()
             log.warning("data.not_returned", units=len(self._leases.mine), reason=str(error) or "no answer in time")
             return False
         return True
 
     def _resume(self, cursor: Progress) -> None:
         """Go on where the checkpoint says, in every unit that a former life of ours still held."""
+        resuming = self._island.call(self._leases.resume(cursor))
         try:
-            inherited = self._island.call(self._leases.resume(cursor)).result(RESUME_S)
+            inherited = resuming.result(RESUME_S)
         except (AtollError, TimeoutError) as error:
+            # If it has come through all the same, the first lease brings what it took over.
+            resuming.cancel()
             log.warning("data.not_resumed", reason=str(error) or "no answer in time")
             return
         for grant in inherited:

@@ -43,7 +43,8 @@ class Keeper:
             saved_at_s=0.0,
         )
         folder = settings.learner.checkpoint_dir
-        self.checkpoints = Checkpoints(folder, self._life) if folder is not None else None
+        rebuilt_from = run.rebuilt.source if run.rebuilt is not None else ""
+        self.checkpoints = Checkpoints(folder, self._life, rebuilt_from) if folder is not None else None
 
     def keep(self, state: Any, cursor: Progress) -> None:  # noqa: ANN401  (an optax state)
         """Note a step, and begin a checkpoint when one is due: a copy to host memory here, the rest in a thread."""

@@ -7,8 +7,8 @@ first, and with a warm cache compiling takes a second. Learners of one machine c
 schedule is driven by the *run's* tokens, so learners that come and go, or run at different speeds, agree on the learning
 rate.
 
-The first SIGTERM or SIGINT lets the present step end, pushes the last displacement, returns the data, writes a checkpoint
-and says goodbye, all of it within `learner.drain_s`; the second stops at once, as a kill would.
+The first SIGTERM or SIGINT lets the present step end, then returns the data, pushes the last displacement, says goodbye and
+keeps a checkpoint, all of it within `learner.drain_s` (`leaving`); the second stops at once, as a kill would.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ log = get(__name__)
 SAY_S = 10.0
 LATE_STEPS = 32
 WARM_STEPS = 32
-RETURN_SHARE = 4.0
-"""Of the bound for leaving, this part at most goes into returning the data: pushes matter more."""
 
 
 class Interrupt:
@@ -153,6 +151,7 @@ class Trainer:
     def train(self) -> None:
         """Step until the run is done or the process is told to stop; then leave in good order."""
         from atoll_learner.compiling import turn  # noqa: PLC0415
+        from atoll_learner.leaving import leave  # noqa: PLC0415
         from atoll_learner.train import learning_rate  # noqa: PLC0415
 
         island, train = self._island, self._work.train
@@ -179,28 +178,10 @@ class Trainer:
             if time.monotonic() - said_s >= SAY_S:
                 said_s = time.monotonic()
                 self._say(steps, value, rate, time.monotonic() - began_s)
-        self._leave()
+        leave(island, self._feed, self._keeper, self._state if self._sound else None, self._settings.learner.drain_s)
 
     def _over(self) -> bool:
         return self._island.done or self._interrupt.wanted or self._island.session.driver.failure is not None
-
-    def _leave(self) -> None:
-        """Push, return the data, say goodbye, keep a checkpoint: all of it, or as much as `learner.drain_s` allows.
-
-        Raises:
-            AtollError: the island failed, or its last pushes are not durable; the message names them.
-        """
-        island, bound_s = self._island, self._settings.learner.drain_s
-        if (failure := island.session.driver.failure) is not None:
-            raise failure
-        deadline_s = time.monotonic() + bound_s
-        returned = self._feed.close(bound_s / RETURN_SHARE)
-        if self._sound:
-            self._keeper.keep_last(self._state, {} if returned else self._feed.cursor, deadline_s)
-        try:
-            island.close(max(0.1, deadline_s - time.monotonic()))
-        finally:
-            self._keeper.finish(deadline_s)
 
     def _shape(self, batch: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Return the batch as the step wants it: (accumulation, batch, sequence + 1) when gradients accumulate."""

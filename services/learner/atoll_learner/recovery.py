@@ -6,6 +6,7 @@ fresh moments the first steps are of full size in every coordinate, whatever the
 (docs/lab/LOG.md): up to four horizons cost nothing against a state that was kept, a peer's present state is as good, ten
 horizons are better than a fresh start, and a state of long ago is worse. Age is counted in tokens of the whole run, which
 is how far the parameters have moved; with several learners that judges a checkpoint older than it is, never younger.
+A checkpoint from before the run was rebuilt may be ahead of it; then the distance counts, as it does backwards.
 
 What is adopted must be moments that gradients can have made. For Adam from zero, with \beta_1^2 < \beta_2, any sequence
 of gradients obeys (Cauchy and Schwarz over the two geometric weights)
@@ -56,7 +57,7 @@ def recover(island: IslandHandle, checkpoints: Checkpoints | None, train: TrainS
     """Return the best state there is, and say on log and tape which it was."""
     own = _own(checkpoints, train, fresh)
     cursor = own.note.progress if own else {}
-    age_tokens = max(0, island.run_tokens - own.note.run_tokens) if own else 0
+    age_tokens = _age_tokens(island, own) if own else 0
     horizon_tokens = train.tokens_per_step / (1.0 - train.beta2)
     if own is not None and age_tokens <= GOOD_HORIZONS * horizon_tokens:
         return _from_checkpoint(island, own, age_tokens)
@@ -104,6 +105,12 @@ def _own(checkpoints: Checkpoints | None, train: TrainSettings, fresh: Any) -> L
         log.warning("checkpoint.refused", reason=reason)
         return None
     return own
+
+
+def _age_tokens(island: IslandHandle, own: Loaded) -> int:
+    """Return how far the run is from where it was; heads know a little less than its learners did, which is no age."""
+    passed = island.run_tokens - own.note.run_tokens
+    return abs(passed) if own.rebuilt_since else max(0, passed)
 
 
 def _from_checkpoint(island: IslandHandle, own: Loaded, age_tokens: int) -> Recovered:

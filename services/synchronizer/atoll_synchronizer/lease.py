@@ -2,6 +2,11 @@
 
 A broker that is away makes a candidate wait and an owner go on: what it commits is guarded by its fences, and its lease
 is either still there when the broker returns or somebody else's, which it then sees.
+
+The lease carries what learners reported, so that an heir knows also what no commit has written down yet. It is one small
+record: of incarnations beyond `ACCOUNTS_MAX` the oldest that are over are left out (`ledger.newest`), since a record that
+had grown too large to be read would leave the shard without an owner for ever. A lease that cannot be read, whoever wrote
+it, is never taken over, because its epoch is unknown: candidates say so and look again, an owner goes on behind its fences.
 """
 
 from __future__ import annotations
@@ -18,10 +23,10 @@ import msgspec
 from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
-from atoll.errors import BrokerUnavailable, BusError, RecordConflict, StorageFull
+from atoll.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
 from atoll.logs import get
 from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import Ledger, newest
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.tenure import LeaseSeen, LeaseWritten, Standing, Tenure
 from atoll.wire.messages import Lease, decode, encode
@@ -29,6 +34,8 @@ from atoll.wire.messages import Lease, decode, encode
 log = get(__name__)
 
 SAY_S = 30.0
+ACCOUNTS_MAX = 1536
+"""An account takes 250 bytes in the common case, and 500 with the longest id and every reason for a refusal."""
 
 
 class LeaseKeeper:
@@ -48,6 +55,7 @@ class LeaseKeeper:
         self._host = host
         self._ledger: Ledger | None = None
         self._leaving = False
+        self._undecodable_s: float | None = None
         self._nudged = asyncio.Event()
 
     @property
@@ -102,7 +110,7 @@ class LeaseKeeper:
         released = msgspec.structs.replace(self._lease(ledger), released=True, closed=closed, to=to)
         while True:
             record = await self._bus.get_record(self._subject)
-            if record is None or decode(Lease, record.data).nonce != self._nonce:
+            if record is None or not self._is_ours(record.data):
                 return
             with contextlib.suppress(RecordConflict):
                 await self._bus.put_record(self._subject, encode(released), expected=record.revision)
@@ -127,7 +135,26 @@ class LeaseKeeper:
         except (BusError, BrokerUnavailable, StorageFull) as error:
             log.warning("lease.unreadable", reason=str(error))
             return None
+        except PeerMisbehaved as error:
+            self._say_undecodable(error)
+            return None
         return lease
+
+    def _is_ours(self, data: bytes) -> bool:
+        """Return whether a lease is ours; one that cannot be decoded is not."""
+        try:
+            return decode(Lease, data).nonce == self._nonce
+        except PeerMisbehaved as error:
+            self._say_undecodable(error)
+            return False
+
+    def _say_undecodable(self, error: PeerMisbehaved) -> None:
+        """Say it now and then, not at every look."""
+        now_s = self._clock.monotonic()
+        if self._undecodable_s is None or now_s - self._undecodable_s >= SAY_S:
+            self._undecodable_s = now_s
+            todo = "run the same Atoll on all machines; until the lease can be read nobody takes this shard over"
+            log.error("lease.undecodable", subject=self._subject, reason=str(error), todo=todo)
 
     async def _do(self, action: Action, ledger: Ledger | None) -> None:
         if isinstance(action, StandDown):
@@ -147,7 +174,7 @@ class LeaseKeeper:
             nonce=self._nonce,
             host=socket.gethostname(),
             pid=os.getpid(),
-            ledger=ledger,
+            ledger=None if ledger is None else newest(ledger, ACCOUNTS_MAX),
         )
 
     def _is_free(self, lease: Lease) -> bool:

@@ -67,6 +67,10 @@ class DataLeases:
     async def take(self, blocks: int) -> DataGrant:
         """Lease up to `blocks` further positions.
 
+        A unit that the ledger grants us and that the reader does not know goes first, whatever its size: the answer to an
+        earlier write was lost, and renewals would keep for ever what nobody reads. So at most one call may be under way,
+        and `progress` has to hold every unit that an earlier one returned.
+
         Raises:
             BusError: the ledger is too contended; or as every call of the bus.
         """
@@ -75,7 +79,12 @@ class DataLeases:
         def change(ledger: DataLedger, progress: Progress) -> DataLedger:
             if not self._settled:
                 ledger = inherit(ledger, *self._holder, {})
-            ledger, grant = take(renew(ledger, *self._holder, progress), *self._holder, blocks)
+            ledger = renew(ledger, *self._holder, progress)
+            unread = [grant for grant in held(ledger, *self._holder) if grant.key not in progress]
+            if unread:
+                granted[:] = unread[:1]
+                return ledger
+            ledger, grant = take(ledger, *self._holder, blocks)
             granted[:] = [grant]
             return ledger
 

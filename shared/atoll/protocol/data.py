@@ -22,7 +22,8 @@ was frozen or cut off finds its unit gone at its next renewal. What it read in b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -31,7 +32,12 @@ EPOCHS_KEPT: Final = 16
 SHARD_LEASES: Final = 10.0
 RENEWALS_PER_LEASE: Final = 3.0
 OLDER: Final = -1
-"""The epoch under which blocks of epochs that are no longer told apart are summed up."""
+"""The epoch of what is summed up over all epochs."""
+ALL: Final = ""
+"""The learner of what is summed up over all learners."""
+OTHERS: Final = "(others)"
+"""The learner under which those are summed up who are too many to be named; no id of a learner has brackets."""
+LEARNERS_NAMED_MAX: Final = 2048
 
 Key = tuple[int, int, int]
 Progress = Mapping[Key, tuple[int, int]]
@@ -77,7 +83,7 @@ class DataGrant(msgspec.Struct, frozen=True):
 
 
 class DataShare(msgspec.Struct, frozen=True):
-    """Blocks of an epoch (`OLDER`: of all that are no longer told apart) that a learner has read."""
+    """Blocks that were read: by `ALL` in an epoch, or by a learner in all of them (`OLDER`)."""
 
     epoch: int
     learner: str
@@ -87,7 +93,9 @@ class DataShare(msgspec.Struct, frozen=True):
 class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
     """Which units are leased, which came back, who has read how much, and where the untouched rest begins.
 
-    `finished` counts what is no longer leased: units read to their end, and the part of a returned unit that was read.
+    `finished` counts what is no longer leased: units read to their end, and the part of a returned unit that was read. It
+    counts every block twice, for its epoch and for its reader, never for both together: that would be a share per learner
+    and epoch, and the record has to stay small whoever comes and goes. Of the readers at most `LEARNERS_NAMED_MAX` are named.
     """
 
     blocks: int
@@ -157,7 +165,7 @@ def renew(ledger: DataLedger, learner: str, incarnation: int, progress: Progress
             finished.append(DataShare(now.epoch, learner, now.blocks - now.counted))
         else:
             kept.append(now)
-    return msgspec.structs.replace(ledger, grants=tuple(kept), finished=_summed(finished, ledger.epoch))
+    return msgspec.structs.replace(ledger, grants=tuple(kept), finished=_summed(finished, ledger.epoch, kept))
 
 
 def give_back(ledger: DataLedger, learner: str, incarnation: int, progress: Progress) -> DataLedger:
@@ -173,7 +181,7 @@ def give_back(ledger: DataLedger, learner: str, incarnation: int, progress: Prog
         returned.append(msgspec.structs.replace(grant, learner="", incarnation=0, counted=read, renewals=0))
     returned.sort(key=lambda grant: grant.key)
     kept = tuple(grant for grant in ledger.grants if grant.holder != (learner, incarnation))
-    sums = _summed(finished, ledger.epoch)
+    sums = _summed(finished, ledger.epoch, kept)
     return msgspec.structs.replace(ledger, grants=kept, returned=tuple(returned), finished=sums)
 
 
@@ -223,9 +231,11 @@ def sums_by_epoch(ledger: DataLedger) -> list[EpochSum]:
 
 
 def sums_by_learner(ledger: DataLedger) -> dict[str, int]:
-    """Return the blocks each learner has read, over all epochs and lives."""
+    """Return the blocks each learner has read, over all epochs and lives; `OTHERS` are those who are no longer named."""
     sums: dict[str, int] = {}
     for share in ledger.finished:
+        if share.learner == ALL:
+            continue
         sums[share.learner] = sums.get(share.learner, 0) + share.blocks
     for grant in ledger.grants:
         sums[grant.learner] = sums.get(grant.learner, 0) + grant.blocks_read - grant.counted
@@ -270,10 +280,20 @@ def _advanced(grant: DataGrant, progress: Progress) -> DataGrant:
     return msgspec.structs.replace(grant, read=read, of=of)
 
 
-def _summed(shares: Iterable[DataShare], epoch: int) -> tuple[DataShare, ...]:
-    """Return one share per learner and epoch, epochs of long ago as one."""
-    sums: dict[tuple[int, str], int] = {}
+def _summed(shares: Iterable[DataShare], epoch: int, grants: Collection[DataGrant]) -> tuple[DataShare, ...]:
+    """Return one share per recent epoch and one per learner; who holds none of `grants` and has read least is not named."""
+    epochs: Counter[int] = Counter()
+    learners: Counter[str] = Counter()
     for share in shares:
-        name = (share.epoch if share.epoch > epoch - EPOCHS_KEPT else OLDER, share.learner)
-        sums[name] = sums.get(name, 0) + share.blocks
-    return tuple(DataShare(e, learner, blocks) for (e, learner), blocks in sorted(sums.items()) if blocks)
+        if share.epoch != OLDER:
+            epochs[share.epoch] += share.blocks
+        if share.learner != ALL:
+            learners[share.learner] += share.blocks
+    if len(learners) > LEARNERS_NAMED_MAX:
+        holding = {grant.learner for grant in grants}
+        by_rank = sorted(learners, key=lambda name: (name == OTHERS, name in holding, learners[name], name))
+        for name in by_rank[: len(learners) - LEARNERS_NAMED_MAX]:
+            learners[OTHERS] += learners.pop(name)
+    read = [DataShare(OLDER, name, blocks) for name, blocks in sorted(learners.items()) if blocks]
+    recent = [(number, blocks) for number, blocks in sorted(epochs.items()) if number > epoch - EPOCHS_KEPT and blocks]
+    return (*read, *(DataShare(number, ALL, blocks) for number, blocks in recent))

@@ -118,6 +118,29 @@ class Ledger(msgspec.Struct):
                 ours.refused[reason] = ours.refused.get(reason, 0) + count
 
 
+def newest(ledger: Ledger, accounts_max: int) -> Ledger:
+    """Return at most `accounts_max` accounts of a ledger, for a record that has to stay small; the tokens stay known.
+
+    First goes who has left or has begun a newer life, the one that was heard of first before all others. So what is left
+    out stands in the books of fragments, which every commit writes with all reports. Only the last word of an incarnation
+    that was over for `accounts_max` others, with no commit of the shard since, could be missing after its owner's death.
+    """
+    if len(ledger.accounts) <= accounts_max:
+        return ledger
+    newest_life: dict[str, int] = {}
+    for key in ledger.accounts:
+        learner, _, incarnation = key.rpartition("/")
+        newest_life[learner] = max(newest_life.get(learner, 0), int(incarnation))
+    present = {f"{learner}/{incarnation}" for learner, incarnation in newest_life.items()}
+    rank = {
+        key: (key in present and not account.left, number)
+        for number, (key, account) in enumerate(ledger.accounts.items())
+    }
+    kept = set(sorted(rank, key=rank.__getitem__)[len(rank) - accounts_max :])
+    accounts = {key: account for key, account in ledger.accounts.items() if key in kept}
+    return Ledger(accounts, told_tokens=ledger.known_tokens)
+
+
 class Settlement(msgspec.Struct, frozen=True):
     """The sums of a finished run, in token-fragments, and every account that does not add up."""
 

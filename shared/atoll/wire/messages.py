@@ -2,8 +2,8 @@
 
 Every message is one frozen struct. `encode` and `decode` are the only way in and out: `decode` refuses unknown fields'
 types, missing fields, oversized text and a schema number it does not know, always as `PeerMisbehaved`, so a driver
-never meets a half-understood message. Times are seconds since the Unix epoch by the sender's clock and are shown to
-people only; the protocol measures time by its own arrival stamps.
+never meets a half-understood message. `encode` refuses what `decode` would find too large. Times are seconds since the
+Unix epoch by the sender's clock and are shown to people only; the protocol measures time by its own arrival stamps.
 
 A contribution's tokens are those its learner trained on since it adopted `base_version` of the fragment (Sec. 3.2 of
 arXiv 2604.21428: c_tokens, c_steps).
@@ -16,7 +16,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from atoll.bus.interface import BlobRef
-from atoll.errors import PeerMisbehaved
+from atoll.errors import PeerMisbehaved, ProtocolMisuse
 from atoll.layout import Layout
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
@@ -257,8 +257,20 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Return `message` as compact JSON."""
-    return msgspec.json.encode(message)
+    """Return `message` as compact JSON.
+
+    Raises:
+        ProtocolMisuse: it is larger than `decode` takes. A record that nobody can read any more is worse than none written.
+    """
+    data = msgspec.json.encode(message)
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise ProtocolMisuse(
+            f"a {type(message).__name__} is too large to be read again",
+            got=f"{len(data)} bytes",
+            allowed=f"{MESSAGE_BYTES_MAX} bytes",
+            todo="nothing was written; please report this with the number of learners and shards of the run",
+        )
+    return data
 
 
 def decode(kind: type[M], data: bytes) -> M:
