@@ -10,10 +10,10 @@ import structlog
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
 from atoll.clock import SystemClock
-from atoll.protocol.ledger import Account, Ledger, newest
+from atoll.protocol.ledger import ACCOUNTS_MAX, Account, Ledger, newest
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import MESSAGE_BYTES_MAX, Lease, decode
-from atoll_synchronizer.lease import ACCOUNTS_MAX, LeaseKeeper
+from atoll_synchronizer.lease import LeaseKeeper
 
 DEADLINE_S = 20.0
 REASONS = ("malformed", "not finite", "too old", "from the future", "too large a displacement", "of another founding")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from atoll.protocol.ledger import Ledger, settle
+from atoll.island.accounts import closing_ledger
+from atoll.protocol.ledger import ACCOUNTS_MAX, Ledger, parts, settle
 from atoll.up.report.collect import believe_the_dead
 from atoll.up.view import LearnerView, Life, Quarantine, RunView
-from atoll.wire.messages import event
+from atoll.wire.messages import MESSAGE_BYTES_MAX, encode, event
 
 
 def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> None:
@@ -52,3 +53,25 @@ def test_a_learner_of_somebody_else_may_train_on_after_the_books_were_closed() -
     believe_the_dead(view, books, ["a"])
 
     assert books.accounts["theirs/1"].trained == 900
+
+
+def test_large_books_come_in_parts_that_add_up() -> None:
+    """One message cannot carry every incarnation of a long run; a later tenure's books replace all parts of the former."""
+    former, books = Ledger(), Ledger()
+    former.reported("a", 1, 1, 0, 0, 0)
+    for incarnation in range(1, 2 * ACCOUNTS_MAX + 2):
+        books.reported("a", incarnation, 10, 5, 3, 2)
+        books.merged("a", incarnation, 5, late=False)
+    told = [
+        event("ledger", "shard-0", 1.0, ledger=part, part=number)
+        for whole in (former, books)
+        for number, part in enumerate(parts(whole))
+    ]
+    view = RunView()
+    for one in told:
+        assert len(encode(one)) <= MESSAGE_BYTES_MAX
+        view.on_event(one)
+
+    assert len(told) == 4
+    assert view.closed["shard-0"].ledger.accounts == books.accounts
+    assert closing_ledger(told).accounts == books.accounts

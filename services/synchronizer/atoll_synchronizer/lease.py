@@ -4,7 +4,7 @@ A broker that is away makes a candidate wait and an owner go on: what it commits
 is either still there when the broker returns or somebody else's, which it then sees.
 
 The lease carries what learners reported, so that an heir knows also what no commit has written down yet. It is one small
-record: of incarnations beyond `ACCOUNTS_MAX` the oldest that are over are left out (`ledger.newest`), since a record that
+record: beyond `ledger.ACCOUNTS_MAX` incarnations the oldest that are over are left out (`ledger.newest`), since a record that
 had grown too large to be read would leave the shard without an owner for ever. A lease that cannot be read, whoever wrote
 it, is never taken over, because its epoch is unknown: candidates say so and look again, an owner goes on behind its fences.
 """
@@ -34,8 +34,6 @@ from atoll.wire.messages import Lease, decode, encode
 log = get(__name__)
 
 SAY_S = 30.0
-ACCOUNTS_MAX = 1536
-"""An account takes 250 bytes in the common case, and 500 with the longest id and every reason for a refusal."""
 
 
 class LeaseKeeper:
@@ -174,7 +172,7 @@ class LeaseKeeper:
             nonce=self._nonce,
             host=socket.gethostname(),
             pid=os.getpid(),
-            ledger=None if ledger is None else newest(ledger, ACCOUNTS_MAX),
+            ledger=None if ledger is None else newest(ledger),
         )
 
     def _is_free(self, lease: Lease) -> bool:

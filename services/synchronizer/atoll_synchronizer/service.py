@@ -55,7 +55,7 @@ from atoll.protocol.events import (
     StandDown,
     TimerFired,
 )
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import Ledger, parts
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
 from atoll_synchronizer.archivist import Archivist
@@ -379,14 +379,9 @@ class ShardService:
             self._ended.set_result(reason)
 
     async def _record_ledger(self, ledger: Ledger, reason: str) -> None:
-        await self.tape.record(
-            "ledger",
-            ledger=ledger,
-            commits=self.commits,
-            bytes_up=self.bench.bytes_in,
-            bytes_down=self.bus.stats.bytes_up,
-            reason=reason,
-        )
+        sums = {"commits": self.commits, "bytes_up": self.bench.bytes_in, "bytes_down": self.bus.stats.bytes_up}
+        for number, part in enumerate(parts(ledger)):
+            await self.tape.record("ledger", ledger=part, part=number, reason=reason, **sums)
 
     async def _keep_lease(self) -> None:
         """Renew the lease; stand down when somebody else holds it."""

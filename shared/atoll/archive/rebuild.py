@@ -40,7 +40,7 @@ from atoll.errors import AtollError, CheckpointError, PeerMisbehaved, RecordConf
 from atoll.island.founding import head_info, read_heads, read_run
 from atoll.logs import get
 from atoll.protocol.data import DataLedger
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import Ledger, newest
 from atoll.wire.messages import Head, Lease, Member, Rebuilt, RunRecord, decode, encode
 
 log = get(__name__)
@@ -207,7 +207,7 @@ async def _restore_records(
             nonce=f"{REBUILDER}-{run.nonce}",
             host=REBUILDER,
             pid=0,
-            ledger=reports,
+            ledger=newest(reports),
             released=True,
             closed=manifest.closed,
         )

@@ -88,10 +88,18 @@ def closing_ledger(events: Iterable[Event]) -> Ledger:
     """Return the ledger of a run that is over, from the `ledger` events of its tape in their order.
 
     Each shard's last books are sums over all its tenures, so they replace its earlier ones and are added to the others'.
+    Large ones come in parts; part 0 begins new books.
     """
+    last: dict[str, Ledger] = {}
+    for event in events:
+        part = msgspec.json.decode(event.fields["ledger"], type=Ledger)
+        if "part" in event.fields and msgspec.json.decode(event.fields["part"]) and event.who in last:
+            last[event.who].absorb(part)
+        else:
+            last[event.who] = part
     whole = Ledger()
-    for event in {event.who: event for event in events}.values():
-        whole.absorb(msgspec.json.decode(event.fields["ledger"], type=Ledger))
+    for books in last.values():
+        whole.absorb(books)
     return whole
 
 

@@ -18,6 +18,7 @@ A shard's own ledger covers its own fragments; `Ledger.absorb` adds several shar
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final
 
 import msgspec
 
@@ -118,7 +119,19 @@ class Ledger(msgspec.Struct):
                 ours.refused[reason] = ours.refused.get(reason, 0) + count
 
 
-def newest(ledger: Ledger, accounts_max: int) -> Ledger:
+ACCOUNTS_MAX: Final = 1536
+"""How many accounts one message carries: 250 bytes each in the common case, 500 with the longest id and every reason."""
+
+
+def parts(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> list[Ledger]:
+    """Return ledgers of at most `accounts_max` accounts that add up to this one, at least one."""
+    keys = list(ledger.accounts)
+    starts = range(0, max(1, len(keys)), accounts_max)
+    pages = [keys[start : start + accounts_max] for start in starts]
+    return [Ledger({key: ledger.accounts[key] for key in page}, ledger.told_tokens) for page in pages]
+
+
+def newest(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> Ledger:
     """Return at most `accounts_max` accounts of a ledger, for a record that has to stay small; the tokens stay known.
 
     First goes who has left or has begun a newer life, the one that was heard of first before all others. So what is left

@@ -92,9 +92,10 @@ class Quarantine(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """The fields of a `ledger` event: what a shard closed its books with."""
+    """The fields of a `ledger` event: what a shard closed its books with; large books come in parts."""
 
     ledger: Ledger
+    part: int = 0
     commits: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
@@ -283,9 +284,13 @@ class RunView:
         self.quarantined.append(_fields(event, Quarantine))
 
     def _on_ledger(self, event: Event) -> None:
-        """Keep the latest books of a shard: they are sums over all its tenures."""
-        self.closed[event.who] = closed = _fields(event, Closed)
-        self.tokens_told = max(self.tokens_told, closed.ledger.run_tokens)
+        """Keep the latest books of a shard: they are sums over all its tenures; part 0 begins new ones."""
+        told = _fields(event, Closed)
+        if told.part and event.who in self.closed:
+            self.closed[event.who].ledger.absorb(told.ledger)
+        else:
+            self.closed[event.who] = told
+        self.tokens_told = max(self.tokens_told, self.closed[event.who].ledger.run_tokens)
 
     def _on_validation(self, event: Event) -> None:
         """Keep the point; an evaluator that has just begun to listen knows fewer tokens than the tape."""
