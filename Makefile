@@ -32,7 +32,7 @@ help:  ## list the targets and the variables
 #: KILLS=200           how many kills end the gauntlet (chaos)
 #: GAUNTLET=32         faults per minute of the gauntlet (chaos)
 #: ONLY=storm-4        do this run alone; what was measured before is kept (chaos)
-#: SCHEDULES=2000      how many simulated fault schedules are played (dst, test)
+#: SCHEDULES=2000      how many simulated fault schedules are played (dst, bench-dst, test)
 #: ARGS="-k round"     more arguments for pytest (test)
 
 setup: $(READY)  ## make .venv from uv.lock; needs Python 3.11 or newer and git
@@ -80,7 +80,7 @@ dst: $(READY)  ## play simulated schedules of faults on all cores until a promis
 	$(PY) -m atoll.sim.dst $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED))
 
 bench-dst: $(READY)  ## plant every known bug and measure how many simulated schedules it takes to catch it
-	$(PY) benchmarks/dst.py $(BENCH_FLAGS)
+	$(PY) benchmarks/dst.py $(BENCH_FLAGS) $(if $(SCHEDULES),--schedules $(SCHEDULES))
 
 results: $(READY)  ## write the tables of docs/results from what was measured
 	$(PY) benchmarks/publish.py

@@ -1,15 +1,14 @@
 """What the simulation finds, as a table: `make bench-dst`.
 
-First schedules are played as `make dst` does, for most of the time; every promise must hold. Then every planted bug is
+First schedules are played as `make dst` does, so many or for so long; every promise must hold. Then every planted bug is
 hunted, from the same seed, in the weather that makes it likely (`atoll.sim.planted`); every one must be caught.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-import time
-from collections import Counter
 
 from results import Figure, write
 
@@ -20,17 +19,13 @@ SCHEDULES_MAX = 4000
 SHARE_PLAYED = 0.5
 
 
-def played(minutes: float, first: int) -> list[Figure]:
-    """Play schedules in this process for so long; return the rate and what they were made of."""
-    began_s = time.monotonic()
-    until_s = began_s + 60.0 * minutes
-    count, tally, failure = 0, Counter[str](), None
-    while failure is None and time.monotonic() < until_s:
-        more, happened, failure = dst.chunk(first + count, dst.CHUNK)
-        count += more
-        tally.update(happened)
-    how = "seeds in order, in one process" if failure is None else f"seed {failure.seed}: {failure.violation}"
-    rate = count / (time.monotonic() - began_s)
+def played(schedules: int | None, minutes: float, first: int) -> list[Figure]:
+    """Play so many schedules, or for so long, on all cores; return the rate and what they were made of."""
+    workers = os.cpu_count() or 1
+    done = dst.played(first, schedules, None if schedules else minutes, workers)
+    count, tally, failure = done.played, done.tally, done.failure
+    how = f"seeds {first} to {first + count - 1}" if failure is None else f"seed {failure.seed}: {failure.violation}"
+    rate = count / done.took_s
     made_of = [
         Figure(f"{name} per schedule", tally[name] / count, "", "", None, "mean over these schedules")
         for name in (
@@ -45,7 +40,7 @@ def played(minutes: float, first: int) -> list[Figure]:
     ]
     return [
         Figure("schedules played", count, "schedules", "every promise holds", failure is None, how),
-        Figure("rate", rate, "per s", "", None, "one core"),
+        Figure("rate", rate, "per s", "", None, f"{workers} processes"),
         *made_of,
     ]
 
@@ -54,9 +49,10 @@ def main() -> int:
     """Play, hunt, write; return 1 if a promise broke or a bug got away."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--schedules", type=int, help="play so many, however long it takes")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    figures = played(SHARE_PLAYED * chosen.minutes, chosen.seed)
+    figures = played(chosen.schedules, SHARE_PLAYED * chosen.minutes, chosen.seed)
     for bug in BUGS:
         caught = hunt(bug, chosen.seed, SCHEDULES_MAX)
         how = (

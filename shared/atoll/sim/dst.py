@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
 from multiprocessing import get_context
 
 from atoll.sim.planted import BUGS, Caught, hunt
@@ -89,12 +90,22 @@ def chunks(first: int, schedules: int | None, until_s: float) -> Iterator[tuple[
         done += count
 
 
-def campaign(first: int, schedules: int | None, minutes: float | None, workers: int) -> int:
-    """Play schedules over `workers` processes; print progress, what was covered, and a failure; return the exit code."""
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """Schedules that were played in a row: how many, in what time, what happened in them, and the first that failed."""
+
+    played: int
+    took_s: float
+    tally: Counter[str]
+    failure: Outcome | None
+
+
+def played(first: int, schedules: int | None, minutes: float | None, workers: int) -> Campaign:
+    """Play schedules over `workers` processes, for so many or so long, and print progress."""
     began_s = said_s = time.monotonic()
     until_s = float("inf") if minutes is None else began_s + 60.0 * minutes
     wanted = chunks(first, schedules, until_s)
-    played, tally, failure = 0, Counter[str](), None
+    total, tally, failure = 0, Counter[str](), None
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         under_way: set[Future[tuple[int, Counter[str], Outcome | None]]] = set()
         while failure is None:
@@ -105,20 +116,27 @@ def campaign(first: int, schedules: int | None, minutes: float | None, workers: 
             done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
             for future in done:
                 count, happened, failed = future.result()
-                played += count
+                total += count
                 tally.update(happened)
                 failure = failure or failed
             if time.monotonic() - said_s >= SAY_S:
                 said_s = time.monotonic()
-                say(progress(played, said_s - began_s, workers, tally))
+                say(progress(total, said_s - began_s, workers, tally))
         pool.shutdown(cancel_futures=True)
-    say(progress(played, time.monotonic() - began_s, workers, tally))
-    say(covered(tally))
-    if failure is None:
-        say(f"dst: every promise held in {played} schedules (seeds {first} to {first + played - 1})")
+    took_s = time.monotonic() - began_s
+    say(progress(total, took_s, workers, tally))
+    return Campaign(total, took_s, tally, failure)
+
+
+def campaign(first: int, schedules: int | None, minutes: float | None, workers: int) -> int:
+    """Play schedules, print what was covered, and a failure if there is one; return the exit code."""
+    done = played(first, schedules, minutes, workers)
+    say(covered(done.tally))
+    if done.failure is None:
+        say(f"dst: every promise held in {done.played} schedules (seeds {first} to {first + done.played - 1})")
         return 0
-    say(told(failure))
-    return EXIT[failure.kind]
+    say(told(done.failure))
+    return EXIT[done.failure.kind]
 
 
 def progress(played: int, took_s: float, workers: int, tally: Counter[str]) -> str:
