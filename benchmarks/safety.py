@@ -1,8 +1,8 @@
 """What must be zero or exact in a run whatever happens, from its extract. Pure.
 
 The tape has one line per commit, written after it; an owner that is killed between the two leaves a commit without a
-line. So versions are judged by their heads as well, as far as somebody read them while they were the newest, and every
-count that must hold is made from two sides that do not know of each other:
+line, and one that is frozen or cut off between the two writes its line late. So versions are judged by their heads as
+well, as far as somebody read them while they were the newest; their order by the heads alone; and every count that must hold is made from two sides that do not know of each other:
 
     per incarnation and fragment   tokens that the books give a fate  =  tokens of the distinct pushes with a fate
     per fragment                   tokens merged by the head  =  by the books  =  of the distinct contributions merged
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 from extracts import Booked, Extract, Made, Round, Share, numbers
 from results import Figure
@@ -37,6 +38,7 @@ def safety(extract: Extract) -> list[Figure]:
     seen = f"{len(extract.rounds)} commits on the tape, {len(extract.made)} heads read"
     died = "their owner died between the commit and the line"
     twice = sum(count - 1 for count in pushes.values())
+    late = sum(later < former for made in told_versions(extract).values() for former, later in pairwise(made))
     return [
         zero("versions made twice or out of order", forks(extract, merges), "versions", seen),
         zero("contributions merged twice", twice, "pushes", f"{len(pushes)} contributions in {len(merges)} commits"),
@@ -46,6 +48,7 @@ def safety(extract: Extract) -> list[Figure]:
         *unheard(extract),
         *report(extract),
         Figure("commits without a line on the tape", float(silent), "commits", "", None, died),
+        Figure("lines that came late", float(late), "lines", "", None, "their owner was away between commit and line"),
     ]
 
 
@@ -69,12 +72,21 @@ def commits(extract: Extract) -> dict[tuple[int, int], list[list[Share]]]:
     return {version: list(told.values()) for version, told in found.items()}
 
 
-def forks(extract: Extract, merges: dict[tuple[int, int], list[list[Share]]]) -> int:
-    """Return how many versions were made again: by the tape, by two heads, or told of differently by both."""
+def told_versions(extract: Extract) -> dict[int, list[int]]:
+    """Return the versions of each fragment in the order in which the tape tells of them."""
     versions: dict[int, list[int]] = defaultdict(list)
     for line in extract.rounds:
         versions[line.fragment].append(line.version)
-    again = sum(len(made) - len(set(made)) + (made != sorted(made)) for made in versions.values())
+    return versions
+
+
+def forks(extract: Extract, merges: dict[tuple[int, int], list[list[Share]]]) -> int:
+    """Return how many versions were made again: by the tape, by two heads, told of differently by both, or after later."""
+    again = sum(len(made) - len(set(made)) for made in told_versions(extract).values())
+    newest: dict[int, int] = {}
+    for made in extract.made:
+        again += made.version < newest.get(made.fragment, 0)
+        newest[made.fragment] = max(newest.get(made.fragment, 0), made.version)
     frames = Counter(
         (fragment, version) for fragment, version, _ in {(m.fragment, m.version, m.digest) for m in extract.made}
     )

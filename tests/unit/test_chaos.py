@@ -96,6 +96,16 @@ def test_a_run_in_which_nothing_happened_misses_no_goal() -> None:
     assert verdict(found, "useful-step share").value == pytest.approx(1.0, abs=0.02)
 
 
+def test_a_line_that_came_late_is_no_fork() -> None:
+    """An owner that was frozen after its commit writes the line when its successor has written more."""
+    late = calm()
+    late.rounds.insert(14, late.rounds.pop(10))
+    found = figures([late])
+
+    assert [figure.name for figure in found if figure.holds is False] == []
+    assert verdict(found, "lines that came late").value == 1.0
+
+
 def fork(extract: Extract) -> None:
     """Make a version twice."""
     extract.rounds.insert(10, msgspec.structs.replace(extract.rounds[9], shares=[]))
@@ -140,6 +150,12 @@ def fork_by_head(extract: Extract) -> None:
     extract.made = [Made(0, 6, digest, extract.rounds[10].shares) for digest in ("one", "other")]
 
 
+def go_back(extract: Extract) -> None:
+    """Let a former version be the newest again."""
+    lines = [extract.rounds[index] for index in (10, 12, 10)]
+    extract.made = [Made(line.fragment, line.version, f"{line.version}", line.shares) for line in lines]
+
+
 def merge_again_unseen(extract: Extract) -> None:
     """Merge a push of a dead incarnation in a commit without a line, and again in its successor's."""
     extract.ledger.accounts["learner-1/1"].left = False
@@ -167,6 +183,7 @@ def forget_the_books(extract: Extract) -> None:
         (isolate, {"honest learners isolated"}),
         (fork, {"versions made twice or out of order"}),
         (fork_by_head, {"versions made twice or out of order"}),
+        (go_back, {"versions made twice or out of order"}),
         (twice, {"contributions merged twice", UNLIKE}),
         (merge_again_unseen, {UNPROVED}),
         (merge_again_in_heads, {"contributions merged twice", UNPROVED, UNLIKE}),
