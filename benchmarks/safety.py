@@ -2,7 +2,8 @@
 
 The tape has one line per commit, written after it; an owner that is killed between the two leaves a commit without a
 line, and one that is frozen or cut off between the two writes its line late. So versions are judged by their heads as
-well, as far as somebody read them while they were the newest; their order by the heads alone; and every count that must hold is made from two sides that do not know of each other:
+well, as far as somebody read them while they were the newest, and their order by the heads alone. Every count that must
+hold is made from two sides that do not know of each other:
 
     per incarnation and fragment   tokens that the books give a fate  =  tokens of the distinct pushes with a fate
     per fragment                   tokens merged by the head  =  by the books  =  of the distinct contributions merged
