@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from atoll.errors import AtollError
 from atoll.protocol import invariants
+from atoll.protocol.books import Books
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -41,15 +42,35 @@ from atoll.protocol.events import (
     PushRefused,
     PushSettled,
     QueueDrained,
+    Share,
     StepDone,
     TimerFired,
 )
 from atoll.protocol.island import Island
-from atoll.protocol.ledger import Settlement, settle
+from atoll.protocol.ledger import Ledger, Settlement, settle
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 
 ROUNDS_MAX = 60
+
+
+def one_commit(base_version: int) -> Commit:
+    """Return the command to commit one contribution, the next of learner `a`, to fragment 0 on `base_version`."""
+    key = PushKey("a", 1, 0, base_version + 1)
+    share = Share(key=key, base_version=base_version, tokens=8, steps=4, weight=16.0, age=0)
+    books = Books()
+    books.merge(share)
+    return Commit(
+        fragment=0,
+        base_version=base_version,
+        shares=(share,),
+        called_s=0.0,
+        quorum_s=0.0,
+        grace_s=0.0,
+        end="all answered",
+        live=1,
+        books=books.frozen(Ledger()),
+    )
 
 
 @dataclass

@@ -17,10 +17,9 @@ from atoll.errors import RecordConflict
 from atoll.island.founding import Vector, found_or_join, publish_origin
 from atoll.layout import TensorSpec, plan_layout
 from atoll.outer import make_outer
-from atoll.protocol.books import Books
-from atoll.protocol.events import Commit, PushKey, Share
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.events import PushKey
 from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol_testing import one_commit
 from atoll.wire.messages import RunRecord
 from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import Store
@@ -38,25 +37,6 @@ async def founded(broker: MemoryBroker, run: str) -> RunRecord:
     origin: Mapping[int, Vector] = {0: np.zeros(4, dtype=np.float32)}
     await publish_origin(bus, Subjects(run), record, origin)
     return record
-
-
-def command(base_version: int) -> Commit:
-    """Return a commit of one contribution."""
-    key = PushKey("a", 1, 0, base_version + 1)
-    share = Share(key=key, base_version=base_version, tokens=8, steps=1, weight=64.0, age=0)
-    books = Books()
-    books.merge(share)
-    return Commit(
-        fragment=0,
-        base_version=base_version,
-        shares=(share,),
-        called_s=0.0,
-        quorum_s=0.0,
-        grace_s=0.0,
-        end="all answered",
-        live=1,
-        books=books.frozen(Ledger()),
-    )
 
 
 class DeafBus(MemoryBus):
@@ -86,7 +66,7 @@ async def test_a_commit_that_a_later_owner_has_fenced_keeps_its_chunks() -> None
     deaf.heir = heir
 
     with pytest.raises(RecordConflict):
-        await former.commit(command(0), np.ones(4, dtype=np.float32))
+        await former.commit(one_commit(0), np.ones(4, dtype=np.float32))
     await third.open(3)
 
     assert third.holdings[0].head.version == heir.holdings[0].head.version == 1
@@ -103,7 +83,7 @@ async def test_a_commit_that_never_became_visible_leaves_nothing_behind() -> Non
     await heir.open(2)
 
     with pytest.raises(RecordConflict):
-        await former.commit(command(0), np.ones(4, dtype=np.float32))
+        await former.commit(one_commit(0), np.ones(4, dtype=np.float32))
 
     kept = [kept.subject for stream in broker.streams.values() for kept in stream.kept.values()]
     assert [subject for subject in kept if ".st." in subject] == []

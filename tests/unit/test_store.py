@@ -15,9 +15,10 @@ from atoll.island.founding import publish_origin
 from atoll.layout import Layout, TensorSpec, plan_layout
 from atoll.outer import make_outer
 from atoll.protocol.books import Books
-from atoll.protocol.events import Commit, PushKey, Share
+from atoll.protocol.events import PushKey
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol_testing import one_commit
 from atoll.testing import unique_run
 from atoll.wire.messages import RunRecord, encode
 from atoll_synchronizer.store import COMMITS_BEFORE_SWEEP, Store
@@ -70,29 +71,11 @@ async def desk() -> AsyncIterator[Desk]:
     await desk.bus.close()
 
 
-def command(version: int) -> Commit:
-    """Return the command to commit one contribution on `version`."""
-    share = Share(key=PushKey("a", 1, 0, version + 1), base_version=version, tokens=8, steps=4, weight=16.0, age=0)
-    books = Books()
-    books.merge(share)
-    return Commit(
-        fragment=0,
-        base_version=version,
-        shares=(share,),
-        called_s=0.0,
-        quorum_s=0.0,
-        grace_s=0.0,
-        end="all answered",
-        live=1,
-        books=books.frozen(Ledger()),
-    )
-
-
 async def test_an_owner_keeps_what_its_head_names_and_no_more(desk: Desk) -> None:
     """Whatever it commits and keeps, the broker holds frame, previous frame, state and books."""
     store = await desk.owner(1)
     for version in range(4):
-        await store.commit(command(version), STEP)
+        await store.commit(one_commit(version), STEP)
         await store.keep(0, Books(told_tokens=version).frozen(Ledger(told_tokens=version)))
 
         assert await desk.chunks() == desk.named(store)
@@ -102,8 +85,8 @@ async def test_what_a_dead_owner_left_is_swept_by_its_heir(desk: Desk) -> None:
     """Chunks of a commit that never became visible, and of versions that nobody purged, are gone after two commits."""
     first = await desk.owner(1)
     for version in range(3):
-        await first.commit(command(version), STEP)
-    lost = command(3)
+        await first.commit(one_commit(version), STEP)
+    lost = one_commit(3)
     for stem in (
         desk.subjects.global_stem(0, 4, "1.lost"),
         desk.subjects.state_stem(0, 4, "1.lost"),
@@ -115,7 +98,7 @@ async def test_what_a_dead_owner_left_is_swept_by_its_heir(desk: Desk) -> None:
 
     for version in range(3, 3 + COMMITS_BEFORE_SWEEP):
         assert len(await desk.chunks() - desk.named(heir)) >= 4
-        await heir.commit(command(version), STEP)
+        await heir.commit(one_commit(version), STEP)
 
     assert await desk.chunks() == desk.named(heir)
     third = await desk.owner(3)
@@ -126,9 +109,9 @@ async def test_what_a_dead_owner_left_is_swept_by_its_heir(desk: Desk) -> None:
 async def test_what_a_machine_decides_is_not_durable_yet(desk: Desk) -> None:
     """The machine writes in books of its own; the store's change with what becomes visible."""
     store = await desk.owner(1)
-    await store.commit(command(0), STEP)
+    await store.commit(one_commit(0), STEP)
     ours = store.copied_books()
-    ours[0].merge(command(1).shares[0])
+    ours[0].merge(one_commit(1).shares[0])
 
     assert ours[0].knows(PushKey("a", 1, 0, 2))
     assert not store.books[0].knows(PushKey("a", 1, 0, 2))
@@ -138,10 +121,10 @@ async def test_what_a_machine_decides_is_not_durable_yet(desk: Desk) -> None:
 async def test_a_deposed_owner_removes_what_it_wrote_in_vain(desk: Desk) -> None:
     """Its compare-and-set is refused, and its chunks do not stay."""
     first = await desk.owner(1)
-    await first.commit(command(0), STEP)
+    await first.commit(one_commit(0), STEP)
     heir = await desk.owner(2)
 
     with pytest.raises(RecordConflict):
-        await first.commit(command(1), STEP)
+        await first.commit(one_commit(1), STEP)
 
     assert await desk.chunks() == desk.named(heir)

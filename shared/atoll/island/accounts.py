@@ -18,7 +18,7 @@ from atoll.errors import BlobGone, BrokerUnavailable
 from atoll.island.founding import read_heads
 from atoll.protocol.books import BOOKS_BYTES_MAX, thawed
 from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
-from atoll.protocol.ledger import Account, Ledger
+from atoll.protocol.ledger import Account, Ledger, continued
 from atoll.wire.messages import Event, Lease, Member, Rebuilt, RunRecord, decode
 
 READ_ATTEMPTS = 8
@@ -93,10 +93,8 @@ def closing_ledger(events: Iterable[Event]) -> Ledger:
     last: dict[str, Ledger] = {}
     for event in events:
         part = msgspec.json.decode(event.fields["ledger"], type=Ledger)
-        if "part" in event.fields and msgspec.json.decode(event.fields["part"]) and event.who in last:
-            last[event.who].absorb(part)
-        else:
-            last[event.who] = part
+        number = msgspec.json.decode(event.fields.get("part", msgspec.Raw(b"0")), type=int)
+        last[event.who] = continued(last.get(event.who), part, number)
     whole = Ledger()
     for books in last.values():
         whole.absorb(books)

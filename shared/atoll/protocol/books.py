@@ -129,11 +129,10 @@ class Books(msgspec.Struct):
             ledger.accounts[name].left = ledger.accounts[name].left or report.left
         for name, settled in self.settled.items():
             learner, _, incarnation = name.rpartition("/")
-            account = ledger.account(learner, int(incarnation))
-            account.merged += settled.merged
-            account.merged_late += settled.merged_late
+            ledger.merged(learner, int(incarnation), settled.merged, late=False)
+            ledger.merged(learner, int(incarnation), settled.merged_late, late=True)
             for reason, tokens in settled.refused.items():
-                account.refused[reason] = account.refused.get(reason, 0) + tokens
+                ledger.refused(learner, int(incarnation), tokens, reason)
 
     def _account(self, key: PushKey) -> Settled:
         return self.settled.setdefault(_name(key), Settled())

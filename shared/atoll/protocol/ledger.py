@@ -131,6 +131,14 @@ def parts(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> list[Ledger]:
     return [Ledger({key: ledger.accounts[key] for key in page}, ledger.told_tokens) for page in pages]
 
 
+def continued(books: Ledger | None, part: Ledger, number: int) -> Ledger:
+    """Return `books` with part `number` of them added; part 0 begins new ones."""
+    if books is None or number == 0:
+        return part
+    books.absorb(part)
+    return books
+
+
 def newest(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> Ledger:
     """Return at most `accounts_max` accounts of a ledger, for a record that has to stay small; the tokens stay known.
 

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from atoll.errors import PeerMisbehaved
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import Ledger, continued
 from atoll.wire.messages import Beat, Event
 
 ROUNDS_MAX: Final = 100_000
@@ -286,11 +286,10 @@ class RunView:
     def _on_ledger(self, event: Event) -> None:
         """Keep the latest books of a shard: they are sums over all its tenures; part 0 begins new ones."""
         told = _fields(event, Closed)
-        if told.part and event.who in self.closed:
-            self.closed[event.who].ledger.absorb(told.ledger)
-        else:
-            self.closed[event.who] = told
-        self.tokens_told = max(self.tokens_told, self.closed[event.who].ledger.run_tokens)
+        former = self.closed.get(event.who)
+        books = continued(None if former is None else former.ledger, told.ledger, told.part)
+        self.closed[event.who] = msgspec.structs.replace(told, ledger=books)
+        self.tokens_told = max(self.tokens_told, books.run_tokens)
 
     def _on_validation(self, event: Event) -> None:
         """Keep the point; an evaluator that has just begun to listen knows fewer tokens than the tape."""
