@@ -1,7 +1,7 @@
 """What the simulation finds, as a table: `make bench-dst`.
 
 First schedules are played as `make dst` does, so many or for so long; every promise must hold. Then every planted bug is
-hunted, from the same seed, in the weather that makes it likely (`atoll.sim.planted`); every one must be caught.
+hunted, from the same seed, in the weather that makes it likely (`atoll.sim.dst.planted`); every one must be caught.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 
 from results import Figure, write
 
-from atoll.sim import dst
-from atoll.sim.planted import BUGS, hunt
+from atoll.sim.dst import campaign
+from atoll.sim.dst.planted import BUGS, hunt
 
 SCHEDULES_MAX = 4000
 SHARE_PLAYED = 0.5
@@ -22,7 +22,7 @@ SHARE_PLAYED = 0.5
 def played(schedules: int | None, minutes: float, first: int) -> list[Figure]:
     """Play so many schedules, or for so long, on all cores; return the rate and what they were made of."""
     workers = os.cpu_count() or 1
-    done = dst.played(first, schedules, None if schedules else minutes, workers)
+    done = campaign.played(first, schedules, None if schedules else minutes, workers)
     count, tally, failure = done.played, done.tally, done.failure
     how = f"seeds {first} to {first + count - 1}" if failure is None else f"seed {failure.seed}: {failure.violation}"
     rate = count / done.took_s

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from atoll.protocol.events import LearnerLeft, PublishCall
-from atoll.sim.broker import ACK_WAIT_S, Broker, Full, Gone, NoReader, Queue, ReaderConflict, Record, WrongRevision
+from atoll.sim.dst.broker import ACK_WAIT_S, Broker, Full, Gone, NoReader, Queue, ReaderConflict, Record, WrongRevision
+from atoll.sim.dst.faults import ALWAYS, CALM, CHOICES, Faults, drawn
+from atoll.sim.dst.line import Conflict, Line, Unavailable, patiently
+from atoll.sim.dst.network import Network
+from atoll.sim.dst.process import Clock, Mailbox, Process, Scope, Work
+from atoll.sim.dst.telling import told
 from atoll.sim.engine import Engine
-from atoll.sim.faults import ALWAYS, CALM, CHOICES, Faults, drawn
-from atoll.sim.line import Conflict, Line, Unavailable, patiently
-from atoll.sim.network import Network
-from atoll.sim.process import Clock, Mailbox, Process, Scope, Work
-from atoll.sim.telling import told
 
 
 class Nobody:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atoll.protocol.shard import Shard
-from atoll.sim import dst
-from atoll.sim.planted import BUGS, hunt, planted
+from atoll.sim.dst import campaign
+from atoll.sim.dst.planted import BUGS, hunt, planted
 
 SCHEDULES_MAX = 400
 LIVENESS = {"lease never expires", "removed reader stays owner", "early timer lost"}
@@ -34,8 +34,8 @@ def test_a_planted_bug_is_gone_after_its_block() -> None:
 def test_a_failure_is_told_with_the_command_that_shows_it_again(capsys: pytest.CaptureFixture[str]) -> None:
     """Seed, commit, promise, the end of the log, and one line to type; safety leaves with 1."""
     with planted("head before chunks"):
-        left = dst.main(["--seed", "0"])
-        told = dst.told(dst.chunk(0, 1)[2] or pytest.fail("not caught"))
+        left = campaign.main(["--seed", "0"])
+        told = campaign.told(campaign.chunk(0, 1)[2] or pytest.fail("not caught"))
 
     assert left == 1
     assert "seed 0: safety violated: InvariantBroken: what a head names is durable" in capsys.readouterr().out
@@ -48,12 +48,12 @@ def test_the_table_of_planted_bugs_names_what_got_away(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug that is not caught makes the exit code 1."""
-    monkeypatch.setattr(dst, "BUGS", ["no dedupe"])
-    assert dst.main(["--planted", "--schedules", "5"]) == 0
+    monkeypatch.setattr(campaign, "BUGS", ["no dedupe"])
+    assert campaign.main(["--planted", "--schedules", "5"]) == 0
     monkeypatch.setattr(
-        dst, "hunt", lambda bug, first, most: hunt.__globals__["Caught"](bug, most, float(first), "", "")
+        campaign, "hunt", lambda bug, first, most: hunt.__globals__["Caught"](bug, most, float(first), "", "")
     )
-    assert dst.main(["--planted", "--schedules", "5"]) == 1
+    assert campaign.main(["--planted", "--schedules", "5"]) == 1
     said = capsys.readouterr().out
     assert "no dedupe" in said
     assert "NOT CAUGHT" in said

@@ -12,10 +12,10 @@ from multiprocessing import get_context
 
 import pytest
 
-from atoll.sim import dst
-from atoll.sim.faults import CALM
-from atoll.sim.schedule import play, settings_of, world_of
-from atoll.sim.world import NotLive, World
+from atoll.sim.dst import campaign
+from atoll.sim.dst.faults import CALM
+from atoll.sim.dst.schedule import play, settings_of, world_of
+from atoll.sim.dst.world import NotLive, World
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "300"))
 SHARE = 25
@@ -49,8 +49,8 @@ def test_no_schedule_breaks_a_promise_and_none_is_empty() -> None:
     happened: Counter[str] = Counter()
     firsts = range(0, SCHEDULES, SHARE)
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        for _, tally, failure in pool.map(dst.chunk, firsts, [min(SHARE, SCHEDULES - first) for first in firsts]):
-            assert failure is None, dst.told(failure)
+        for _, tally, failure in pool.map(campaign.chunk, firsts, [min(SHARE, SCHEDULES - first) for first in firsts]):
+            assert failure is None, campaign.told(failure)
             happened.update(tally)
 
     assert [kind for kind in OFTEN if not happened[kind]] == []
@@ -59,7 +59,9 @@ def test_no_schedule_breaks_a_promise_and_none_is_empty() -> None:
 def test_a_schedule_is_decided_by_its_seed_alone() -> None:
     """Another process with another hash seed writes the identical log."""
     ours = play(11, log=True)
-    program = "import sys; from atoll.sim.schedule import play; sys.stdout.write('\\n'.join(play(11, log=True).log))"
+    program = (
+        "import sys; from atoll.sim.dst.schedule import play; sys.stdout.write('\\n'.join(play(11, log=True).log))"
+    )
     told = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
@@ -95,7 +97,7 @@ def test_settings_of_schedules_are_valid_and_vary() -> None:
 
 def test_a_campaign_tells_what_it_covered(capsys: pytest.CaptureFixture[str]) -> None:
     """Progress, coverage and the verdict are printed; the exit code is 0."""
-    assert dst.main(["--schedules", "6", "--workers", "2", "--first", "100"]) == 0
+    assert campaign.main(["--schedules", "6", "--workers", "2", "--first", "100"]) == 0
     said = capsys.readouterr().out
     assert "every promise held in 6 schedules (seeds 100 to 105)" in said
     assert "crashes of candidates" in said
@@ -103,7 +105,7 @@ def test_a_campaign_tells_what_it_covered(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_replay_prints_the_whole_log(capsys: pytest.CaptureFixture[str]) -> None:
     """`--seed` shows one schedule."""
-    assert dst.main(["--seed", "5"]) == 0
+    assert campaign.main(["--seed", "5"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("\n".join(play(5, log=True).log[:20]))
     assert "seed 5: every promise held" in said
@@ -113,6 +115,6 @@ def test_a_replay_prints_the_whole_log(capsys: pytest.CaptureFixture[str]) -> No
 def test_wrong_arguments_leave_with_2(wrong: list[str]) -> None:
     """As everywhere in the house."""
     with pytest.raises(SystemExit) as left:
-        dst.main(wrong)
+        campaign.main(wrong)
 
     assert left.value.code == 2

@@ -1,1 +1,1 @@
-"""Deterministic simulation: the production machines in a world of virtual time, where one seed decides everything."""
+"""Virtual time, in which one seed decides everything: `engine` is its clock, each package here a world that lives by it."""

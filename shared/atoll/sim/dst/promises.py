@@ -15,10 +15,10 @@ from atoll.protocol.events import Acknowledge, Commit, Dismiss
 from atoll.protocol.invariants import Durable, require
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger, Settlement, settle
-from atoll.sim.broker import Record
-from atoll.sim.lease import Lease
-from atoll.sim.store import Frame, Head
-from atoll.sim.traffic import Contribution, Farewell
+from atoll.sim.dst.broker import Record
+from atoll.sim.dst.lease import Lease
+from atoll.sim.dst.store import Frame, Head
+from atoll.sim.dst.traffic import Contribution, Farewell
 
 
 class Promises:

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from atoll.sim.dst.faults import SLOW_S, Faults
+from atoll.sim.dst.process import Process, Task
 from atoll.sim.engine import Engine
-from atoll.sim.faults import SLOW_S, Faults
-from atoll.sim.process import Process, Task
 
 TRY_S = 2.0
 

@@ -23,8 +23,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from atoll.sim.planted import BUGS, Caught, hunt
-from atoll.sim.schedule import Outcome, play
+from atoll.sim.dst.planted import BUGS, Caught, hunt
+from atoll.sim.dst.schedule import Outcome, play
 
 CHUNK = 25
 SHOWN_LINES = 30
@@ -232,7 +232,3 @@ def _count(text: str) -> int:
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return int(text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from atoll.protocol.settings import ProtocolSettings
-from atoll.sim.faults import Faults, drawn
-from atoll.sim.world import NotLive, World, lines
+from atoll.sim.dst.faults import Faults, drawn
+from atoll.sim.dst.world import NotLive, World, lines
 
 STORMS_S = (10.0, 20.0, 40.0)
 

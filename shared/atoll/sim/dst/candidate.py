@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.sim.line import Line
-from atoll.sim.owner import HANDED_OVER, Ended, Owner
-from atoll.sim.process import Process, Work
+from atoll.sim.dst.line import Line
+from atoll.sim.dst.owner import HANDED_OVER, Ended, Owner
+from atoll.sim.dst.process import Process, Work
 
 if TYPE_CHECKING:
-    from atoll.sim.world import World
+    from atoll.sim.dst.world import World
 
 
 class Candidate:

@@ -18,20 +18,20 @@ import msgspec
 from atoll.errors import AtollError
 from atoll.protocol.ledger import Ledger, Settlement
 from atoll.protocol.settings import ProtocolSettings
-from atoll.sim.broker import Broker, Queue
-from atoll.sim.candidate import Candidate
+from atoll.sim.dst.broker import Broker, Queue
+from atoll.sim.dst.candidate import Candidate
+from atoll.sim.dst.faults import Faults
+from atoll.sim.dst.learner import Learner
+from atoll.sim.dst.lease import Lease, lease_name
+from atoll.sim.dst.line import Line
+from atoll.sim.dst.network import Network
+from atoll.sim.dst.process import Clock, Process
+from atoll.sim.dst.promises import Promises
+from atoll.sim.dst.reader import queue_name
+from atoll.sim.dst.store import Frame, Head, head_name
+from atoll.sim.dst.storm import RESTART_S, Storm
+from atoll.sim.dst.telling import told
 from atoll.sim.engine import Engine
-from atoll.sim.faults import Faults
-from atoll.sim.learner import Learner
-from atoll.sim.lease import Lease, lease_name
-from atoll.sim.line import Line
-from atoll.sim.network import Network
-from atoll.sim.process import Clock, Process
-from atoll.sim.promises import Promises
-from atoll.sim.reader import queue_name
-from atoll.sim.store import Frame, Head, head_name
-from atoll.sim.storm import RESTART_S, Storm
-from atoll.sim.telling import told
 
 NAMES = ("a", "b", "c", "d")
 COMMIT_WITHIN_S = 120.0

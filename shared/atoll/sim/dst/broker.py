@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Protocol
 
-from atoll.sim.network import Network, Refused
-from atoll.sim.process import Process
+from atoll.sim.dst.network import Network, Refused
+from atoll.sim.dst.process import Process
 
 QUEUED_MAX = 2
 ACK_WAIT_S = 8.0

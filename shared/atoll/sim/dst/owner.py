@@ -39,16 +39,16 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.shard import Shard
-from atoll.sim.broker import Gone
-from atoll.sim.lease import LeaseKeeper
-from atoll.sim.line import Conflict, Line, Unavailable, patiently
-from atoll.sim.process import Mailbox, Process, Scope, Work
-from atoll.sim.reader import Delivery, Reader
-from atoll.sim.store import Store
-from atoll.sim.traffic import Contribution, Farewell
+from atoll.sim.dst.broker import Gone
+from atoll.sim.dst.lease import LeaseKeeper
+from atoll.sim.dst.line import Conflict, Line, Unavailable, patiently
+from atoll.sim.dst.process import Mailbox, Process, Scope, Work
+from atoll.sim.dst.reader import Delivery, Reader
+from atoll.sim.dst.store import Store
+from atoll.sim.dst.traffic import Contribution, Farewell
 
 if TYPE_CHECKING:
-    from atoll.sim.world import World
+    from atoll.sim.dst.world import World
 
 HOLD_S = 3.0
 DECODE_S = 0.002

@@ -11,9 +11,9 @@ from atoll.protocol.events import Action, RenewLease, TakeLease
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.tenure import LeaseSeen, LeaseWritten, Standing, Tenure
-from atoll.sim.broker import Full, Record
-from atoll.sim.line import Conflict, Line, Unavailable
-from atoll.sim.process import Work
+from atoll.sim.dst.broker import Full, Record
+from atoll.sim.dst.line import Conflict, Line, Unavailable
+from atoll.sim.dst.process import Work
 
 
 @dataclass(frozen=True, slots=True)

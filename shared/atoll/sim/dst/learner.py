@@ -33,15 +33,15 @@ from atoll.protocol.events import (
     StepDone,
 )
 from atoll.protocol.island import Island
-from atoll.sim.broker import Full, Gone, Record
-from atoll.sim.line import RETRY_S, RETRY_S_MAX, Conflict, Line, Unavailable, patiently
-from atoll.sim.process import Mailbox, Process, Work
-from atoll.sim.reader import queue_name
-from atoll.sim.store import Head, head_name
-from atoll.sim.traffic import Contribution, Farewell
+from atoll.sim.dst.broker import Full, Gone, Record
+from atoll.sim.dst.line import RETRY_S, RETRY_S_MAX, Conflict, Line, Unavailable, patiently
+from atoll.sim.dst.process import Mailbox, Process, Work
+from atoll.sim.dst.reader import queue_name
+from atoll.sim.dst.store import Head, head_name
+from atoll.sim.dst.traffic import Contribution, Farewell
 
 if TYPE_CHECKING:
-    from atoll.sim.world import World
+    from atoll.sim.dst.world import World
 
 TOKENS = 10
 FLAWS = ("not_finite", "outlier", "foreign")

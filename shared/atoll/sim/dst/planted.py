@@ -30,15 +30,15 @@ from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.shard import FragmentSlot, Shard
 from atoll.protocol.tenure import LeaseSeen, Tenure
-from atoll.sim.broker import Gone, NoReader, Record
-from atoll.sim.faults import Faults
-from atoll.sim.learner import Learner
-from atoll.sim.line import Line
-from atoll.sim.owner import Owner
-from atoll.sim.process import Work
-from atoll.sim.reader import Reader
-from atoll.sim.schedule import play
-from atoll.sim.store import Frame, Head, Holding, Store, head_name
+from atoll.sim.dst.broker import Gone, NoReader, Record
+from atoll.sim.dst.faults import Faults
+from atoll.sim.dst.learner import Learner
+from atoll.sim.dst.line import Line
+from atoll.sim.dst.owner import Owner
+from atoll.sim.dst.process import Work
+from atoll.sim.dst.reader import Reader
+from atoll.sim.dst.schedule import play
+from atoll.sim.dst.store import Frame, Head, Holding, Store, head_name
 
 HANDLE, FOLD_ALL, FOLD = Shard.handle, Shard._fold, FragmentRound.fold  # noqa: SLF001  (patches know what they patch)
 ENTER, SEEN, WRITE = Books.enter_into, Tenure._seen, Store._write  # noqa: SLF001

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.sim.broker import Message, NoReader, ReaderConflict
-from atoll.sim.line import Conflict, Line, Unavailable
-from atoll.sim.process import Mailbox, Work
+from atoll.sim.dst.broker import Message, NoReader, ReaderConflict
+from atoll.sim.dst.line import Conflict, Line, Unavailable
+from atoll.sim.dst.process import Mailbox, Work
 
 POLL_S = 1.0
 PULL_GRACE_S = 0.25

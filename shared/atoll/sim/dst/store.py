@@ -17,9 +17,9 @@ from atoll.errors import ProtocolMisuse
 from atoll.protocol.books import Books, thawed
 from atoll.protocol.events import Commit, PushKey, Share
 from atoll.protocol.ledger import Ledger
-from atoll.sim.broker import Full, Gone, Record
-from atoll.sim.line import Conflict, Line, Unavailable
-from atoll.sim.process import Work
+from atoll.sim.dst.broker import Full, Gone, Record
+from atoll.sim.dst.line import Conflict, Line, Unavailable
+from atoll.sim.dst.process import Work
 
 LOAD_ATTEMPTS = 4
 COMMITS_BEFORE_SWEEP = 2

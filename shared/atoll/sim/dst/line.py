@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from atoll.sim.broker import Broker, Full, Record, WrongRevision
-from atoll.sim.network import Network, Unanswered
-from atoll.sim.process import Process, Task, Wish, Work
+from atoll.sim.dst.broker import Broker, Full, Record, WrongRevision
+from atoll.sim.dst.network import Network, Unanswered
+from atoll.sim.dst.process import Process, Task, Wish, Work
 
 TOTAL_S = 5.0
 RETRY_S = 0.2

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from atoll.sim.faults import CALM
-from atoll.sim.process import NEVER, Process
+from atoll.sim.dst.faults import CALM
+from atoll.sim.dst.process import NEVER, Process
 
 if TYPE_CHECKING:
-    from atoll.sim.world import World
+    from atoll.sim.dst.world import World
 
 RESTART_S = 2.0
 OUTAGE_S = 2.5
