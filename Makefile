@@ -14,7 +14,7 @@ export PYTHON ?=
 # Each is passed on only where it was given, so that every command keeps its own default.
 BENCH_FLAGS = $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
-.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild chaos dst bench-dst results results-check clean
+.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover chaos dst bench-dst results results-check clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -23,11 +23,11 @@ help:  ## list the targets and the variables
 
 #: PYTHON=python3.12   the interpreter of the environment (setup); 3.11 or newer
 #: OUT=runs/mine       where the run writes (demo)
-#: MINUTES=5           about how long a benchmark may take (bench, bench-parity, bench-faults, bench-rebuild, bench-dst), each run (chaos),
-#:                     or a simulation (dst)
+#: MINUTES=5           about how long a benchmark may take (bench and every bench-...), each run (chaos), or a
+#:                     simulation (dst)
 #: SEEDS=3             how many seeds are compared (bench-parity)
-#: SEED=7              the seed of a benchmark (bench, bench-parity, bench-faults, bench-rebuild, bench-dst, chaos), of the order of tests (test),
-#:                     or of the one schedule to show (dst)
+#: SEED=7              the seed of a benchmark (bench and every bench-..., chaos), of the order of tests (test), or of the one
+#:                     schedule to show (dst)
 #: RATES=1,4,16        faults per minute of the storms (chaos)
 #: KILLS=200           how many kills end the gauntlet (chaos)
 #: GAUNTLET=32         faults per minute of the gauntlet (chaos)
@@ -72,6 +72,9 @@ bench-faults: $(READY)  ## measure what a slow and a killed learner cost the oth
 
 bench-rebuild: $(READY)  ## delete the broker's store under a run and measure what rebuilding it from its archive costs
 	$(PY) benchmarks/rebuild.py $(BENCH_FLAGS)
+
+bench-takeover: $(READY)  ## kill the owner of a shard over and over and measure what the learners notice
+	$(PY) benchmarks/takeover.py $(BENCH_FLAGS)
 
 chaos: $(READY)  ## kill and freeze everything at random, and read from the tape what it cost
 	$(PY) benchmarks/chaos.py $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(GAUNTLET),--gauntlet $(GAUNTLET)) $(if $(ONLY),--only $(ONLY))

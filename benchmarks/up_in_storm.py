@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,8 +55,8 @@ TAPE_MAX = 1 << 30
 T = TypeVar("T")
 
 
-def run_up(course: Course, corpus: Path, out: Path) -> Extract:
-    """Run one course and return its extract."""
+def run_up(course: Course, corpus: Path, out: Path, planned: Sequence[Planned] | None = None) -> Extract:
+    """Run one course and return its extract; `planned` is another forecast than the course's storm."""
     extract = Extract(course=course, sources=sources(), machine=machine(), commit=commit(), began_s=0.0)
     extract.schema = SCHEMA
     with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
@@ -69,7 +69,8 @@ def run_up(course: Course, corpus: Path, out: Path) -> Extract:
                 extract.began_s = time.time()
                 # How many faults find nobody is not known before, so a gauntlet may go on for longer than planned.
                 longest_s = course.seconds * (GAUNTLET_LONGER if course.kills_min else 1.0)
-                raging = Storm(ground, storm(course.seed, course.per_minute, longest_s, course.partition_s))
+                drawn = storm(course.seed, course.per_minute, longest_s, course.partition_s)
+                raging = Storm(ground, drawn if planned is None else planned)
                 raging.rage(longest_s, course.kills_min)
                 time.sleep(CALM_S)
                 up.send_signal(signal.SIGINT)
