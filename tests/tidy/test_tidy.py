@@ -53,6 +53,7 @@ TESTED_BY = {
     "atoll_learner.keeper": "test_recovery.py",
     "atoll_learner.process": "test_up.py",
     "atoll_synchronizer.commands": "test_up.py",
+    "atoll.cli.sim": "test_cli.py",
     "atoll_synchronizer.hands": "test_takeover.py",
     "atoll_synchronizer.hosting": "test_handover.py",
     "atoll.up.brokers": "test_up.py",
