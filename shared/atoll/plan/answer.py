@@ -95,18 +95,28 @@ def assumptions(question: Question) -> tuple[str, ...]:
     hub = "the hub's link is as wide as needed" if links.hub_in is None else f"the hub has {as_rate(links.hub_in)} in"
     rtt = f"{1000 * links.rtt_s:g} ms"
     return (
-        f"a number is {up:.3g} bits up ({protocol.codec_up}) and {down:.3g} bits down ({question.codec_down}), block "
-        + "scales counted; no zstd; headers of NATS, heartbeats and the tape are not counted (below 0.1 % of a large model)",
+        (
+            f"a number is {up:.3g} bits up ({protocol.codec_up}) and {down:.3g} bits down ({question.codec_down}), block "
+            "scales counted; no zstd; headers of NATS, heartbeats and the tape are not counted (below 0.1 % of a large model)"
+        ),
         f"all {question.learners} learners contribute to every round and read every frame, through one broker (a star); {hub}",
-        f"links are full duplex and carry nothing else; a round costs {ROUND_TRIPS:g} round trips of {rtt} and "
-        + f"{links.merge_s:g} s of merging and disk; a blob goes up with {as_bytes(links.window_bytes)} in flight, so at "
-        + f"{as_rate(links.window_bits_per_s)} at most",
-        f"fragments are equal, and one leaves every {protocol.interval_steps / protocol.fragments:.3g} steps of "
-        + f"{question.step_s:g} s; the time of a step is given, what the protocol costs it (`make bench`) is not counted",
-        "utilisation is the literature's: a step waits for a fragment that is not back within tau steps. Atoll's learners "
-        + "do not wait; their interval grows instead",
-        f"synchronous training reduces {question.reduce_bits:g} bits a parameter by a ring over {question.learners} sites "
-        + f"at the pace of the slowest link, {overlap} ({question.layers} layers, backward 2/3 of a step)",
+        (
+            f"links are full duplex and carry nothing else; a round costs {ROUND_TRIPS:g} round trips of {rtt} and "
+            f"{links.merge_s:g} s of merging and disk; a blob goes up with {as_bytes(links.window_bytes)} in flight, so at "
+            f"{as_rate(links.window_bits_per_s)} at most"
+        ),
+        (
+            f"fragments are equal, and one leaves every {protocol.interval_steps / protocol.fragments:.3g} steps of "
+            f"{question.step_s:g} s; the time of a step is given, what the protocol costs it (`make bench`) is not counted"
+        ),
+        (
+            "utilisation is the literature's: a step waits for a fragment that is not back within tau steps. Atoll's learners "
+            "do not wait; their interval grows instead"
+        ),
+        (
+            f"synchronous training reduces {question.reduce_bits:g} bits a parameter by a ring over {question.learners} sites "
+            f"at the pace of the slowest link, {overlap} ({question.layers} layers, backward 2/3 of a step)"
+        ),
         f"{failing}; synchronous training is one job of all chips (rigid: {broken.restart_s:g} s lost per failure)",
         f"a step of one learner trains {question.step_tokens} tokens; equal tokens are taken to be worth the same",
     )
