@@ -117,7 +117,8 @@ def assumptions(question: Question) -> tuple[str, ...]:
             f"synchronous training reduces {question.reduce_bits:g} bits a parameter by a ring over {question.learners} sites "
             f"at the pace of the slowest link, {overlap} ({question.layers} layers, backward 2/3 of a step)"
         ),
-        f"{failing}; synchronous training is one job of all chips (rigid: {broken.restart_s:g} s lost per failure)",
+        f"{failing}; synchronous training is one job of all chips; a rigid one loses {broken.restart_s:g} s per failure"
+        + (" and waits for who is away" if broken.loss_per_hour else ""),
         f"a step of one learner trains {question.step_tokens} tokens; equal tokens are taken to be worth the same",
     )
 

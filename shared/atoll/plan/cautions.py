@@ -172,7 +172,7 @@ def _machines(found: Findings) -> Iterator[Caution]:
         yield Caution(
             "synchronizer's memory",
             f"a shard needs {as_bytes(room.shard)} and has {as_bytes(question.shard_memory_bytes)}",
-            "protocol.shards (--shards), on as many machines, or their memory",
+            "protocol.shards (--shards), on as many machines, or their memory (--shard-memory-gb)",
             f"--shards {shards}" if shards else f"--shard-memory-gb {math.ceil(room.shard / 1e9)}, or more fragments",
         )
     atoll = found.systems[0]

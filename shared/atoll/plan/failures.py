@@ -10,7 +10,8 @@ Slices that come back are taken in together, at most once per admission interval
 
 A rigid job restarts from a checkpoint at every loss: 1 / (1 + r (restart + replay)). Synchronous training is one learner
 of all the chips, elastic or rigid. A learner that fails as a whole (one machine, a home) is away for the time of return;
-its span that was not merged yet is lost, half an interval in the mean, and nobody else stops.
+its span that was not merged yet is lost, half an interval in the mean, and nobody else stops. Of a synchronous job that
+is elastic, all stop as above and go on without it; one that is rigid waits until it is back.
 
 The default constants are ours, fitted on five cells of the goodput table of arXiv 2604.21428 (1 rigid and 1 elastic learner
 at 150k and at 1.2M chips, 8 learners at 1.2M; MTBI of a chip one year as published); its other cells with known values are
@@ -111,8 +112,7 @@ def goodput(failures: Failures, learners: int, chips: int, unmerged_s: float) ->
     away = 1.0 / (1.0 + rate * failures.return_s)
     all_rate = rate * learners
     stops = all_rate * failures.downscale_s + failures.upscale_s / (1.0 / all_rate + failures.admission_s)
+    waits_s = failures.return_s + failures.restart_s
     return Goodput(
-        1.0 / (1.0 + rate * (failures.return_s + unmerged_s)),
-        away / (1.0 + stops),
-        1.0 / (1.0 + all_rate * failures.restart_s),
+        1.0 / (1.0 + rate * (failures.return_s + unmerged_s)), away / (1.0 + stops), 1.0 / (1.0 + all_rate * waits_s)
     )

@@ -81,14 +81,18 @@ def required(question: Question, moved: Traffic) -> dict[float, float | None]:
 
 
 def burst(question: Question, moved: Traffic) -> float | None:
-    """Return the bits per second, each way, with which a round ends within tau steps; None if none do."""
+    """Return the bits per second, each way, with which a round ends within tau steps; None if none do.
+
+    It is no less than the longer leg moves in the mean, since otherwise rounds would queue for the link.
+    """
     links = question.links
     left_s = question.hidden_s - ROUND_TRIPS * links.rtt_s - links.merge_s
     windowed_s = 8.0 * moved.up / links.window_bits_per_s
     if left_s <= windowed_s:
         return None
     rate = 8.0 * (moved.up + moved.down) / left_s
-    return rate if rate <= links.window_bits_per_s else 8.0 * moved.down / (left_s - windowed_s)
+    alone = rate if rate <= links.window_bits_per_s else 8.0 * moved.down / (left_s - windowed_s)
+    return max(alone, average(question, max(moved.up, moved.down)))
 
 
 def average(question: Question, size: int) -> float:

@@ -20,7 +20,7 @@ def count(text: str, flag: str) -> int:
 def rate(text: str, flag: str) -> float:
     """Return `100Mbit`, `2.5Gbit` or `2.5G` as bits per second; raise `SettingsError` naming `flag`."""
     return _scaled(
-        re.sub(r"(?i)(/s|ps)$", "", text.strip()), flag, RATES, "a rate with its unit, as 100Mbit or 2.5Gbit"
+        re.sub(r"(?i)(bps|bit/s)$", "bit", text.strip()), flag, RATES, "a rate with its unit, as 100Mbit or 2.5Gbit"
     )
 
 

@@ -49,8 +49,8 @@ def _traffic(found: Answer) -> Iterator[str]:
         ],
     )
     yield (
-        f"  within tau steps ({as_time(question.hidden_s)}), so that nothing waits: {as_rate(found.burst)} each way; "
-        f"{moved.chunks_up} chunks up, {moved.chunks_down} down"
+        f"  within tau steps ({as_time(question.hidden_s)}), so that nothing waits: {as_rate(found.burst)} each way, "
+        f"{as_rate(_times(found.burst, question.learners))} at the hub; {moved.chunks_up} chunks up, {moved.chunks_down} down"
     )
     yield (
         f"  a shard's memory {as_bytes(found.room.shard)}; the broker keeps {as_bytes(found.room.frames)} of frames, "
@@ -79,7 +79,7 @@ def _links(found: Answer) -> Iterator[str]:
         ],
     )
     yield ""
-    yield "Bandwidth required, each way, for a utilisation of"
+    yield "Bandwidth required, each way, for a utilisation of (-: no bandwidth is enough, latency alone is too long)"
     yield from _table(
         ("", *(as_share(wanted) for wanted in WANTED)),
         [(system.name, *(as_rate(system.required[wanted]) for wanted in WANTED)) for system in found.systems[:3]]

@@ -15,6 +15,7 @@ of freshness here; the threshold is the same, so the bandwidth required is the s
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -42,19 +43,22 @@ def streaming(step_s: float, stream: Stream) -> float:
     """Return the utilisation when a step waits for the fragments that left tau steps before it."""
     together = math.ceil(stream.fragments / stream.interval)
     journey_s = stream.after_s + stream.send_s * (together if stream.shared else 1)
-    stretched_s = step_s + max(0.0, journey_s - stream.overlap * step_s) / steps_of_a_journey(stream)
+    stretched_s = step_s + max(0.0, journey_s - stream.overlap * step_s) / steps_of_a_journey(
+        stream.fragments, stream.interval, stream.overlap
+    )
     if stream.shared:
         stretched_s = max(stretched_s, stream.send_s * stream.fragments / stream.interval)
     return step_s / stretched_s
 
 
-def steps_of_a_journey(stream: Stream) -> float:
+@functools.lru_cache(maxsize=256)
+def steps_of_a_journey(fragments: int, interval: int, overlap: int) -> float:
     """Return the mean steps from one fragment's leaving to the leaving of the next that its arrival holds up."""
     at, hops = 0, 0
     for _ in range(HOPS):
-        due = at + stream.overlap + 1
-        number = -(-((due - 1) * stream.fragments + 1) // stream.interval)
-        at = -(-number * stream.interval // stream.fragments)
+        due = at + overlap + 1
+        number = -(-((due - 1) * fragments + 1) // interval)
+        at = -(-number * interval // fragments)
         hops += 1
     return at / hops
 
