@@ -24,6 +24,7 @@ from literature import (
     TWO_THIRDS,
     Assumptions,
     Row,
+    Streamed,
     closed,
     first_point,
     graph,
@@ -35,6 +36,7 @@ from results import Figure, write
 from atoll.plan import Links, Question, answer, utilisation
 from atoll.plan.links import reached
 from atoll.plan.quantities import as_rate
+from atoll.plan.question import WANTED
 from atoll.plan.timeline import Stream
 from atoll.plan.traffic import bits_per_number, traffic
 from atoll.protocol.settings import ProtocolSettings
@@ -84,6 +86,22 @@ def rows() -> Iterator[Figure]:
     )
 
 
+def predictions() -> Iterator[Figure]:
+    """Yield needs whose published values, if there are any, we have not seen."""
+    for step_s in (0.5, 1.0, 2.0):
+        for way in ("dp", "decoupled"):
+            for wanted in WANTED:
+                row = Row(way, 5e9, step_s, wanted, 1.0, "")
+                how = f"prediction; one leg, {need(row, ONE_LEG):.4g} between points"
+                yield Figure(row.name, GRID[first_point(graph(row, ONE_LEG), wanted)], UNIT, "", None, how)
+    for bits in (16.0, 4.0):
+        for overlap in (1, 5):
+            streamed = Streamed(10e9, 0.8, 100, overlap, bits)
+            for wanted in WANTED:
+                point = GRID[first_point(streamed.graph(), wanted)]
+                yield Figure(f"{streamed.name}, {100 * wanted:g} %", point, UNIT, "", None, "prediction; one leg")
+
+
 def eight_sites() -> Iterator[Figure]:
     """Yield what can be said of 198 and 0.84 Gbit/s, whose step time, utilisation and model are not published."""
     fitted = replace(ONE_LEG, layers={5e9: LAYERS_FITTED_198})
@@ -92,10 +110,9 @@ def eight_sites() -> Iterator[Figure]:
     words = f"one leg, 5B, step 2 s, 99 %, {LAYERS_FITTED_198} layers"
     yield Figure("8 data centres: data-parallel", parallel, UNIT, "published 198 [T]", None, f"{words}: fitted on this")
     yield Figure("8 data centres: Decoupled", decoupled, UNIT, "published 0.84 [T]", None, f"{words}: predicted")
-    wanted = (0.50, 0.75, 0.90, 0.95, 0.99)
     ratios = [
         need(Row("dp", 5e9, 1.0, share, 1.0, ""), fitted) / need(Row("decoupled", 5e9, 1.0, share, 1.0, ""), fitted)
-        for share in wanted
+        for share in WANTED
     ]
     span = "over 50, 75, 90, 95, 99 %, one leg, 20 layers; does not depend on step time"
     yield Figure("times lower, least", min(ratios), "x", "published 60 [S]", None, f"{span}; 104.8 / 1.7 itself is 62")
@@ -233,7 +250,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="taken for the sake of `make bench-...`; this takes seconds")
     parser.add_argument("--seed", type=int, default=0, help="the same; nothing is drawn")
     chosen = parser.parse_args()
-    return write("bench-bandwidth", chosen.seed, [*rows(), *eight_sites(), *others(), *twelve_b()])
+    return write("bench-bandwidth", chosen.seed, [*rows(), *eight_sites(), *others(), *twelve_b(), *predictions()])
 
 
 if __name__ == "__main__":

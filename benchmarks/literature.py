@@ -116,6 +116,31 @@ def _stream(volume_s: float) -> Stream:
     return Stream(FRAGMENTS, FRAGMENTS, OVERLAP, volume_s / FRAGMENTS, shared=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """Streaming DiLoCo: fragments of three layers, H steps, tau steps overlapped, a link that carries one at a time."""
+
+    parameters: float
+    step_s: float
+    interval: int
+    overlap: int
+    bits: float
+    fragments: int = 16
+
+    @property
+    def name(self) -> str:
+        """Return what is asked."""
+        size = f"{self.parameters / 1e9:g}B, {self.step_s:g} s"
+        return f"{size}: Streaming H={self.interval}, P={self.fragments}, tau={self.overlap}, {self.bits:g} bits"
+
+    def graph(self) -> Callable[[float], float]:
+        """Return its utilisation by bits per second."""
+        volume = self.parameters * self.bits / self.fragments
+        return lambda rate: timeline.streaming(
+            self.step_s, Stream(self.fragments, self.interval, self.overlap, volume / rate)
+        )
+
+
 def need(row: Row, assumed: Assumptions) -> float:
     """Return the Gbit/s that the row needs, between points of the grid."""
     return (utilisation.required(closed(row, assumed), row.wanted) or math.inf) / GIGA

@@ -63,6 +63,8 @@ of the 5B model. No set we tried gives all rows.
 is fitted on 198 and predicts 0.84 within 3 % and the largest published ratio, 242, within 1 %; the smallest, 60, it misses
 by a fifth. It also says that 0.84 and 1.7 count one direction, and two fragments that do not share the
 link while both are in flight: over a real link, both ways, through a broker, more is needed, and `atoll plan` says how much.
+
+Rows marked as predictions were made without knowing what is published for them.
 """,
 }
 
