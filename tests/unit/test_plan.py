@@ -204,6 +204,7 @@ def test_a_shard_holds_values_and_momentum() -> None:
 
     assert heavy.shard - plain.shard == pytest.approx(4e9 / 2 + 2 * 4e9 / 24, rel=1e-6)
     assert plain.states == 0.0 < heavy.states
+    assert traffic(question(outer="optax:adam")).state == 2 * 4 * question().fragment_elements
 
 
 def told_value(asked: Question) -> str:

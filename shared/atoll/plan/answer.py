@@ -119,6 +119,10 @@ def assumptions(question: Question) -> tuple[str, ...]:
         ),
         f"{failing}; synchronous training is one job of all chips; a rigid one loses {broken.restart_s:g} s per failure"
         + (" and waits for who is away" if broken.loss_per_hour else ""),
+        (
+            f"the outer optimizer ({protocol.outer}) keeps {question.state_numbers} float32 numbers per parameter, and stores "
+            "them with every commit"
+        ),
         f"a step of one learner trains {question.step_tokens} tokens; equal tokens are taken to be worth the same",
     )
 

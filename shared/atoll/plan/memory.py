@@ -48,7 +48,7 @@ def shards_enough(question: Question, moved: Traffic, journey_s: float) -> int |
 def room(question: Question, moved: Traffic, journey_s: float) -> Room:
     """Return the room needed when a round takes `journey_s` at most."""
     protocol = question.protocol
-    held = 2 if protocol.outer_momentum else 1
+    held = 1 + question.state_numbers
     fragment = FLOAT_BYTES * question.fragment_elements
     at_once = min(protocol.fragments, 1 + math.floor(journey_s / question.round_every_s))
     open_here = min(-(-protocol.fragments // protocol.shards), -(-at_once // protocol.shards))

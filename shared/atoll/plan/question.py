@@ -114,6 +114,13 @@ class Question:
         return -(-self.parameters // self.protocol.fragments)
 
     @property
+    def state_numbers(self) -> int:
+        """Return the numbers of outer state per parameter: momentum, or two as of Adam where optax is outside."""
+        if self.protocol.outer != "nesterov":
+            return 2
+        return 1 if self.protocol.outer_momentum else 0
+
+    @property
     def round_every_s(self) -> float:
         """Return the seconds between two rounds of any fragment."""
         return self.protocol.interval_steps * self.step_s / self.protocol.fragments

@@ -68,7 +68,7 @@ def traffic(question: Question) -> Traffic:
     elements, learners = question.fragment_elements, question.learners
     up = contribution_bytes(elements, question.protocol.codec_up)
     down = contribution_bytes(elements, question.codec_down)
-    state = 4 * elements if question.protocol.outer_momentum else 0
+    state = 4 * elements * question.state_numbers
     sent = up + len(_manifest(up))
     read = down + len(_head(learners, down))
     commit = read + state
