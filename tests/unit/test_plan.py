@@ -207,10 +207,9 @@ def test_a_shard_holds_values_and_momentum() -> None:
     assert traffic(question(outer="optax:adam")).state == 2 * 4 * question().fragment_elements
 
 
-def told_value(asked: Question) -> str:
-    """Return to what the one caution says that something should be changed."""
-    (told,) = answer(asked).cautions
-    return told.to
+def told_value(asked: Question, kind: str) -> str:
+    """Return to what a caution says that something should be changed."""
+    return next(caution.to for caution in answer(asked).cautions if caution.kind == kind)
 
 
 TROUBLED: dict[str, tuple[Question, Callable[[Question], Question]]] = {
@@ -224,6 +223,10 @@ TROUBLED: dict[str, tuple[Question, Callable[[Question], Question]]] = {
         question(links=Links((10 * GIGA,), (10 * GIGA,), loss=0.01)),
         lambda q: replace(q, links=replace(q.links, loss=1e-11)),
     ),
+    "control starves": (
+        question(5e6, parameters=10**6),
+        lambda q: replace(q, links=replace(q.links, up=(rate(told_value(q, "control starves").split(" or")[0], ""),))),
+    ),
     "hub saturated": (
         question(links=Links((10 * GIGA,), (10 * GIGA,), hub_in=GIGA, hub_out=4 * GIGA)),
         lambda q: agreed(q, interval_steps=65),
@@ -232,7 +235,10 @@ TROUBLED: dict[str, tuple[Question, Callable[[Question], Question]]] = {
         question(parameters=3 * BLOB_BYTES_MAX, fragments=4, shards=2),
         lambda q: agreed(q, fragments=13, interval_steps=24),
     ),
-    "stream too small": (question(stream_bytes_max=1 << 30), lambda q: replace(q, stream_bytes_max=int(told_value(q)))),
+    "stream too small": (
+        question(stream_bytes_max=1 << 30),
+        lambda q: replace(q, stream_bytes_max=int(told_value(q, "stream too small"))),
+    ),
     "synchronizer's memory": (question(shard_memory_bytes=3.5e9), lambda q: agreed(q, shards=5)),
     "goodput low": (
         question(chips=3_000_000, learners=8),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from atoll.bus.claims import CHUNKS_MAX
 from atoll.bus.interface import CHUNK_BYTES
+from atoll.bus.options import DEFAULTS
 from atoll.codecs import ENCODINGS
 from atoll.plan.links import ONE_CONNECTION, Region, average
 from atoll.plan.memory import Room, shards_enough
@@ -19,6 +20,7 @@ from atoll.protocol.settings import FRAGMENTS_MAX
 
 GOODPUT_LOW = 0.5
 ROUNDING = 1e-9
+SILENT_STEPS = 10.0  # as in `atoll.protocol.shard`: a learner may be silent for ten of its steps
 BLOB_BYTES_MAX = CHUNKS_MAX * CHUNK_BYTES
 
 
@@ -45,7 +47,7 @@ class Findings:
 
 def cautions(found: Findings) -> tuple[Caution, ...]:
     """Return every caution, the gravest kinds first."""
-    return (*_agreement(found), *_links(found), *_hub(found), *_sizes(found), *_machines(found))
+    return (*_agreement(found), *_links(found), *_starved(found), *_hub(found), *_sizes(found), *_machines(found))
 
 
 def _agreement(found: Findings) -> Iterator[Caution]:
@@ -119,6 +121,22 @@ def _links(found: Findings) -> Iterator[Caution]:
             "a link without loss, a hub nearer by, or congestion control that bears loss (BBR)",
             f"loss below {question.links.loss * (usable / has) ** 2:.2g}, or a round trip below "
             f"{1000 * question.links.rtt_s * usable / has:.2g} ms",
+        )
+
+
+def _starved(found: Findings) -> Iterator[Caution]:
+    """What waits behind the chunks in flight: an acknowledgement, a heartbeat; both travel on the same connection."""
+    question = found.question
+    patience_s = min(DEFAULTS.try_s, max(question.protocol.silence_s, SILENT_STEPS * question.step_s))
+    worst = min(found.regions, key=lambda region: region.up_usable)
+    waits_s = 8.0 * question.links.window_bytes / worst.up_usable
+    if waits_s > patience_s:
+        yield Caution(
+            "control starves",
+            f"{_named(found, worst, [worst])} needs {as_time(waits_s)} for the chunks in flight, and what waits behind them is "
+            f"given up after {as_time(patience_s)}: chunks are sent again, or a learner that trains counts as silent",
+            "the link up (or protocol.silence_s, if that is what is short)",
+            f"{as_rate(8.0 * question.links.window_bytes / patience_s)} or more",
         )
 
 
