@@ -43,6 +43,7 @@ def test_help_lists_every_verb() -> None:
         "tap",
         "fates",
         "archive",
+        "plan",
         "config",
         "doctor",
         "learner",

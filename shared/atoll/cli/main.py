@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from atoll.cli import INTERRUPTED, archive, fates, look, sim, tap, up
+from atoll.cli import INTERRUPTED, archive, fates, look, plan, sim, tap, up
 from atoll.errors import AtollError
 
 GROUP = "atoll.commands"
@@ -46,7 +46,15 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for register in (up.register, tap.register, fates.register, archive.register, sim.register, look.register):
+    for register in (
+        up.register,
+        tap.register,
+        fates.register,
+        archive.register,
+        plan.register,
+        sim.register,
+        look.register,
+    ):
         register(app)
     for point in sorted(entry_points(group=GROUP), key=lambda found: found.name):
         try:

@@ -41,6 +41,11 @@ def frame_bytes_max(elements: int) -> int:
     return HEADER.size + raw + raw // 128 + 1024
 
 
+def frame_bytes(elements: int, codec: str) -> int:
+    """Return the exact length of an uncompressed frame of `elements` numbers; `codec` is a name in `ENCODINGS`."""
+    return HEADER.size + ENCODINGS[codec].size(elements)
+
+
 def encode_frame(vector: Vector, codec: str, zstd_level: int | None = None) -> bytes:
     """Return the frame of a flat float32 vector.
 

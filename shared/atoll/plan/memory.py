@@ -1,0 +1,62 @@
+"""Room that a run needs where nobody looks until it is full: a synchronizer's memory, the broker's streams.
+
+A shard holds its fragments as float32 with their outer state. A round that is open adds its sum, while it commits the
+new values and state and their frame, and up to eight contributions that are read at once, as bytes and as float32
+(`atoll_synchronizer.workbench`). A stream of frames holds two of each fragment, since the one before stays until
+the next commit; that of states one, and the next while it is written; that of contributions what learners
+have pushed and no commit has settled.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from atoll.plan.question import Question
+from atoll.plan.traffic import Traffic
+
+READS_AT_ONCE = 8
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes: of one shard's process, and of the broker's streams of frames, states and contributions."""
+
+    shard: float
+    frames: float
+    states: float
+    contributions: float
+
+    @property
+    def stream(self) -> float:
+        """Return the bytes of the largest stream."""
+        return max(self.frames, self.states, self.contributions)
+
+
+def shards_enough(question: Question, moved: Traffic, journey_s: float) -> int | None:
+    """Return the fewest shards that fit the memory of their machines; None if not even one fragment each does."""
+    for shards in range(question.protocol.shards, question.protocol.fragments + 1):
+        protocol = msgspec.structs.replace(question.protocol, shards=shards)
+        if room(replace(question, protocol=protocol), moved, journey_s).shard <= question.shard_memory_bytes:
+            return shards
+    return None
+
+
+def room(question: Question, moved: Traffic, journey_s: float) -> Room:
+    """Return the room needed when a round takes `journey_s` at most."""
+    protocol = question.protocol
+    held = 1 + question.state_numbers
+    fragment = FLOAT_BYTES * question.fragment_elements
+    at_once = min(protocol.fragments, 1 + math.floor(journey_s / question.round_every_s))
+    open_here = min(-(-protocol.fragments // protocol.shards), -(-at_once // protocol.shards))
+    reading = min(READS_AT_ONCE, question.learners) * (moved.up + fragment)
+    working = open_here * (fragment * (1 + held) + moved.down + moved.state) + reading
+    return Room(
+        shard=held * fragment * -(-protocol.fragments // protocol.shards) + working,
+        frames=(2 * protocol.fragments + at_once) * moved.down,
+        states=(protocol.fragments + at_once) * moved.state,
+        contributions=at_once * moved.hub_in,
+    )

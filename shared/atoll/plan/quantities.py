@@ -1,0 +1,83 @@
+"""Numbers as people write them: `12B` parameters, `100Mbit` a second, and back."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from atoll.errors import SettingsError
+
+_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
+COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+RATES = {"k": 1e3, "kbit": 1e3, "m": 1e6, "mbit": 1e6, "g": 1e9, "gbit": 1e9, "t": 1e12, "tbit": 1e12}
+
+
+def count(text: str, flag: str) -> int:
+    """Return `12B`, `350M` or `1e9` as a number; raise `SettingsError` naming `flag`."""
+    return round(_scaled(text, flag, COUNTS, "a number with K, M, B or T, as 12B"))
+
+
+def rate(text: str, flag: str) -> float:
+    """Return `100Mbit`, `2.5Gbit` or `2.5G` as bits per second; raise `SettingsError` naming `flag`."""
+    return _scaled(
+        re.sub(r"(?i)(bps|bit/s)$", "bit", text.strip()), flag, RATES, "a rate with its unit, as 100Mbit or 2.5Gbit"
+    )
+
+
+def rates(text: str, flag: str) -> tuple[float, ...]:
+    """Return a comma-separated list of rates as bits per second."""
+    return tuple(rate(part, flag) for part in text.split(","))
+
+
+def _scaled(text: str, flag: str, scales: dict[str, float], allowed: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    scale = None if match is None else scales.get(match[2].lower())
+    if match is None or scale is None:
+        raise SettingsError(f"{flag} is not understood", got=text, allowed=allowed, todo=f"correct {flag}")
+    value = float(match[1]) * scale
+    if not 0.0 < value < 1e24:
+        raise SettingsError(f"{flag} is out of range", got=text, allowed="above 0", todo=f"correct {flag}")
+    return value
+
+
+def as_count(value: float) -> str:
+    """Return a count with K, M, B or T."""
+    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if value >= scale:
+            return f"{value / scale:.4g}{letter}"
+    return f"{value:.4g}"
+
+
+def as_bytes(value: float) -> str:
+    """Return bytes in decimal units, as links and prices count."""
+    for scale, unit in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value:.0f} B"
+
+
+def as_rate(bits_per_s: float | None) -> str:
+    """Return bits per second in decimal units; a dash where no rate would do."""
+    if bits_per_s is None:
+        return "-"
+    if math.isinf(bits_per_s):
+        return "any rate"
+    for scale, unit in ((1e12, "Tbit/s"), (1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bits_per_s >= scale:
+            return f"{bits_per_s / scale:.4g} {unit}"
+    return f"{bits_per_s:.3g} bit/s"
+
+
+def as_time(seconds: float) -> str:
+    """Return seconds in the unit in which a person would say them."""
+    if math.isinf(seconds):
+        return "for ever"
+    for scale, unit in ((365 * 86400.0, "years"), (86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def as_share(value: float) -> str:
+    """Return a share in per cent."""
+    return f"{100.0 * value:.1f} %"

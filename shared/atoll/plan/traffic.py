@@ -1,0 +1,138 @@
+"""Bytes: what one round moves, leg by leg, as the production codecs frame it and the broker carries it.
+
+    learner  ── contribution ──►  broker  ── M contributions ──►  shard
+    learner  ◄── frame ─────────  broker  ◄── frame, outer state ──  shard
+
+The broker is a star: everything goes through it, so its incoming link carries M contributions and one commit per round,
+its outgoing link M frames and M contributions. Where broker and shards stand in one hub, only contributions in and frames
+out cross the wide area. Sizes come from the functions that make the real thing; a codec that production lacks (4 bits)
+is counted like its int8: codes, and a float32 scale for each block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.bus.interface import CHUNK_BYTES, BlobRef
+from atoll.codecs import ENCODINGS, frame_bytes
+from atoll.codecs.encodings import BLOCK
+from atoll.codecs.frame import HEADER
+from atoll.plan.question import Question
+from atoll.wire.messages import Contribution, Head, Included, encode
+
+_SLICES = 8
+_STEM = "atoll.run-0123.gl.c.12.345678.1.0123456789ab"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of one round of one fragment.
+
+    Attributes:
+        up: one learner's contribution, with its manifest.
+        down: what one learner reads, with its head.
+        state: outer state that a commit stores beside the frame.
+        chunks_up, chunks_down: messages they are cut into.
+        hub_in, hub_out: what crosses the hub's link to all M learners.
+        broker_in, broker_out: what the broker's network card carries, shards included.
+        shard_in, shard_out: what the fragment's shard reads and writes.
+    """
+
+    up: int
+    down: int
+    state: int
+    chunks_up: int
+    chunks_down: int
+    hub_in: int
+    hub_out: int
+    broker_in: int
+    broker_out: int
+    shard_in: int
+    shard_out: int
+
+
+def contribution_bytes(elements: int, codec: str) -> int:
+    """Return the frame of `elements` numbers in `codec`: the production frame, or that of the 4 bits it lacks."""
+    if codec in ENCODINGS:
+        return frame_bytes(elements, codec)
+    return HEADER.size + -(-elements // 2) + 4 * -(-elements // BLOCK)
+
+
+def bits_per_number(codec: str) -> float:
+    """Return the bits of a number in `codec`, block scales counted."""
+    return 8.0 * (contribution_bytes(1 << 20, codec) - HEADER.size) / (1 << 20)
+
+
+def traffic(question: Question) -> Traffic:
+    """Return the bytes of one round."""
+    elements, learners = question.fragment_elements, question.learners
+    up = contribution_bytes(elements, question.protocol.codec_up)
+    down = contribution_bytes(elements, question.codec_down)
+    state = 4 * elements * question.state_numbers
+    sent = up + len(_manifest(up))
+    read = down + len(_head(learners, down))
+    commit = read + state
+    return Traffic(
+        up=sent,
+        down=read,
+        state=state,
+        chunks_up=_chunks(up),
+        chunks_down=_chunks(down),
+        hub_in=learners * sent,
+        hub_out=learners * read,
+        broker_in=learners * sent + commit,
+        broker_out=learners * (read + sent),
+        shard_in=learners * sent,
+        shard_out=commit,
+    )
+
+
+def _chunks(size: int) -> int:
+    return -(-size // CHUNK_BYTES)
+
+
+def _blob(size: int) -> BlobRef:
+    return BlobRef(_STEM, _chunks(size), size, "0" * 32)
+
+
+def _manifest(size: int) -> bytes:
+    """Return a manifest like those that learners send, for its length."""
+    return encode(
+        Contribution(
+            learner="learner-12",
+            incarnation=1,
+            fragment=12,
+            push=123456,
+            base_version=123456,
+            tokens=123456789,
+            steps=123,
+            trained_tokens=123456789012,
+            loss=2.3456789012345678,
+            norms=(0.12345678901234567,) * _SLICES,
+            layout="0" * 16,
+            run_nonce="0" * 12,
+            blob=_blob(size),
+            cause_id="call-12-123456-1",
+            sent_at_s=1234567890.1234567,
+        )
+    )
+
+
+def _head(learners: int, size: int) -> bytes:
+    """Return a head that lists all learners, for its length."""
+    included = Included("learner-12", 1, 123456, 123456, 123456789, 123, 12345678901.234567, 0)
+    return encode(
+        Head(
+            fragment=12,
+            version=123456,
+            epoch=1,
+            nonce="0" * 14,
+            layout="0" * 16,
+            blob=_blob(size),
+            state=_blob(size),
+            books=_blob(4096),
+            included=(included,) * learners,
+            tokens_merged=123456789012,
+            previous=_blob(size),
+        )
+    )

@@ -1,0 +1,73 @@
+"""The table of published bandwidths: the grid, what was fitted, and what the page claims of the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from bandwidth import eight_sites, others, twelve_b
+from literature import FIVE_B, GRID, ONE_LEG, TABLE_6, TWO_THIRDS, Row, first_point, nearest_point, steps_off
+from publish import WORDS
+
+
+@pytest.mark.parametrize("row", [*TABLE_6, *FIVE_B], ids=lambda row: row.name)
+def test_what_is_published_lies_on_the_grid(row: Row) -> None:
+    """It was rounded to two places and then to one: 86.851 is printed as 86.8."""
+    assert round(round(GRID[nearest_point(row.published)], 2), 1) == row.published
+
+
+def test_the_first_point_is_the_first_that_reaches() -> None:
+    assert first_point(lambda rate: rate / 1e12, 0.5) == next(k for k, point in enumerate(GRID) if point >= 500)
+    assert first_point(lambda _: 0.0, 0.5) == len(GRID)
+
+
+def test_two_thirds_hits_what_it_is_fitted_on_and_the_rest_within_a_step() -> None:
+    off = {row: steps_off(row, TWO_THIRDS) for row in TABLE_6}
+    fitted = [row for row in TABLE_6 if row.fitted_by == TWO_THIRDS.name]
+
+    assert [off[row] for row in fitted] == [0, 0]
+    assert sorted(off[row] for row in TABLE_6 if row not in fitted) == [-1, -1, -1, 0, 0, 0, 0, 0]
+
+
+def test_two_cells_alone_lead_to_two_thirds_and_36_layers() -> None:
+    """Of bf16 the first allows 58 to 69 %; with two thirds the second allows 34 to 40 layers."""
+    last, half = (row for row in TABLE_6 if row.fitted_by == TWO_THIRDS.name)
+    shares = [share / 100 for share in range(40, 111) if not steps_off(half, replace(TWO_THIRDS, bits=0.16 * share))]
+    layers = [count for count in range(20, 61) if not steps_off(last, replace(TWO_THIRDS, layers={10e9: count}))]
+
+    assert (min(shares), max(shares)) == (0.58, 0.69)
+    assert (min(layers), max(layers)) == (34, 40)
+
+
+def test_one_leg_hits_the_5b_model_and_overestimates_table_6_by_one_or_two_steps() -> None:
+    assert [steps_off(row, ONE_LEG) for row in FIVE_B] == [0, 0]
+    assert {steps_off(row, ONE_LEG) for row in TABLE_6} == {1, 2}
+
+
+def test_layers_matter_for_the_last_cell_only() -> None:
+    deep, flat = (replace(TWO_THIRDS, layers={10e9: layers}) for layers in (60, 30))
+    changed = [row for row in TABLE_6 if steps_off(row, deep) != steps_off(row, flat)]
+
+    assert [(row.way, row.wanted) for row in changed if row.wanted == 0.99] == [("dp", 0.99)]
+
+
+def test_what_the_page_says_of_198_holds() -> None:
+    found = {figure.name: figure.value for figure in eight_sites()}
+
+    assert found["8 data centres: data-parallel"] == pytest.approx(198, rel=0.005)
+    assert found["8 data centres: Decoupled"] == pytest.approx(0.84, rel=0.03)
+    assert found["times lower, most"] == pytest.approx(242, rel=0.01)
+    assert found["times lower, least"] == pytest.approx(60 * 1.2, rel=0.05)
+    assert "within 3 %" in WORDS["bench-bandwidth"]
+
+
+def test_the_sizing_rule_is_that_of_our_bytes() -> None:
+    found = {figure.name: figure.value for figure in others()}
+
+    assert found["8B, H=37, 0.5 s, both legs in the mean"] == pytest.approx(2 * 8e9 * 16 / (37 * 0.5) / 1e9, rel=1e-3)
+
+
+def test_twenty_times_holds_for_12b_over_four_regions_at_the_papers_precision() -> None:
+    judged = [figure for figure in twelve_b() if figure.holds is not None]
+
+    assert [figure.holds for figure in judged] == [True, True]
