@@ -16,6 +16,7 @@ What is not pretty: a learner with nothing to give stays silent, and the round l
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 from atoll.errors import ProtocolMisuse
@@ -23,6 +24,18 @@ from atoll.protocol.events import Commit, Fold, PushKey, Share
 from atoll.protocol.settings import ProtocolSettings
 
 VAIN_CALLS = 8
+
+
+def damping(settings: ProtocolSettings, age: int) -> float:
+    """Return the factor on a displacement `age` versions late: 1 at age 0, falling.
+
+    The gate is that of CGAD (arXiv 2605.09126), sigma = gate * e^(-alpha age) with the cosine gate's end where contributions
+    are refused anyway: `age_max + 1`. So what is taken grows to what is refused without a jump.
+    """
+    power = settings.age_damping**age
+    if settings.age_law == "power":
+        return power
+    return power * 0.5 * (1.0 + math.cos(math.pi * age / (settings.age_max + 1)))
 
 
 class Phase(enum.Enum):
@@ -109,7 +122,7 @@ class FragmentRound:
                 age=age,
             )
         )
-        scale = self.settings.age_damping**age
+        scale = damping(self.settings, age)
         return Fold(key=offer.key, weight=weight, scale=scale, age=age, cause_id=cause_id)
 
     @property
