@@ -31,6 +31,7 @@ Vector = npt.NDArray[np.float32]
 AVERAGE: Final = "average"
 WEIGHT: Final = "average_weight"
 MOMENTUM: Final = "momentum"
+STATE_BYTES_MAX: Final = 8 << 30
 
 
 class Advance:

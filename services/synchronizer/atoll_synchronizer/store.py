@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from atoll.advance import Advance
+from atoll.advance import STATE_BYTES_MAX, Advance
 from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.subjects import Subjects
 from atoll.codecs import decode_frame, encode_frame, frame_bytes_max, pack_arrays, unpack_arrays
@@ -42,7 +42,7 @@ from atoll.errors import (
 from atoll.island.founding import head_info, the_run
 from atoll.logs import get
 from atoll.merge import l2_norm
-from atoll.outer import OuterOptimizer
+from atoll.outer import OuterOptimizer, State
 from atoll.protocol.books import BOOKS_BYTES_MAX, Books, thawed
 from atoll.protocol.events import Commit
 from atoll.protocol.ledger import Ledger
@@ -50,7 +50,6 @@ from atoll.wire.messages import Head, Included, RunRecord, decode, encode
 
 Vector = npt.NDArray[np.float32]
 
-STATE_BYTES_MAX = 8 << 30
 LOAD_ATTEMPTS = 4
 COMMITS_BEFORE_SWEEP = 2
 SWEPT_EPOCHS = 16
@@ -69,7 +68,7 @@ class Holding:
     head: Head
     revision: int
     values: Vector
-    state: dict[str, npt.NDArray[np.generic]]
+    state: State
     norm: float
     books: bytes | None = None
     before: BlobRef | None = None
