@@ -47,6 +47,8 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         adoption: "overwrite" (the paper), "blend" or "carry".
         blend_alpha: share of its own values a learner keeps when it blends.
         codec_up: encoding of displacements.
+        ending: "apart": learners that leave push once per fragment and rounds end as always; "together": what they trained
+            after a push is pushed as well, and the last rounds wait for everybody who is still there.
         tokens_target: tokens after which the run drains; 0 runs until told.
         lease_s: seconds after which the lease of a shard that its owner does not renew may be taken by another.
         silence_s: seconds without a heartbeat after which a learner no longer counts as live.
@@ -81,6 +83,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     adoption: Literal["overwrite", "blend", "carry"] = "overwrite"
     blend_alpha: float = 0.5
     codec_up: str = "bf16"
+    ending: Literal["apart", "together"] = "apart"
     tokens_target: int = 0
     lease_s: float = 3.0
     silence_s: float = 5.0
