@@ -6,6 +6,7 @@ that learner are in them, and by which factor.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,23 +14,29 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from atoll.bus.streams import stream_plan
 from atoll.layout import Span
 from atoll.merge import FragmentFold
+from atoll.protocol import invariants
 from atoll.protocol.events import (
     Action,
     Adopted,
     Commit,
+    ContributionArrived,
+    ContributionReady,
     DrainOrdered,
     Event,
     Fold,
+    LearnerBeat,
     Push,
     PushKey,
     PushSettled,
     StepDone,
 )
 from atoll.protocol.island import Island
-from atoll.protocol.round import FragmentRound, Offer
+from atoll.protocol.round import PLACES, FragmentRound, Offer
 from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.shard import Shard
 from atoll.protocol_testing import Life, World
 
 Vector = npt.NDArray[np.float32]
@@ -154,6 +161,8 @@ def test_what_was_trained_after_the_last_push_is_in_the_model(ending: str, after
 def test_a_learner_that_dies_at_the_end_is_waited_for_until_it_counts_as_silent() -> None:
     """No longer: then the others are merged without it."""
     made = world("together", silence_s=5.0)
+    made.tick(6.0)
+    made.beat("a")
     for name in NAMES[1:]:
         made.drain(name)
     made.die("a")
@@ -163,6 +172,20 @@ def test_a_learner_that_dies_at_the_end_is_waited_for_until_it_counts_as_silent(
     assert made.commits == []
 
     np.testing.assert_allclose(rest(made), [0.0, 5 / 3, 5 / 3, 5 / 3], rtol=1e-6)
+
+
+def test_an_heir_at_the_end_listens_before_it_believes_that_nobody_else_is_there() -> None:
+    """It has heard one learner's last push; the others' come while it listens."""
+    made = world("together", silence_s=5.0)
+    made.shard = Shard(made.settings, 0, {0: 0})
+    for name in NAMES:
+        made.drain(name)
+    for _ in range(2):
+        made.deliver()
+        made.read()
+    assert made.commits == []
+
+    np.testing.assert_allclose(rest(made), [1.25] * 4, rtol=1e-6)
 
 
 def test_one_learner_that_leaves_a_running_fleet_holds_nobody_up() -> None:
@@ -209,3 +232,42 @@ def test_a_contribution_of_the_future_is_refused_unless_it_is_somebodys_last() -
         settings = msgspec.convert({"ending": ending}, ProtocolSettings)
         offer = Offer(PushKey("a", 1, 0, 2), base, 10, 1, final)
         assert FragmentRound(0, 0, settings).refusal(offer) == refused
+
+
+def leaving(version: int) -> Callable[[int, int], list[Commit]]:
+    """Return what lets the only learner, which is leaving, contribute to a shard with a quorum of two."""
+    settings = ProtocolSettings(fragments=1, interval_steps=8, shards=1, ending="together", quorum=2)
+    shard = Shard(settings, 0, {0: version})
+    for at_s in (0.0, 10.0):
+        shard.handle(LearnerBeat(at_s=at_s, learner="a", incarnation=1, training=False, step_s=1.0, tokens=10))
+
+    def contribute(push: int, base: int) -> list[Commit]:
+        key = PushKey("a", 1, 0, push)
+        arrived = ContributionArrived(
+            at_s=10.0, key=key, base_version=base, tokens=10, steps=1, trained_tokens=10, final=base == version
+        )
+        actions = [*shard.handle(arrived), *shard.handle(ContributionReady(at_s=10.0, key=key))]
+        invariants.check_shard(shard)
+        return [action for action in actions if isinstance(action, Commit)]
+
+    return contribute
+
+
+def test_at_the_end_no_quorum_is_needed() -> None:
+    """It guards a running fleet; the last learner's last push is merged while it is still there."""
+    contribute = leaving(version=1)
+
+    (commit,) = contribute(1, 1)
+
+    assert (commit.end, len(commit.shares)) == ("all answered", 1)
+
+
+def test_who_fills_its_places_in_the_queue_is_not_waited_for() -> None:
+    """Late contributions hold them until a commit, so its answer cannot come: the round ends without it."""
+    contribute = leaving(version=1)
+
+    assert contribute(1, 0) == []
+    (commit,) = contribute(2, 0)
+
+    assert (commit.end, len(commit.shares)) == ("nobody left", 2)
+    assert next(plan.per_subject for plan in stream_plan("run") if plan.retention == "workqueue") == PLACES

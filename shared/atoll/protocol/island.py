@@ -142,8 +142,10 @@ class Island:
     def _(self, event: FragmentFetched) -> list[Action]:
         span = self.spans[event.fragment]
         span.fetching = False
-        span.ready = event.version
         span.known = max(span.known, event.version)
+        if self.draining:
+            return []
+        span.ready = event.version
         if span.known > event.version:
             return self._fetch(event.fragment, span, event.cause_id)
         return []

@@ -27,6 +27,8 @@ from atoll.protocol.events import Commit, Fold, PushKey, Share
 from atoll.protocol.settings import ProtocolSettings
 
 VAIN_CALLS = 8
+PLACES = 2
+"""Messages that the queue keeps per learner and fragment: who fills them cannot be heard before they are settled."""
 
 
 def damping(settings: ProtocolSettings, age: int) -> float:
@@ -177,14 +179,14 @@ class FragmentRound:
         """Return why the round ends now, or the empty string while it goes on.
 
         A called round with its quorum ends when every live learner has answered and nothing it could still use is being
-        read, or, unless it is `patient`, when the grace deadline has passed. When it is `alone` (learners were known and
-        none is live), whatever is folded is merged at once.
+        read, or when the grace deadline has passed. A `patient` one knows no deadline, and needs no quorum, which guards
+        a running fleet. When it is `alone` (learners were known and none is live), whatever is folded is merged at once.
         """
         if self.phase is Phase.COMMITTING or not self.shares:
             return ""
         if alone and not self.loading:
             return "nobody left"
-        if self.phase is not Phase.GRACE:
+        if self.phase is not Phase.GRACE and not patient:
             return ""
         if not patient and at_s >= self.quorum_s + self.grace_s:
             return "grace over"

@@ -20,6 +20,7 @@ It holds no tensor: the driver keeps what it fetched under the same keys.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
 
@@ -53,7 +54,7 @@ from atoll.protocol.grace import MovingAverage, grace_window_s, median
 from atoll.protocol.learners import LearnerView
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.quarantine import OFFENCES, Measure
-from atoll.protocol.round import FragmentRound, Offer, Phase
+from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
 
 RECALL_S_MIN = 0.5
@@ -336,7 +337,7 @@ class Shard:
             parked, slot.parked = slot.parked, []
             return self._fold(slot, [slot.offers[key] for key in parked], at_s, cause_id)
         live = self.live(at_s)
-        everybody = self._everybody(live, at_s)
+        everybody = self._everybody(slot, live, at_s)
         awaited = live if everybody is None else everybody
         if now.phase is Phase.COLLECTING and now.has_quorum():
             self.quorum.add(at_s - now.called_s)
@@ -347,7 +348,7 @@ class Shard:
             actions.append(ArmTimer(name=f"grace/{now.fragment}", due_s=deadline_s, cause_id=cause_id))
         alone = not awaited and (self.draining or bool(self.learners) or self._listened(at_s))
         reason = now.end(at_s, awaited, alone=alone, patient=everybody is not None)
-        if reason:
+        if reason and (everybody is None or self._listened(at_s)):
             self._committing_since[now.fragment] = at_s
             for share in now.shares:
                 self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
@@ -356,11 +357,13 @@ class Shard:
             actions.append(replace(commit, books=slot.books.frozen(self.ledger)))
         return actions
 
-    def _everybody(self, live: set[str], at_s: float) -> set[str] | None:
+    def _everybody(self, slot: FragmentSlot, live: set[str], at_s: float) -> set[str] | None:
         """Return whom a round waits for without a bound when the run ends together, None while grace bounds it."""
         if self.settings.ending == "apart" or (live and not self.ledger.reached(self.settings.tokens_target)):
             return None
-        return {name for name in self.present(at_s) if not self.isolated(name, self.learners[name].incarnation)}
+        held = Counter(key.learner for key in slot.offers)
+        able = {name for name in self.present(at_s) if held[name] < PLACES}
+        return {name for name in able if not self.isolated(name, self.learners[name].incarnation)}
 
     def _fold(self, slot: FragmentSlot, ready: list[Offer], at_s: float, cause_id: str) -> list[Action]:
         """Fold ready offers, or refuse those the round has moved on from too far; then a final one opens its round.
