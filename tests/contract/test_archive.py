@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import obstore
 import pytest
 from moto.server import ThreadedMotoServer
@@ -19,6 +20,7 @@ from atoll.archive import vault as places
 from atoll.archive.vault import FolderVault, ObjectVault, Vault, open_vault, resolved
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
+from atoll.codecs import pack_arrays
 from atoll.errors import ArchiveUnavailable, CheckpointError, RecordConflict, SettingsError
 from atoll.island.founding import read_run
 from atoll.island.leases import DataLeases
@@ -525,3 +527,30 @@ def test_without_a_url_or_a_schedule_nothing_is_archived(folder_reef: Reef) -> N
     for changed in ({"url": ""}, {"every_s": 0}):
         made = make_archivist(settings.model_copy(update=changed), folder_reef.record, 0, folder_reef.clock)
         assert made is None
+
+
+async def test_outer_state_of_every_kind_goes_on_to_the_same_bits_after_a_rebuild(folder_reef: Reef) -> None:
+    """Momentum, average and the place of the next restart: the rebuilt run commits what the lost one would have."""
+    reef = folder_reef
+    protocol = msgspec.structs.replace(
+        reef.record.protocol, correction="heloco", outer_restart_versions=3, average_versions=4
+    ).check()
+    reef.record = msgspec.structs.replace(reef.record, run="levers", protocol=protocol)
+    reef.broker = MemoryBroker()
+    await reef.found()
+    for _ in range(2):
+        await reef.round()
+    await reef.mark()
+    outcome, broker = await reef.rebuild()
+    lost = []
+    for record, here in ((reef.record, reef.broker), (outcome.record, broker)):
+        reef.record, reef.broker, reef.pushes = record, here, 2 * FRAGMENTS
+        for shard in range(SHARDS):
+            await reef.serve(shard, epoch=5)
+        for _ in range(2):
+            await reef.round()
+        held = [store.holdings[p] for store in reef.stores.values() for p in sorted(store.holdings)]
+        lost.append([(h.head.version, h.values.tobytes(), pack_arrays(h.state)) for h in held])
+
+    assert lost[0] == lost[1]
+    assert {version for version, *_ in lost[0]} == {4}

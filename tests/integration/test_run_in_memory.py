@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,13 +20,14 @@ from atoll.bus.subjects import Subjects
 from atoll.errors import LayoutMismatch, Quarantined, SettingsError
 from atoll.island import driver
 from atoll.island.accounts import closing_ledger
-from atoll.island.founding import read_heads
+from atoll.island.founding import read_heads, read_run
 from atoll.island.home import LoopThread
 from atoll.island.join import IslandHandle, join
 from atoll.layout import Layout
 from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import Event, Head, decode, encode
+from atoll_learner.merged import Merged, read_merged
 from atoll_synchronizer.process import serve_run
 
 Opener = Callable[[], Coroutine[Any, Any, Bus]]
@@ -104,6 +106,17 @@ class World:
         assert not self.errors
         assert [shard.result(timeout=30.0) for shard in self.shards] == ["token target reached"] * len(self.shards)
 
+    def merged(self) -> Merged:
+        """Return the run's values as a reader finds them."""
+
+        async def read() -> Merged:
+            bus = await self.bus()
+            record = await read_run(bus, Subjects(self.run))
+            assert record is not None
+            return await read_merged(bus, record)
+
+        return self.home.submit(read()).result(10.0)
+
     def ledger(self) -> Ledger:
         """Return all shards' closing ledgers, added together."""
 
@@ -147,6 +160,52 @@ def test_every_adoption_keeps_the_books(run: str, adoption: str) -> None:
     assert settled.exact, settled.errors
     if adoption != "carry":
         assert settled.fates["superseded"] > 0
+
+
+def test_a_run_that_ends_together_holds_every_step_of_its_learner(run: str) -> None:
+    """One learner, carrying, merged undamped: the run's last values are the learner's own, its last steps included."""
+    protocol = settings(adoption="carry", ending="together", codec_up="f32", age_damping=1.0, tokens_target=1_000)
+    world = World(run, protocol)
+
+    world.go(lambda: world.train("a", 1.0))
+    ledger = world.ledger()
+
+    merged = world.merged()
+    world.home.stop()
+
+    settled = settle(ledger, protocol.fragments)
+    assert settled.exact, settled.errors
+    assert settled.fates["superseded"] == 0
+    for name, leaf in world.final["a"].items():
+        np.testing.assert_allclose(np.asarray(merged.params[name]), np.asarray(leaf), rtol=0, atol=1e-5)
+
+
+def test_learners_end_together_with_everything_switched_on(run: str) -> None:
+    """HeLoCo, restarts, an average, RDA, the gate: every token has one fate, and the average is there."""
+    protocol = settings(
+        adoption="overwrite",
+        ending="together",
+        merge="rda",
+        outer_lr=0.7,
+        outer_momentum=0.5,
+        correction="heloco",
+        age_law="gate",
+        outer_restart_versions=3,
+        average_versions=4,
+    )
+    world = World(run, protocol)
+
+    world.go(*(partial(world.train, name, 1.0) for name in ("a", "b", "c", "d")))
+    ledger = world.ledger()
+
+    merged = world.merged()
+    world.home.stop()
+
+    settled = settle(ledger, protocol.fragments)
+    assert settled.exact, settled.errors
+    assert merged.average is not None
+    for values in (merged.params, merged.average):
+        assert all(0.0 < float(np.min(np.asarray(leaf))) < 1.5 for leaf in values.values())
 
 
 def test_a_learner_that_spoils_the_run_is_isolated_and_nobody_else_notices(run: str) -> None:

@@ -124,8 +124,12 @@ def learner_pid(out: Path, learner: str) -> int:
 
 
 def test_a_run_trains_reports_and_leaves_nothing_behind(run_dir: Path, corpus: Path) -> None:
-    """A small run ends by itself with a lower loss, exact books, a report, a model and a sample."""
-    said = finish(start(run_dir, corpus, "--learners", "2", "--shards", "2", "--tokens", "60000", "--seed", "3"))
+    """A small run ends by itself with a lower loss, exact books, a report, a model, its average and a sample."""
+    asked = ["protocol.average_versions=4", "protocol.ending=together", "train.optimizer=muon"]
+    flags = [word for one in asked for word in ("--set", one)]
+    said = finish(
+        start(run_dir, corpus, "--learners", "2", "--shards", "2", "--tokens", "60000", "--seed", "3", *flags)
+    )
     report = report_of(run_dir)
     validation = report["validation"]
     fates = report["tokens_by_fate"]
@@ -137,6 +141,10 @@ def test_a_run_trains_reports_and_leaves_nothing_behind(run_dir: Path, corpus: P
     assert sum(fates.values()) == report["tokens_trained"]
     assert report["seed"] == 3
     assert load_file(run_dir / "model.safetensors")["model.embed_tokens.weight"].shape == (256, 32)
+    averaged = load_file(run_dir / "model-average.safetensors")
+    assert averaged.keys() == load_file(run_dir / "model.safetensors").keys()
+    assert validation["average_bits_per_byte"] < validation["initial_bits_per_byte"] - 0.5
+    assert any("average_bits_per_byte" in point for point in validation["curve"])
     assert (run_dir / "sample.txt").read_text(encoding="utf-8").startswith("def ")
     page = (run_dir / "report.html").read_text(encoding="utf-8")
     assert 'src="http' not in page

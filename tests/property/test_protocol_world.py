@@ -25,11 +25,13 @@ class Weather(RuleBasedStateMachine):
         adoption=st.sampled_from(["overwrite", "carry"]),
         age_max=st.integers(0, 2),
         grace_gamma=st.sampled_from([0.0, 0.8]),
+        ending=st.sampled_from([("apart", 0), ("together", 0), ("together", 60)]),
     )
-    def begin(self, quorum: int, adoption: str, age_max: int, grace_gamma: float) -> None:
+    def begin(self, quorum: int, adoption: str, age_max: int, grace_gamma: float, ending: tuple[str, int]) -> None:
         """Choose the run's settings."""
         chosen: dict[str, object] = {"fragments": 2, "shards": 1, "interval_steps": 4, "silence_s": 6.0}
         chosen |= {"quorum": quorum, "adoption": adoption, "age_max": age_max, "grace_gamma": grace_gamma}
+        chosen |= {"ending": ending[0], "tokens_target": ending[1]}
         self.world = World(msgspec.convert(chosen, ProtocolSettings).check())
 
     @rule(name=st.sampled_from(NAMES))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from atoll.island.accounts import closing_ledger
 from atoll.protocol.ledger import ACCOUNTS_MAX, Ledger, parts, settle
-from atoll.up.report.collect import believe_the_dead
+from atoll.up.report.collect import Facts, believe_the_dead, collect
+from atoll.up.report.html import page
 from atoll.up.view import LearnerView, Life, Quarantine, RunView
 from atoll.wire.messages import MESSAGE_BYTES_MAX, encode, event
 
@@ -75,3 +78,27 @@ def test_large_books_come_in_parts_that_add_up() -> None:
     assert len(told) == 4
     assert view.closed["shard-0"].ledger.accounts == books.accounts
     assert closing_ledger(told).accounts == books.accounts
+
+
+def reported(average: float | None) -> tuple[dict[str, Any], str]:
+    """Return the report of a run with two validations, and its page."""
+    view = RunView()
+    kept = {} if average is None else {"average": average}
+    for tokens, bits in ((10, 4.0), (20, 2.0)):
+        view.on_event(event("validation", "evaluator", 1.0, run_tokens=tokens, bits_per_byte=bits, **kept))
+    exported = {} if average is None else {"final_bits_per_byte": 2.5, "average_bits_per_byte": average}
+    settings = {"protocol.fragments": 2, "protocol.shards": 1}
+    report = collect(view, Facts(run="r", settings=settings, sessions=[], validation=exported, data_hash=""))
+    return report, page(report, view, "")
+
+
+def test_an_average_is_a_second_curve_and_a_second_number() -> None:
+    """Where the run keeps one; a report of a run without knows nothing of it."""
+    (plain, page_plain), (averaged, page_averaged) = reported(None), reported(1.75)
+
+    assert "average" not in str(plain["validation"])
+    assert "its average" not in page_plain
+    assert averaged["validation"]["average_bits_per_byte"] == 1.75
+    assert [point["average_bits_per_byte"] for point in averaged["validation"]["curve"]] == [1.75, 1.75]
+    assert "its average" in page_averaged
+    assert "1.75" in page_averaged

@@ -2,7 +2,8 @@
 
 The evaluator is a reader like any learner: it takes the newest frame of every fragment, puts the parameters together and
 computes bits per byte on the same held-out bytes each time. It holds no lease and answers no call, so nobody waits for
-it. Fragments are at different versions while a run goes on; `versions_min` and `versions_max` say how far apart.
+it (`atoll_learner.merged`). Where the run keeps an average of its values, that is measured and exported beside them, as
+`model-average.safetensors`; each file's metadata say which it is.
 """
 
 from __future__ import annotations
@@ -12,11 +13,8 @@ import json
 import os
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from atoll.bus.connect import open_bus
 from atoll.bus.interface import Bus
@@ -24,11 +22,12 @@ from atoll.bus.subjects import Subjects
 from atoll.clock import SystemClock
 from atoll.errors import BrokerUnavailable, BusError, PeerMisbehaved, SettingsError
 from atoll.health import live
-from atoll.island.founding import fetch_frame, read_heads, read_run
+from atoll.island.founding import read_heads, read_run
 from atoll.logs import configure, get
 from atoll.protocol.ledger import Ledger
 from atoll.settings import Settings, bus_options
 from atoll.wire.messages import Beat, RunRecord, decode, encode, event
+from atoll_learner.merged import Merged, read_merged
 from atoll_learner.process import Work, limit_threads, prepare_work
 
 log = get(__name__)
@@ -39,33 +38,6 @@ SAMPLE_BYTES = 400
 SAMPLE_PROMPT = b"def "
 POLL_S = 0.5
 WHO = "evaluator"
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """The merged parameters by name, and the range of versions they are at."""
-
-    params: dict[str, Any]
-    versions_min: int
-    versions_max: int
-
-
-async def read_merged(bus: Bus, run: RunRecord) -> Merged:
-    """Return the newest parameters of `run`, put together from every fragment's head."""
-    import jax.numpy as jnp  # noqa: PLC0415  (only where arrays are made)
-
-    subjects = Subjects(run.run)
-    heads = await read_heads(bus, subjects, run.layout)
-    tensors = {t.name: np.zeros(t.shape, dtype=np.float32) for t in run.layout.tensors}
-    for fragment, head in sorted(heads.items()):
-        frame = await fetch_frame(bus, subjects, run.layout, head)
-        for span in run.layout.spans(fragment):
-            rows = tensors[span.tensor_name]
-            target = rows[span.start : span.stop] if rows.ndim else rows
-            target[...] = frame.values[span.offset : span.offset + span.size].reshape(target.shape)
-    versions = [head.version for head in heads.values()]
-    params = {t.name: jnp.array(tensors[t.name], dtype=t.dtype) for t in run.layout.tensors}
-    return Merged(params, min(versions), max(versions))
 
 
 def follow(settings: Settings, every_s: float) -> None:
@@ -115,6 +87,11 @@ async def _evaluate_once(bus: Bus, run: RunRecord, measure: Any, ledger: Ledger)
         fields = {
             "run_tokens": tokens,
             "bits_per_byte": round(bits, 5),
+            **(
+                {}
+                if merged.average is None
+                else {"average": round(await asyncio.to_thread(measure, merged.average), 5)}
+            ),
             "versions_min": merged.versions_min,
             "versions_max": merged.versions_max,
             "took_s": round(time.monotonic() - began_s, 3),
@@ -124,7 +101,7 @@ async def _evaluate_once(bus: Bus, run: RunRecord, measure: Any, ledger: Ledger)
         msg_id = f"validation-{os.getpid()}-{clock.monotonic():.6f}"
         await bus.publish(Subjects(run.run).event("validation", WHO), line, msg_id=msg_id, info={"bpb": bits})
         log.info("model.evaluated", **fields)
-    except (BusError, BrokerUnavailable) as error:
+    except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
         log.warning("evaluation.skipped", reason=str(error))
 
 
@@ -178,12 +155,18 @@ def _write_out(work: Work, out: Path, run: RunRecord, merged: Merged) -> None:
     out.mkdir(parents=True, exist_ok=True)
     began_s = time.monotonic()
     metadata = {"run": run.run, "model": run.model, "versions": f"{merged.versions_min}..{merged.versions_max}"}
-    save_safetensors(merged.params, out / "model.safetensors", metadata)
+    save_safetensors(merged.params, out / "model.safetensors", metadata | {"values": "newest"})
+    average = out / "model-average.safetensors"
+    average.unlink(missing_ok=True)
+    if merged.average is not None:
+        horizon = f"average of horizon {run.protocol.average_versions} versions"
+        save_safetensors(merged.average, average, metadata | {"values": horizon})
     measure = make_evaluator(work.model, work.train, work.shards, EXPORT_TOKENS_MAX)
     meta = work.shards.meta
     result = {
         "initial_bits_per_byte": measure(init_params(work.model, run.seed)),
         "final_bits_per_byte": measure(merged.params),
+        **({} if merged.average is None else {"average_bits_per_byte": measure(merged.average)}),
         "validation_bytes": round(
             min(EXPORT_TOKENS_MAX, meta.validation_tokens) * meta.validation_bytes / meta.validation_tokens
         ),

@@ -20,6 +20,7 @@ from atoll_learner.model_settings import ModelSettings
 Params = dict[str, jax.Array]
 
 EMBEDDING_STD = 0.02
+EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 class Linear(nnx.Module):
@@ -168,7 +169,7 @@ def make_forward(settings: ModelSettings):  # type: ignore[no-untyped-def]  # no
 
 def embedding_names(settings: ModelSettings) -> tuple[str, ...]:
     """Return the tensors that are merged by the plain weighted mean (App. D.2): embeddings and an untied head."""
-    return ("model.embed_tokens.weight",) + (() if settings.tied else ("lm_head.weight",))
+    return EMBEDDINGS[:1] if settings.tied else EMBEDDINGS
 
 
 def parameter_count(params: Params) -> int:

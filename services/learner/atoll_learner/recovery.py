@@ -16,7 +16,8 @@ of gradients obeys (Cauchy and Schwarz over the two geometric weights)
     m^2 \le v \cdot \frac{(1 - \beta_1)^2}{(1 - \beta_2) (1 - \beta_1^2 / \beta_2)}
 
 so a state that breaks it, has a negative second moment or a negative count is refused: it could throw the parameters
-anywhere in one step, finite as it is.
+anywhere in one step, finite as it is. Muon's momentum is an average of gradients, which are clipped, so it is no longer
+than a gradient may be; and the coefficients of its iteration, which optax keeps in the state, are what a fresh state has.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from atoll.island.join import IslandHandle
 from atoll.logs import get
 from atoll.protocol.data import Key
 from atoll_learner.checkpoints import Checkpoints, Loaded
+from atoll_learner.train import init_optimizer
 from atoll_learner.train_settings import TrainSettings
 
 log = get(__name__)
@@ -85,18 +87,39 @@ def recover(island: IslandHandle, checkpoints: Checkpoints | None, train: TrainS
 
 def impossible(state: Any, train: TrainSettings) -> str:  # noqa: ANN401  (an optax state)
     """Return why no gradients can have led to this state, or "" when they can."""
-    adam = next(leaf for leaf in jax.tree.leaves(state, is_leaf=_is_adam) if _is_adam(leaf))
+    reasons = [_impossible_adam(part, train) for part in _parts(state, optax.ScaleByAdamState)]
+    reasons += [_impossible_muon(part, train) for part in _parts(state, optax.contrib.MuonState)]
+    return next((reason for reason in reasons if reason), "")
+
+
+def _impossible_adam(adam: Any, train: TrainSettings) -> str:  # noqa: ANN401
     if int(adam.count) < 0:
         return f"a step count of {int(adam.count)}"
     ratio = train.beta1**2 / train.beta2 if train.beta2 else 1.0
     bound = ROUNDING * (1 - train.beta1) ** 2 / ((1 - train.beta2) * (1 - ratio)) if ratio < 1 else None
     for name, first in adam.mu.items():
+        if isinstance(first, optax.MaskedNode):
+            continue
         size, second = np.abs(np.asarray(first)), np.asarray(adam.nu[name])
         if bool((second < 0).any()):
             return f"a negative second moment in {name}"
         if bound is not None and bool((size > np.sqrt(bound * second) + TINY).any()):
             return f"a first moment in {name} that its second moment rules out"
     return ""
+
+
+def _impossible_muon(muon: Any, train: TrainSettings) -> str:  # noqa: ANN401
+    if int(muon.count) < 0:
+        return f"a step count of {int(muon.count)}"
+    fresh = _parts(init_optimizer(train, {}), optax.contrib.MuonState)[0]
+    if not np.array_equal(np.asarray(muon.ns_coeffs), np.asarray(fresh.ns_coeffs)):
+        return "other coefficients of Muon's iteration than ours"
+    norm = float(optax.tree.norm(muon.mu))
+    return (
+        ""
+        if norm <= ROUNDING * train.clip
+        else f"a momentum of length {norm:g} from gradients of at most {train.clip:g}"
+    )
 
 
 def _own(checkpoints: Checkpoints | None, train: TrainSettings, fresh: Any) -> Loaded | None:  # noqa: ANN401
@@ -125,5 +148,7 @@ def _from_checkpoint(island: IslandHandle, own: Loaded, age_tokens: int) -> Reco
     return Recovered(own.state, "checkpoint", own.note.progress)
 
 
-def _is_adam(node: Any) -> bool:  # noqa: ANN401
-    return isinstance(node, optax.ScaleByAdamState)
+def _parts(state: Any, kind: type) -> list[Any]:  # noqa: ANN401
+    """Return the states of one kind of transformation inside a state."""
+    found = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in found if isinstance(node, kind)]

@@ -1,4 +1,4 @@
-r"""The inner step: next-token loss, AdamW, a learning rate that comes from outside.
+r"""The inner step: next-token loss, AdamW or Muon, a learning rate that comes from outside.
 
 With logits z and targets y, the loss is the mean of -log softmax(z)_y in nats per token. The schedule is a function of
 the *run's* tokens t, not of this learner's steps, so learners at different speeds and newcomers agree on it:
@@ -6,6 +6,8 @@ the *run's* tokens t, not of this learner's steps, so learners at different spee
 .. math::
 
     r(t) = r_0 \cdot \min(1, t / t_w) \cdot \left(m + (1 - m) \tfrac{1}{2}(1 + \cos \pi \tfrac{t - t_w}{t_1 - t_w})\right)
+
+For a run that continues another one, t and t_1 count from the beginning of the first (`tokens_before`).
 
 The step does *not* donate its parameters: the island keeps those of the last completed step as its snapshot, and a
 donated buffer would be gone. The optimizer's state is donated, it is nobody else's.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -25,20 +27,36 @@ import optax
 
 from atoll.errors import DataError
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.model import Params, make_forward
+from atoll_learner.model import EMBEDDINGS, Params, make_forward
 from atoll_learner.model_settings import ModelSettings
 from atoll_learner.train_settings import TrainSettings
 
+MUON_RMS: Final = 0.2
 Step = Callable[[Params, Any, npt.NDArray[np.int32], float], tuple[Params, Any, jax.Array]]
 
 
 def optimizer(train: TrainSettings) -> optax.GradientTransformation:
-    """Return clip by global norm, then AdamW without its learning rate; matrices decay, gains do not."""
+    """Return clip by global norm, then AdamW or Muon without its learning rate; matrices decay, gains do not.
+
+    Muon moves the matrices that are no embeddings; its steps are scaled to a root mean square of `MUON_RMS`, about what
+    AdamW's are, so one rate and one decay serve both (arXiv 2502.16982).
+    """
+    direction = optax.scale_by_adam(train.beta1, train.beta2)
+    if train.optimizer == "muon":
+        downhill = optax.contrib.muon(1.0, beta=train.muon_momentum, consistent_rms=MUON_RMS)
+        direction = optax.partition(
+            {"muon": optax.chain(downhill, optax.scale(-1.0)), "adam": direction}, _optimizer_of_each
+        )
     return optax.chain(
         optax.clip_by_global_norm(train.clip),
-        optax.scale_by_adam(train.beta1, train.beta2),
+        direction,
         optax.add_decayed_weights(train.weight_decay, mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim > 1, tree)),
     )
+
+
+def _optimizer_of_each(params: Params) -> dict[str, str]:
+    """Return which of the two moves each tensor: Muon those that map one layer's values to another's."""
+    return {name: "muon" if leaf.ndim == 2 and name not in EMBEDDINGS else "adam" for name, leaf in params.items()}
 
 
 def init_optimizer(train: TrainSettings, params: Params) -> Any:  # noqa: ANN401  (an optax state)
@@ -47,9 +65,13 @@ def init_optimizer(train: TrainSettings, params: Params) -> Any:  # noqa: ANN401
 
 
 def learning_rate(train: TrainSettings, run_tokens: int, tokens_target: int) -> float:
-    """Return the rate after `run_tokens` of `tokens_target` tokens; constant after warm-up when there is no target."""
+    """Return the rate after `run_tokens` of `tokens_target` tokens; constant when there is no target.
+
+    Tokens that were trained before the run count as the first of both.
+    """
     if tokens_target <= 0:
         return train.rate
+    run_tokens, tokens_target = run_tokens + train.tokens_before, tokens_target + train.tokens_before
     warm = max(1.0, train.warmup * tokens_target)
     if run_tokens < warm:
         return train.rate * (run_tokens + 1) / (warm + 1)

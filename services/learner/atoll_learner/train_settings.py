@@ -1,9 +1,9 @@
-"""How a learner trains: batch, schedule by tokens, AdamW; without loading JAX."""
+"""How a learner trains: batch, schedule by tokens, AdamW or Muon; without loading JAX."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -16,7 +16,11 @@ class TrainSettings(BaseModel):
 
     `batch` sequences of `sequence` tokens make a micro-batch; `accumulation` of them make a step. The learning rate
     rises linearly over the first `warmup` share of the run's token target and falls as a cosine to `rate_min_ratio` of
-    `rate`.
+    `rate`. A run that continues another one (`learner.initial_model`) says in `tokens_before` how many tokens that had
+    trained: the schedule then covers both, and goes on where the first one stood.
+
+    `optimizer` "muon" moves matrices by Muon, with `muon_momentum`, and everything else (embeddings, gains) by AdamW at the
+    same `rate`: Muon's steps are scaled to the root mean square that AdamW's usually have (arXiv 2502.16982).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -27,6 +31,9 @@ class TrainSettings(BaseModel):
     rate: float = Field(default=2e-3, gt=0.0, le=1.0)
     rate_min_ratio: float = Field(default=0.1, ge=0.0, le=1.0)
     warmup: float = Field(default=0.03, ge=0.0, le=0.5)
+    tokens_before: int = Field(default=0, ge=0, le=1 << 62)
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    muon_momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
     weight_decay: float = Field(default=0.1, ge=0.0, le=1.0)
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)

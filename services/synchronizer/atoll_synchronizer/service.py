@@ -337,7 +337,7 @@ class ShardService:
 
     async def _execute(self, action: Fold | Decided | Keep | Acknowledge | Dismiss) -> None:
         if isinstance(action, Fold):
-            await self.bench.fold(action.key, action.weight, action.scale)
+            await self.bench.fold(action, self.store.holdings[action.key.fragment].state)
         elif isinstance(action, Acknowledge):
             self.bench.forget(action.key)
             await self.hands.acknowledge(action)

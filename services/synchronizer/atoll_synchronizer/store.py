@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from atoll.advance import STATE_BYTES_MAX, Advance
 from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.subjects import Subjects
 from atoll.codecs import decode_frame, encode_frame, frame_bytes_max, pack_arrays, unpack_arrays
@@ -41,7 +42,7 @@ from atoll.errors import (
 from atoll.island.founding import head_info, the_run
 from atoll.logs import get
 from atoll.merge import l2_norm
-from atoll.outer import OuterOptimizer
+from atoll.outer import OuterOptimizer, State
 from atoll.protocol.books import BOOKS_BYTES_MAX, Books, thawed
 from atoll.protocol.events import Commit
 from atoll.protocol.ledger import Ledger
@@ -49,7 +50,6 @@ from atoll.wire.messages import Head, Included, RunRecord, decode, encode
 
 Vector = npt.NDArray[np.float32]
 
-STATE_BYTES_MAX = 8 << 30
 LOAD_ATTEMPTS = 4
 COMMITS_BEFORE_SWEEP = 2
 SWEPT_EPOCHS = 16
@@ -68,7 +68,7 @@ class Holding:
     head: Head
     revision: int
     values: Vector
-    state: dict[str, npt.NDArray[np.generic]]
+    state: State
     norm: float
     books: bytes | None = None
     before: BlobRef | None = None
@@ -93,7 +93,7 @@ class Store:
         self._bus = bus
         self._run = run
         self._shard = shard
-        self._outer = outer
+        self._advance = Advance(outer, run.protocol)
         self._subjects = Subjects(run.run)
         self.epoch = 0
         self.holdings: dict[int, Holding] = {}
@@ -126,7 +126,7 @@ class Store:
             raise ProtocolMisuse("a commit on another version than the one we hold", got=got)
         version = command.base_version + 1
         nonce = self._nonce(books)
-        values, state = await asyncio.to_thread(self._outer.update, held.values, displacement, held.state)
+        values, state = await asyncio.to_thread(self._advance.step, held.values, displacement, held.state, version)
         norm = await asyncio.to_thread(l2_norm, values)
         frame = await asyncio.to_thread(encode_frame, values, "f32")
         packed = await asyncio.to_thread(pack_arrays, state)
@@ -254,7 +254,7 @@ class Store:
         elements = self._run.layout.fragment_sizes()[fragment]
         frame = await self._bus.get_blob(head.blob, frame_bytes_max(elements))
         values = await asyncio.to_thread(decode_frame, frame, elements_expected=elements)
-        state = self._outer.init(values)
+        state = self._advance.init(values)
         if head.state is not None:
             packed = await self._bus.get_blob(head.state, STATE_BYTES_MAX)
             state = await asyncio.to_thread(unpack_arrays, packed, STATE_BYTES_MAX)

@@ -15,11 +15,14 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from atoll.advance import MOMENTUM
 from atoll.bus.interface import Bus
 from atoll.codecs import decode_frame, frame_bytes_max
+from atoll.correction import correction_of
 from atoll.errors import FrameRejected
 from atoll.merge import FragmentFold, validate_displacement
-from atoll.protocol.events import PushKey
+from atoll.outer import State
+from atoll.protocol.events import Fold, PushKey
 from atoll.wire.messages import Contribution, RunRecord
 
 Vector = npt.NDArray[np.float32]
@@ -37,6 +40,7 @@ class Workbench:
         self._bus = bus
         self._run = run
         self._sizes = run.layout.fragment_sizes()
+        self._correction = correction_of(run.protocol)
         self._ready: dict[PushKey, Vector] = {}
         self._folds: dict[int, FragmentFold] = {}
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
@@ -59,14 +63,15 @@ class Workbench:
             self._ready[key], norm = await self._off_loop(elements, self._decode, key.fragment, data, manifest)
         return norm
 
-    async def fold(self, key: PushKey, weight: float, scale: float) -> None:
-        """Add a ready contribution, `scale` times as long, to its fragment's sum and let its memory go."""
+    async def fold(self, command: Fold, state: State) -> None:
+        """Add a ready contribution to its fragment's sum and let its memory go; `state` is the fragment's outer state."""
+        key = command.key
         vector = self._ready.pop(key)
         fold = self._folds.get(key.fragment)
         if fold is None:
             fold = FragmentFold(self._run.layout.spans(key.fragment), self._run.protocol.merge)
             self._folds[key.fragment] = fold
-        await self._off_loop(vector.size, fold.add, vector, weight, scale)
+        await self._off_loop(vector.size, self._add, fold, vector, command, state)
 
     async def merged(self, fragment: int) -> Vector:
         """Return the merged displacement of the fragment's round and begin a new sum."""
@@ -77,6 +82,13 @@ class Workbench:
     def forget(self, key: PushKey) -> None:
         """Let go of a contribution that will not be folded."""
         self._ready.pop(key, None)
+
+    def _add(self, fold: FragmentFold, vector: Vector, command: Fold, state: State) -> None:
+        """Correct the displacement where the run wants that, then fold it in, `command.scale` times as long."""
+        if self._correction is not None:
+            spans = self._run.layout.spans(command.key.fragment)
+            vector = self._correction.corrected(vector, state[MOMENTUM], spans)
+        fold.add(vector, command.weight, command.scale)
 
     def _decode(self, fragment: int, data: bytes, manifest: Contribution) -> tuple[Vector, float]:
         vector = decode_frame(data, elements_expected=self._sizes[fragment])

@@ -299,7 +299,8 @@ class IslandDriver:
         if isinstance(action, Push):
             with self._lock:
                 self._encoding.add(action.fragment)
-            self._spawn(self._push(action, self._snapshot, self._anchors[action.fragment]))
+            origins = self._sent if action.onward else self._anchors
+            self._spawn(self._push(action, self._snapshot, origins[action.fragment]))
         elif isinstance(action, FetchFragment):
             self._spawn(self._fetch(action))
         elif isinstance(action, Leave):

@@ -144,6 +144,8 @@ class Session:
         """Make everything durable and say goodbye; raise `TimeoutError` when that takes longer than `within_s`."""
         self._state = "draining"
         async with asyncio.timeout(within_s):
+            if self.run.protocol.ending == "together":
+                await self._say_draining()
             self.driver.order_drain()
             await self.driver.left.wait()
             self._state = "left"
@@ -158,6 +160,13 @@ class Session:
             await self.record("left", incarnation=self.member.incarnation, **_books(machine))
             await release(self.bus, subjects, self.member)
         log.info("learner.left", incarnation=self.member.incarnation, **_books(machine))
+
+    async def _say_draining(self) -> None:
+        """Let shards know before the last pushes arrive that we are leaving: their rounds wait for us then."""
+        try:
+            await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(self._beat()))
+        except (BusError, BrokerUnavailable) as error:
+            log.warning("beat.failed", reason=str(error))
 
     async def shut(self) -> None:
         """Stop all work and let go of the bus; safe in any state."""

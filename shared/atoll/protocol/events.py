@@ -337,7 +337,10 @@ class RenewLease(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push(Command):
-    """Encode the displacement of the last completed step's snapshot and send it."""
+    """Encode the displacement of the last completed step's snapshot and send it.
+
+    It is measured from the anchor or, `onward`, from the snapshot that the fragment's former push was of.
+    """
 
     fragment: int
     push: int
@@ -346,6 +349,7 @@ class Push(Command):
     steps: int
     trained_tokens: int
     final: bool = False
+    onward: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

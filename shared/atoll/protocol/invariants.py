@@ -131,7 +131,8 @@ def check_shard(shard: Shard) -> None:
         require(slot.round.fragment == fragment, "a slot holds its own round", fragment)
         require(set(slot.parked) <= set(slot.offers), "what is parked is offered", slot.parked)
         require(slot.round.loading <= set(slot.offers), "what is loading is offered", slot.round.loading)
-        require(not slot.parked or slot.round.phase is Phase.COMMITTING, "only a commit parks", fragment)
+        early = all(slot.round.ahead(slot.offers[key]) for key in slot.parked)
+        require(slot.round.phase is Phase.COMMITTING or early, "only a commit parks, or a coming version", fragment)
         ages = [share.age for share in slot.round.shares]
         require(all(0 <= age <= shard.settings.age_max for age in ages), "ages are within bounds", ages)
     check_ledger(shard.ledger)

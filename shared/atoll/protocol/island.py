@@ -3,7 +3,8 @@
 For each fragment a learner's life is a chain of *spans*. A span begins when the learner adopts a version (the anchor)
 and ends when it adopts the next. Within a span at most one contribution is pushed: the displacement of the snapshot at
 the first call, with the tokens and steps since the anchor. Later calls for the same base are answered by the same
-durable push, so tokens in different pushes are always disjoint and each has one fate (docs/adr/0004).
+durable push, so tokens in different pushes are always disjoint and each has one fate (docs/adr/0004). A learner that leaves
+a run which ends `together` pushes what it trained after that push as well: a span of its own, from the pushed snapshot on.
 
     adopt v ──steps──> call: push (tokens a) ──steps (tokens b)──> adopt v+1
                        a: merged, merged late or refused           b: superseded by the overwrite, or carried along
@@ -141,8 +142,10 @@ class Island:
     def _(self, event: FragmentFetched) -> list[Action]:
         span = self.spans[event.fragment]
         span.fetching = False
-        span.ready = event.version
         span.known = max(span.known, event.version)
+        if self.draining:
+            return []
+        span.ready = event.version
         if span.known > event.version:
             return self._fetch(event.fragment, span, event.cause_id)
         return []
@@ -181,6 +184,7 @@ class Island:
         actions: list[Action] = []
         if not event.reason:
             self.pushed += tokens
+            actions = self._last(event.fragment, span, event.cause_id) if ours and self.draining else []
         elif event.reason == "not_finite":
             self.refused_local += tokens
             actions = self._fetch(event.fragment, span, event.cause_id) if ours else []
@@ -202,12 +206,26 @@ class Island:
         if self.draining:
             return []
         self.draining = True
-        actions: list[Action] = [
-            self._push(fragment, span, event.cause_id, final=True)
-            for fragment, span in self.spans.items()
-            if span.sent is None and self.tokens > span.from_tokens
-        ]
+        actions = [push for fragment, span in self.spans.items() for push in self._last(fragment, span, event.cause_id)]
         return actions + self._leave_when_done(event.cause_id)
+
+    def _last(self, fragment: int, span: Span, cause_id: str) -> list[Action]:
+        """Push what a span holds and nobody has; what came after its push only when the run ends together.
+
+        That goes on from the push, so it is on the version that the push becomes part of: the next one, unless a later one
+        is known. It waits until the push is durable: then its snapshot is known, and no later one can overtake it.
+        """
+        sent = span.sent
+        if sent is None:
+            open_tokens = self.tokens > span.from_tokens
+            return [self._push(fragment, span, cause_id, final=True)] if open_tokens else []
+        rest = self.tokens - span.from_tokens - sent.tokens
+        if self.settings.ending == "apart" or not rest or (fragment, sent.push) in self.in_flight:
+            return []
+        span.anchor = span.known = max(span.known, span.anchor + 1)
+        span.from_tokens, span.from_steps = span.from_tokens + sent.tokens, span.from_steps + sent.steps
+        span.ready = None
+        return [self._push(fragment, span, cause_id, final=True, onward=True)]
 
     def _called_again(self, fragment: int, span: Span, sent: Sent, cause_id: str) -> list[Action]:
         """Count a call that a durable push of ours has answered; after some of them, begin anew from the anchor."""
@@ -231,7 +249,7 @@ class Island:
         span.fetching = True
         return [FetchFragment(fragment=fragment, version=max(span.known, span.anchor), cause_id=cause_id)]
 
-    def _push(self, fragment: int, span: Span, cause_id: str, *, final: bool) -> Push:
+    def _push(self, fragment: int, span: Span, cause_id: str, *, final: bool, onward: bool = False) -> Push:
         span.pushes += 1
         span.sent = Sent(span.pushes, self.tokens - span.from_tokens, self.steps - span.from_steps)
         self.in_flight[fragment, span.pushes] = span.sent.tokens
@@ -243,6 +261,7 @@ class Island:
             steps=span.sent.steps,
             trained_tokens=self.tokens,
             final=final,
+            onward=onward,
             cause_id=cause_id,
         )
 

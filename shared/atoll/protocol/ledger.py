@@ -98,6 +98,10 @@ class Ledger(msgspec.Struct):
         """
         return max(self.run_tokens, self.told_tokens)
 
+    def reached(self, tokens_target: int) -> bool:
+        """Return whether the run is at its token target; one without a target never is."""
+        return 0 < tokens_target <= self.known_tokens
+
     def learn(self, other: Ledger) -> None:
         """Take over what learners reported elsewhere, by maximum; fates are left alone."""
         self.told_tokens = max(self.told_tokens, other.told_tokens)

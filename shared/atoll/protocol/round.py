@@ -8,6 +8,9 @@ commit, until it is due. Once called it needs K contributions, then waits out th
 early when every live learner has answered. From COMMITTING on its participants are frozen: whatever becomes ready is
 *parked* for the next round, one version older.
 
+At the end of a run that ends `together`, a learner's last steps may come as a second contribution of one span, on the version
+that its first one is about to be part of. It is parked, too, or folded here when nothing is left to make that version.
+
 The round decides; it knows nothing of the schedule, of leases or of other fragments. Each decision names its reason.
 
 What is not pretty: a learner with nothing to give stays silent, and the round learns of it only through the deadline.
@@ -16,6 +19,7 @@ What is not pretty: a learner with nothing to give stays silent, and the round l
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 from atoll.errors import ProtocolMisuse
@@ -23,6 +27,20 @@ from atoll.protocol.events import Commit, Fold, PushKey, Share
 from atoll.protocol.settings import ProtocolSettings
 
 VAIN_CALLS = 8
+PLACES = 2
+"""Messages that the queue keeps per learner and fragment: who fills them cannot be heard before they are settled."""
+
+
+def damping(settings: ProtocolSettings, age: int) -> float:
+    """Return the factor on a displacement `age` versions late: 1 at age 0, falling.
+
+    The gate is that of CGAD (arXiv 2605.09126), sigma = gate * e^(-alpha age) with the cosine gate's end where contributions
+    are refused anyway: `age_max + 1`. So what is taken grows to what is refused without a jump.
+    """
+    power = settings.age_damping**age
+    if settings.age_law == "power":
+        return power
+    return power * 0.5 * (1.0 + math.cos(math.pi * age / (settings.age_max + 1)))
 
 
 class Phase(enum.Enum):
@@ -81,10 +99,23 @@ class FragmentRound:
         """Return how many versions behind this round's base the offer is; negative means it is from the future."""
         return self.version - offer.base_version
 
+    def ahead(self, offer: Offer) -> bool:
+        """Return whether the offer is a learner's last steps, and goes on from one that the next version will hold."""
+        return self.settings.ending == "together" and offer.final and self.age(offer) == -1
+
+    def parks(self, offer: Offer) -> bool:
+        """Return whether a ready offer waits for the next round: this one is closed, or will make the version it is on."""
+        return self.phase is Phase.COMMITTING or (self.ahead(offer) and not self.idle)
+
+    @property
+    def idle(self) -> bool:
+        """Return whether nothing is folded and nothing on its way, so that nothing is about to make a version."""
+        return self.phase is not Phase.COMMITTING and not self.shares and not self.loading
+
     def refusal(self, offer: Offer) -> str:
         """Return why the offer cannot enter this round, or the empty string when it can."""
         age = self.age(offer)
-        if age < 0:
+        if age < 0 and not self.ahead(offer):
             return "future_base"
         if age > self.settings.age_max:
             return "stale"
@@ -96,7 +127,7 @@ class FragmentRound:
         """Take a ready offer in; its weight is tokens squared over steps (Sec. 3.2), and age shortens what it says."""
         if self.phase is Phase.COMMITTING or self.refusal(offer):
             raise ProtocolMisuse("this round cannot fold it", got=(self.phase.value, self.refusal(offer), offer.key))
-        age = self.age(offer)
+        age = max(0, self.age(offer))
         weight = offer.tokens * offer.tokens / offer.steps
         self.loading.discard(offer.key)
         self.shares.append(
@@ -109,7 +140,7 @@ class FragmentRound:
                 age=age,
             )
         )
-        scale = self.settings.age_damping**age
+        scale = damping(self.settings, age)
         return Fold(key=offer.key, weight=weight, scale=scale, age=age, cause_id=cause_id)
 
     @property
@@ -144,20 +175,20 @@ class FragmentRound:
         self.phase, self.quorum_s, self.grace_s = Phase.GRACE, at_s, grace_s
         return at_s + grace_s
 
-    def end(self, at_s: float, live: set[str], *, alone: bool) -> str:
+    def end(self, at_s: float, live: set[str], *, alone: bool, patient: bool = False) -> str:
         """Return why the round ends now, or the empty string while it goes on.
 
         A called round with its quorum ends when every live learner has answered and nothing it could still use is being
-        read, or when the grace deadline has passed. When it is `alone` (learners were known and none is live), whatever
-        is folded is merged at once.
+        read, or when the grace deadline has passed. A `patient` one knows no deadline, and needs no quorum, which guards
+        a running fleet. When it is `alone` (learners were known and none is live), whatever is folded is merged at once.
         """
         if self.phase is Phase.COMMITTING or not self.shares:
             return ""
         if alone and not self.loading:
             return "nobody left"
-        if self.phase is not Phase.GRACE:
+        if self.phase is not Phase.GRACE and not patient:
             return ""
-        if at_s >= self.quorum_s + self.grace_s:
+        if not patient and at_s >= self.quorum_s + self.grace_s:
             return "grace over"
         if live <= self.answered() and not self.loading:
             return "all answered"

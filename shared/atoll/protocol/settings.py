@@ -31,13 +31,24 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         average_decay: weight of the newest sample in the moving averages of Eq. 3.
         age_max: S_max, versions a late contribution may be behind and still enter the next round.
         age_damping: factor on the displacement of a late contribution, per version of age.
+        age_law: "power": age_damping^age alone; "gate": times a cosine that falls from 1 at age 0 to 0 at age_max + 1.
+        correction: "none", or "heloco": bend a displacement that disagrees with the outer momentum (`atoll.correction`).
+        heloco_cosine: c_ok, cosine from which a displacement is kept as it is.
+        heloco_shrink: k_s, how strongly a part that opposes the momentum is taken away.
+        heloco_shrink_max: beta_max, largest share of that part that is taken away.
+        heloco_rotate: k_d, how strongly a weakly aligned displacement is turned towards the momentum.
+        heloco_doubt: kappa, how many times longer than the momentum a displacement must be to count for half.
         merge: "mean" or "rda" (App. D.2) for tensors that are not merged directly.
         outer: "nesterov", "optax:<name>" or "module:attr".
         outer_lr: outer learning rate.
         outer_momentum: outer momentum, 0 for plain SGD.
+        outer_restart_versions: S, the outer state of a fragment begins anew at every version S divides; 0 for never.
+        average_versions: horizon of an average of the global values that is kept beside them; 0 for none.
         adoption: "overwrite" (the paper), "blend" or "carry".
         blend_alpha: share of its own values a learner keeps when it blends.
         codec_up: encoding of displacements.
+        ending: "apart": learners that leave push once per fragment and rounds end as always; "together": what they trained
+            after a push is pushed as well, and the last rounds wait for everybody who is still there.
         tokens_target: tokens after which the run drains; 0 runs until told.
         lease_s: seconds after which the lease of a shard that its owner does not renew may be taken by another.
         silence_s: seconds without a heartbeat after which a learner no longer counts as live.
@@ -56,13 +67,23 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     average_decay: float = 0.5
     age_max: int = 2
     age_damping: float = 0.5
+    age_law: Literal["power", "gate"] = "power"
+    correction: Literal["none", "heloco"] = "none"
+    heloco_cosine: float = 0.2
+    heloco_shrink: float = 0.5
+    heloco_shrink_max: float = 0.5
+    heloco_rotate: float = 1.0
+    heloco_doubt: float = 3.0
     merge: Literal["mean", "rda"] = "mean"
     outer: str = "nesterov"
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
+    outer_restart_versions: int = 0
+    average_versions: int = 0
     adoption: Literal["overwrite", "blend", "carry"] = "overwrite"
     blend_alpha: float = 0.5
     codec_up: str = "bf16"
+    ending: Literal["apart", "together"] = "apart"
     tokens_target: int = 0
     lease_s: float = 3.0
     silence_s: float = 5.0
@@ -86,8 +107,15 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _within("average_decay", self.average_decay, 0.001, 1.0)
         _within("age_max", self.age_max, 0, 1000)
         _within("age_damping", self.age_damping, 0.0, 1.0)
+        _within("heloco_cosine", self.heloco_cosine, 0.0, 1.0)
+        _within("heloco_shrink", self.heloco_shrink, 0.0, 1e6)
+        _within("heloco_shrink_max", self.heloco_shrink_max, 0.0, 1.0)
+        _within("heloco_rotate", self.heloco_rotate, 0.0, 1e6)
+        _within("heloco_doubt", self.heloco_doubt, 0.0, 1e6)
         _within("outer_lr", self.outer_lr, 1e-6, 100.0)
         _within("outer_momentum", self.outer_momentum, 0.0, 0.9999)
+        _within("outer_restart_versions", self.outer_restart_versions, 0, 1 << 20)
+        _within("average_versions", self.average_versions, 0, 1 << 20)
         _within("blend_alpha", self.blend_alpha, 0.0, 1.0)
         _within("tokens_target", self.tokens_target, 0, 1 << 62)
         _within("lease_s", self.lease_s, 0.2, 3600.0)
@@ -95,7 +123,27 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _within("norm_max", self.norm_max, 1e-6, 1e30)
         _within("outlier_ratio", self.outlier_ratio, 0.0, 1e9)
         _within("offences_max", self.offences_max, 0, 1 << 20)
+        self._check_momentum()
         return self
+
+    def _check_momentum(self) -> None:
+        """Raise `SettingsError` where something rests on an outer momentum that there will not be."""
+        kept = self.outer == "nesterov" and self.outer_momentum > 0.0
+        got = f"outer = {self.outer}, outer_momentum = {self.outer_momentum:g}"
+        if self.correction == "heloco" and not kept:
+            raise SettingsError(
+                "protocol.correction = heloco compares displacements with the outer momentum, and there is none",
+                got=got,
+                allowed="outer = nesterov with outer_momentum above 0",
+                todo="set protocol.outer_momentum (0.5, say), or protocol.correction=none",
+            )
+        if self.outer_restart_versions and self.outer == "nesterov" and not kept:
+            raise SettingsError(
+                "protocol.outer_restart_versions begins an outer state anew, and there is none",
+                got=got,
+                allowed="outer_momentum above 0, or an outer optimizer that keeps a state",
+                todo="set protocol.outer_momentum, or protocol.outer_restart_versions=0",
+            )
 
     def shard_of(self, fragment: int) -> int:
         """Return which shard owns `fragment`: consecutive fragments go to different shards."""

@@ -20,6 +20,7 @@ It holds no tensor: the driver keeps what it fetched under the same keys.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
 
@@ -50,24 +51,14 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.grace import MovingAverage, grace_window_s, median
+from atoll.protocol.learners import LearnerView
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.quarantine import OFFENCES, Measure
-from atoll.protocol.round import FragmentRound, Offer, Phase
+from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
 
 RECALL_S_MIN = 0.5
 EARLIER_SHARE = 0.25
-
-
-@dataclass(slots=True)
-class LearnerView:
-    """What a shard knows of a learner's newest incarnation: `training` now, or at least `present` (not left)."""
-
-    incarnation: int
-    heard_s: float
-    step: MovingAverage
-    training: bool = False
-    present: bool = True
 
 
 @dataclass(slots=True)
@@ -129,12 +120,12 @@ class Shard:
 
     def live(self, at_s: float, *, isolated: bool = False) -> set[str]:
         """Return the learners whose newest incarnation trains and was heard of; with `isolated` also who is in quarantine."""
-        training = {name: view for name, view in self.learners.items() if view.training and self._heard(view, at_s)}
+        training = {n: v for n, v in self.learners.items() if v.training and v.heard(at_s, self.settings.silence_s)}
         return {name for name, view in training.items() if isolated or not self.isolated(name, view.incarnation)}
 
     def present(self, at_s: float) -> set[str]:
         """Return the learners that may still push: those that train, join or drain, and are not silent."""
-        return {name for name, view in self.learners.items() if view.present and self._heard(view, at_s)}
+        return {n for n, v in self.learners.items() if v.present and v.heard(at_s, self.settings.silence_s)}
 
     def step_s(self, at_s: float) -> float | None:
         """Return xi_step: the median step time of who is live (of who is isolated where nobody else trains), or None."""
@@ -149,10 +140,6 @@ class Shard:
         """Return whether an incarnation is in quarantine: nothing of it is read, nobody waits for it."""
         limit = self.settings.offences_max
         return bool(limit) and self.offences(learner, incarnation) >= limit
-
-    def _heard(self, view: LearnerView, at_s: float) -> bool:
-        """Return whether the learner was heard recently enough: it may be silent for ten of its own steps."""
-        return at_s - view.heard_s <= max(self.settings.silence_s, 10.0 * (view.step.value or 0.0))
 
     def _listened(self, at_s: float) -> bool:
         """Return whether we have been here for long enough to have heard whoever is there."""
@@ -221,14 +208,15 @@ class Shard:
         if offer is None:
             raise ProtocolMisuse("a contribution became ready that nobody asked for", got=event.key)
         measure = Measure(event.norm, offer.steps, event.key.learner)
+        slot.round.loading.discard(event.key)
         if reason := slot.books.weigh(measure, event.base_norm, self.settings):
             actions = self._refuse(slot, offer, reason, event.cause_id)
-            return actions + self._advance(slot, event.at_s, event.cause_id)
-        if slot.round.phase is Phase.COMMITTING:
-            slot.round.loading.discard(event.key)
+        elif slot.round.parks(offer):
             slot.parked.append(event.key)
             return []
-        return self._fold(slot, [offer], event.at_s, event.cause_id) + self._advance(slot, event.at_s, event.cause_id)
+        else:
+            actions = self._fold(slot, [offer], event.at_s, event.cause_id)
+        return actions + self._advance(slot, event.at_s, event.cause_id)
 
     @_handle.register
     def _(self, event: ContributionSpoiled) -> list[Action]:
@@ -285,8 +273,7 @@ class Shard:
 
         Who is present is not known before everybody had the time to be heard: an owner that has just taken over waits.
         """
-        target = self.settings.tokens_target
-        over = self.draining or bool(target and self.ledger.known_tokens >= target)
+        over = self.draining or self.ledger.reached(self.settings.tokens_target)
         busy = any(s.offers or s.round.shares or s.round.phase is Phase.COMMITTING for s in self.slots.values())
         if not over or busy or not self._listened(event.at_s) or not event.proven or self.present(event.at_s):
             return self._advance_all(event.at_s, event.cause_id)
@@ -346,7 +333,12 @@ class Shard:
     def _advance(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Action]:
         """Move one round on as far as it goes: to its grace window, then to its commit."""
         now, actions = slot.round, list[Action]()
+        if slot.parked and now.idle:
+            parked, slot.parked = slot.parked, []
+            return self._fold(slot, [slot.offers[key] for key in parked], at_s, cause_id)
         live = self.live(at_s)
+        everybody = self._everybody(slot, live, at_s)
+        awaited = live if everybody is None else everybody
         if now.phase is Phase.COLLECTING and now.has_quorum():
             self.quorum.add(at_s - now.called_s)
             grace_s, self.grace_reason = grace_window_s(
@@ -354,9 +346,9 @@ class Shard:
             )
             deadline_s = now.open_grace(at_s, grace_s)
             actions.append(ArmTimer(name=f"grace/{now.fragment}", due_s=deadline_s, cause_id=cause_id))
-        alone = not live and (self.draining or bool(self.learners) or self._listened(at_s))
-        reason = now.end(at_s, live, alone=alone)
-        if reason:
+        alone = not awaited and (self.draining or bool(self.learners) or self._listened(at_s))
+        reason = now.end(at_s, awaited, alone=alone, patient=everybody is not None)
+        if reason and (everybody is None or self._listened(at_s)):
             self._committing_since[now.fragment] = at_s
             for share in now.shares:
                 self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
@@ -364,6 +356,14 @@ class Shard:
             commit = now.commit(at_s, reason, len(live), cause_id)
             actions.append(replace(commit, books=slot.books.frozen(self.ledger)))
         return actions
+
+    def _everybody(self, slot: FragmentSlot, live: set[str], at_s: float) -> set[str] | None:
+        """Return whom a round waits for without a bound when the run ends together, None while grace bounds it."""
+        if self.settings.ending == "apart" or (live and not self.ledger.reached(self.settings.tokens_target)):
+            return None
+        held = Counter(key.learner for key in slot.offers)
+        able = {name for name in self.present(at_s) if held[name] < PLACES}
+        return {name for name in able if not self.isolated(name, self.learners[name].incarnation)}
 
     def _fold(self, slot: FragmentSlot, ready: list[Offer], at_s: float, cause_id: str) -> list[Action]:
         """Fold ready offers, or refuse those the round has moved on from too far; then a final one opens its round.

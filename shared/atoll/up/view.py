@@ -103,12 +103,13 @@ class Closed(msgspec.Struct, frozen=True):
 
 
 class Validation(msgspec.Struct, frozen=True):
-    """The fields of a `validation` event."""
+    """The fields of a `validation` event; `average` is measured on the average of the values, where the run keeps one."""
 
     run_tokens: int
     bits_per_byte: float
     versions_min: int = 0
     versions_max: int = 0
+    average: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,7 @@ def _validation(view: RunView, exported: Mapping[str, Any], settings: Mapping[st
             "run_tokens": point.validation.run_tokens,
             "tokens_merged": point.token_fragments_merged // fragments,
             "bits_per_byte": point.validation.bits_per_byte,
+            **_averaged(point.validation.average),
         }
         for point in points
     ]
@@ -156,9 +157,15 @@ def _validation(view: RunView, exported: Mapping[str, Any], settings: Mapping[st
     return {
         "initial_bits_per_byte": exported.get("initial_bits_per_byte", ends[0]),
         "final_bits_per_byte": exported.get("final_bits_per_byte", ends[1]),
+        **_averaged(exported.get("average_bits_per_byte", points[-1].validation.average if points else None)),
         "validation_bytes": exported.get("validation_bytes"),
         "curve": curve,
     }
+
+
+def _averaged(bits_per_byte: float | None) -> dict[str, float]:
+    """Return what was measured on the average of the values, nothing for a run that keeps none."""
+    return {} if bits_per_byte is None else {"average_bits_per_byte": bits_per_byte}
 
 
 def _goodput(sessions: Sequence[SessionRecord]) -> float | None:

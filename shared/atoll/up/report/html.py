@@ -74,6 +74,11 @@ def _summary(report: Mapping[str, Any]) -> str:
             "bits per byte",
             f"{_number(validation['initial_bits_per_byte'])} → {_number(validation['final_bits_per_byte'])}",
         ],
+        *(
+            [["bits per byte of the average of its values", _number(validation["average_bits_per_byte"])]]
+            if "average_bits_per_byte" in validation
+            else []
+        ),
         ["goodput", "-" if report["goodput"] is None else f"{100 * report['goodput']:.1f}%"],
         ["commits", f"{report['commits']:,}"],
         ["contributors per round, mean", _number(rounds["contributors_mean"])],
@@ -97,8 +102,13 @@ def _errors(report: Mapping[str, Any]) -> str:
 
 
 def _validation_chart(report: Mapping[str, Any]) -> str:
-    points = [(float(p["run_tokens"]), float(p["bits_per_byte"])) for p in report["validation"]["curve"]]
-    return lines([Series("merged model", points)], "tokens trained by the run", "bits per byte")
+    curve, named = (
+        report["validation"]["curve"],
+        {"bits_per_byte": "merged model", "average_bits_per_byte": "its average"},
+    )
+    points = {key: [(float(p["run_tokens"]), float(p[key])) for p in curve if key in p] for key in named}
+    shown = [Series(named[key], there) for key, there in points.items() if there or key == "bits_per_byte"]
+    return lines(shown, "tokens trained by the run", "bits per byte")
 
 
 def _contributors_chart(rounds: list[RoundLine], began_s: float) -> str:

@@ -1,0 +1,67 @@
+r"""One version of a fragment to the next: the outer step, a restart of its state, and the average that is kept beside it.
+
+**Restart.** Where `outer_restart_versions` S divides the number of a new version, the outer state stored with it is that
+of a beginning: zero momentum (arXiv 2605.28585 zeroes it every S rounds). The version's number decides, so it is the same
+whoever owns the shard.
+
+**Average.** With `average_versions` N the shard keeps, beside the values, an exponential average of the values of all
+versions since the first, with the weight that versions before the first lack divided out:
+
+.. math::
+
+    w \leftarrow d w + (1 - d), \qquad a \leftarrow a + \tfrac{1 - d}{w} (\Theta - a), \qquad d = 1 - 1 / N
+
+It is for evaluation and export only: nobody trains on it. Version 0 is not in it. It is part of the outer state: the head
+names it with the values it belongs to, so it survives its shard, travels to an heir and into the archive, bit for bit.
+It costs four bytes per parameter in the shard's memory, and as many on the way to the broker with every commit.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.outer import OuterOptimizer, State
+from atoll.protocol.settings import ProtocolSettings
+
+Vector = npt.NDArray[np.float32]
+
+AVERAGE: Final = "average"
+WEIGHT: Final = "average_weight"
+MOMENTUM: Final = "momentum"
+STATE_BYTES_MAX: Final = 8 << 30
+
+
+class Advance:
+    """The rules of a run for its global values; pure, as the outer optimizer it wraps."""
+
+    def __init__(self, outer: OuterOptimizer, settings: ProtocolSettings) -> None:
+        """Keep the rules."""
+        self._outer = outer
+        self._restart_versions = settings.outer_restart_versions
+        self._average_versions = settings.average_versions
+
+    def init(self, values: Vector) -> State:
+        """Return the state of version 0 with these values, flat float32."""
+        return self._outer.init(values) | self._averaged({AVERAGE: values, WEIGHT: np.zeros(())}, None)
+
+    def step(self, values: Vector, displacement: Vector, state: State, version: int) -> tuple[Vector, State]:
+        """Return values and state of `version`, from those of the version before it and a merged displacement."""
+        advanced, kept = self._outer.update(values, displacement, state)
+        if self._restart_versions and version % self._restart_versions == 0:
+            kept = self._outer.init(advanced)
+        return advanced, kept | self._averaged(state, advanced)
+
+    def _averaged(self, state: State, values: Vector | None) -> State:
+        """Return the average after `values`, None for those of version 0; nothing where none is kept."""
+        if not self._average_versions:
+            return {}
+        if values is None:
+            return dict(state)
+        gain = 1.0 / self._average_versions
+        weight = (1.0 - gain) * float(state[WEIGHT]) + gain
+        share = np.float32(gain / weight)
+        average = np.add(state[AVERAGE], share * (values - state[AVERAGE]), dtype=np.float32)
+        return {AVERAGE: values.copy() if share == 1.0 else average, WEIGHT: np.asarray(weight)}

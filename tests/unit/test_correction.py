@@ -1,0 +1,128 @@
+"""HeLoCo against the paper's formulas written down in float64, and its edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.correction import Heloco, correction_of
+from atoll.errors import SettingsError
+from atoll.layout import Span
+from atoll.merge import BLOCK_ELEMENTS
+from atoll.protocol.settings import ProtocolSettings
+
+Vector = npt.NDArray[np.float32]
+Wide = npt.NDArray[np.float64]
+PAPER = Heloco(cosine=0.2, shrink=0.5, shrink_max=0.5, rotate=1.0, doubt=3.0)
+SIZES = (5, 3, 2 * BLOCK_ELEMENTS + 7)
+
+
+def spans_of(*sizes: int) -> tuple[Span, ...]:
+    """Return spans of these sizes, one after the other; the second is merged directly, which makes no difference."""
+    starts = np.cumsum([0, *sizes])
+    return tuple(
+        Span(f"t{number}", 0, size, int(starts[number]), size, direct=number == 1, floating=True)
+        for number, size in enumerate(sizes)
+    )
+
+
+def reference(v: Wide, m: Wide, k: Heloco) -> Wide:
+    """Return one corrected slice as arXiv 2606.00271 has it."""
+    if not np.linalg.norm(v) or not np.linalg.norm(m):
+        return v
+    u, n = v / np.linalg.norm(v), m / np.linalg.norm(m)
+    c = float(u @ n)
+    length = float(np.linalg.norm(v))
+    conf = length / (length + k.doubt * float(np.linalg.norm(m)))
+    if c >= k.cosine:
+        return v
+    if c < 0:
+        return v - min(k.shrink * -c * conf, k.shrink_max) * c * length * n
+    turn = min(k.rotate * (1 - c) * conf, 1.0)
+    mixed: Wide = (1 - turn) * u + turn * n
+    turned: Wide = length * mixed / np.linalg.norm(mixed)
+    return turned
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    towards=st.floats(-1.0, 1.0),
+    lengths=st.tuples(st.floats(-6, 3), st.floats(-6, 3)),
+    constants=st.tuples(st.floats(0, 1), st.floats(0, 4), st.floats(0, 1), st.floats(0, 4), st.floats(0, 10)),
+)
+def test_every_slice_is_corrected_as_the_paper_says(
+    seed: int, towards: float, lengths: tuple[float, float], constants: tuple[float, float, float, float, float]
+) -> None:
+    """Whatever the angle, the lengths and the constants, slice by slice."""
+    rng = np.random.default_rng(seed)
+    size = sum(SIZES[:2])
+    m = (rng.normal(size=size) * 10.0 ** lengths[0]).astype(np.float32)
+    noise = rng.normal(size=size) * 10.0 ** lengths[1]
+    v = (noise * (1 - abs(towards)) + towards * m * 10.0 ** (lengths[1] - lengths[0])).astype(np.float32)
+    rule = Heloco(*constants)
+
+    got = rule.corrected(v, m, spans_of(*SIZES[:2]))
+
+    for span in spans_of(*SIZES[:2]):
+        here = slice(span.offset, span.offset + span.size)
+        wanted = reference(v[here].astype(np.float64), m[here].astype(np.float64), rule)
+        np.testing.assert_allclose(got[here], wanted, rtol=0, atol=4e-6 * np.abs(wanted).max(initial=1e-30))
+
+
+def test_a_slice_longer_than_a_block_is_one_slice() -> None:
+    """Norms and cosines run over all of it, block by block."""
+    rng = np.random.default_rng(1)
+    v, m = rng.normal(size=(2, sum(SIZES))).astype(np.float32)
+
+    got = PAPER.corrected(v, m, spans_of(*SIZES))
+
+    here = slice(sum(SIZES[:2]), None)
+    wanted = reference(v[here].astype(np.float64), m[here].astype(np.float64), PAPER)
+    np.testing.assert_allclose(got[here], wanted, rtol=0, atol=4e-6 * np.abs(wanted).max())
+
+
+def test_what_opposes_the_momentum_is_shortened_and_what_crosses_it_is_turned() -> None:
+    """By the paper's constants: by hand, for a displacement straight against, and one straight across."""
+    m = np.array([1.0, 0.0], np.float32)
+    against, across = np.array([-3.0, 0.0], np.float32), np.array([0.0, 3.0], np.float32)
+
+    shortened, turned = (PAPER.corrected(v, m, spans_of(2)) for v in (against, across))
+
+    # conf = 3 / (3 + 3) = 1/2: beta = 0.5 * 1 * 1/2 = 1/4, so a quarter of what opposes is gone; lambda = 1/2.
+    np.testing.assert_allclose(shortened, [-2.25, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(turned, [3 / 2**0.5, 3 / 2**0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("v", "m"), [([1.0, 1.0], [1.0, 0.5]), ([1.0, 1.0], [0.0, 0.0]), ([0.0, 0.0], [1.0, 0.0])])
+def test_what_agrees_or_has_no_direction_is_kept_bit_for_bit(v: list[float], m: list[float]) -> None:
+    """The very same array: nothing is copied where nothing changes."""
+    displacement = np.array(v, np.float32)
+    assert PAPER.corrected(displacement, np.array(m, np.float32), spans_of(2)) is displacement
+
+
+def test_the_argument_is_left_alone() -> None:
+    """A contribution that is folded again after a failure is what it was."""
+    v, m = np.array([-1.0, 0.5], np.float32), np.array([1.0, 0.0], np.float32)
+    PAPER.corrected(v, m, spans_of(2))
+    assert v.tolist() == [-1.0, 0.5]
+
+
+def test_the_defaults_are_the_papers_and_none_is_none() -> None:
+    """Table 3 of arXiv 2606.00271."""
+    assert correction_of(ProtocolSettings()) is None
+    agreed = ProtocolSettings(correction="heloco", outer_momentum=0.5).check()
+    assert correction_of(agreed) == PAPER
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"correction": "heloco"}, {"correction": "heloco", "outer_momentum": 0.9, "outer": "optax:sgd"}],
+)
+def test_without_an_outer_momentum_there_is_nothing_to_compare_with(changes: dict[str, str]) -> None:
+    """The combination is refused by name, with what to set."""
+    with pytest.raises(SettingsError, match="outer momentum, and there is none"):
+        ProtocolSettings(**changes).check()  # type: ignore[arg-type]
