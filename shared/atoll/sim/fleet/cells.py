@@ -13,10 +13,11 @@ import gc
 import math
 import os
 import re
+import signal
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import TypeVar
 
 from atoll.errors import SettingsError
@@ -100,9 +101,7 @@ def table(
     jobs = [Job(fleet, system, chips, days, seed) for system in systems for chips in sizes for seed in seeds]
     lived = run(jobs, workers)
     count = len(seeds)
-    return [
-        _cell(jobs[i], lived[i : i + count]) for i in range(0, len(jobs), count)
-    ]
+    return [_cell(jobs[i], lived[i : i + count]) for i in range(0, len(jobs), count)]
 
 
 def run(jobs: Sequence[Job], workers: int = 0) -> list[Lived]:
@@ -111,15 +110,21 @@ def run(jobs: Sequence[Job], workers: int = 0) -> list[Lived]:
     if wanted == 1:
         return [simulate(job) for job in jobs]
     order = sorted(range(len(jobs)), key=lambda i: -jobs[i].chips * jobs[i].days)
-    found: dict[int, Lived] = {}
-    with ProcessPoolExecutor(wanted, get_context("spawn")) as pool:
+    others = set(active_children())
+    with ProcessPoolExecutor(wanted, get_context("spawn"), _die_of_interrupts) as pool:
         try:
-            for i, lived in zip(order, pool.map(simulate, [jobs[i] for i in order]), strict=True):
-                found[i] = lived
+            found = dict(zip(order, pool.map(simulate, [jobs[i] for i in order]), strict=True))
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
+            for child in set(active_children()) - others:
+                child.terminate()
             raise
     return [found[i] for i in range(len(jobs))]
+
+
+def _die_of_interrupts() -> None:
+    """Let Ctrl-C end a worker at once and without a word: who waits for it says what is to be said."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def check(fleet: Fleet, systems: Sequence[str], sizes: Sequence[int], seeds: Sequence[int], days: float) -> None:

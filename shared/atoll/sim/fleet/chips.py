@@ -78,9 +78,7 @@ class Chips:
         self._hear = hear
         self._rate = chips / fleet.mtbi_s
         self._dice = stream(seed, "failures")
-        self._returns = ReturnTimes(
-            fleet.return_s, fleet.return_shape, fleet.return_exponent, stream(seed, "returns")
-        )
+        self._returns = ReturnTimes(fleet.return_s, fleet.return_shape, fleet.return_exponent, stream(seed, "returns"))
         self._useful = learners * whole
         self._up = learners
         self._sums = [0.0, 0.0, 0.0]
@@ -126,7 +124,7 @@ class Chips:
         self._admit(number)
 
     def _admit(self, number: int) -> None:
-        """Take in what waits, if the learner is not stalled and the interval has passed; otherwise see to it that it is asked."""
+        """Take in what waits, once the learner is not stalled and the interval has passed."""
         one = self.learners[number]
         if not one.waiting or one.stalled or one.asked:
             return

@@ -58,9 +58,7 @@ class Fleet:
         1.0, "a rigid job keeps its progress once in so long, s", "ours: after every step (see Rigid)", 0.0, DAY_S
     )
     step_s: float = knob(1.0, "nominal step time, s", "paper [S]: the step time of its bandwidth table", 1e-3, 3600.0)
-    slice_cv: float = knob(
-        0.02, "spread of one slice's step time over its mean, per step", "ours", 0.0, 0.5
-    )
+    slice_cv: float = knob(0.02, "spread of one slice's step time over its mean, per step", "ours", 0.0, 0.5)
     learner_cv: float = knob(
         0.1, "spread of the learners' speeds, for good", "paper [S]: the 10 % that its Table 5 injects", 0.0, 0.5
     )

@@ -40,6 +40,15 @@ class NeverAtRest(AtollError):
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """What is looked at: `learners` learners on `chips` chips for `steps` nominal steps."""
+
+    chips: int
+    learners: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Told:
     """What a window says; times in seconds, tokens of the whole run (window and drain), shares of 1."""
 
@@ -158,14 +167,12 @@ class Rounds:
         return settle(books, self.settings.fragments)
 
 
-def rounds(
-    fleet: Fleet, exchange: Exchange, chips: int, learners: int, steps: int, seed: int, *, watched: bool = False
-) -> Told:
-    """Train `learners` learners on a fleet of `chips` for `steps` nominal steps, and return what happened."""
+def rounds(fleet: Fleet, exchange: Exchange, window: Window, seed: int, *, watched: bool = False) -> Told:
+    """Train on a fleet for a window, and return what happened."""
+    chips, learners, steps = window.chips, window.learners, window.steps
     within("--learners", learners, 1, TRAINERS_MAX)
     within("--steps", steps, 1, STEPS_MAX)
-    fleet.check()
-    whole = split(chips, learners, fleet.slice_chips)
+    whole = split(chips, learners, fleet.check().slice_chips)
     world = Rounds(fleet, exchange, seed, watched=watched)
     for number, speed in enumerate(speeds(learners, fleet.learner_cv, stream(seed, "speeds"))):
         world.add(f"learner-{number}", speed, whole).begin()
