@@ -27,6 +27,7 @@ from atoll.sim.fleet.cells import within
 from atoll.sim.fleet.chance import slowest_mean, speeds, stream
 from atoll.sim.fleet.chips import Chips, Lived
 from atoll.sim.fleet.hub import Hub
+from atoll.sim.fleet.links import BITS_PER_GBIT
 from atoll.sim.fleet.parameters import Exchange, Fleet, split
 from atoll.sim.fleet.trainer import Trainer
 
@@ -153,8 +154,7 @@ class Rounds:
         """Ask everybody to leave, wait until all is at rest, and return the fates; raise `NeverAtRest`."""
         for trainer in self.trainers:
             trainer.leave()
-        stall_s = self.fleet.downscale_s + self.fleet.upscale_s + self.fleet.admission_s
-        until_s = self.engine.now_s + REST_STEPS * self.fleet.step_s + 10.0 * (stall_s + self.fleet.return_s)
+        until_s = self.engine.now_s + self._rest_s()
         if not self.engine.run(until_s, lambda: all(trainer.state == "left" for trainer in self.trainers)):
             raise NeverAtRest("a learner that is told to leave leaves", got=[(t.name, t.state) for t in self.trainers])
         for hub in self.hubs:
@@ -166,6 +166,14 @@ class Rounds:
             books.absorb(hub.machine.ledger)
         return settle(books, self.settings.fragments)
 
+    def _rest_s(self) -> float:
+        """Return a time in which everybody can leave: some steps, the longest stalls, and all that may be in line."""
+        fleet, exchange = self.fleet, self.exchange
+        line_s = 8.0 * exchange.fragment_bytes / (exchange.gbit_s * BITS_PER_GBIT)
+        sent_s = (line_s + exchange.latency_s + exchange.retry_s) / (1.0 - exchange.loss)
+        stalled_s = fleet.downscale_s + fleet.upscale_s + fleet.admission_s + fleet.return_s
+        return REST_STEPS * fleet.step_s + 10.0 * (stalled_s + exchange.fragments * sent_s)
+
 
 def rounds(fleet: Fleet, exchange: Exchange, window: Window, seed: int, *, watched: bool = False) -> Told:
     """Train on a fleet for a window, and return what happened."""
@@ -174,6 +182,7 @@ def rounds(fleet: Fleet, exchange: Exchange, window: Window, seed: int, *, watch
     within("--steps", steps, 1, STEPS_MAX)
     whole = split(chips, learners, fleet.check().slice_chips)
     world = Rounds(fleet, exchange, seed, watched=watched)
+    world.settings.check(learners)
     for number, speed in enumerate(speeds(learners, fleet.learner_cv, stream(seed, "speeds"))):
         world.add(f"learner-{number}", speed, whole).begin()
 
