@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import pairwise
 from statistics import fmean
@@ -257,21 +258,21 @@ def test_systems_that_are_none_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "name", "value"),
+    ("numbers", "name", "value"),
     [
-        (Fleet, "mtbi_days", 0.0),
-        (Fleet, "downscale_s", -1.0),
-        (Fleet, "downscale_s", math.nan),
-        (Fleet, "return_s", math.inf),
-        (Fleet, "slice_chips", 0),
-        (Exchange, "loss", 1.0),
-        (Exchange, "fragments", 0),
-        (Exchange, "gbit_s", 0.0),
+        (Fleet(), "mtbi_days", 0.0),
+        (Fleet(), "downscale_s", -1.0),
+        (Fleet(), "downscale_s", math.nan),
+        (Fleet(), "return_s", math.inf),
+        (Fleet(), "slice_chips", 0),
+        (Exchange(), "loss", 1.0),
+        (Exchange(), "fragments", 0),
+        (Exchange(), "gbit_s", 0.0),
     ],
 )
-def test_a_number_out_of_range_is_refused_by_name(group: type[Fleet | Exchange], name: str, value: float) -> None:
+def test_a_number_out_of_range_is_refused_by_name(numbers: Fleet | Exchange, name: str, value: float) -> None:
     with pytest.raises(SettingsError, match="--" + name.replace("_", "-")):
-        group(**{name: value}).check()
+        dataclasses.replace(numbers, **{name: value}).check()  # type: ignore[arg-type]
 
 
 def test_what_would_never_end_is_refused() -> None:

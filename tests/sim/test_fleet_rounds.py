@@ -51,7 +51,7 @@ def test_every_invariant_holds_and_every_token_has_one_fate(  # noqa: PLR0917
 def test_learners_take_the_same_steps_over_any_link() -> None:
     """They wait for nobody: a link a thousand times slower changes what is merged, not one step."""
     fast = rounds(STORMY, SMALL, Window(400, 3, 150), 0)
-    slow = rounds(STORMY, Exchange(**vars_of(SMALL, gbit_s=0.01, loss=0.4)), Window(400, 3, 150), 0)
+    slow = rounds(STORMY, changed(SMALL, gbit_s=0.01, loss=0.4), Window(400, 3, 150), 0)
 
     assert fast.steps == slow.steps
     assert fast.chips == slow.chips
@@ -82,7 +82,7 @@ def test_what_is_trained_is_what_the_chips_left() -> None:
 def test_undisturbed_rounds_have_everybody() -> None:
     """With the quorum at M no commit has fewer; one fragment leaves about every H/P steps."""
     fleet = changed(CALM, learner_cv=0.0, slice_cv=0.0)
-    told = rounds(fleet, Exchange(**vars_of(SMALL, quorum=3, loss=0.0)), Window(400, 3, 120), 0, watched=True)
+    told = rounds(fleet, changed(SMALL, quorum=3, loss=0.0), Window(400, 3, 120), 0, watched=True)
 
     assert set(told.contributors) == {3}
     assert told.commits == pytest.approx(120, abs=12)
@@ -109,12 +109,6 @@ def test_a_stalled_learner_is_left_out_and_comes_back() -> None:
     assert max(behind) <= 1
     assert world.trainers[0].stalled_s == pytest.approx(30.0)
     assert world.settle().exact
-
-
-def vars_of(exchange: Exchange, **changes: float) -> dict[str, float]:
-    """Return the numbers of an exchange with some changed."""
-    names = ("fragments", "interval_steps", "parameters", "gbit_s", "loss", "quorum")
-    return {name: getattr(exchange, name) for name in names} | changes
 
 
 # --- links ------------------------------------------------------------------------------------------------------------

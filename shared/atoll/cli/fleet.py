@@ -60,6 +60,9 @@ def goodput(  # noqa: PLR0913  (one option each)
     cells.within("--seeds", seeds, 1, cells.SEEDS_MAX)
     systems, sizes = cells.systems_in(rows), cells.sizes_in(chips)
     telling.folder_for(out)
+    cells.check(fleet, systems, sizes, range(seeds), days)
+    count = len(systems) * len(sizes) * seeds
+    _remark(f"{count} simulations of {days:g} days on {cells.workers_for(count, workers)} processes")
     found = cells.table(fleet, systems, sizes, seeds=range(seed, seed + seeds), days=days, workers=workers)
     _say(telling.tables(found))
     if out is not None:
@@ -134,6 +137,12 @@ def _with_flags(verb: Callable[..., None], *groups: type[Fleet | Exchange]) -> C
 def _chosen(numbers: dict[str, float], *groups: type[Any]) -> list[Any]:
     """Return each of `groups` with its numbers, checked."""
     return [group(**{each.name: numbers[each.name] for each in fields(group)}).check() for group in groups]
+
+
+def _remark(text: str) -> None:
+    """Say something to who watches, beside the output."""
+    sys.stderr.write(f"atoll: {text}\n")
+    sys.stderr.flush()
 
 
 def _say(text: str) -> None:

@@ -106,7 +106,7 @@ def table(
 
 def run(jobs: Sequence[Job], workers: int = 0) -> list[Lived]:
     """Simulate all jobs, the longest first, and return what they say in the order of the jobs."""
-    wanted = min(workers or os.cpu_count() or 1, len(jobs))
+    wanted = workers_for(len(jobs), workers)
     if wanted == 1:
         return [simulate(job) for job in jobs]
     order = sorted(range(len(jobs)), key=lambda i: -jobs[i].chips * jobs[i].days)
@@ -120,6 +120,11 @@ def run(jobs: Sequence[Job], workers: int = 0) -> list[Lived]:
                 child.terminate()
             raise
     return [found[i] for i in range(len(jobs))]
+
+
+def workers_for(jobs: int, workers: int) -> int:
+    """Return how many processes work on so many jobs: as many as asked for, one per core when 0."""
+    return min(workers or os.cpu_count() or 1, jobs)
 
 
 def _die_of_interrupts() -> None:

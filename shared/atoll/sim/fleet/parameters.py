@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from atoll.errors import SettingsError
 
@@ -36,10 +36,18 @@ class Fleet:
         64, "chips per slice; a failure takes its slice away", "ours: one cube of 4 x 4 x 4 chips", 1, 1_000_000
     )
     downscale_s: float = knob(
-        14.0, "stall of a learner that goes on without a slice, s", "fitted with upscale_s", 0.0, DAY_S
+        14.0,
+        "stall of a learner that goes on without a slice, s",
+        "fitted on 1 elastic at 150k and 1.2M chips",
+        0.0,
+        DAY_S,
     )
     upscale_s: float = knob(
-        14.0, "stall of a learner that takes returned slices in, s", "fitted with downscale_s", 0.0, DAY_S
+        14.0,
+        "stall of a learner that takes returned slices in, s",
+        "fitted on 1 elastic at 150k and 1.2M chips",
+        0.0,
+        DAY_S,
     )
     admission_s: float = knob(
         120.0, "returned slices are taken in at most once in so long, s", "ours, fixed before the fit", 0.0, DAY_S
@@ -53,9 +61,15 @@ class Fleet:
     return_exponent: float = knob(
         2.0, "exponent a of the return time's distribution function", "ours, as return_shape", 0.05, 100.0
     )
-    restart_s: float = knob(75.0, "stall of a rigid job after a failure, s", "fitted", 0.0, DAY_S)
+    restart_s: float = knob(
+        75.0, "stall of a rigid job after a failure, s", "fitted on 1 rigid at 150k and 1.2M chips", 0.0, DAY_S
+    )
     checkpoint_s: float = knob(
-        1.0, "a rigid job keeps its progress once in so long, s", "ours: after every step (see Rigid)", 0.0, DAY_S
+        1.0,
+        "a rigid job keeps its progress once in so long, s",
+        "ours: after every step (its two cells leave no room for much more)",
+        0.0,
+        DAY_S,
     )
     step_s: float = knob(1.0, "nominal step time, s", "paper [S]: the step time of its bandwidth table", 1e-3, 3600.0)
     slice_cv: float = knob(0.02, "spread of one slice's step time over its mean, per step", "ours", 0.0, 0.5)
@@ -106,6 +120,9 @@ class Exchange:
         return self
 
 
+Numbers = TypeVar("Numbers", Fleet, Exchange)
+
+
 def checked(parameters: Fleet | Exchange) -> None:
     """Raise `SettingsError` for the first number of `parameters` that is out of range; a NaN is."""
     for each in fields(parameters):
@@ -117,9 +134,11 @@ def checked(parameters: Fleet | Exchange) -> None:
             raise SettingsError(f"{name} is out of range", got=got, allowed=f"{low:g}..{high:g}", todo=todo)
 
 
-def changed(fleet: Fleet, **values: float) -> Fleet:
-    """Return `fleet` with some numbers changed, checked."""
-    return dataclasses.replace(fleet, **values).check()  # type: ignore[arg-type]
+def changed(numbers: Numbers, **values: float) -> Numbers:
+    """Return a fleet or an exchange with some numbers changed, checked."""
+    other = dataclasses.replace(numbers, **values)  # type: ignore[arg-type]
+    checked(other)
+    return other
 
 
 def split(chips: int, learners: int, slice_chips: int) -> int:
