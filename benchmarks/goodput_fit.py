@@ -194,13 +194,13 @@ def refits(seeds: Sequence[int]) -> list[Figure]:
     unseen = [cell for cell in PAPER if cell not in FITTED]
     before = np.array(predicted(Fleet(), unknown, seeds))
     figures = []
-    for every_s in (60.0, 240.0):
+    for every_s in (60.0, 240.0, 480.0):
         fleet = fitted(changed(Fleet(), admission_s=every_s), seeds, {(ELASTIC,): FITS[ELASTIC,]})
         errors = [value - PAPER[cell] for cell, value in zip(unseen, predicted(fleet, unseen, seeds), strict=True)]
         moves = np.array(predicted(fleet, unknown, seeds)) - before
-        far = where(*unknown[int(np.argmax(np.abs(moves)))])
+        most = int(np.argmax(np.abs(moves)))
         stalls = f"downscale {fleet.downscale_s:.1f} s, upscale {fleet.upscale_s:.1f} s"
-        how = f"refitted: {stalls}; predictions move by {np.abs(moves).max():.1f} points at most ({far})"
+        how = f"refitted: {stalls}; {where(*unknown[most])} moves most of the predictions, by {moves[most]:+.1f}"
         worst = max(map(abs, errors))
         name = f"largest error of a validated cell, admission every {every_s:g} s"
         figures.append(Figure(name, worst, "points", "", None, how))

@@ -16,7 +16,7 @@ of unequal speed, Table 5): `pace` in `atoll.sim.fleet.cells`.
 
 `Rigid` is data-parallel training without elasticity: any failure stops everything for `restart_s`; spares replace what
 failed, so it always has all its slices; what was done since the last kept progress is done again. It keeps progress
-after every step by default: with a period of half a minute no restart time meets both figures of the paper, since a
+after every step by default: with a period of half a minute no restart time comes within four points of both figures of the paper, since a
 fleet that fails every 26 s would replay most of what it does (`make bench-goodput` fits that too).
 """
 
