@@ -1,4 +1,4 @@
-"""`atoll sim goodput`, `rounds` and `scavenge` as a person meets them: the same output for one seed, and clear mistakes."""
+"""Fleets on the command line: the same output for one seed, and clear mistakes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,19 @@ from atoll.sim.fleet.parameters import Exchange, Fleet
 ROOT = Path(__file__).resolve().parents[2]
 GOODPUT = ("goodput", "--rows", "rigid,elastic,4", "--chips", "150k,600k", "--seeds", "2", "--days", "0.2")
 ROUNDS = ("rounds", "--chips", "20k", "--learners", "3", "--steps", "60", "--mtbi-days", "5", "--fragments", "8")
+JOIN = (
+    "join",
+    "--copy-steps",
+    "2,8",
+    "--learners",
+    "2",
+    "--fragments",
+    "6",
+    "--interval-steps",
+    "6",
+    "--slice-cv",
+    "0.2",
+)
 SCAVENGE = ("scavenge", "--extra", "50", "--learners", "2", "--steps", "60", "--fragments", "4", "--parameters", "1e8")
 
 
@@ -27,7 +40,7 @@ def sim(*words: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
 
 
-@pytest.mark.parametrize("words", [GOODPUT, ROUNDS, SCAVENGE], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [GOODPUT, ROUNDS, SCAVENGE, JOIN], ids=lambda words: words[0])
 def test_one_seed_has_one_output(tmp_path: Path, words: tuple[str, ...]) -> None:
     """In processes that hash differently, and with other workers; another seed has another."""
     more = ("--workers", "1") if words is GOODPUT else ()
@@ -74,6 +87,8 @@ def test_the_table_has_every_cell_with_its_interval(tmp_path: Path) -> None:
         (("rounds", "--loss", "1.5"), "--loss"),
         (("scavenge", "--extra", "30"), "whole number of learners"),
         (("scavenge", "--waves", "0"), "--waves"),
+        (("join", "--copy-steps", "soon"), "--copy-steps"),
+        (("join", "--copy-steps", "-1"), "--copy-steps"),
     ],
 )
 def test_a_mistake_gets_exit_code_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

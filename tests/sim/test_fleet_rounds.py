@@ -11,6 +11,7 @@ from atoll.sim.engine import Engine
 from atoll.sim.fleet import scavenging
 from atoll.sim.fleet.chance import stream
 from atoll.sim.fleet.chips import Chips
+from atoll.sim.fleet.joining import join
 from atoll.sim.fleet.links import Link
 from atoll.sim.fleet.parameters import Exchange, Fleet, changed
 from atoll.sim.fleet.rounds import Rounds, Window, rounds
@@ -109,6 +110,18 @@ def test_a_stalled_learner_is_left_out_and_comes_back() -> None:
     assert max(behind) <= 1
     assert world.trainers[0].stalled_s == pytest.approx(30.0)
     assert world.settle().exact
+
+
+@pytest.mark.parametrize("copy", [0.0, 5.0, 40.0])
+def test_a_newcomer_costs_the_others_nothing(copy: float) -> None:
+    """However long its copy takes; it steps when that is there, and a commit has it within an interval or two."""
+    (row,) = join(CALM, SMALL, 3, [copy], 0)
+
+    assert row.others_lost_steps == 0.0
+    assert row.stepping_steps == pytest.approx(copy)
+    assert row.merged_steps is not None
+    assert copy < row.merged_steps < copy + 2 * SMALL.interval_steps
+    assert row.exact
 
 
 # --- links ------------------------------------------------------------------------------------------------------------

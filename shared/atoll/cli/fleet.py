@@ -1,4 +1,4 @@
-"""`atoll sim goodput`, `rounds` and `scavenge`: fleets of chips in virtual time. See docs/goodput.md.
+"""`atoll sim goodput`, `rounds`, `scavenge` and `join`: fleets of chips in virtual time. See docs/goodput.md.
 
 Every number of a fleet and of its links is a flag. The flags are made from the fields that declare the numbers, so the
 help of a verb cannot miss one or tell another default.
@@ -40,6 +40,9 @@ def register(group: typer.Typer) -> None:
     group.command(
         name="scavenge", help="Time to a token budget with extra learners for half of it, and as elastic DP."
     )(_with_flags(scavenge, Fleet, Exchange))
+    group.command(
+        name="join", help="What a learner that joins costs itself and the others, by how long its copy takes."
+    )(_with_flags(join, Fleet, Exchange))
 
 
 def goodput(  # noqa: PLR0913  (one option each)
@@ -88,7 +91,8 @@ def rounds(
     told = simulate(fleet, exchange, Window(cells.size_in(chips), learners, steps), seed)
     _say(telling.window(told))
     if out is not None:
-        _wrote(telling.write_window(out, fleet, exchange, told, chips=chips, learners=learners, seed=seed))
+        asked = {"chips": chips, "learners": learners, "steps": steps, "seed": seed}
+        _wrote(telling.write_answer(out, "rounds", fleet=fleet, exchange=exchange, **asked, told=told))
 
 
 def scavenge(  # noqa: PLR0913  (one option each)
@@ -111,7 +115,29 @@ def scavenge(  # noqa: PLR0913  (one option each)
     rows = scavenging.scavenge(fleet, exchange, plan, scavenging.extras_in(extra), seed)
     _say(telling.helped(rows))
     if out is not None:
-        _wrote(telling.write_helped(out, fleet, exchange, plan, rows, seed=seed))
+        _wrote(telling.write_answer(out, "scavenge", fleet=fleet, exchange=exchange, plan=plan, seed=seed, rows=rows))
+
+
+def join(
+    *,
+    copy_steps: Annotated[
+        str, typer.Option(help="How long the copy of the state takes, in steps.")
+    ] = "1,6,12,24,48,96",
+    learners: Learners = 4,
+    seed: Seed = 0,
+    out: Out = None,
+    **numbers: float,
+) -> None:
+    """Let a learner join, once for every copy time, and print what it cost."""
+    from atoll.sim.fleet import joining, telling  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+    fleet, exchange = _chosen(numbers, Fleet, Exchange)
+    telling.folder_for(out)
+    rows = joining.join(fleet, exchange, learners, joining.copies_in(copy_steps), seed)
+    _say(telling.joined(rows))
+    if out is not None:
+        asked = {"learners": learners, "seed": seed}
+        _wrote(telling.write_answer(out, "join", fleet=fleet, exchange=exchange, **asked, rows=rows))
 
 
 def _with_flags(verb: Callable[..., None], *groups: type[Fleet | Exchange]) -> Callable[..., None]:

@@ -14,10 +14,11 @@ same failures at the same moments however the fleet is divided into learners.
 steps. How fast a step is, is another matter (the paper counts stalls too, not slowness: K = 1 has 100 % among learners
 of unequal speed, Table 5): `pace` in `atoll.sim.fleet.cells`.
 
-`Rigid` is data-parallel training without elasticity: any failure stops everything for `restart_s`; spares replace what
-failed, so it always has all its slices; what was done since the last kept progress is done again. It keeps progress
-after every step by default: with a period of half a minute no restart time comes within four points of both figures of the paper, since a
-fleet that fails every 26 s would replay most of what it does (`make bench-goodput` fits that too).
+`Rigid` is data-parallel training without elasticity: any failure stops everything for `restart_s`; spares replace
+what failed, so it always has all its slices; what was done since the last kept progress is done again. It keeps
+progress after every step by default: with a period of half a minute no restart time comes within four points of both
+figures of the paper, since a fleet that fails every 26 s would replay most of what it does (`make bench-goodput` fits
+that too).
 """
 
 from __future__ import annotations

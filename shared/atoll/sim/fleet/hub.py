@@ -46,7 +46,7 @@ IDLE_S = 1.0
 
 
 class Hub:
-    """One shard with its queue; `versions` of its fragments are what learners can read."""
+    """One shard with its queue; `versions` are visible, `merged_s` says when a commit first had each learner."""
 
     def __init__(self, world: Rounds, shard: int, *, watched: bool) -> None:
         """Found the fragments at version 0; `watched` checks every invariant after every fact."""
@@ -55,6 +55,7 @@ class Hub:
         self.machine = Shard(world.settings, shard, dict(self.versions))
         self.tally: Counter[str] = Counter()
         self.contributors: Counter[int] = Counter()
+        self.merged_s: dict[str, float] = {}
         self.finished = False
         self._transfer_s = 8.0 * world.exchange.fragment_bytes / (world.exchange.hub_gbit_s * BITS_PER_GBIT)
         self._unsettled: set[PushKey | tuple[str, int]] = set()
@@ -160,7 +161,10 @@ class Hub:
             self._durable.see_commit(commit)
         version = self.versions[fragment] = commit.base_version + 1
         self.tally["commits"] += 1
-        self.contributors[len({share.key.learner for share in commit.shares})] += 1
+        names = {share.key.learner for share in commit.shares}
+        self.contributors[len(names)] += 1
+        for name in sorted(names - self.merged_s.keys()):
+            self.merged_s[name] = self.world.engine.now_s
         self.world.announce_head(fragment, version)
         self._committing.discard(fragment)
         lane = self._lanes[fragment]

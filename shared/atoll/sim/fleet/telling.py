@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
 
 from atoll.errors import SettingsError
 from atoll.sim.fleet.cells import Cell, Spread, size_text
 from atoll.sim.fleet.drawing import plot
-from atoll.sim.fleet.parameters import Exchange, Fleet
+from atoll.sim.fleet.joining import Joined
+from atoll.sim.fleet.parameters import Fleet
 from atoll.sim.fleet.rounds import Told
-from atoll.sim.fleet.scavenging import Plan, Scavenged
+from atoll.sim.fleet.scavenging import Scavenged
 
 LATE = ("merged_late",)
 KEPT = ("merged", "merged_late")
@@ -67,32 +67,28 @@ def helped(rows: Sequence[Scavenged]) -> str:
 
 def write_table(folder: Path, fleet: Fleet, cells: Sequence[Cell], **said: object) -> list[Path]:
     """Write `goodput.json`, `goodput.svg` and `uptime.svg` to `folder` and return their paths."""
-    document = {"fleet": asdict(fleet), **said, "cells": [asdict(cell) for cell in cells]}
     return [
-        _write(folder, "goodput.json", _json(document)),
+        *write_answer(folder, "goodput", fleet=fleet, **said, cells=cells),
         _write(folder, "goodput.svg", plot(cells, "goodput")),
         _write(folder, "uptime.svg", plot(cells, "uptime")),
     ]
 
 
-def write_window(folder: Path, fleet: Fleet, exchange: Exchange, told: Told, **said: object) -> list[Path]:
-    """Write `rounds.json` to `folder` and return its path."""
-    document = {"fleet": asdict(fleet), "exchange": asdict(exchange), **said, "told": asdict(told)}
-    return [_write(folder, "rounds.json", _json(document))]
+def write_answer(folder: Path, name: str, **said: object) -> list[Path]:
+    """Write what was asked and what was found to `name`.json in `folder`, and return its path."""
+    return [_write(folder, f"{name}.json", json.dumps(said, indent=2, default=_plain) + "\n")]
 
 
-def write_helped(
-    folder: Path, fleet: Fleet, exchange: Exchange, plan: Plan, rows: Sequence[Scavenged], **said: object
-) -> list[Path]:
-    """Write `scavenge.json` to `folder` and return its path."""
-    document = {
-        "fleet": asdict(fleet),
-        "exchange": asdict(exchange),
-        "plan": asdict(plan),
-        **said,
-        "rows": [asdict(row) for row in rows],
-    }
-    return [_write(folder, "scavenge.json", _json(document))]
+def joined(rows: Sequence[Joined]) -> str:
+    """Return the table of joins, in steps."""
+    head = f"{'copy':>8}{'others lost':>14}{'steps after':>14}{'merged after':>14}{'books':>8}"
+    lines = [
+        f"{row.copy_steps:>8g}{row.others_lost_steps:>14.2f}{row.stepping_steps:>14.1f}"
+        f"{'never' if row.merged_steps is None else format(row.merged_steps, '.1f'):>14}"
+        f"{'exact' if row.exact else 'WRONG':>8}"
+        for row in rows
+    ]
+    return "\n".join([head, *lines])
 
 
 def folder_for(out: Path | None) -> None:
@@ -115,8 +111,11 @@ def _write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def _json(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=2) + "\n"
+def _plain(value: object) -> object:
+    """Return a dataclass as what JSON knows."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} is no plain data")
 
 
 def _name(system: str) -> str:

@@ -93,8 +93,11 @@ class Trainer:
         """Train from the founding on."""
         self._take_over(self.world.versions())
 
-    def join(self) -> None:
-        """Fetch parameters and a peer's two moments, then train."""
+    def join(self, copy_s: float | None = None) -> None:
+        """Fetch parameters and a peer's two moments over the link, or in `copy_s`, then train."""
+        if copy_s is not None:
+            self.world.engine.after(copy_s, self._take_over, self.world.versions())
+            return
         exchange = self.world.exchange
         size_bytes = exchange.fragments * exchange.fragment_bytes + MOMENT_BYTES * exchange.parameters
         self.down.send(size_bytes, self._take_over, self.world.versions())
