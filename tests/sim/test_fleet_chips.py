@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import SettingsError
+from atoll.plan import failures
 from atoll.sim.engine import Engine
 from atoll.sim.fleet import cells
 from atoll.sim.fleet.cells import ELASTIC, RIGID, Job, simulate
@@ -39,7 +40,7 @@ def test_one_learner_whose_failures_are_absorbed_steps_one_in_one_plus_lambda_s(
     assert lived.goodput == pytest.approx(1.0 / (1.0 + rate(CHIPS) * stall_s), abs=0.02)
 
 
-@FEW
+@settings(max_examples=6, deadline=None)
 @given(return_s=st.floats(600.0, 40_000.0), shape=st.floats(0.8, 3.0), exponent=st.floats(0.7, 4.0))
 def test_slices_are_away_as_long_as_they_take_to_return(return_s: float, shape: float, exponent: float) -> None:
     """Without stalls a slice is there 1 in 1 + (its failure rate x mean return time), whatever the distribution."""
@@ -140,6 +141,18 @@ def test_as_many_learners_are_as_good_as_one_with_as_many_times_fewer_chips() ->
     one = fmean(simulate(Job(Fleet(), ELASTIC, CHIPS // 8, 2.0, seed)).goodput for seed in range(3))
 
     assert many == pytest.approx(one, abs=0.01)
+
+
+@pytest.mark.parametrize("chips", cells.COLUMNS)
+def test_the_whole_mechanism_follows_its_closed_form(chips: int) -> None:
+    """Downscales, upscales and the interval between them, as the module's theory says; the planner's form is near too."""
+    fleet = Fleet()
+    lived = [simulate(Job(fleet, ELASTIC, chips, 3.0, seed)) for seed in range(4)]
+    interval_s = fleet.admission_s + math.exp(-rate(chips) * fleet.admission_s) / rate(chips)
+    stepping = (1.0 - fleet.upscale_s / interval_s) / (1.0 + rate(chips) * fleet.downscale_s)
+
+    assert 1.0 - fmean(one.stalled for one in lived) == pytest.approx(stepping, abs=0.007)
+    assert fmean(one.goodput for one in lived) == pytest.approx(failures.elastic(failures.Failures(), chips), abs=0.02)
 
 
 def test_uptime_is_one_less_the_chance_that_all_stall() -> None:

@@ -10,6 +10,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import psutil
 import pytest
 
 from atoll.sim.fleet.parameters import Exchange, Fleet
@@ -117,8 +118,20 @@ def test_an_interrupt_ends_it_at_once() -> None:
     assert "20 simulations" in said
     assert run.returncode == 130, error
     assert (out, error) == ("", "")
-    with pytest.raises(ProcessLookupError):
-        os.killpg(run.pid, 0)
+    _, left = psutil.wait_procs(members(run.pid), timeout=20)
+    assert [process for process in left if process in members(run.pid)] == []
+
+
+def members(group: int) -> list[psutil.Process]:
+    """Return the processes of a process group that are not over and merely waiting to be collected."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
 
 
 @pytest.mark.parametrize("group", [Fleet, Exchange])
