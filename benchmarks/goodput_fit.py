@@ -1,9 +1,10 @@
 """Fits what the paper does not say of its goodput simulation, and checks the rest: `make bench-goodput`.
 
-Of the twelve published cells (arXiv 2604.21428, Table 1) the four of *one* learner are fitted, rigid and elastic at both
-sizes; they were chosen for that before any error was looked at. The other eight, all of Decoupled DiLoCo proper, are
-predicted by the same three constants, as are the columns for which we know no published figure. What the constants do is
-physics (`atoll.sim.fleet.chips`): there is no other dial.
+Of the twelve published cells (arXiv 2604.21428, Table 1) the four of *one* learner are fitted, rigid and elastic at
+both sizes; they were chosen for that before any error of the simulation was looked at (not before the figures were
+known: see docs/goodput.md). The other eight, all of Decoupled DiLoCo proper, are predicted by the same three
+constants, as are the columns for which we know no published figure. What the constants do is physics
+(`atoll.sim.fleet.chips`): there is no other dial.
 
     restart_s                the rigid job, by least squares over its two cells
     downscale_s, upscale_s   the elastic job, whose two cells they meet

@@ -50,7 +50,11 @@ class Fleet:
         DAY_S,
     )
     admission_s: float = knob(
-        120.0, "returned slices are taken in at most once in so long, s", "ours, fixed before the fit", 0.0, DAY_S
+        120.0,
+        "returned slices are taken in at most once in so long, s",
+        "ours, set before the fit; a hand calculation had all cells in view",
+        0.0,
+        DAY_S,
     )
     return_s: float = knob(
         1800.0, "mean time until a failed chip is back, s", "ours: half an hour, repair or replacement", 0.0, 1e7
