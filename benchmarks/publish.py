@@ -68,6 +68,16 @@ link, both ways, through a broker, more is needed, and `atoll plan` says how muc
 
 For rows marked as predictions nothing published was looked up.
 """,
+    "bench-goodput": """\
+Goodput is the share of the fleet's time in useful compute, uptime the share of time in which some learner steps. The
+cells called *fitted* are those of one learner; *validated* are all others for which the paper has a figure, *predicted*
+those for which we know none. What is simulated, and where every number comes from, is said in
+[docs/goodput.md](../goodput.md); the fit is [`benchmarks/goodput_fit.py`](../../benchmarks/goodput_fit.py). Rings in the
+plot are the paper's figures.
+
+![goodput against the number of chips](bench-goodput-goodput.svg)
+![uptime against the number of chips](bench-goodput-uptime.svg)
+""",
 }
 
 
@@ -97,6 +107,8 @@ def publish(target: str, document: dict[str, Any], folder: Path) -> None:
             shutil.copyfile(path, raw / f"{target}-{path.name}")
         for name, text in plots(extracts(target, folder)).items():
             (folder / name).write_text(text, encoding="utf-8")
+    for path in sorted(RESULTS.glob(f"{target}-*.svg")):
+        shutil.copyfile(path, folder / path.name)
     page_path = folder / f"{target}.md"
     page_path.write_text(page(target, document), encoding="utf-8")
     print(f"written {page_path}")

@@ -1,4 +1,4 @@
-"""`atoll sim …`: questions that are answered in virtual time. The group is there as soon as somebody brings it a verb.
+"""`atoll sim …`: questions that are answered in virtual time. Fleets of chips (`atoll.cli.fleet`) are always there.
 
 Simulations of training need learners and synchronizers, which the kernel does not know: their verbs are found by the
 entry-point group `atoll.simulations`, whose functions take the group and add to it.
@@ -11,16 +11,18 @@ from importlib.metadata import entry_points
 
 import typer
 
+from atoll.cli import fleet
+
 SIMULATIONS = "atoll.simulations"
 
 
 def register(app: typer.Typer) -> None:
     """Add the group with every verb that is found."""
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    fleet.register(group)
     for point in sorted(entry_points(group=SIMULATIONS), key=lambda found: found.name):
         try:
             point.load()(group)
         except (ImportError, AttributeError) as error:
             print(f"atoll: the simulations of {point.name} cannot be loaded: {error}", file=sys.stderr)  # noqa: T201  (a command line speaks)
-    if group.registered_commands:
-        app.add_typer(group, name="sim", help="Simulate runs in virtual time, from one seed.")
+    app.add_typer(group, name="sim", help="Simulate runs in virtual time, from one seed.")

@@ -1,0 +1,90 @@
+r"""Chance for fleets: streams that do not disturb each other, return times, and the slowest of many slices.
+
+Every purpose draws from a stream of its own, named by seed and purpose, so that asking one more question of one kind
+leaves all others as they were: the same seed has the same failures with and without the protocol beside them. Python
+seeds a generator with a text by its SHA-512, so a name means the same in every process.
+
+**Exponentiated Weibull**, with shape k, exponent a and scale s:
+
+.. math::
+
+    F(x) = (1 - e^{-(x/s)^k})^a, \qquad x = s\,(-\ln(1 - u^{1/a}))^{1/k}
+
+**The slowest of n.** A synchronous learner steps as slow as its slowest slice. Where n slices deviate by independent
+standard normals, the largest deviation has the distribution function Phi(z)^n, so one uniform number gives a sample,
+Phi^-1(u^(1/n)), and one integral its mean: no loop over slices, however many there are.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import lru_cache
+from statistics import NormalDist
+
+PARTS = 4096
+_NORMAL = NormalDist()
+
+
+def stream(seed: int, *purpose: object) -> random.Random:
+    """Return the generator of one purpose."""
+    return random.Random("/".join(map(str, (seed, *purpose))))  # noqa: S311  (chance, not secrets)
+
+
+class ReturnTimes:
+    """Return times in seconds with mean `mean_s`: exponentiated Weibull of `shape` k and `exponent` a."""
+
+    def __init__(self, mean_s: float, shape: float, exponent: float, dice: random.Random) -> None:
+        """Find the scale that has this mean."""
+        self._shape = 1.0 / shape
+        self._exponent = 1.0 / exponent
+        self._dice = dice
+        self._scale = mean_s / _weibull_mean(shape, exponent)
+
+    def draw(self) -> float:
+        """Return how long the next failed chip stays away."""
+        return self._scale * _quantile(self._dice.random(), self._shape, self._exponent)
+
+
+def _quantile(u: float, one_by_k: float, one_by_a: float) -> float:
+    """Return the value below which a share `u` lies, for scale 1; finite for every u in [0, 1)."""
+    rest = -math.expm1(one_by_a * math.log(u)) if u > 0.0 else 1.0
+    return float((-math.log(max(rest, 5e-324))) ** one_by_k)
+
+
+@lru_cache(maxsize=64)
+def _weibull_mean(shape: float, exponent: float) -> float:
+    """Return the mean for scale 1: the integral of the quantile by the midpoint rule, refined towards 1.
+
+    The substitution u = 1 - v^4 puts the points where the tail is.
+    """
+    total = 0.0
+    for i in range(PARTS):
+        v = (i + 0.5) / PARTS
+        total += 4.0 * v**3 * _quantile(1.0 - v**4, 1.0 / shape, 1.0 / exponent)
+    return total / PARTS
+
+
+def slowest(slices: int, u: float) -> float:
+    """Return the largest of `slices` standard normals at the share `u`, 0 < u < 1, of its distribution."""
+    if slices <= 0:
+        return 0.0
+    # The upper tail is asked for: u^(1/n) rounds to 1 when n is large, 1 - u^(1/n) does not.
+    tail = -math.expm1(math.log(u) / slices)
+    return -_NORMAL.inv_cdf(min(max(tail, 1e-300), 1.0 - 1e-16))
+
+
+@lru_cache(maxsize=256)
+def slowest_mean(slices: int) -> float:
+    """Return the mean of the largest of `slices` standard normals."""
+    return sum(slowest(slices, (i + 0.5) / PARTS) for i in range(PARTS)) / PARTS
+
+
+def speeds(learners: int, spread: float, dice: random.Random) -> list[float]:
+    """Return the step time of each learner over the nominal one: normal with `spread`, kept within a factor of 3.
+
+    Their mean is 1 in expectation; one learner alone is the reference and has 1.
+    """
+    if learners == 1:
+        return [1.0]
+    return [min(3.0, max(1.0 / 3.0, dice.gauss(1.0, spread))) for _ in range(learners)]

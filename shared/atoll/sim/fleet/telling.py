@@ -1,0 +1,126 @@
+"""What simulated fleets say, as text for a terminal and as plain data for a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+
+from atoll.errors import SettingsError
+from atoll.sim.fleet.cells import Cell, Spread, size_text
+from atoll.sim.fleet.drawing import plot
+from atoll.sim.fleet.joining import Joined
+from atoll.sim.fleet.parameters import Fleet
+from atoll.sim.fleet.rounds import Told
+from atoll.sim.fleet.scavenging import Scavenged
+
+LATE = ("merged_late",)
+KEPT = ("merged", "merged_late")
+
+
+def tables(cells: Sequence[Cell]) -> str:
+    """Return goodput and uptime as two tables in per cent, each with the 95 % interval over the seeds."""
+    parts = []
+    for what in ("goodput", "uptime"):
+        columns = list(dict.fromkeys(cell.chips for cell in cells))
+        lines = [f"{what + ', %':<12}" + "".join(f"{size_text(chips):>14}" for chips in columns)]
+        for system in dict.fromkeys(cell.system for cell in cells):
+            row = [cell for cell in cells if cell.system == system]
+            lines.append(f"{_name(system):<12}" + "".join(f"{_percent(getattr(cell, what)):>14}" for cell in row))
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def window(told: Told) -> str:
+    """Return what a window of rounds says."""
+    spread = ", ".join(f"{count} of {n}" for n, count in sorted(told.contributors.items(), reverse=True))
+    rows = [
+        ("window", f"{told.window_s:.0f} s, {told.steps} steps of all learners, {told.chips.failures} failures"),
+        ("goodput of the chips", f"{100 * told.chips.goodput:.2f} %"),
+        ("capacity trained on", f"{100 * told.stepped:.2f} %"),
+        ("participation", f"{100 * told.participation:.2f} % of the learners' time is in finished steps"),
+        ("waited", f"{abs(told.waited_s):.3g} s of all learners together"),
+        ("commits", f"{told.commits} in {told.rounds} rounds, called again {told.called_again} times"),
+        ("contributors", f"{told.contributors_mean:.2f} per commit ({spread})"),
+        ("merged", f"{100 * told.share('merged'):.2f} %"),
+        ("merged late", f"{100 * told.share(*LATE):.2f} %"),
+        ("superseded", f"{100 * told.share('superseded'):.2f} %"),
+        ("refused", f"{100 * told.share('refused:'):.2f} %"),
+        ("lost", f"{100 * told.share('lost'):.2f} %"),
+        ("books", "exact" if told.exact else "DO NOT ADD UP"),
+        ("sent", f"{told.up_gbit_s:.2f} Gbit/s per learner, on average"),
+    ]
+    return "\n".join(f"{name:<22}{text}" for name, text in rows)
+
+
+def helped(rows: Sequence[Scavenged]) -> str:
+    """Return the table of scavenging: times over those without help."""
+    head = f"{'extra':>7}{'0.5+0.5/(1+x)':>15}{'learners':>10}{'off by':>9}{'elastic DP':>12}{'merged':>9}{'books':>8}"
+    lines = [
+        f"{100 * row.extra:>+6.0f}%{row.ideal:>15.3f}{row.learners:>10.3f}{100 * (row.learners / row.ideal - 1):>+8.2f}%"
+        f"{row.elastic:>12.3f}{100 * row.merged:>8.1f}%{'exact' if row.exact else 'WRONG':>8}"
+        for row in rows
+    ]
+    return "\n".join([head, *lines])
+
+
+def write_table(folder: Path, fleet: Fleet, cells: Sequence[Cell], **said: object) -> list[Path]:
+    """Write `goodput.json`, `goodput.svg` and `uptime.svg` to `folder` and return their paths."""
+    return [
+        *write_answer(folder, "goodput", fleet=fleet, **said, cells=cells),
+        _write(folder, "goodput.svg", plot(cells, "goodput")),
+        _write(folder, "uptime.svg", plot(cells, "uptime")),
+    ]
+
+
+def write_answer(folder: Path, name: str, **said: object) -> list[Path]:
+    """Write what was asked and what was found to `name`.json in `folder`, and return its path."""
+    return [_write(folder, f"{name}.json", json.dumps(said, indent=2, default=_plain) + "\n")]
+
+
+def joined(rows: Sequence[Joined]) -> str:
+    """Return the table of joins, in steps."""
+    head = f"{'copy':>8}{'others lost':>14}{'steps after':>14}{'merged after':>14}{'books':>8}"
+    lines = [
+        f"{row.copy_steps:>8g}{row.others_lost_steps:>14.2f}{row.stepping_steps:>14.1f}"
+        f"{'never' if row.merged_steps is None else format(row.merged_steps, '.1f'):>14}"
+        f"{'exact' if row.exact else 'WRONG':>8}"
+        for row in rows
+    ]
+    return "\n".join([head, *lines])
+
+
+def folder_for(out: Path | None) -> None:
+    """Make the folder that results go to; raise `SettingsError` where it cannot be, before anything is simulated."""
+    if out is None:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".writable").touch()
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise SettingsError(
+            "--out is no folder that can be written", got=out, todo=f"choose another ({error.strerror})"
+        ) from error
+
+
+def _write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _plain(value: object) -> object:
+    """Return a dataclass as what JSON knows."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} is no plain data")
+
+
+def _name(system: str) -> str:
+    return f"M = {system}" if system.isdigit() else f"1 {system}"
+
+
+def _percent(share: Spread) -> str:
+    return f"{100 * share.mean:.1f} ± {100 * share.half:.1f}"

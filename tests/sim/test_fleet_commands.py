@@ -1,0 +1,153 @@
+"""Fleets on the command line: the same output for one seed, and clear mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import psutil
+import pytest
+
+from atoll.sim.fleet.parameters import Exchange, Fleet
+
+ROOT = Path(__file__).resolve().parents[2]
+GOODPUT = ("goodput", "--rows", "rigid,elastic,4", "--chips", "150k,600k", "--seeds", "2", "--days", "0.2")
+ROUNDS = ("rounds", "--chips", "20k", "--learners", "3", "--steps", "60", "--mtbi-days", "5", "--fragments", "8")
+JOIN = (
+    "join",
+    "--copy-steps",
+    "2,8",
+    "--learners",
+    "2",
+    "--fragments",
+    "6",
+    "--interval-steps",
+    "6",
+    "--slice-cv",
+    "0.2",
+)
+SCAVENGE = ("scavenge", "--extra", "50", "--learners", "2", "--steps", "60", "--fragments", "4", "--parameters", "1e8")
+
+
+def sim(*words: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    """Run one verb of the group in a process of its own."""
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, "-m", "atoll.cli", "sim", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+
+
+@pytest.mark.parametrize("words", [GOODPUT, ROUNDS, SCAVENGE, JOIN], ids=lambda words: words[0])
+def test_one_seed_has_one_output(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """In processes that hash differently, and with other workers; another seed has another."""
+    more = ("--workers", "1") if words is GOODPUT else ()
+    first = sim(*words, "--out", str(tmp_path / "a"), hash_seed="1")
+    second = sim(*words, *more, "--out", str(tmp_path / "b"), hash_seed="2")
+    other = sim(*words, "--seed", "9", "--out", str(tmp_path / "c"))
+    assert [done.returncode for done in (first, second, other)] == [0, 0, 0], first.stderr + second.stderr
+
+    written = sorted(path.name for path in (tmp_path / "a").iterdir())
+    name = f"{words[0]}.json"
+    assert name in written
+    for each in written:
+        assert (tmp_path / "a" / each).read_bytes() == (tmp_path / "b" / each).read_bytes()
+    assert json.loads((tmp_path / "a" / name).read_text()) != json.loads((tmp_path / "c" / name).read_text())
+    assert first.stdout.replace(str(tmp_path / "a"), "") == second.stdout.replace(str(tmp_path / "b"), "")
+
+
+def test_the_table_has_every_cell_with_its_interval(tmp_path: Path) -> None:
+    """Goodput and uptime on the terminal; all of it and the parameters in the file; two plots."""
+    done = sim(*GOODPUT, "--out", str(tmp_path), "--downscale-s", "20")
+    document = json.loads((tmp_path / "goodput.json").read_text())
+
+    assert done.stdout.count("±") == 12
+    assert "1 rigid" in done.stdout
+    assert "M = 4" in done.stdout
+    assert document["fleet"]["downscale_s"] == 20.0
+    assert len(document["cells"]) == 6
+    assert {path.name for path in tmp_path.iterdir()} == {"goodput.json", "goodput.svg", "uptime.svg"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("goodput", "--rows", "flexible"), "--rows"),
+        (("goodput", "--chips", "many"), "--chips"),
+        (("goodput", "--days", "-1"), "--days"),
+        (("goodput", "--seeds", "0"), "--seeds"),
+        (("goodput", "--mtbi-days", "nan"), "--mtbi-days"),
+        (("goodput", "--downscale-s", "soon"), "downscale-s"),
+        (("goodput", "--out", "{file}/x"), "--out"),
+        (("rounds", "--learners", "0"), "--learners"),
+        (("rounds", "--learners", "2", "--quorum", "3"), "quorum"),
+        (("rounds", "--overlap-steps", "99"), "overlap_steps"),
+        (("rounds", "--loss", "1.5"), "--loss"),
+        (("scavenge", "--extra", "30"), "whole number of learners"),
+        (("scavenge", "--waves", "0"), "--waves"),
+        (("join", "--copy-steps", "soon"), "--copy-steps"),
+        (("join", "--copy-steps", "-1"), "--copy-steps"),
+    ],
+)
+def test_a_mistake_gets_exit_code_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    """What was got, what is allowed; never a traceback."""
+    file = tmp_path / "file"
+    file.touch()
+    done = sim(*(word.format(file=file) for word in words))
+
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_ends_it_at_once() -> None:
+    """Exit code 130, nothing said, and no worker left behind, though only one process is told."""
+    words = ("goodput", "--days", "200", "--seeds", "20", "--workers", "2", "--chips", "2.4M", "--rows", "16")
+    command = [sys.executable, "-m", "atoll.cli", "sim", *words]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        assert run.stderr is not None
+        said = run.stderr.readline()
+        run.send_signal(signal.SIGINT)
+        out, error = run.communicate(timeout=60)
+
+    assert "20 simulations" in said
+    assert run.returncode == 130, error
+    assert (out, error) == ("", "")
+    _, left = psutil.wait_procs(members(run.pid), timeout=20)
+    assert [process for process in left if process in members(run.pid)] == []
+
+
+def members(group: int) -> list[psutil.Process]:
+    """Return the processes of a process group that are not over and merely waiting to be collected."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+@pytest.mark.parametrize("group", [Fleet, Exchange])
+def test_every_number_is_documented_with_its_default(group: type[Fleet | Exchange]) -> None:
+    """In the page as in the help: name, default, and where it comes from."""
+    page = (ROOT / "docs" / "goodput.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `--")]
+
+    for each in fields(group):
+        flag = f"| `--{each.name.replace('_', '-')}` | {each.default:,.10g} |".replace(",", "")
+        (row,) = [row for row in rows if row.startswith(flag)]
+        assert each.metadata["origin"].partition(":")[0].partition(",")[0].split()[0] in row
+
+
+def test_help_names_every_number() -> None:
+    """The flags are made from the fields."""
+    said = sim("rounds", "--help").stdout
+
+    assert all(f"--{each.name.replace('_', '-')} " in said for group in (Fleet, Exchange) for each in fields(group))
