@@ -116,7 +116,8 @@ def project_files(*suffixes: str) -> Iterator[Path]:
     for path in sorted(ROOT.rglob("*")):
         folders = path.relative_to(ROOT).parts[:-1]
         foreign = any(part in NOT_OURS or (part.startswith(".") and part != ".ci") for part in folders)
-        if not foreign and path.is_file() and path.suffix in suffixes:
+        # In a linked work tree `.git` is a file, which names a folder.
+        if not foreign and path.is_file() and path.suffix in suffixes and path.name not in NOT_OURS:
             yield path
 
 
