@@ -17,7 +17,7 @@ from atoll.codecs import ENCODINGS, encode_frame
 from atoll.errors import SettingsError
 from atoll.plan.answer import answer, as_document
 from atoll.plan.cautions import BLOB_BYTES_MAX
-from atoll.plan.failures import YEAR_S, Failures, elastic, goodput, rigid
+from atoll.plan.failures import Failures, elastic, goodput, rigid
 from atoll.plan.links import ROUND_TRIPS, burst
 from atoll.plan.memory import room
 from atoll.plan.quantities import as_bytes, as_count, as_rate, as_share, as_time, count, rate, rates
@@ -324,7 +324,12 @@ def test_a_rate_without_its_unit_is_refused(wrong: str) -> None:
 
 def test_quantities_are_written_as_people_read_them() -> None:
     assert (as_count(12e9), as_bytes(1.5e9), as_rate(2.5e9), as_share(0.5)) == ("12B", "1.5 GB", "2.5 Gbit/s", "50.0 %")
-    assert (as_time(90.0), as_time(1e6), as_time(3 * YEAR_S), as_rate(None)) == ("90 s", "11.6 days", "3 years", "-")
+    assert (as_time(90.0), as_time(1e6), as_time(3 * 365 * 86_400.0), as_rate(None)) == (
+        "90 s",
+        "11.6 days",
+        "3 years",
+        "-",
+    )
 
 
 def test_the_document_is_json_with_every_part() -> None:

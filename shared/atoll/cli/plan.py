@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli.options import Assignments, Config
+from atoll.sim.fleet.parameters import Fleet
 
 if TYPE_CHECKING:
     from atoll.plan import Failures, Links, Question
     from atoll.settings import Settings
 
 DAY_S = 86_400.0
+_FLEET = Fleet()
 
 _Parameters = Annotated[str, typer.Argument(help="Parameters of the model, as 12B or 350M.")]
 _StepS = Annotated[float, typer.Option(help="Seconds of one inner step of one learner.")]
@@ -41,14 +43,24 @@ _ReduceBits = Annotated[float, typer.Option(help="Bits per parameter that synchr
 _Backward = Annotated[
     bool, typer.Option("--backward-overlap/--no-backward-overlap", help="Whether it reduces beside its backward pass.")
 ]
-_MtbiDays = Annotated[float | None, typer.Option(help="Days between failures of one chip.  [default: 365]")]
+_MtbiDays = Annotated[
+    float | None, typer.Option(help=f"Days between failures of one chip.  [default: {_FLEET.mtbi_days:g}]")
+]
 _LossPerHour = Annotated[float | None, typer.Option(help="Share of whole learners lost per hour, instead.")]
-_ReturnS = Annotated[float | None, typer.Option(help="How long what failed stays away.  [default: 1200]")]
-_SliceChips = Annotated[int | None, typer.Option(help="Chips that fail together.  [default: 64]")]
-_DownscaleS = Annotated[float | None, typer.Option(help="A learner's stop to lose a slice.  [default: 14]")]
-_UpscaleS = Annotated[float | None, typer.Option(help="Its stop to take slices in.  [default: 16]")]
-_AdmissionS = Annotated[float | None, typer.Option(help="Least time between two of those.  [default: 60]")]
-_RestartS = Annotated[float | None, typer.Option(help="What a rigid job loses per failure.  [default: 75]")]
+_ReturnS = Annotated[
+    float | None, typer.Option(help=f"How long what failed stays away.  [default: {_FLEET.return_s:g}]")
+]
+_SliceChips = Annotated[int | None, typer.Option(help=f"Chips that fail together.  [default: {_FLEET.slice_chips:g}]")]
+_DownscaleS = Annotated[
+    float | None, typer.Option(help=f"A learner's stop to lose a slice.  [default: {_FLEET.downscale_s:g}]")
+]
+_UpscaleS = Annotated[float | None, typer.Option(help=f"Its stop to take slices in.  [default: {_FLEET.upscale_s:g}]")]
+_AdmissionS = Annotated[
+    float | None, typer.Option(help=f"Least time between two of those.  [default: {_FLEET.admission_s:g}]")
+]
+_RestartS = Annotated[
+    float | None, typer.Option(help=f"What a rigid job loses per failure.  [default: {_FLEET.restart_s:g}]")
+]
 _ChipHour = Annotated[float, typer.Option(help="Dollars per chip and hour.")]
 _EgressGb = Annotated[float, typer.Option(help="Dollars per GB that leaves a region or the hub.")]
 _MemoryGb = Annotated[float, typer.Option(help="Memory of the machine of one shard.")]

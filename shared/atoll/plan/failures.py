@@ -4,7 +4,7 @@ A learner of n chips loses one of its slices every MTBI / n seconds, by a Poisso
 runs. Every loss stops the whole learner for the time of a downscale; what fails meanwhile is absorbed by the same stop.
 Slices that come back are taken in together, at most once per admission interval, and that stops the learner too:
 
-    running = 1 / (1 + r down + up / (1/r + admission))
+    running = (1 - up / (admission + exp(-r admission) / r)) / (1 + r down)
     present = 1 / (1 + slice return / MTBI)                 chips that are not away, of all
     goodput = running x present
 
@@ -13,19 +13,21 @@ of all the chips, elastic or rigid. A learner that fails as a whole (one machine
 its span that was not merged yet is lost, half an interval in the mean, and nobody else stops. Of a synchronous job that
 is elastic, all stop as above and go on without it; one that is rigid waits until it is back.
 
-The default constants are ours, fitted on five cells of the goodput table of arXiv 2604.21428 (1 rigid and 1 elastic learner
-at 150k and at 1.2M chips, 8 learners at 1.2M; MTBI of a chip one year as published); its other cells with known values are
-predicted within four points, which a test holds. The paper does not publish its constants.
+The default constants are those of the simulated fleets, with the origin of each (`atoll.sim.fleet.parameters`); the paper does
+not publish its own. `atoll sim goodput` plays the same mechanism event by event, and a test holds the two together.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from atoll.errors import SettingsError
+from atoll.sim.fleet.parameters import Fleet
 
 HOUR_S = 3600.0
 YEAR_S = 365.0 * 24.0 * HOUR_S
+FLEET = Fleet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,13 @@ class Failures:
         loss_per_hour: share of whole learners lost in an hour; above 0 it replaces the failures of chips.
     """
 
-    mtbi_s: float = YEAR_S
-    slice_chips: int = 64
-    return_s: float = 1200.0
-    downscale_s: float = 14.0
-    upscale_s: float = 16.0
-    admission_s: float = 60.0
-    restart_s: float = 75.0
+    mtbi_s: float = FLEET.mtbi_s
+    slice_chips: int = FLEET.slice_chips
+    return_s: float = FLEET.return_s
+    downscale_s: float = FLEET.downscale_s
+    upscale_s: float = FLEET.upscale_s
+    admission_s: float = FLEET.admission_s
+    restart_s: float = FLEET.restart_s
     loss_per_hour: float = 0.0
 
     def check(self) -> Failures:
@@ -74,8 +76,16 @@ class Failures:
 
 def running(failures: Failures, chips: int) -> float:
     """Return the share of time in which an elastic job of `chips` is not stopped."""
-    rate = chips / failures.mtbi_s
-    return 1.0 / (1.0 + rate * failures.downscale_s + failures.upscale_s / (1.0 / rate + failures.admission_s))
+    return _running(failures, chips / failures.mtbi_s)
+
+
+def _running(failures: Failures, rate: float) -> float:
+    """Return the same for failures at `rate` per second: admissions follow each other by their interval, or later.
+
+    Taking in slices cannot fill more than the whole of a time in which it is always wanted.
+    """
+    between_s = failures.admission_s + math.exp(-rate * failures.admission_s) / rate
+    return max(0.0, 1.0 - failures.upscale_s / between_s) / (1.0 + rate * failures.downscale_s)
 
 
 def present(failures: Failures) -> float:
@@ -111,8 +121,9 @@ def goodput(failures: Failures, learners: int, chips: int, unmerged_s: float) ->
     rate = failures.loss_per_hour / HOUR_S
     away = 1.0 / (1.0 + rate * failures.return_s)
     all_rate = rate * learners
-    stops = all_rate * failures.downscale_s + failures.upscale_s / (1.0 / all_rate + failures.admission_s)
     waits_s = failures.return_s + failures.restart_s
     return Goodput(
-        1.0 / (1.0 + rate * (failures.return_s + unmerged_s)), away / (1.0 + stops), 1.0 / (1.0 + all_rate * waits_s)
+        1.0 / (1.0 + rate * (failures.return_s + unmerged_s)),
+        away * _running(failures, all_rate),
+        1.0 / (1.0 + all_rate * waits_s),
     )
