@@ -1,0 +1,89 @@
+"""The merged model on held-out text at equal merged tokens: every so many, whatever the clock says.
+
+It stands beside the broker and takes no virtual time, so that measuring changes nothing. A mark is met by the commit
+that crosses it: what is measured is the model as that commit left it, at the same merged tokens in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from atoll.bus.interface import INFO_HEADER, Bus, Whisper
+from atoll.bus.subjects import Subjects
+from atoll.clock import Clock
+from atoll.island.founding import read_run
+from atoll.logs import get
+from atoll.up.view import RunView
+from atoll.wire.messages import encode, event
+from atoll_learner.evaluate import WHO, measured, read_merged
+from atoll_learner.model import Params
+
+log = get(__name__)
+
+HEADS_WAITING_MAX: Final = 1 << 16
+Measure = Callable[[Params], float]
+
+
+class HeadTap(msgspec.Struct, frozen=True):
+    """What the evaluator needs of a head's tap: the version, and the tokens that were merged into it."""
+
+    fragment: int
+    version: int
+    tokens: int
+
+
+class SimulatedEvaluator:
+    """Measures a run of `fragments` into its tape: at its beginning and then `every_tokens` merged tokens apart."""
+
+    def __init__(  # noqa: PLR0913  (the one place that puts it together)
+        self, bus: Bus, run: str, fragments: int, every_tokens: int, *, view: RunView, clock: Clock, measure: Measure
+    ) -> None:
+        """Measure nothing yet; `bus` has no link, so that reading takes no time."""
+        self._bus = bus
+        self._subjects = Subjects(run)
+        self._fragments = fragments
+        self._every_tokens = max(1, every_tokens)
+        self._view = view
+        self._clock = clock
+        self._measure = measure
+        self._versions: dict[int, int] = {}
+        self._token_fragments = 0
+        self._next_tokens = 0
+        self._measured = 0
+
+    async def follow(self) -> None:
+        """Measure at every mark until cancelled."""
+        heads = await self._bus.listen(self._subjects.tap("gl.head.*"), len_max=HEADS_WAITING_MAX)
+        async for whisper in heads:
+            if self._crosses(whisper):
+                await self.evaluate()
+
+    def _crosses(self, whisper: Whisper) -> bool:
+        """Count a head and return whether a mark is reached; the first is the origin, once it is complete."""
+        head = msgspec.json.decode(whisper.headers[INFO_HEADER], type=HeadTap)
+        if head.version <= self._versions.get(head.fragment, -1):
+            return False
+        self._versions[head.fragment] = head.version
+        self._token_fragments += head.tokens
+        merged_tokens = self._token_fragments // self._fragments
+        if len(self._versions) < self._fragments or merged_tokens < self._next_tokens:
+            return False
+        self._next_tokens = (merged_tokens // self._every_tokens + 1) * self._every_tokens
+        return True
+
+    async def evaluate(self) -> None:
+        """Measure the model as it stands, and put the result on the tape."""
+        run = await read_run(self._bus, self._subjects)
+        if run is None:
+            return
+        tokens = self._view.run_tokens
+        merged = await read_merged(self._bus, run)
+        fields = measured(merged, self._measure(merged.params), tokens, 0.0)
+        self._measured += 1
+        line = encode(event("validation", WHO, self._clock.wall(), **fields))
+        msg_id, info = f"validation-{self._measured}", {"bpb": fields["bits_per_byte"]}
+        await self._bus.publish(self._subjects.event("validation", WHO), line, msg_id=msg_id, info=info)
+        log.info("model.evaluated", **fields)
