@@ -37,7 +37,10 @@ def train(  # noqa: PLR0913  (one option each)
     docs/virtual-time.md describes it. The same seed on the same machine gives the same tape, byte by byte. Ctrl-C once
     lets everybody leave in good order and reports; twice ends everything at once. Either way the exit code is 130.
     """
-    from atoll.up.options import UpRequest  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll_simulator.cores import one_thread_for_algebra  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+    one_thread_for_algebra()
+    from atoll.up.options import UpRequest  # noqa: PLC0415
     from atoll_simulator.workshop import run_sim  # noqa: PLC0415
 
     flags = with_flags(assignments, protocol__shards=shards, seed=seed, protocol__tokens_target=tokens)
@@ -50,6 +53,6 @@ def train(  # noqa: PLR0913  (one option each)
         assignments=tuple(flags),
         standbys=standbys,
     )
-    code = run_sim(request, again=again)
-    if code:
-        raise typer.Exit(code)
+    ran = run_sim(request, again=again)
+    if ran.code:
+        raise typer.Exit(ran.code)

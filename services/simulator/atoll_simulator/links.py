@@ -16,6 +16,7 @@ import random
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from atoll.bus.claims import check_size
 from atoll.bus.feeds import Feed
 from atoll.bus.interface import BlobRef, Buffer, Info, Record, TapeEntry, Whisper
 from atoll.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer, MemoryDelivery
@@ -296,6 +297,7 @@ class LinkedBus(MemoryBus):
 
     async def tell(self, subject: str, data: bytes) -> None:
         """Send at most once; see `Bus`."""
+        check_size(subject, data)
         await self._give_way()
         self._count_up(data)
         self.link.whisper(self.link.up, len(data), self._broker.whisper, Whisper(subject, bytes(data)))
@@ -309,6 +311,7 @@ class LinkedBus(MemoryBus):
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
         """Send and return the first answer, or None; see `Bus`."""
+        check_size(subject, data)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._up(len(data))

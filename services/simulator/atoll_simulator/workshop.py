@@ -1,16 +1,13 @@
 """What a simulated run needs before its first virtual second: a checked plan, a folder, data, devices, a compiled step.
 
-Nothing here may load JAX before `use_cores` has said how: every learner's step is one thread, and the steps of several
-learners are computed side by side on as many devices as the machine has cores.
+Nothing here may load JAX before `use_cores` has said how.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -25,15 +22,32 @@ from atoll.up.options import UpPlan, UpRequest, plan, shard_names, standby_names
 from atoll.up.report.write import summary
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.sources import files_of, stdlib_files
-from atoll_learner.process import limit_threads, prepare_work
+from atoll_learner.process import prepare_work
+from atoll_simulator.cores import use_cores
 from atoll_simulator.scenario import Scenario, scenario_of
 
 
-def run_sim(request: UpRequest, *, again: bool = False) -> int:
-    """Carry out what was asked for and return the exit code: 0, or 130 when it was interrupted.
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a simulated run left: exit code, folder, report (None when nothing was trained), steps and their real seconds."""
+
+    code: int
+    out: Path
+    report: dict[str, Any] | None
+    steps: int = 0
+    steps_took_s: float = 0.0
+
+    @property
+    def steps_per_s(self) -> float:
+        """Return how many inner steps were computed per real second, from the first to the last."""
+        return (self.steps - 1) / self.steps_took_s if self.steps_took_s > 0 else 0.0
+
+
+def run_sim(request: UpRequest, *, again: bool = False, face: Face | None = None) -> Ran:
+    """Carry out what was asked for; the exit code is 0, or 130 when it was interrupted.
 
     Raises:
-        AtollError: a setting is wrong, or the folder cannot be used.
+        AtollError: a setting is wrong, the folder cannot be used, or the run could not train.
     """
     up, scenario = planned_run(request)
     if read_run_file(up.out) is not None:
@@ -43,36 +57,41 @@ def run_sim(request: UpRequest, *, again: bool = False) -> int:
             )
         move_aside(up.out)
     use_cores(len(up.learners))
-    clock = SystemClock()
-    console = Console(stderr=True)
-    face: Face = TerminalFace(console, clock) if console.is_terminal else PlainFace(console, clock)
     settings = up.settings
     with (
         RunFolder(up.out) as folder,
         logging_to(folder.path("logs", "sim.jsonl"), settings.log.level, role="sim", run=settings.run),
     ):
-        return _simulate(up, scenario, folder, face)
+        return _simulated(up, scenario, folder, face or _stderr())
 
 
-def _simulate(up: UpPlan, scenario: Scenario, folder: RunFolder, face: Face) -> int:
+def _stderr() -> Face:
+    """Return the face that fits standard error."""
+    console = Console(stderr=True)
+    return TerminalFace(console, SystemClock()) if console.is_terminal else PlainFace(console, SystemClock())
+
+
+def _simulated(up: UpPlan, scenario: Scenario, folder: RunFolder, face: Face) -> Ran:
     from atoll_simulator.simulation import Interrupted, simulate  # noqa: PLC0415  (loads JAX)
 
     clock, interrupted = SystemClock(), Interrupted()
+    began_s = clock.monotonic()
     with interrupted.heard():
         settings = with_data(up, folder, face)
         with face.stage("compiling"):
             trade = trade_of(settings, folder)
-        began_s = clock.monotonic()
         try:
             report, outcome = simulate(up, scenario, trade, folder=folder, face=face, interrupted=interrupted)
         except KeyboardInterrupt:
             face.rest()
             face.say("ended at once; the tape and the journal are kept")
-            return INTERRUPTED
+            return Ran(INTERRUPTED, folder.out, None)
+    face.say("nothing was trained, so there is nothing to report" if report is None else summary(report, folder.out))
+    code = INTERRUPTED if interrupted.wanted else 0
+    ran = Ran(code, folder.out, report, outcome.steps, outcome.steps_took_s)
     took_s = clock.monotonic() - began_s
-    face.say(summary(report, folder.out))
-    face.say(f"  simulated in:  {took_s:,.1f} s, {outcome.steps:,} steps, {outcome.steps / took_s:,.1f} steps/s")
-    return INTERRUPTED if interrupted.wanted else 0
+    face.say(f"  simulated in:  {took_s:,.1f} s, {ran.steps:,} steps at {ran.steps_per_s:,.1f} a second")
+    return ran
 
 
 def planned_run(request: UpRequest) -> tuple[UpPlan, Scenario]:
@@ -89,14 +108,6 @@ def planned_run(request: UpRequest) -> tuple[UpPlan, Scenario]:
             "this run would never end", got="no token target", todo="give --tokens, or set sim.max_s in seconds"
         )
     return replace(up, out=request.out or Path("runs") / f"sim-{up.settings.seed}"), scenario
-
-
-def use_cores(learners: int) -> None:
-    """Have JAX make as many CPU devices as can work side by side; only before JAX is first used."""
-    limit_threads(1)
-    devices = max(1, min(os.cpu_count() or 1, learners))
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
 
 
 def with_data(up: UpPlan, folder: RunFolder, face: Face) -> Settings:
@@ -125,10 +136,3 @@ def trade_of(settings: Settings, folder: RunFolder):  # type: ignore[no-untyped-
     if settings.learner.initial_model is not None:
         params = load_safetensors(settings.learner.initial_model, params)
     return Trade(settings, work, params, make_step(work.model, work.train))
-
-
-@contextmanager
-def silent() -> Iterator[Face]:
-    """Yield a face that says nothing."""
-    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-        yield PlainFace(Console(file=nowhere), SystemClock())
