@@ -64,16 +64,19 @@ def configure(form: Format = "auto", level: str = "info", **bound: str | int) ->
 @contextlib.contextmanager
 def logging_to(path: Path, level: str = "info", **bound: str | int) -> Iterator[None]:
     """Send structured logs to a file while the block runs, because the terminal belongs to somebody else."""
+    root = logging.getLogger()
+    former, threshold, events = root.handlers[:], root.level, structlog.get_config()
     configure("json", level, **bound)
-    handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
     with path.open("a", encoding="utf-8") as log:
-        for handler in handlers:
-            handler.setStream(log)
+        for handler in root.handlers:
+            if isinstance(handler, logging.StreamHandler):
+                handler.setStream(log)
         try:
             yield
         finally:
-            for handler in handlers:
-                handler.setStream(sys.stderr)
+            root.handlers[:] = former
+            root.setLevel(threshold)
+            structlog.configure(**events)
 
 
 def say_in_this_task(**values: str | int) -> None:
