@@ -59,20 +59,20 @@ class Trade:
 
 
 class Pace:
-    """How long a learner's steps take: `mean_s`, each drawn anew from a lognormal of variation `cv`."""
+    """How long a learner's steps take: `mean_s`, each drawn anew from a lognormal of variation `cv`; more for the first."""
 
-    def __init__(self, mean_s: float, cv: float, dice: random.Random) -> None:
-        """Draw from `dice`."""
+    def __init__(self, mean_s: float, cv: float, dice: random.Random, *, compile_s: float = 0.0) -> None:
+        """Draw from `dice`; the first step takes `compile_s` longer."""
         self._mean_s = mean_s
+        self._compile_s = compile_s
         self._sigma = math.sqrt(math.log1p(cv * cv))
         self._dice = dice
 
     def next_s(self) -> float:
         """Return the seconds of the next step."""
-        if not self._sigma:
-            return self._mean_s
-        drawn = math.exp(self._dice.gauss(-0.5 * self._sigma**2, self._sigma))
-        return self._mean_s * max(SMALLEST_STEP, drawn)
+        more_s, self._compile_s = self._compile_s, 0.0
+        drawn = math.exp(self._dice.gauss(-0.5 * self._sigma**2, self._sigma)) if self._sigma else 1.0
+        return more_s + self._mean_s * max(SMALLEST_STEP, drawn)
 
 
 class SimulatedLearner:

@@ -67,8 +67,9 @@ class Scenario(_Table):
     Attributes:
         step_s: seconds of one inner step of a learner of speed 1 that is not throttled.
         step_cv: standard deviation of a learner's step time, as a share of its mean; each step is drawn anew.
-        start_s: seconds from a process's start to its joining: interpreter, data, compiler.
+        start_s: seconds from a process's start to its joining: interpreter, data, parameters.
         speed: speed by learner, 1 where none is given.
+        compile_s: seconds by learner that the first step of a life takes longer than others.
         link: everybody's link.
         links: the links of those named, whole tables in its place.
         failures: deaths of learners at random.
@@ -84,6 +85,7 @@ class Scenario(_Table):
     step_cv: float = Field(default=0.0, ge=0.0, le=2.0)
     start_s: float = Field(default=0.0, ge=0.0, le=3600.0)
     speed: dict[str, float] = Field(default_factory=dict)
+    compile_s: dict[str, float] = Field(default_factory=dict)
     link: LinkTable = LinkTable()
     links: dict[str, LinkTable] = Field(default_factory=dict)
     failures: FailureTable = FailureTable()
@@ -114,7 +116,7 @@ def scenario_of(table: Mapping[str, Any], learners: Collection[str], others: Col
             raise SettingsError(
                 f"sim.{where} names nobody of this run", got=name, allowed=", ".join(allowed), todo="see --learners"
             )
-    for where, numbers in (("speed", scenario.speed), ("joins", scenario.joins), ("leaves", scenario.leaves)):
+    for where, numbers in _by_learner(scenario):
         low = 1e-6 if where == "speed" else 0.0
         for name, number in numbers.items():
             if not low <= number <= LONG_S:
@@ -126,12 +128,16 @@ def scenario_of(table: Mapping[str, Any], learners: Collection[str], others: Col
     return scenario
 
 
+def _by_learner(scenario: Scenario) -> list[tuple[str, dict[str, float]]]:
+    return [(name, getattr(scenario, name)) for name in ("speed", "compile_s", "joins", "leaves")]
+
+
 def _named(
     scenario: Scenario, learners: Collection[str], others: Collection[str]
 ) -> Iterator[tuple[str, str, list[str]]]:
     """Yield where somebody is named, the name, and who may be."""
     everybody = [*learners, *others]
-    for where, names in (("speed", scenario.speed), ("joins", scenario.joins), ("leaves", scenario.leaves)):
+    for where, names in _by_learner(scenario):
         yield from ((where, name, list(learners)) for name in names)
     yield from (("links", name, everybody) for name in scenario.links)
     yield from (("kills", kill.who, [*everybody, BROKER]) for kill in scenario.kills)

@@ -189,13 +189,14 @@ class Simulation:
         name = life.name
         scenario, told = self._scenario, self._settings.learner
         mean_s = scenario.step_s * self._up.throttle.get(name, told.throttle) / scenario.speed.get(name, 1.0)
+        dice = self.world.dice(name, life.number, "pace")
         learner = SimulatedLearner(
             self._trade,
             name,
             life.bus,
             clock=self.clock,
             identity=life.identity,
-            pace=Pace(mean_s, scenario.step_cv, self.world.dice(name, life.number, "pace")),
+            pace=Pace(mean_s, scenario.step_cv, dice, compile_s=scenario.compile_s.get(name, 0.0)),
             device=self._devices[self._up.learners.index(name) % len(self._devices)],
             stop=life.stop,
             on_step=self._on_step,
