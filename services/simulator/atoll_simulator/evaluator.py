@@ -1,7 +1,8 @@
 """The merged model on held-out text at equal merged tokens: every so many, whatever the clock says.
 
-It stands beside the broker and takes no virtual time, so that measuring changes nothing. A mark is met by the commit
-that crosses it: what is measured is the model as that commit left it, at the same merged tokens in every run.
+It stands beside the broker and takes no virtual time, so that measuring changes nothing. A mark is met by the round of
+the tape that crosses it: what is measured is the model as it is then, at the same merged tokens in every run, counted as
+the report counts them.
 """
 
 from __future__ import annotations
@@ -11,28 +12,20 @@ from typing import Final
 
 import msgspec
 
-from atoll.bus.interface import INFO_HEADER, Bus, Whisper
+from atoll.bus.interface import Bus, Whisper
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
 from atoll.island.founding import read_run
 from atoll.logs import get
 from atoll.up.view import RunView
-from atoll.wire.messages import encode, event
+from atoll.wire.messages import Event, decode, encode, event
 from atoll_learner.evaluate import WHO, measured, read_merged
 from atoll_learner.model import Params
 
 log = get(__name__)
 
-HEADS_WAITING_MAX: Final = 1 << 16
+NEWS_WAITING_MAX: Final = 1 << 16
 Measure = Callable[[Params], float]
-
-
-class HeadTap(msgspec.Struct, frozen=True):
-    """What the evaluator needs of a head's tap: the version, and the tokens that were merged into it."""
-
-    fragment: int
-    version: int
-    tokens: int
 
 
 class SimulatedEvaluator:
@@ -49,27 +42,28 @@ class SimulatedEvaluator:
         self._view = view
         self._clock = clock
         self._measure = measure
-        self._versions: dict[int, int] = {}
         self._token_fragments = 0
         self._next_tokens = 0
         self._measured = 0
 
     async def follow(self) -> None:
         """Measure at every mark until cancelled."""
-        heads = await self._bus.listen(self._subjects.tap("gl.head.*"), len_max=HEADS_WAITING_MAX)
-        async for whisper in heads:
-            if self._crosses(whisper):
+        news = await self._bus.listen(self._subjects.tap("ev.*.*"), len_max=NEWS_WAITING_MAX)
+        async for whisper in news:
+            if await self._crosses(whisper):
                 await self.evaluate()
 
-    def _crosses(self, whisper: Whisper) -> bool:
-        """Count a head and return whether a mark is reached; the first is the origin, once it is complete."""
-        head = msgspec.json.decode(whisper.headers[INFO_HEADER], type=HeadTap)
-        if head.version <= self._versions.get(head.fragment, -1):
+    async def _crosses(self, whisper: Whisper) -> bool:
+        """Count a round and return whether it reaches a mark; the first learner that has joined finds the origin."""
+        kind = whisper.subject.split(".")[-2]
+        if kind == "round":
+            after = int(whisper.headers["Nats-Sequence"]) - 1
+            entry = (await self._bus.replay(self._subjects.event(kind, "*"), after=after, limit=1))[0]
+            self._token_fragments += msgspec.json.decode(decode(Event, entry.data).fields["tokens"], type=int)
+        elif kind != "joined":
             return False
-        self._versions[head.fragment] = head.version
-        self._token_fragments += head.tokens
         merged_tokens = self._token_fragments // self._fragments
-        if len(self._versions) < self._fragments or merged_tokens < self._next_tokens:
+        if merged_tokens < self._next_tokens:
             return False
         self._next_tokens = (merged_tokens // self._every_tokens + 1) * self._every_tokens
         return True

@@ -202,9 +202,10 @@ class World:
             self.kill(kill.who, kill.return_s)
             return
         self.note("killed", BROKER)
-        self._cut(list(self._actors), BROKER, "broker")
+        reason = f"broker-{kill.at_s:g}"
+        self._cut(list(self._actors), BROKER, reason)
         if kill.return_s >= 0:
-            self._loop.call_later(kill.return_s, self._heal, list(self._actors), BROKER, "broker")
+            self._loop.call_later(kill.return_s, self._heal, list(self._actors), BROKER, reason)
 
     def _cut_as_told(self, cut: Partition, reason: str) -> None:
         for name in cut.who:
