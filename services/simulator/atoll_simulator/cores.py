@@ -11,8 +11,8 @@ import os
 def one_thread_for_algebra() -> None:
     """Let NumPy's linear algebra use one thread, unless somebody has said how many; only before NumPy is first loaded.
 
-    Its threads wait for each other by spinning. Beside two inner steps on two cores the norm of a fragment took 20 ms
-    with two threads and 0.1 ms with one.
+    Its threads wait for each other by spinning. On two busy cores the norm of a fragment took 20 ms with two of them and
+    0.1 ms with one.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
