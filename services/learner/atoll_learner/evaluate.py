@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,9 @@ async def _evaluate_once(bus: Bus, run: RunRecord, measure: Any, ledger: Ledger)
         clock = SystemClock()
         line = encode(event("validation", WHO, clock.wall(), **fields))
         msg_id = f"validation-{os.getpid()}-{clock.monotonic():.6f}"
-        await bus.publish(Subjects(run.run).event("validation", WHO), line, msg_id=msg_id, info={"bpb": fields["bits_per_byte"]})
+        await bus.publish(
+            Subjects(run.run).event("validation", WHO), line, msg_id=msg_id, info={"bpb": fields["bits_per_byte"]}
+        )
         log.info("model.evaluated", **fields)
     except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
         log.warning("evaluation.skipped", reason=str(error))

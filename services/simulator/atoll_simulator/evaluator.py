@@ -19,7 +19,8 @@ from atoll.island.founding import read_run
 from atoll.logs import get
 from atoll.up.view import RunView
 from atoll.wire.messages import Event, decode, encode, event
-from atoll_learner.evaluate import WHO, measured, read_merged
+from atoll_learner.evaluate import WHO, measured
+from atoll_learner.merged import read_merged
 from atoll_learner.model import Params
 
 log = get(__name__)
@@ -73,9 +74,7 @@ class SimulatedEvaluator:
         run = await read_run(self._bus, self._subjects)
         if run is None:
             return
-        tokens = self._view.run_tokens
-        merged = await read_merged(self._bus, run)
-        fields = measured(merged, self._measure(merged.params), tokens, 0.0)
+        fields = measured(await read_merged(self._bus, run), self._measure, self._view.run_tokens) | {"took_s": 0.0}
         self._measured += 1
         line = encode(event("validation", WHO, self._clock.wall(), **fields))
         msg_id, info = f"validation-{self._measured}", {"bpb": fields["bits_per_byte"]}

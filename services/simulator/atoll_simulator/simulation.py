@@ -34,7 +34,8 @@ from atoll.up.supervisor import LEARNERS_LEAVE_S, SHARDS_FINISH_S, SHARDS_LEAVE_
 from atoll.up.view import RunView
 from atoll.up.watch import Watch
 from atoll.wire.messages import RunRecord
-from atoll_learner.evaluate import FOLLOW_TOKENS_MAX, Merged, read_merged, write_out
+from atoll_learner.evaluate import FOLLOW_TOKENS_MAX, write_out
+from atoll_learner.merged import Merged, read_merged
 from atoll_learner.train import make_evaluator
 from atoll_simulator.evaluator import SimulatedEvaluator
 from atoll_simulator.learner import Pace, SimulatedLearner, Trade
