@@ -154,6 +154,33 @@ def test_a_kill_ends_a_process_with_all_it_started_and_nobody_else() -> None:
     assert seen.count("other/late") == 1
 
 
+def test_an_interrupt_leaves_at_once_and_tasks_still_end_in_order() -> None:
+    """Raised in the middle of a task: everybody is cancelled, may await something once more, and the loop closes."""
+    said: list[str] = []
+
+    async def main() -> None:
+        async def interrupt() -> None:
+            await asyncio.sleep(1.0)
+            raise KeyboardInterrupt
+
+        try:
+            await asyncio.gather(interrupt(), asyncio.sleep(100.0))
+        finally:
+            await asyncio.sleep(1.0)
+            said.append("told")
+
+    with pytest.raises(KeyboardInterrupt):
+        virtually(main())
+    assert said == ["told"]
+
+    async def at_once() -> None:
+        await asyncio.sleep(1.0)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        virtually(at_once())
+
+
 def test_an_error_that_nobody_awaits_is_told() -> None:
     """A callback that fails reaches the handler and ends nothing else."""
 

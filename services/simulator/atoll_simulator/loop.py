@@ -152,8 +152,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             raise RuntimeError("the loop stopped before the future was done")
         return task.result()
 
-    def _on_complete(self, _: object) -> None:
-        self.stop()
+    def _on_complete(self, done: asyncio.Future[Any]) -> None:
+        """Stop, unless an interrupt has: it left `run_forever` already, and the next run must not end at once."""
+        if done.cancelled() or not isinstance(done.exception(), KeyboardInterrupt | SystemExit):
+            self.stop()
 
     def stop(self) -> None:
         """Return from `run_forever` after this turn."""

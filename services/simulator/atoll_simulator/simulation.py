@@ -286,6 +286,9 @@ def simulate(
         try:
             outcome = await simulation.run()
             journal.ended(outcome.ended)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            journal.ended("killed")
+            raise
         except BaseException:
             journal.ended("failed")
             raise
