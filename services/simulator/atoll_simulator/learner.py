@@ -58,6 +58,17 @@ class Trade:
     step: Step
 
 
+def warm(trade: Trade) -> None:
+    """Compile the step for every device, so that the first steps of a run take no longer than others."""
+    train = trade.work.train
+    shape = (train.batch, train.sequence + 1)
+    batch = np.zeros(shape if train.accumulation == 1 else (train.accumulation, *shape), dtype=np.int32)
+    for device in jax.local_devices():
+        params = jax.device_put(trade.params, device)
+        state = jax.device_put(init_optimizer(train, params), device)
+        trade.step(params, state, batch, 0.0)[2].block_until_ready()
+
+
 class Pace:
     """How long a learner's steps take: `mean_s`, each drawn anew from a lognormal of variation `cv`; more for the first."""
 
