@@ -14,7 +14,7 @@ export PYTHON ?=
 # Each is passed on only where it was given, so that every command keeps its own default.
 BENCH_FLAGS = $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
-.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-bandwidth bench-goodput chaos dst bench-dst results results-check clean
+.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-bandwidth bench-goodput chaos dst bench-dst results results-check clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -81,6 +81,12 @@ bench-bandwidth: $(READY)  ## compute the published bandwidth figures from the p
 
 bench-goodput: $(READY)  ## fit the simulated fleets on four of the paper's cells and check the others (docs/goodput.md)
 	$(PY) benchmarks/goodput_fit.py $(BENCH_FLAGS)
+
+bench-fidelity: $(READY)  ## run one scenario by real processes and by the simulator, and compare what comes out
+	$(PY) benchmarks/fidelity.py $(BENCH_FLAGS)
+
+bench-simulator: $(READY)  ## measure how fast simulated learners step, beside a bare loop of the same steps
+	$(PY) benchmarks/simulator.py $(BENCH_FLAGS)
 
 chaos: $(READY)  ## kill and freeze everything at random, and read from the tape what it cost
 	$(PY) benchmarks/chaos.py $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(GAUNTLET),--gauntlet $(GAUNTLET)) $(if $(ONLY),--only $(ONLY))

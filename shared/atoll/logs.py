@@ -7,8 +7,11 @@ the same stream. No line carries arrays or secrets.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import structlog
@@ -56,6 +59,24 @@ def configure(form: Format = "auto", level: str = "info", **bound: str | int) ->
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
+
+
+@contextlib.contextmanager
+def logging_to(path: Path, level: str = "info", **bound: str | int) -> Iterator[None]:
+    """Send structured logs to a file while the block runs, because the terminal belongs to somebody else."""
+    root = logging.getLogger()
+    former, threshold, events = root.handlers[:], root.level, structlog.get_config()
+    configure("json", level, **bound)
+    with path.open("a", encoding="utf-8") as log:
+        for handler in root.handlers:
+            if isinstance(handler, logging.StreamHandler):
+                handler.setStream(log)
+        try:
+            yield
+        finally:
+            root.handlers[:] = former
+            root.setLevel(threshold)
+            structlog.configure(**events)
 
 
 def say_in_this_task(**values: str | int) -> None:

@@ -5,8 +5,8 @@ where it came from (`Loaded.origins`), so that an error names the file, the vari
 `atoll config` can show it. Relations between settings are checked here, once, with both values in the message.
 
 Sections: `broker` (where it is), `protocol` (what the run agrees on, see `atoll.protocol.settings`), `learner`,
-`model`, `train`, `data`, `synchronizer`, `archive`. Model and training sections are plain tables here and are checked by the
-learner, which knows what they mean; the kernel carries them.
+`model`, `train`, `data`, `synchronizer`, `archive`, `sim`. Model and training sections are plain tables here and are
+checked by the learner, which knows what they mean, the scenario of a simulation by the simulator; the kernel carries them.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ class Settings(BaseSettings):
     synchronizer: SynchronizerSettings = SynchronizerSettings()
     archive: ArchiveSettings = ArchiveSettings()
     log: LogSettings = LogSettings()
+    sim: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
     def settings_customise_sources(

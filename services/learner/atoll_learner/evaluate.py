@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,26 +84,29 @@ async def _evaluate_once(bus: Bus, run: RunRecord, measure: Any, ledger: Ledger)
     tokens = ledger.run_tokens
     try:
         merged = await read_merged(bus, run)
-        bits = await asyncio.to_thread(measure, merged.params)
-        fields = {
-            "run_tokens": tokens,
-            "bits_per_byte": round(bits, 5),
-            **(
-                {}
-                if merged.average is None
-                else {"average": round(await asyncio.to_thread(measure, merged.average), 5)}
-            ),
-            "versions_min": merged.versions_min,
-            "versions_max": merged.versions_max,
-            "took_s": round(time.monotonic() - began_s, 3),
-        }
+        fields = await asyncio.to_thread(measured, merged, measure, tokens)
+        fields["took_s"] = round(time.monotonic() - began_s, 3)
         clock = SystemClock()
         line = encode(event("validation", WHO, clock.wall(), **fields))
         msg_id = f"validation-{os.getpid()}-{clock.monotonic():.6f}"
-        await bus.publish(Subjects(run.run).event("validation", WHO), line, msg_id=msg_id, info={"bpb": bits})
+        await bus.publish(
+            Subjects(run.run).event("validation", WHO), line, msg_id=msg_id, info={"bpb": fields["bits_per_byte"]}
+        )
         log.info("model.evaluated", **fields)
     except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
         log.warning("evaluation.skipped", reason=str(error))
+
+
+def measured(merged: Merged, measure: Callable[[dict[str, Any]], float], run_tokens: int) -> dict[str, int | float]:
+    """Return the fields of a `validation` event."""
+    average = {} if merged.average is None else {"average": round(measure(merged.average), 5)}
+    return {
+        "run_tokens": run_tokens,
+        "bits_per_byte": round(measure(merged.params), 5),
+        **average,
+        "versions_min": merged.versions_min,
+        "versions_max": merged.versions_max,
+    }
 
 
 async def _count_tokens(bus: Bus, run: str, ledger: Ledger) -> None:
@@ -130,7 +134,7 @@ def export_run(settings: Settings, out: Path) -> None:
     work = prepare_work(settings)
     limit_threads(settings.learner.threads)
     run, merged = asyncio.run(_read_now(settings))
-    _write_out(work, out, run, merged)
+    write_out(work, out, run, merged)
 
 
 async def _read_now(settings: Settings) -> tuple[RunRecord, Merged]:
@@ -146,7 +150,8 @@ async def _read_now(settings: Settings) -> tuple[RunRecord, Merged]:
         await bus.close()
 
 
-def _write_out(work: Work, out: Path, run: RunRecord, merged: Merged) -> None:
+def write_out(work: Work, out: Path, run: RunRecord, merged: Merged) -> None:
+    """Write the merged model, a sample of its text and how it measures to `out`."""
     from atoll_learner.export import save_safetensors  # noqa: PLC0415
     from atoll_learner.model import init_params  # noqa: PLC0415
     from atoll_learner.sample import generate  # noqa: PLC0415

@@ -9,14 +9,16 @@ says is no longer ours (we were frozen or cut off for longer than a lease) is no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, wait
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.errors import AtollError
 from atoll.island.join import IslandHandle
+from atoll.island.leases import DataLeases
 from atoll.logs import get
 from atoll.protocol.data import DataGrant, Progress
 from atoll_learner.data.batches import BatchReader
@@ -27,35 +29,98 @@ LOOK_S = 0.2
 RESUME_S = 30.0
 
 
-class LeasedFeed:
-    """Yields int32 batches of shape (batch, sequence + 1) for `island`, `lease_blocks` blocks at a time."""
+class Pending(Protocol):
+    """A grant that was asked for: a future of whatever kind."""
+
+    def done(self) -> bool:
+        """Return whether it is here, or will not come."""
+
+    def result(self) -> DataGrant:
+        """Return it."""
+
+    def cancel(self) -> object:
+        """Give it up."""
+
+
+class Supply:
+    """What is leased and not read yet: int32 batches of shape (batch, sequence + 1). Never waits.
+
+    `call` begins a coroutine of the leases and returns its future.
+    """
+
+    def __init__(
+        self,
+        leases: DataLeases,
+        call: Callable[[Coroutine[Any, Any, DataGrant]], Pending],
+        reader: BatchReader,
+        lease_blocks: int,
+    ) -> None:
+        """Hold nothing yet."""
+        self._leases = leases
+        self._call = call
+        self._reader = reader
+        self._lease_blocks = lease_blocks
+        self.pending: Pending | None = None
+
+    def poll(self) -> npt.NDArray[np.int32] | None:
+        """Return the next batch, or None when nothing leased is left; the next lease is asked for before that."""
+        self._collect()
+        if not self._reader.ready():
+            return None
+        batch = self._reader.next()
+        self.publish()
+        if self._reader.needs_more():
+            self.want()
+        return batch
+
+    def want(self) -> None:
+        """Ask for a lease unless one is on its way."""
+        if self.pending is None:
+            self.publish()
+            self.pending = self._call(self._leases.take(self._lease_blocks))
+
+    def publish(self) -> None:
+        """Tell the ledger's side how far we are, and stop reading what is lost."""
+        for key in self._leases.lost & self._reader.progress().keys():
+            self._reader.drop(key)
+        self._reader.forget(self._leases.mine)
+        self._leases.progress = self._reader.progress()
+
+    def _collect(self) -> None:
+        """Take the pending lease over when it is here; one that failed is asked for again when it is needed."""
+        if self.pending is None or not self.pending.done():
+            return
+        pending, self.pending = self.pending, None
+        try:
+            self._grant(pending.result())
+        except (AtollError, CancelledError) as error:
+            log.warning("data.no_lease", reason=str(error))
+
+    def _grant(self, grant: DataGrant) -> None:
+        self._reader.grant(grant.epoch, grant.start, grant.stop, read=grant.read, of=grant.of)
+
+
+class LeasedFeed(Supply):
+    """A supply for a training thread of `island`, which may wait."""
+
+    pending: Future[DataGrant] | None
 
     def __init__(self, island: IslandHandle, reader: BatchReader, lease_blocks: int, cursor: Progress) -> None:
         """Take over what a checkpoint's `cursor` names, or ask for the first lease; it arrives while the model compiles."""
+        super().__init__(island.session.leases, island.call, reader, lease_blocks)
         self._island = island
-        self._leases = island.session.leases
-        self._reader = reader
-        self._lease_blocks = lease_blocks
-        self._pending: Future[DataGrant] | None = None
         if cursor:
             self._resume(cursor)
         if self._reader.needs_more():
-            self._ask()
+            self.want()
 
     def next(self, give_up: Callable[[], bool]) -> npt.NDArray[np.int32] | None:
         """Return the next batch, or None once nothing leased is left and `give_up` says so; else block until there is."""
-        self._collect()
-        while not self._reader.ready():
+        while (batch := self.poll()) is None:
             if give_up():
                 return None
-            if self._pending is None:
-                self._ask()
-            wait([self._pending] if self._pending else [], LOOK_S)
-            self._collect()
-        batch = self._reader.next()
-        self._publish()
-        if self._reader.needs_more() and self._pending is None:
-            self._ask()
+            self.want()
+            wait([self.pending] if self.pending else [], LOOK_S)
         return batch
 
     @property
@@ -66,11 +131,11 @@ class LeasedFeed:
     def close(self, within_s: float) -> bool:
         """Return what was leased and not read; say whether the ledger knows it."""
         deadline_s = time.monotonic() + within_s
-        if self._pending is not None:
-            wait([self._pending], within_s)
-            self._pending.cancel()
+        if self.pending is not None:
+            wait([self.pending], within_s)
+            self.pending.cancel()
             self._collect()
-        self._publish()
+        self.publish()
         giving = self._island.call(self._leases.give_back())
         try:
             giving.result(max(0.0, deadline_s - time.monotonic()))
@@ -93,27 +158,3 @@ class LeasedFeed:
         for grant in inherited:
             self._grant(grant)
         log.info("data.resumed", units=len(inherited), of=len(cursor))
-
-    def _publish(self) -> None:
-        """Tell the ledger's side how far we are, and stop reading what is lost."""
-        for key in self._leases.lost & self._reader.progress().keys():
-            self._reader.drop(key)
-        self._reader.forget(self._leases.mine)
-        self._leases.progress = self._reader.progress()
-
-    def _ask(self) -> None:
-        self._publish()
-        self._pending = self._island.call(self._leases.take(self._lease_blocks))
-
-    def _collect(self) -> None:
-        """Take the pending lease over when it is here; one that failed is asked for again when it is needed."""
-        if self._pending is None or not self._pending.done():
-            return
-        pending, self._pending = self._pending, None
-        try:
-            self._grant(pending.result())
-        except (AtollError, CancelledError) as error:
-            log.warning("data.no_lease", reason=str(error))
-
-    def _grant(self, grant: DataGrant) -> None:
-        self._reader.grant(grant.epoch, grant.start, grant.stop, read=grant.read, of=grant.of)

@@ -30,7 +30,7 @@ import jax
 import numpy as np
 import optax
 
-from atoll.island.join import IslandHandle
+from atoll.island.join import Borrowed, IslandHandle
 from atoll.logs import get
 from atoll.protocol.data import Key
 from atoll_learner.checkpoints import Checkpoints, Loaded
@@ -44,6 +44,9 @@ USABLE_HORIZONS: Final = 10.0
 ROUNDING: Final = 1.02
 TINY: Final = 1e-12
 """Second moments below this square underflow: such a first moment moves a parameter by less than Adam's epsilon lets it."""
+
+FRESH_FACTS: Final[Mapping[str, str | int | float]] = {"bytes": 0, "age_tokens": 0, "took_s": 0.0}
+"""What log and tape say of a start without a former state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +67,34 @@ def recover(island: IslandHandle, checkpoints: Checkpoints | None, train: TrainS
     if own is not None and age_tokens <= GOOD_HORIZONS * horizon_tokens:
         return _from_checkpoint(island, own, age_tokens)
     borrowed = island.recovered_state(fresh) if island.run_tokens > 0 and not island.done else None
-    if borrowed is not None and (reason := impossible(borrowed.state, train)):
-        log.warning("state.not_borrowed", peer=borrowed.lender, reason=reason)
-        borrowed = None
-    if borrowed is not None:
-        island.note_recovery(
-            "peer",
-            peer=borrowed.lender,
-            steps=borrowed.steps,
-            age_tokens=max(0, island.run_tokens - borrowed.run_tokens),
-            bytes=borrowed.size_bytes,
-            took_s=round(borrowed.took_s, 3),
-        )
+    if borrowed is not None and possible(borrowed, train):
+        island.note_recovery("peer", **loan_facts(borrowed, island.run_tokens))
         return Recovered(borrowed.state, "peer", cursor)
     if own is not None and age_tokens <= USABLE_HORIZONS * horizon_tokens:
         return _from_checkpoint(island, own, age_tokens)
     if own is not None:
         log.warning("checkpoint.too_old", age_tokens=age_tokens, allowed=int(USABLE_HORIZONS * horizon_tokens))
-    island.note_recovery("fresh", bytes=0, age_tokens=0, took_s=0.0)
+    island.note_recovery("fresh", **FRESH_FACTS)
     return Recovered(fresh, "fresh", cursor)
+
+
+def possible(borrowed: Borrowed, train: TrainSettings) -> bool:
+    """Return whether gradients can have led to what a peer lent; say so if not."""
+    reason = impossible(borrowed.state, train)
+    if reason:
+        log.warning("state.not_borrowed", peer=borrowed.lender, reason=reason)
+    return not reason
+
+
+def loan_facts(borrowed: Borrowed, run_tokens: int) -> dict[str, str | int | float]:
+    """Return what log and tape say of a loan, in a run that is at `run_tokens`."""
+    return {
+        "peer": borrowed.lender,
+        "steps": borrowed.steps,
+        "age_tokens": max(0, run_tokens - borrowed.run_tokens),
+        "bytes": borrowed.size_bytes,
+        "took_s": round(borrowed.took_s, 3),
+    }
 
 
 def impossible(state: Any, train: TrainSettings) -> str:  # noqa: ANN401  (an optax state)

@@ -14,12 +14,12 @@ class Chores:
         """Begin with nothing to do."""
         self._on_failure = on_failure
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in order of their beginning
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do `work` in the background."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._on_done)
 
     def arm(self, name: str, wait_s: float, call: Callable[[str], None]) -> None:
@@ -42,6 +42,6 @@ class Chores:
         call(name)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_failure(error)

@@ -13,15 +13,13 @@ until the last learner has left and its queue is empty, or until that time is ov
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import socket
 from typing import Any
 
 from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
 from atoll.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
+from atoll.identity import Identity, this_process
 from atoll.island.founding import the_run
 from atoll.logs import get, say_in_this_task
 from atoll.protocol.balance import BEATS_PER_LEASE, Balance, HostHeard
@@ -42,10 +40,17 @@ class Host:
     """Wants `shards` of a founded run until the run is over or it is told to leave."""
 
     def __init__(
-        self, bus: Bus, run: RunRecord, shards: tuple[int, ...], clock: Clock, archive: ArchiveSettings
+        self,
+        bus: Bus,
+        run: RunRecord,
+        shards: tuple[int, ...],
+        clock: Clock,
+        archive: ArchiveSettings,
+        identity: Identity | None = None,
     ) -> None:
         """Want them; `serve` does the work."""
-        self.name = secrets.token_hex(6)
+        self.identity = identity or this_process()
+        self.name = self.identity.name
         self._bus = bus
         self._run = run
         self._shards = shards
@@ -88,7 +93,9 @@ class Host:
         say_in_this_task(shard=shard)
         while True:
             archivist = make_archivist(self._archive, self._run, shard, self._clock)
-            service = ShardService(self._bus, self._run, shard, self._clock, host=self.name, archivist=archivist)
+            service = ShardService(
+                self._bus, self._run, shard, self._clock, identity=self.identity, archivist=archivist
+            )
             self._services[shard] = service
             if self._leaving:
                 service.order_drain()
@@ -194,8 +201,8 @@ class Host:
         own = self._own()
         presence = Presence(
             name=self.name,
-            host=socket.gethostname(),
-            pid=os.getpid(),
+            host=self.identity.host,
+            pid=self.identity.pid,
             wants=tuple(sorted(own.wants)),
             owns=tuple(sorted(own.owns)),
             leaving=own.leaving,

@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import secrets
-import socket
 from collections.abc import Callable
 
 import msgspec
@@ -24,6 +21,7 @@ from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
 from atoll.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
+from atoll.identity import Identity, this_process
 from atoll.logs import get
 from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
 from atoll.protocol.ledger import Ledger, newest
@@ -40,17 +38,23 @@ class LeaseKeeper:
     """One candidacy for one shard, from waiting to being deposed or releasing."""
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, shard: int, settings: ProtocolSettings, clock: Clock, *, host: str = ""
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        shard: int,
+        settings: ProtocolSettings,
+        clock: Clock,
+        identity: Identity | None = None,
     ) -> None:
-        """Want the shard on behalf of `host`; `win` waits for it."""
+        """Want the shard on behalf of a process; `win` waits for it."""
         self._bus = bus
         self._subject = subjects.lease(shard)
         self._shard = shard
         self._target = settings.tokens_target
         self._clock = clock
-        self._nonce = secrets.token_hex(8)
+        self._identity = identity or this_process()
+        self._nonce = self._identity.nonce(8)
         self._machine = Tenure(settings.lease_s)
-        self._host = host
         self._ledger: Ledger | None = None
         self._leaving = False
         self._undecodable_s: float | None = None
@@ -170,14 +174,14 @@ class LeaseKeeper:
             shard=self._shard,
             epoch=self._machine.epoch,
             nonce=self._nonce,
-            host=socket.gethostname(),
-            pid=os.getpid(),
+            host=self._identity.host,
+            pid=self._identity.pid,
             ledger=None if ledger is None else newest(ledger),
         )
 
     def _is_free(self, lease: Lease) -> bool:
         """Return whether we may have it at once; one that was released to somebody else runs out like any other."""
-        return lease.released and lease.to in ("", self._host) and not self._is_over(lease)
+        return lease.released and lease.to in ("", self._identity.name) and not self._is_over(lease)
 
     def _is_over(self, lease: Lease) -> bool:
         """Return whether the owner closed its books at the run's token target."""

@@ -30,6 +30,7 @@ from atoll.errors import (
     PeerMisbehaved,
     RecordConflict,
 )
+from atoll.identity import Identity
 from atoll.logs import get
 from atoll.outer import make_outer
 from atoll.protocol.events import (
@@ -78,9 +79,16 @@ class ShardService:
     """One candidacy for one shard of a founded run, on the running loop: standby, owner, finished or deposed."""
 
     def __init__(
-        self, bus: Bus, run: RunRecord, shard: int, clock: Clock, *, host: str = "", archivist: Archivist | None = None
+        self,
+        bus: Bus,
+        run: RunRecord,
+        shard: int,
+        clock: Clock,
+        *,
+        identity: Identity | None = None,
+        archivist: Archivist | None = None,
     ) -> None:
-        """Prepare, on behalf of the process `host`; `serve` does the work."""
+        """Prepare, on behalf of a process; `serve` does the work."""
         self.bus = bus
         self.run = run
         self.shard = shard
@@ -90,7 +98,7 @@ class ShardService:
         self.subjects = Subjects(run.run)
         protocol = run.protocol
         self.store = Store(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
-        self.lease = LeaseKeeper(bus, self.subjects, shard, protocol, clock, host=host)
+        self.lease = LeaseKeeper(bus, self.subjects, shard, protocol, clock, identity)
         self.tape = Tape(bus, self.subjects, self.who, clock)
         self.hands = Hands(bus, self.subjects, self.tape)
         self.bench = Workbench(bus, run)
@@ -156,13 +164,8 @@ class ShardService:
         self.owning = True
         if self.draining:
             self.order_drain()
-        log.info(
-            "shard.serving",
-            fragments=len(versions),
-            epoch=epoch,
-            version_max=max(versions.values()),
-            took_s=round(self.clock.monotonic() - began_s, 4),
-        )
+        took_s, newest = round(self.clock.monotonic() - began_s, 4), max(versions.values())
+        log.info("shard.serving", fragments=len(versions), epoch=epoch, version_max=newest, took_s=took_s)
 
     async def _unless_deposed(self, work: Coroutine[Any, Any, None]) -> None:
         """Do `work`, but raise what ends this candidacy as soon as something does."""

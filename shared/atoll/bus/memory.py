@@ -247,10 +247,14 @@ class MemoryBus:
     async def listen(self, subject_filter: str, *, len_max: int = 1024) -> Feed:
         """Hear whispers from now on; see `Bus`."""
         await self._give_way()
-        feed = Feed(len_max, on_drop=self._count_drop, on_close=self._hush)
+        feed = self._new_feed(len_max)
         self._broker.feeds[feed] = subject_filter
         self._feeds.append(feed)
         return feed
+
+    def _new_feed(self, len_max: int) -> Feed:
+        """Return a feed that is not listening yet; a bus at the end of a link has its own kind."""
+        return Feed(len_max, on_drop=self._count_drop, on_close=self._hush)
 
     def _count_drop(self) -> None:
         """Count a whisper that its reader was too slow for."""
@@ -267,7 +271,7 @@ class MemoryBus:
         if not self._broker.hears(subject):
             return None
         inbox = f"_INBOX.{next(self._broker.nonces)}"
-        feed = Feed(1, on_drop=self._count_drop, on_close=self._hush)
+        feed = self._new_feed(1)
         self._broker.feeds[feed] = inbox
         try:
             self._broker.whisper(Whisper(subject, bytes(data), inbox))

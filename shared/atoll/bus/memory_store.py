@@ -8,6 +8,7 @@ releases it or closes).
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -148,7 +149,11 @@ class MemoryStream:
     def select(self, subject_filter: str, after: int = 0) -> list[Kept]:
         """Return what matches, in order, above `after`."""
         self._forget_old()
-        return [kept for kept in self.kept.values() if kept.sequence > after and matches(subject_filter, kept.subject)]
+        if after:
+            # Sequences only grow: a reader of the tape's end need not look at its beginning.
+            tail = itertools.takewhile(lambda kept: kept.sequence > after, reversed(self.kept.values()))
+            return [kept for kept in list(tail)[::-1] if matches(subject_filter, kept.subject)]
+        return [kept for kept in self.kept.values() if matches(subject_filter, kept.subject)]
 
     def subjects(self, subject_filter: str) -> list[str]:
         """Return the subjects that match and hold something, sorted."""

@@ -33,6 +33,7 @@ _EXTRAS = {
     "pyarrow": "parquet",
     "atoll_learner": "learner",
     "atoll_synchronizer": "synchronizer",
+    "atoll_simulator": "simulator",
 }
 
 

@@ -19,7 +19,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
 import msgspec
 import numpy as np
@@ -97,12 +97,16 @@ class HeadTap(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class StepReport:
-    """What the training thread says of its newest step: sums since it joined, for heartbeats."""
+    """What the training thread says of its newest step; `loss` may be a JAX scalar on its way, waited for when read."""
 
     step_s: float = 0.0
-    loss: float | None = None
+    loss: SupportsFloat | None = None
     overhead: float = 0.0
     steps: int = 0
+
+    def loss_value(self) -> float | None:
+        """Return the loss as a number."""
+        return None if self.loss is None else float(self.loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,7 @@ class IslandDriver:
         self._encoding: set[int] = set()
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in order of their beginning
         self._pushing = asyncio.Semaphore(PUSHES_AT_ONCE)
 
     def begin(self, snapshot: Mapping[str, Any]) -> None:
@@ -215,15 +219,13 @@ class IslandDriver:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.failure = (
-                error if isinstance(error, AtollError) else AtollError(f"the island driver failed: {error!r}")
-            )
+            self.failure = error if isinstance(error, AtollError) else AtollError(f"the driver failed: {error!r}")
             log.error("driver.failed", reason=repr(error))
 
     # --- facts --------------------------------------------------------------------------------------------------------
@@ -349,7 +351,7 @@ class IslandDriver:
             tokens=action.tokens,
             steps=action.steps,
             trained_tokens=action.trained_tokens,
-            loss=self.report.loss,
+            loss=self.report.loss_value(),
             norms=norms,
             layout=self.run.layout.fingerprint,
             run_nonce=self.run.nonce,

@@ -10,7 +10,6 @@ heads are created with revision 0, so a head that exists is never replaced.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,6 +29,7 @@ from atoll.errors import (
     RecordConflict,
     RunReplaced,
 )
+from atoll.identity import Identity, this_process
 from atoll.layout import Layout, first_difference
 from atoll.logs import get
 from atoll.wire.messages import Head, Lease, RunRecord, decode, encode
@@ -109,7 +109,9 @@ async def check_run(bus: Bus, subjects: Subjects, layout: Layout, data: str) -> 
     return run
 
 
-async def publish_origin(bus: Bus, subjects: Subjects, run: RunRecord, values: Mapping[int, Vector]) -> None:
+async def publish_origin(
+    bus: Bus, subjects: Subjects, run: RunRecord, values: Mapping[int, Vector], identity: Identity | None = None
+) -> None:
     """Make version 0 of every fragment visible, wherever no head exists yet.
 
     Raises:
@@ -121,8 +123,9 @@ async def publish_origin(bus: Bus, subjects: Subjects, run: RunRecord, values: M
             got=f"mark {run.rebuilt.mark} of founding {run.rebuilt.source}",
             todo="start every synchronizer shard with --restore, then the learners",
         )
+    identity = identity or this_process()
     for fragment, vector in values.items():
-        nonce = secrets.token_hex(4)
+        nonce = identity.nonce(4)
         frame = await asyncio.to_thread(encode_frame, vector, "f32")
         blob = await bus.put_blob(subjects.global_stem(fragment, 0, nonce), frame)
         head = Head(fragment=fragment, version=0, epoch=0, nonce=nonce, layout=run.layout.fingerprint, blob=blob)

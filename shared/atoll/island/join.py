@@ -24,30 +24,25 @@ its next step must say `donated=True`: then each step copies them to host memory
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import msgspec
-import numpy as np
+from typing import Any, Self, SupportsFloat, TypeVar
 
 from atoll.bus.connect import open_bus
 from atoll.bus.interface import Bus
 from atoll.bus.options import BusOptions
 from atoll.clock import Clock, SystemClock
 from atoll.errors import AtollError, BrokerUnavailable, PeerMisbehaved
-from atoll.fragments import describe, gather
-from atoll.island.adoption import adopt
-from atoll.island.driver import Step, StepReport
+from atoll.identity import this_process
+from atoll.island.boundary import Boundary, planned
 from atoll.island.home import LoopThread
-from atoll.island.lending import borrow
+from atoll.island.lending import Loan, borrow
 from atoll.island.session import JoinRequest, Session
 from atoll.island.treestate import packed_bytes_max, rebuilt
-from atoll.layout import Layout, plan_layout
+from atoll.layout import Layout
 from atoll.logs import get
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord
@@ -105,12 +100,12 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
     """
     settings = (protocol or ProtocolSettings()).check()
     clock = clock or SystemClock()
-    leaves, treedef = _flatten(params)
-    layout = plan_layout(describe(params), settings.fragments, direct=direct)
+    layout, origin = planned(params, settings.fragments, direct)
+    identity = this_process()
     record = RunRecord(
         run=run,
         founder=learner,
-        nonce=secrets.token_hex(8),
+        nonce=identity.nonce(8),
         founded_at_s=clock.wall(),
         layout=layout,
         protocol=settings,
@@ -118,8 +113,6 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
         data=data,
         seed=seed,
     )
-    named = dict(zip((t.name for t in layout.tensors), leaves, strict=True))
-    origin = {p: gather(layout, named, p) for p in range(len(layout.fragments))}
     request = JoinRequest(
         learner=learner, record=record, origin=origin, data_blocks=data_blocks, health_file=health_file
     )
@@ -128,7 +121,7 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
         return await open_bus(str(broker), run, name=learner, options=BusOptions(patience_s=patience_s))
 
     handle = IslandHandle(request, open_url if isinstance(broker, str) else broker, clock, donated=donated, home=home)
-    handle.enter(named, treedef)
+    handle.enter(params)
     return handle
 
 
@@ -160,15 +153,9 @@ class IslandHandle:
         """Prepare; `enter` does the work."""
         self._session = Session(request, opener, clock)
         self._clock = clock
-        self._donated = donated
-        self._treedef: Any = None
-        self._leaves: Mapping[str, Any] = {}
+        self._boundary = Boundary(self._session, clock, donated=donated)
         self._own_home = home is None
         self._home = home or LoopThread(f"atoll-island-{request.learner}")
-        self._last_s = 0.0
-        self.inside_s = 0.0
-        self._began_s = 0.0
-        self._steps = 0
         self._closed = False
 
     # --- what a loop uses -------------------------------------------------------------------------------------------
@@ -176,9 +163,7 @@ class IslandHandle:
     @property
     def params(self) -> Any:  # noqa: ANN401  (the caller's pytree)
         """Return the parameters to train from, as the pytree that was given to `join`."""
-        import jax  # noqa: PLC0415
-
-        return jax.tree.unflatten(self._treedef, list(self._leaves.values()))
+        return self._boundary.params
 
     @property
     def layout(self) -> Layout:
@@ -198,50 +183,32 @@ class IslandHandle:
     @property
     def run_tokens(self) -> int:
         """Return the tokens trained by the whole run, as of the last call, never less than this learner's own."""
-        return max(self._session.driver.run_tokens, self._session.driver.machine.tokens)
+        return self._boundary.run_tokens
 
     @property
     def done(self) -> bool:
         """Return whether the loop should end: the token target is reached or a drain was asked for."""
-        target = self.run.protocol.tokens_target
-        return self._session.driver.drain_wanted or bool(target and self.run_tokens >= target)
+        return self._boundary.done
 
     @property
     def overhead(self) -> float:
         """Return the share of the time since the first step that was spent inside `step`."""
-        lived_s = self._last_s - self._began_s
-        return self.inside_s / lived_s if lived_s > 0 else 0.0
+        return self._boundary.overhead
 
-    def step(self, params: Any, *, tokens: int, loss: float | None = None) -> Any:  # noqa: ANN401  (the caller's pytree)
+    @property
+    def inside_s(self) -> float:
+        """Return the seconds since the first step that were spent inside `step`."""
+        return self._boundary.inside_s
+
+    def step(self, params: Any, *, tokens: int, loss: SupportsFloat | None = None) -> Any:  # noqa: ANN401
         """Report a completed step over `tokens` tokens and return the parameters to continue from.
+
+        `loss` may be a JAX scalar that is still being computed: nobody waits for it here.
 
         Raises:
             AtollError: the island cannot go on (a newer incarnation took the id over, or the driver failed).
         """
-        began_s = self._clock.monotonic()
-        driver = self._session.driver
-        if driver.failure is not None:
-            raise driver.failure
-        import jax  # noqa: PLC0415
-
-        completed: Mapping[str, Any] = dict(zip(self._leaves, jax.tree.leaves(params), strict=True))
-        continued = completed
-        ready = driver.take_ready()
-        if ready:
-            continued = adopt(self.layout, self.run.protocol, completed, ready)
-            params = jax.tree.unflatten(self._treedef, list(continued.values()))
-        self._leaves = continued
-        if self._donated:
-            completed, continued = _copied(completed, continued)
-        self._steps += 1
-        step_s = began_s - self._last_s if self._steps > 1 else 0.0
-        report = StepReport(step_s=step_s, loss=loss, overhead=self.overhead, steps=self._steps)
-        driver.post_step(Step(tokens, completed, continued, [item.frame for item in ready], report))
-        self._last_s = self._clock.monotonic()
-        self.inside_s += self._last_s - began_s
-        if self._steps == 1:
-            self._began_s, self.inside_s = self._last_s, 0.0
-        return params
+        return self._boundary.step(params, tokens=tokens, loss=loss)
 
     def share(self, state: Any, *, donated: bool = True) -> None:  # noqa: ANN401  (any pytree)
         """Have the inner optimizer's `state`, as the last step left it, ready for a peer that starts without one.
@@ -260,15 +227,7 @@ class IslandHandle:
         began_s = self._clock.monotonic()
         work = borrow(self._session.bus, self.run, self._session.member.learner, packed_bytes_max(like), within_s)
         loan = self.call(work).result()
-        if loan is None:
-            return None
-        try:
-            state = rebuilt(like, loan.arrays)
-        except PeerMisbehaved as error:
-            log.warning("state.not_borrowed", peer=loan.offer.learner, reason=str(error))
-            return None
-        offer, took_s = loan.offer, self._clock.monotonic() - began_s
-        return Borrowed(state, offer.learner, offer.steps, offer.tokens, offer.run_tokens, loan.size_bytes, took_s)
+        return believed(loan, like, self._clock.monotonic() - began_s)
 
     def note_recovery(self, source: str, **facts: str | float) -> None:
         """Tell log and tape where this life's optimizer state came from: `checkpoint`, `peer` or `fresh`."""
@@ -287,19 +246,15 @@ class IslandHandle:
 
     # --- coming and going -------------------------------------------------------------------------------------------
 
-    def enter(self, named: Mapping[str, Any], treedef: Any) -> None:  # noqa: ANN401  (a JAX treedef)
+    def enter(self, params: Any) -> None:  # noqa: ANN401  (the caller's pytree)
         """Join: blocks until the run's parameters are here."""
-        self._treedef = treedef
         try:
-            ready = self.call(self._session.open()).result()
-            # Whatever the rule for later adoptions is: who joins has learnt nothing yet and takes the run's values.
-            joining = msgspec.structs.replace(self.run.protocol, adoption="overwrite")
-            self._leaves = adopt(self.layout, joining, named, ready)
-            self.call(self._session.begin(dict(self._leaves))).result()
+            self._boundary.enter(params, self.call(self._session.open()).result())
+            self.call(self._session.begin(dict(self._boundary.leaves))).result()
         except BaseException:
             self._shut()
             raise
-        self._last_s = self._clock.monotonic()
+        self._boundary.begin()
 
     def __enter__(self) -> Self:
         """Return the handle; it is joined already."""
@@ -356,21 +311,20 @@ class IslandHandle:
                 self._home.stop()
 
 
+def believed(loan: Loan | None, like: Any, took_s: float) -> Borrowed | None:  # noqa: ANN401  (any pytree)
+    """Return what a peer lent as a state like `like`, or None when it is none."""
+    if loan is None:
+        return None
+    try:
+        state = rebuilt(like, loan.arrays)
+    except PeerMisbehaved as error:
+        log.warning("state.not_borrowed", peer=loan.offer.learner, reason=str(error))
+        return None
+    offer = loan.offer
+    return Borrowed(state, offer.learner, offer.steps, offer.tokens, offer.run_tokens, loan.size_bytes, took_s)
+
+
 def _say_if_failed(told: Future[None]) -> None:
     """A line of the tape that could not be written is worth a warning."""
     if not told.cancelled() and (error := told.exception()) is not None:
         log.warning("tape.failed", reason=str(error))
-
-
-def _copied(completed: Mapping[str, Any], continued: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return both in host memory, arrays that were not adopted copied once."""
-    first = {name: np.array(leaf) for name, leaf in completed.items()}
-    second = {name: first[name] if leaf is completed[name] else np.array(leaf) for name, leaf in continued.items()}
-    return first, second
-
-
-def _flatten(params: Any) -> tuple[list[Any], Any]:  # noqa: ANN401  (any pytree)
-    import jax  # noqa: PLC0415
-
-    leaves, treedef = jax.tree.flatten(params)
-    return leaves, treedef

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -28,6 +27,7 @@ from atoll.bus.interface import BlobRef, Bus, Whisper
 from atoll.bus.subjects import Subjects, token
 from atoll.codecs.arrays import pack_arrays, unpack_arrays
 from atoll.errors import AtollError, PeerMisbehaved
+from atoll.identity import Identity
 from atoll.island.treestate import Arrays, host_copy
 from atoll.logs import get
 from atoll.wire.messages import Control, Member, RunRecord, StateOffer, decode, encode
@@ -62,18 +62,21 @@ class Loan:
 class Lender:
     """A learner's readiness to lend. `start` and `stop` belong to the island's loop, `share` to the training thread."""
 
-    def __init__(self, bus: Bus, run: RunRecord, member: Member, standing: Callable[[], Standing]) -> None:
+    def __init__(
+        self, bus: Bus, run: RunRecord, member: Member, standing: Callable[[], Standing], identity: Identity
+    ) -> None:
         """Lend nothing until `share` was called once."""
         self._bus = bus
         self._run = run
         self._member = member
         self._standing = standing
+        self._identity = identity
         self._subjects = Subjects(run.run)
         self._lock = threading.Lock()
         self._able = False
         self._busy = False
         self._wanted: Future[Callable[[], Arrays]] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in order of their beginning
 
     # --- the training thread ----------------------------------------------------------------------------------------
 
@@ -119,7 +122,7 @@ class Lender:
             self._spawn(self._lend(whisper.reply, control.sender))
 
     async def _lend(self, reply: str, to: str) -> None:
-        stem = self._subjects.lent_stem(self._member.learner, self._member.incarnation, secrets.token_hex(4))
+        stem = self._subjects.lent_stem(self._member.learner, self._member.incarnation, self._identity.nonce(4))
         wanted: Future[Callable[[], Arrays]] = Future()
         try:
             with self._lock:
@@ -156,8 +159,8 @@ class Lender:
 
     def _spawn(self, work: Any) -> None:  # noqa: ANN401  (a coroutine)
         task = asyncio.get_running_loop().create_task(_quietly(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
 
 async def borrow(bus: Bus, run: RunRecord, learner: str, bytes_max: int, within_s: float) -> Loan | None:

@@ -11,20 +11,17 @@ run was rebuilt from an archive, or is gone, on the broker: what it has trained 
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
-
 from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects, token
 from atoll.clock import Clock
 from atoll.errors import AtollError, IdentityTaken, RecordConflict, RunReplaced
+from atoll.identity import Identity, this_process
 from atoll.wire.messages import Control, Member, RunRecord, decode, encode
 
 IDENTIFY_TIMEOUT_S = 1.0
 
 
-async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock) -> Member:
+async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock, identity: Identity | None = None) -> Member:
     """Return this process's membership: the next incarnation of `learner`.
 
     Raises:
@@ -32,6 +29,7 @@ async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock) -> Mem
         SettingsError: the id cannot be part of a subject.
     """
     token(learner, "learner id")
+    identity = identity or this_process()
     record = await bus.get_record(subjects.member(learner))
     incarnation = 1
     if record is not None:
@@ -45,9 +43,9 @@ async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock) -> Mem
     member = Member(
         learner=learner,
         incarnation=incarnation,
-        nonce=secrets.token_hex(8),
-        host=socket.gethostname(),
-        pid=os.getpid(),
+        nonce=identity.nonce(8),
+        host=identity.host,
+        pid=identity.pid,
         claimed_at_s=clock.wall(),
     )
     try:

@@ -21,6 +21,7 @@ from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
 from atoll.errors import BrokerUnavailable, BusError
 from atoll.health import show_life
+from atoll.identity import Identity, this_process
 from atoll.island.driver import IslandDriver, Ready
 from atoll.island.founding import Frame, Vector, fetch_frame, found_or_join, is_over, publish_origin, wait_for_heads
 from atoll.island.leases import DataLeases
@@ -59,11 +60,18 @@ class Session:
     leases: DataLeases
     lender: Lender
 
-    def __init__(self, request: JoinRequest, opener: Callable[[], Coroutine[Any, Any, Bus]], clock: Clock) -> None:
+    def __init__(
+        self,
+        request: JoinRequest,
+        opener: Callable[[], Coroutine[Any, Any, Bus]],
+        clock: Clock,
+        identity: Identity | None = None,
+    ) -> None:
         """Prepare; nothing is opened yet."""
         self._request = request
         self._opener = opener
         self._clock = clock
+        self._identity = identity or this_process()
         self._opened = False
         self._chores: list[asyncio.Task[None]] = []
         self._state = "joining"
@@ -75,14 +83,14 @@ class Session:
         self.bus = await self._opener()
         self._opened = True
         subjects = Subjects(self._request.record.run)
-        self.member = await claim(self.bus, subjects, self._request.learner, self._clock)
+        self.member = await claim(self.bus, subjects, self._request.learner, self._clock, self._identity)
         self.run, self._founder = await found_or_join(self.bus, subjects, self._request.record)
         if self._founder:
-            await publish_origin(self.bus, subjects, self.run, self._request.origin)
+            await publish_origin(self.bus, subjects, self.run, self._request.origin, self._identity)
         heads = await wait_for_heads(self.bus, subjects, self.run, self._clock)
         if heads is None:
             log.warning("run.founder_lost", founder=self.run.founder)
-            await publish_origin(self.bus, subjects, self.run, self._request.origin)
+            await publish_origin(self.bus, subjects, self.run, self._request.origin, self._identity)
             heads = await wait_for_heads(self.bus, subjects, self.run, self._clock)
         if heads is None:
             raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")
@@ -104,7 +112,7 @@ class Session:
             lease_s=data_lease_s(self.run.protocol.lease_s),
             clock=self._clock,
         )
-        self.lender = Lender(self.bus, self.run, self.member, self._standing)
+        self.lender = Lender(self.bus, self.run, self.member, self._standing, self._identity)
         return [Ready(frame, frame.values) for frame in frames]
 
     async def begin(self, snapshot: Mapping[str, Any]) -> None:
@@ -191,7 +199,7 @@ class Session:
 
     def _standing(self) -> Standing:
         """Say whether we train soundly: several steps of this life done, none of them to a loss that is none."""
-        machine, loss = self.driver.machine, self.driver.report.loss
+        machine, loss = self.driver.machine, self.driver.report.loss_value()
         sound = loss is None or math.isfinite(loss)
         ready = self._state == "training" and machine.steps >= LENDING_STEPS_MIN
         return Standing(machine.steps, machine.tokens, self.driver.run_tokens, healthy=ready and sound)
@@ -208,7 +216,7 @@ class Session:
             step_s=report.step_s,
             tokens=machine.tokens,
             tokens_per_s=machine.tokens / machine.steps / report.step_s if machine.steps and report.step_s else 0.0,
-            loss=report.loss,
+            loss=report.loss_value(),
             pushed=machine.pushed,
             superseded=machine.superseded,
             refused_local=machine.refused_local,

@@ -29,6 +29,7 @@ from atoll.errors import EnvironmentFault, SettingsError, StorageFull
 SCHEMA: Final = 1
 FREE_MIN_BYTES: Final = 200 << 20
 EMBEDDED: Final = "embedded"
+SIMULATED: Final = "simulated"
 RUN_FILE_BYTES_MAX: Final = 4 << 20
 _FOLDERS = ("nats", "data", "cache", "logs", "health", "checkpoints")
 
@@ -59,7 +60,7 @@ class SessionRecord(msgspec.Struct, kw_only=True):
 
 
 class RunFile(msgspec.Struct, kw_only=True):
-    """What `run.json` holds; `settings` are dotted names, `broker` is "embedded" or a URL without secrets.
+    """What `run.json` holds; `settings` are dotted names, `broker` is "embedded", "simulated" or a URL without secrets.
 
     `tokens` and `versions` are what the run had trained and committed (over all fragments) when it was last seen.
     """

@@ -19,7 +19,7 @@ from atoll.errors import SettingsError
 from atoll.settings import Loaded, Settings, load
 from atoll.up import defaults
 from atoll.up.environment import as_text, flat, redacted
-from atoll.up.folder import EMBEDDED, RunFile, read_run_file
+from atoll.up.folder import EMBEDDED, SIMULATED, RunFile, read_run_file
 
 LEARNERS_MAX = 64
 STANDBYS_MAX = 4
@@ -31,7 +31,10 @@ _OURS = ("broker.url", "learner.id", "synchronizer.")
 
 @dataclass(frozen=True, slots=True)
 class UpRequest:
-    """What was asked for, unchecked; None or empty where nothing was said."""
+    """What was asked for, unchecked; None or empty where nothing was said.
+
+    `run` is the id where no setting names one; a `fresh` run takes nothing over from a run that `out` may hold.
+    """
 
     learners: int | None = None
     out: Path | None = None
@@ -45,6 +48,8 @@ class UpRequest:
     again: bool = False
     standbys: int = 0
     resume: bool = False
+    run: str = ""
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +97,15 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     """
     environment = os.environ if environment is None else environment
     given = load(request.config, request.assignments, environment)
-    run = given.settings.run if "run" in given.origins else f"up-{secrets.token_hex(4)}"
+    run = given.settings.run if "run" in given.origins else request.run or f"up-{secrets.token_hex(4)}"
     out = request.out if request.out is not None else Path("runs") / run
     former = read_run_file(out)
     aside = request.again and former is not None and _is_finished(former, int(former.settings.get(_TARGET, 0)))
-    former = None if aside else former
+    former = None if aside or request.fresh else former
+    if former is not None and former.broker == SIMULATED:
+        raise SettingsError(
+            "this folder holds a simulated run, which has no broker to go on with", got=out, todo="choose another --out"
+        )
     unsaid = [f"{name}={as_text(value)}" for name, value in _defaults(former, run).items() if name not in given.origins]
     loaded = load(request.config, [*(text for text in unsaid if text[-1] != "="), *request.assignments], environment)
     settings = loaded.settings

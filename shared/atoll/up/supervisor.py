@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -28,7 +27,7 @@ from atoll.bus.options import DEFAULTS
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock, SystemClock
 from atoll.errors import AtollError, ProtocolMisuse
-from atoll.logs import configure
+from atoll.logs import logging_to
 from atoll.up.brokers import check_broker_at
 from atoll.up.environment import redacted
 from atoll.up.folder import RunFolder, move_aside
@@ -72,27 +71,13 @@ def run_up(up: UpPlan) -> int:
     clock = SystemClock()
     if up.aside:
         move_aside(up.out)
-    with RunFolder(up.out) as folder, _logging_to(folder.path("logs", "up.jsonl"), up):
+    level, run = up.settings.log.level, up.settings.run
+    with RunFolder(up.out) as folder, logging_to(folder.path("logs", "up.jsonl"), level, role="up", run=run):
         fleet = Fleet(folder.path("logs"), clock)
         try:
             return asyncio.run(Supervisor(up, folder, fleet, make_face(clock), clock).run())
         finally:
             fleet.kill_all()
-
-
-@contextlib.contextmanager
-def _logging_to(path: Path, up: UpPlan) -> Iterator[None]:
-    """Send our own logs to a file, because the terminal belongs to the picture."""
-    configure("json", up.settings.log.level, role="up", run=up.settings.run)
-    handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
-    with path.open("a", encoding="utf-8") as log:
-        for handler in handlers:
-            handler.setStream(log)
-        try:
-            yield
-        finally:
-            for handler in handlers:
-                handler.setStream(sys.stderr)
 
 
 class Supervisor:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -41,7 +41,7 @@ class Facts:
 
     `settings` are dotted names without secrets, `validation` is what the export measured (empty when it failed),
     `data_hash` is the fingerprint of the token shards, empty when nobody knows it. `ended` names the learners whose
-    processes are over for certain: those that `up` itself had started.
+    processes are over for certain: those that `up` itself had started. `clock` says whose seconds all seconds are.
     """
 
     run: str
@@ -50,6 +50,7 @@ class Facts:
     validation: Mapping[str, Any]
     data_hash: str
     ended: Collection[str] = ()
+    clock: Literal["wall", "virtual"] = "wall"
 
 
 def collect(view: RunView, facts: Facts) -> dict[str, Any]:
@@ -79,6 +80,7 @@ def collect(view: RunView, facts: Facts) -> dict[str, Any]:
         "shards": _shards(view, facts),
         "seed": facts.settings.get("seed", 0),
         "wall_s": round(sum(session.wall_s for session in facts.sessions), 3),
+        "clock": facts.clock,
         "sessions": len(facts.sessions),
         "rebuilt": [msgspec.to_builtins(session.rebuilt) for session in facts.sessions if session.rebuilt],
         "machine": machine(),

@@ -89,7 +89,10 @@ def _summary(report: Mapping[str, Any]) -> str:
         ],
         ["bytes the learners sent, read", f"{report['bytes_up']:,}, {report['bytes_down']:,}"],
         ["bytes merged, published", f"{report['bytes_merged']:,}, {report['bytes_published']:,}"],
-        ["wall time", f"{report['wall_s']:,.1f} s in {report['sessions']} session(s), ended: {report['ended']}"],
+        [
+            f"{report['clock']} time",
+            f"{report['wall_s']:,.1f} s in {report['sessions']} session(s), ended: {report['ended']}",
+        ],
     ]
     return _table(["", ""], rows)
 

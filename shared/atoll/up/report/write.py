@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from atoll.up.folder import RunFile, RunFolder
 from atoll.up.report.collect import Facts, collect
@@ -13,7 +13,9 @@ from atoll.up.report.html import page
 from atoll.up.view import RunView
 
 
-def write_report(folder: RunFolder, view: RunView, run: RunFile, data_hash: str) -> dict[str, Any]:
+def write_report(
+    folder: RunFolder, view: RunView, run: RunFile, data_hash: str, clock: Literal["wall", "virtual"] = "wall"
+) -> dict[str, Any]:
     """Write both files and return the report. None of the run's own processes runs any more but its broker."""
     facts = Facts(
         run=run.run,
@@ -22,6 +24,7 @@ def write_report(folder: RunFolder, view: RunView, run: RunFile, data_hash: str)
         validation=_exported(folder.path("validation.json")),
         data_hash=data_hash,
         ended=[f"learner-{i}" for i in range(1, run.learners + 1)],
+        clock=clock,
     )
     report = collect(view, facts)
     folder.write("report.json", json.dumps(report, indent=2, allow_nan=False).encode() + b"\n")
@@ -36,9 +39,10 @@ def summary(report: Mapping[str, Any], out: Path) -> str:
     goodput = "unknown" if report["goodput"] is None else f"{100 * report['goodput']:.1f}%"
     ends = [validation["initial_bits_per_byte"], validation["final_bits_per_byte"]]
     bits = " to ".join("?" if end is None else f"{end:.3f}" for end in ends)
+    of_what = " of virtual time" if report["clock"] == "virtual" else ""
     return "\n".join(
         [
-            f"{report['ended']}: {report['tokens_trained']:,} tokens in {report['wall_s']:,.0f} s",
+            f"{report['ended']}: {report['tokens_trained']:,} tokens in {report['wall_s']:,.0f} s{of_what}",
             f"  fates:         {shown or 'none'} ({'exact' if report['fates_exact'] else 'NOT EXACT, see the report'})",
             f"  bits per byte: {bits}",
             f"  goodput:       {goodput}, {report['commits']:,} commits",

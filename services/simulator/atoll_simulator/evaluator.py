@@ -1,0 +1,82 @@
+"""The merged model on held-out text at equal merged tokens: every so many, whatever the clock says.
+
+It stands beside the broker and takes no virtual time, so that measuring changes nothing. A mark is met by the round of
+the tape that crosses it: what is measured is the model as it is then, at the same merged tokens in every run, counted as
+the report counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from atoll.bus.interface import Bus, Whisper
+from atoll.bus.subjects import Subjects
+from atoll.clock import Clock
+from atoll.island.founding import read_run
+from atoll.logs import get
+from atoll.up.view import RunView
+from atoll.wire.messages import Event, decode, encode, event
+from atoll_learner.evaluate import WHO, measured
+from atoll_learner.merged import read_merged
+from atoll_learner.model import Params
+
+log = get(__name__)
+
+NEWS_WAITING_MAX: Final = 1 << 16
+Measure = Callable[[Params], float]
+
+
+class SimulatedEvaluator:
+    """Measures a run of `fragments` into its tape: at its beginning and then `every_tokens` merged tokens apart."""
+
+    def __init__(  # noqa: PLR0913  (the one place that puts it together)
+        self, bus: Bus, run: str, fragments: int, every_tokens: int, *, view: RunView, clock: Clock, measure: Measure
+    ) -> None:
+        """Measure nothing yet; `bus` has no link, so that reading takes no time."""
+        self._bus = bus
+        self._subjects = Subjects(run)
+        self._fragments = fragments
+        self._every_tokens = max(1, every_tokens)
+        self._view = view
+        self._clock = clock
+        self._measure = measure
+        self._token_fragments = 0
+        self._next_tokens = 0
+        self._measured = 0
+
+    async def follow(self) -> None:
+        """Measure at every mark until cancelled."""
+        news = await self._bus.listen(self._subjects.tap("ev.*.*"), len_max=NEWS_WAITING_MAX)
+        async for whisper in news:
+            if await self._crosses(whisper):
+                await self.evaluate()
+
+    async def _crosses(self, whisper: Whisper) -> bool:
+        """Count a round and return whether it reaches a mark; the first learner that has joined finds the origin."""
+        kind = whisper.subject.split(".")[-2]
+        if kind == "round":
+            after = int(whisper.headers["Nats-Sequence"]) - 1
+            entry = (await self._bus.replay(self._subjects.event(kind, "*"), after=after, limit=1))[0]
+            self._token_fragments += msgspec.json.decode(decode(Event, entry.data).fields["tokens"], type=int)
+        elif kind != "joined":
+            return False
+        merged_tokens = self._token_fragments // self._fragments
+        if merged_tokens < self._next_tokens:
+            return False
+        self._next_tokens = (merged_tokens // self._every_tokens + 1) * self._every_tokens
+        return True
+
+    async def evaluate(self) -> None:
+        """Measure the model as it stands, and put the result on the tape."""
+        run = await read_run(self._bus, self._subjects)
+        if run is None:
+            return
+        fields = measured(await read_merged(self._bus, run), self._measure, self._view.run_tokens) | {"took_s": 0.0}
+        self._measured += 1
+        line = encode(event("validation", WHO, self._clock.wall(), **fields))
+        msg_id, info = f"validation-{self._measured}", {"bpb": fields["bits_per_byte"]}
+        await self._bus.publish(self._subjects.event("validation", WHO), line, msg_id=msg_id, info=info)
+        log.info("model.evaluated", **fields)

@@ -1,0 +1,233 @@
+"""One life of a learner in virtual time: what `atoll_learner.process` does with threads, as one coroutine.
+
+    join (Session) ─► recover ─► batch, step, wait step_s, boundary … ─► data back, drain, goodbye
+
+Session, driver, leases, lending, supply, boundary, schedule and step are the production ones. The gradient of a step is
+computed when the step begins, on a device that other learners may share, and nobody waits for it before its values are
+needed: at a push, an adoption or a heartbeat. So several learners' steps are computed side by side while virtual time
+goes on. Not here: checkpoints, compile turns, signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from atoll.bus.interface import Bus
+from atoll.clock import Clock
+from atoll.errors import AtollError, BrokerUnavailable
+from atoll.identity import Identity
+from atoll.island.boundary import Boundary, planned
+from atoll.island.join import RECOVER_S, believed
+from atoll.island.lending import borrow
+from atoll.island.session import JoinRequest, Session
+from atoll.island.treestate import packed_bytes_max
+from atoll.logs import get
+from atoll.settings import Settings
+from atoll.wire.messages import RunRecord
+from atoll_learner.data.batches import BatchReader
+from atoll_learner.feed import LOOK_S, Supply
+from atoll_learner.leaving import RETURN_SHARE
+from atoll_learner.model import Params, embedding_names
+from atoll_learner.process import Work
+from atoll_learner.recovery import FRESH_FACTS, loan_facts, possible
+from atoll_learner.train import Step, init_optimizer, learning_rate
+
+log = get(__name__)
+
+SMALLEST_STEP: Final = 0.05
+"""No step takes less than this share of the mean, whatever was drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trade:
+    """What all learners of a run share: settings, checked work, the first parameters and the compiled step."""
+
+    settings: Settings
+    work: Work
+    params: Params
+    step: Step
+
+
+def warm(trade: Trade) -> None:
+    """Compile the step for every device, so that the first steps of a run take no longer than others."""
+    train = trade.work.train
+    shape = (train.batch, train.sequence + 1)
+    batch = np.zeros(shape if train.accumulation == 1 else (train.accumulation, *shape), dtype=np.int32)
+    for device in jax.local_devices():
+        params = jax.device_put(trade.params, device)
+        state = jax.device_put(init_optimizer(train, params), device)
+        trade.step(params, state, batch, 0.0)[2].block_until_ready()
+
+
+class Pace:
+    """How long a learner's steps take: `mean_s`, each drawn anew from a lognormal of variation `cv`; more for the first."""
+
+    def __init__(self, mean_s: float, cv: float, dice: random.Random, *, compile_s: float = 0.0) -> None:
+        """Draw from `dice`; the first step takes `compile_s` longer."""
+        self._mean_s = mean_s
+        self._compile_s = compile_s
+        self._sigma = math.sqrt(math.log1p(cv * cv))
+        self._dice = dice
+
+    def next_s(self) -> float:
+        """Return the seconds of the next step."""
+        more_s, self._compile_s = self._compile_s, 0.0
+        drawn = math.exp(self._dice.gauss(-0.5 * self._sigma**2, self._sigma)) if self._sigma else 1.0
+        return more_s + self._mean_s * max(SMALLEST_STEP, drawn)
+
+
+class SimulatedLearner:
+    """One incarnation of learner `name`, on the running loop."""
+
+    def __init__(  # noqa: PLR0913  (what makes one life differ from another)
+        self,
+        trade: Trade,
+        name: str,
+        bus: Bus,
+        *,
+        clock: Clock,
+        identity: Identity,
+        pace: Pace,
+        device: jax.Device,
+        stop: asyncio.Event,
+        on_step: Callable[[], None],
+    ) -> None:
+        """Prepare; `live` does the work until `stop` is set, and says `on_step` after each step."""
+        self._trade = trade
+        self._name = name
+        self._bus = bus
+        self._clock = clock
+        self._identity = identity
+        self._pace = pace
+        self._device = device
+        self._stop = stop
+        self._on_step = on_step
+        self.waited_s = 0.0
+
+    async def live(self) -> None:
+        """Join, train to the end, leave; raise what ends a real learner's process with an error."""
+        params = jax.device_put(self._trade.params, self._device)
+        session = Session(self._request(params), self._opened, self._clock, self._identity)
+        boundary = Boundary(session, self._clock)
+        try:
+            boundary.enter(params, await session.open())
+            await session.begin(dict(boundary.leaves))
+            state = await self._recovered(session, boundary)
+            supply = self._supply(session)
+            boundary.begin()
+            await self._train(session, boundary, supply, state)
+            await self._leave(session, supply)
+        finally:
+            # A kill cancels us: the dead do not tidy up.
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                await session.shut()
+
+    async def _opened(self) -> Bus:
+        return self._bus
+
+    def _request(self, params: Params) -> JoinRequest:
+        settings, work = self._trade.settings, self._trade.work
+        layout, origin = planned(params, settings.protocol.fragments, embedding_names(work.model))
+        record = RunRecord(
+            run=settings.run,
+            founder=self._name,
+            nonce=self._identity.nonce(8),
+            founded_at_s=self._clock.wall(),
+            layout=layout,
+            protocol=settings.protocol,
+            model=work.model.describe(),
+            data=work.shards.meta.fingerprint,
+            seed=settings.seed,
+        )
+        return JoinRequest(learner=self._name, record=record, origin=origin, data_blocks=work.shards.blocks)
+
+    async def _recovered(self, session: Session, boundary: Boundary) -> Any:  # noqa: ANN401  (an optax state)
+        """Return a healthy peer's optimizer state, else a fresh one, and say on the tape which."""
+        train = self._trade.work.train
+        fresh = jax.device_put(init_optimizer(train, boundary.params), self._device)
+        state, source, facts = fresh, "fresh", dict(FRESH_FACTS)
+        if boundary.run_tokens > 0 and not boundary.done:
+            began_s = self._clock.monotonic()
+            loan = await borrow(session.bus, session.run, self._name, packed_bytes_max(fresh), RECOVER_S)
+            borrowed = believed(loan, fresh, self._clock.monotonic() - began_s)
+            if borrowed is not None and possible(borrowed, train):
+                state, source, facts = borrowed.state, "peer", loan_facts(borrowed, boundary.run_tokens)
+        with contextlib.suppress(AtollError):
+            await session.record("recovered", source=source, incarnation=session.member.incarnation, **facts)
+        return state
+
+    def _supply(self, session: Session) -> Supply:
+        work, settings = self._trade.work, self._trade.settings
+        windows = work.train.batch * work.train.accumulation
+        reader = BatchReader(work.shards, work.train.sequence, windows, session.run.seed)
+        supply = Supply(session.leases, self._call, reader, settings.data.lease_blocks)
+        supply.want()
+        return supply
+
+    @staticmethod
+    def _call(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        return asyncio.get_running_loop().create_task(work)
+
+    async def _train(self, session: Session, boundary: Boundary, supply: Supply, state: Any) -> None:  # noqa: ANN401
+        """Step until the run is done or we are told to leave."""
+        train, target = self._trade.work.train, session.run.protocol.tokens_target
+        over = functools.partial(self._over, session, boundary)
+        params: Any = boundary.params
+        while not over():
+            batch = await self._batch(supply, over)
+            if batch is None:
+                break
+            rate = learning_rate(train, boundary.run_tokens, target)
+            params, state, loss = self._trade.step(params, state, self._shaped(batch), rate)
+            await asyncio.sleep(self._pace.next_s())
+            params = boundary.step(params, tokens=train.tokens_per_step, loss=loss)
+            session.lender.share(state, donated=True)
+            self._on_step()
+
+    def _over(self, session: Session, boundary: Boundary) -> bool:
+        return boundary.done or self._stop.is_set() or session.driver.failure is not None
+
+    async def _batch(self, supply: Supply, over: Callable[[], bool]) -> Any:  # noqa: ANN401  (int32, or None)
+        """Return the next batch; wait only when nothing leased is left."""
+        began_s = self._clock.monotonic()
+        while (batch := supply.poll()) is None:
+            if over():
+                return None
+            supply.want()
+            if isinstance(supply.pending, asyncio.Task):
+                await asyncio.wait({supply.pending}, timeout=LOOK_S)
+        self.waited_s += self._clock.monotonic() - began_s
+        return batch
+
+    def _shaped(self, batch: Any) -> Any:  # noqa: ANN401  (int32)
+        train = self._trade.work.train
+        shaped = batch if train.accumulation == 1 else batch.reshape(train.accumulation, train.batch, -1)
+        return np.ascontiguousarray(shaped)
+
+    async def _leave(self, session: Session, supply: Supply) -> None:
+        """Return the data, push what is not pushed, say goodbye; raise when it takes longer than it may."""
+        if session.driver.failure is not None:
+            raise session.driver.failure
+        bound_s = self._trade.settings.learner.drain_s
+        deadline_s = self._clock.monotonic() + bound_s
+        supply.publish()
+        try:
+            async with asyncio.timeout(bound_s / RETURN_SHARE):
+                await session.leases.give_back()
+        except (AtollError, TimeoutError) as error:
+            log.warning("data.not_returned", units=len(session.leases.mine), reason=str(error) or "no answer in time")
+        try:
+            await session.drain(deadline_s - self._clock.monotonic())
+        except TimeoutError as error:
+            raise BrokerUnavailable("the last pushes are not durable", got=self._name) from error

@@ -1,0 +1,312 @@
+"""`atoll sim train`: the sequence of a simulated run, from an empty folder to a report.
+
+    data ─► broker in memory, shards, learners, evaluator in virtual time ─► drain ─► tape ─► export ─► report
+
+What `atoll up` does with processes, this does with groups of tasks, in the same order and with the same code for what
+comes out: journal, view, report and export. The end comes by itself, by `sim.max_s`, or by a signal: the first lets
+learners and shards leave in good order, the second ends everything at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any, Final
+
+import jax
+import msgspec
+
+from atoll.bus.memory import MemoryBroker, MemoryBus
+from atoll.bus.subjects import Subjects
+from atoll.clock import Clock, SystemClock
+from atoll.island.founding import read_run
+from atoll.settings import ArchiveSettings
+from atoll.up.folder import SIMULATED, RunFolder
+from atoll.up.journal import Journal
+from atoll.up.live import Face, Picture
+from atoll.up.options import UpPlan, shard_names, standby_names
+from atoll.up.report.write import write_report
+from atoll.up.supervisor import LEARNERS_LEAVE_S, SHARDS_FINISH_S, SHARDS_LEAVE_S
+from atoll.up.view import RunView
+from atoll.up.watch import Watch
+from atoll.wire.messages import RunRecord
+from atoll_learner.evaluate import FOLLOW_TOKENS_MAX, write_out
+from atoll_learner.merged import Merged, read_merged
+from atoll_learner.train import make_evaluator
+from atoll_simulator.evaluator import SimulatedEvaluator
+from atoll_simulator.learner import Pace, SimulatedLearner, Trade
+from atoll_simulator.loop import LoopClock, VirtualLoop
+from atoll_simulator.scenario import Scenario
+from atoll_simulator.world import Life, World
+from atoll_synchronizer.hosting import Host
+from atoll_synchronizer.process import wait_for_run
+
+POLL_S: Final = 0.25
+SHOW_REAL_S: Final = 1.0
+EVALUATIONS: Final = 25
+TAPE_PAGE: Final = 1000
+
+
+class Interrupted:
+    """Counts the signals that ask a simulation to end."""
+
+    def __init__(self) -> None:
+        """None came."""
+        self.wanted = False
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Take SIGINT and SIGTERM over while the block runs."""
+        former = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if self.wanted:
+            raise KeyboardInterrupt
+        self.wanted = True
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a simulated run ended and what it left: the merged model, and the inner steps with the real time they took."""
+
+    ended: str
+    run: RunRecord | None
+    merged: Merged | None
+    steps: int
+    steps_took_s: float
+
+
+class Simulation:
+    """One simulated run on the running virtual loop."""
+
+    def __init__(
+        self, up: UpPlan, scenario: Scenario, trade: Trade, *, view: RunView, face: Face, interrupted: Interrupted
+    ) -> None:
+        """Prepare; `run` does the work."""
+        self._up = up
+        self._settings = trade.settings
+        self._scenario = scenario
+        self._trade = trade
+        self._view = view
+        self._face = face
+        self._interrupted = interrupted
+        self.clock: Clock = LoopClock(asyncio.get_running_loop())
+        self._broker = MemoryBroker(stream_bytes_max=self._settings.broker.stream_bytes_max, clock=self.clock)
+        self._bus = MemoryBus(self._settings.run, self._broker)
+        self.world = World(self._settings.run, self._settings.seed, scenario, self._broker, self.clock)
+        self._watch = Watch(self._bus, self._settings.run, view, self.clock)
+        self._devices = jax.local_devices()
+        self._shards = shard_names(self._settings.protocol.shards)
+        self._standbys = standby_names(self._settings.protocol.shards, up.standbys)
+        self._lives: dict[str, SimulatedLearner] = {}
+        self._steps = 0
+        self._first_real_s = self._last_real_s = 0.0
+        self._shown_s = 0.0
+
+    async def run(self) -> Outcome:
+        """Train to the end and return what came of it."""
+        loop = asyncio.get_running_loop()
+        evaluator = self._evaluator()
+        helpers = [loop.create_task(work) for work in (self._watch.follow(), evaluator.follow())]
+        await asyncio.sleep(0)
+        self._populate()
+        try:
+            ended = await self._until_over(helpers)
+            self._face.rest()
+            await self._drain()
+            await self._watch.catch_up()
+            run = await read_run(self._bus, Subjects(self._settings.run))
+            merged = None
+            if run is not None and self._view.run_tokens > 0:
+                await evaluator.evaluate()
+                await self._watch.catch_up()
+                merged = await read_merged(self._bus, run)
+            return Outcome(ended, run, merged, self._steps, self._last_real_s - self._first_real_s)
+        finally:
+            self.world.end()
+            for helper in helpers:
+                helper.cancel()
+
+    async def tape(self) -> bytes:
+        """Return the whole tape, one JSON object per line: sequence, subject and event of each entry."""
+        lines: list[bytes] = []
+        after = 0
+        while True:
+            events = Subjects(self._settings.run).event("*", "*")
+            entries = await self._bus.replay(events, after=after, limit=TAPE_PAGE)
+            for entry in entries:
+                after = entry.sequence
+                line = {"sequence": after, "subject": entry.subject, "event": msgspec.Raw(entry.data)}
+                lines.append(msgspec.json.encode(line) + b"\n")
+            if len(entries) < TAPE_PAGE:
+                return b"".join(lines)
+
+    def _evaluator(self) -> SimulatedEvaluator:
+        work, protocol = self._trade.work, self._settings.protocol
+        every = self._scenario.evaluate_tokens or max(1, protocol.tokens_target // EVALUATIONS)
+        return SimulatedEvaluator(
+            self._bus,
+            self._settings.run,
+            protocol.fragments,
+            every,
+            view=self._view,
+            clock=self.clock,
+            measure=make_evaluator(work.model, work.train, work.shards, FOLLOW_TOKENS_MAX),
+        )
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def _populate(self) -> None:
+        """Make every process known; they start in the order in which `atoll up` starts them."""
+        for number, name in enumerate(self._shards):
+            self.world.add(name, self._server(number))
+        for name, number in self._standbys.items():
+            self.world.add(name, self._server(number))
+        for name in self._up.learners:
+            self.world.add(name, self._serve_learner, at_s=self._scenario.joins.get(name, 0.0))
+            self.world.fail_at_random(name)
+        self.world.begin()
+
+    def _server(self, shard: int) -> Any:  # noqa: ANN401  (a coroutine function of a life)
+        async def serve(life: Life) -> None:
+            record = await wait_for_run(life.bus, self._settings.run, life.stop)
+            if record is not None:
+                await Host(life.bus, record, (shard,), self.clock, ArchiveSettings(), life.identity).serve(life.stop)
+            await life.bus.close()
+
+        return serve
+
+    async def _serve_learner(self, life: Life) -> None:
+        name = life.name
+        scenario, told = self._scenario, self._settings.learner
+        mean_s = scenario.step_s * self._up.throttle.get(name, told.throttle) / scenario.speed.get(name, 1.0)
+        dice = self.world.dice(name, life.number, "pace")
+        learner = SimulatedLearner(
+            self._trade,
+            name,
+            life.bus,
+            clock=self.clock,
+            identity=life.identity,
+            pace=Pace(mean_s, scenario.step_cv, dice, compile_s=scenario.compile_s.get(name, 0.0)),
+            device=self._devices[self._up.learners.index(name) % len(self._devices)],
+            stop=life.stop,
+            on_step=self._on_step,
+        )
+        self._lives[name] = learner
+        await learner.live()
+
+    def _on_step(self) -> None:
+        """Count a step, by the real clock as well: how fast we simulate is no secret, and decides nothing."""
+        self._last_real_s = SystemClock().monotonic()
+        self._first_real_s = self._first_real_s or self._last_real_s
+        self._steps += 1
+
+    # --- the sequence -------------------------------------------------------------------------------------------------
+
+    async def _until_over(self, helpers: list[asyncio.Task[None]]) -> str:
+        """Return why training ended."""
+        target = self._settings.protocol.tokens_target
+        while True:
+            self._check(helpers)
+            self._show()
+            if self._interrupted.wanted or 0 < self._scenario.max_s <= self.clock.monotonic():
+                return "stopped"
+            if not any(self.world.alive(name) for name in self._up.learners):
+                reached = bool(target) and self._view.run_tokens >= target
+                if reached or not any(self.world.due(name) for name in self._up.learners):
+                    return "finished"
+            await asyncio.sleep(POLL_S)
+
+    async def _drain(self) -> None:
+        """Let learners and shards leave in good order, as `atoll up` does."""
+        learners, shards = self._up.learners, [*self._shards, *self._standbys]
+        for name in learners:
+            self.world.dismiss(name)
+        await self._until_gone(learners, LEARNERS_LEAVE_S)
+        target = self._settings.protocol.tokens_target
+        if target and self._view.run_tokens >= target:
+            await self._until_gone(shards, SHARDS_FINISH_S)
+        for name in shards:
+            self.world.dismiss(name)
+        await self._until_gone(shards, SHARDS_LEAVE_S)
+
+    async def _until_gone(self, names: Any, patience_s: float) -> None:  # noqa: ANN401  (names)
+        deadline_s = self.clock.monotonic() + patience_s
+        while any(self.world.alive(name) for name in names) and self.clock.monotonic() < deadline_s:
+            self._check([])
+            await asyncio.sleep(POLL_S)
+
+    def _check(self, helpers: list[asyncio.Task[None]]) -> None:
+        """Raise what no process should have ended with."""
+        if self.world.failure is not None:
+            raise self.world.failure
+        for helper in helpers:
+            if helper.done():
+                helper.result()
+
+    def _show(self) -> None:
+        """Show the run to whoever looks, now and then by the real clock: a picture decides nothing."""
+        now_s = SystemClock().monotonic()
+        if now_s - self._shown_s < SHOW_REAL_S:
+            return
+        self._shown_s = now_s
+        protocol = self._settings.protocol
+        self._face.show(
+            Picture(
+                view=self._view,
+                run=self._settings.run,
+                target=protocol.tokens_target,
+                silence_s=protocol.silence_s,
+                began_s=0.0,
+                now_s=self.clock.monotonic(),
+            )
+        )
+
+
+def simulate(
+    up: UpPlan, scenario: Scenario, trade: Trade, *, folder: RunFolder, face: Face, interrupted: Interrupted
+) -> tuple[dict[str, Any] | None, Outcome]:
+    """Carry a simulated run out in `folder` and return its report and outcome; without anything trained there is none."""
+    view = RunView()
+
+    async def main() -> Outcome:
+        simulation = Simulation(up, scenario, trade, view=view, face=face, interrupted=interrupted)
+        journal = Journal(replace(up, broker=SIMULATED), folder, view, simulation.clock)
+        journal.save()
+        try:
+            outcome = await simulation.run()
+            journal.ended(outcome.ended)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            journal.ended("killed")
+            raise
+        except BaseException:
+            journal.ended("failed")
+            raise
+        finally:
+            lines = [msgspec.json.encode(line) + b"\n" for line in simulation.world.journal]
+            folder.write("journal.jsonl", b"".join(lines))
+            folder.write("tape.jsonl", await simulation.tape())
+            journal.save()
+        files.append(journal)
+        return outcome
+
+    files: list[Journal] = []
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        outcome = runner.run(main())
+    if outcome.run is None or outcome.merged is None:
+        return None, outcome
+    with face.stage("measuring and writing the model"):
+        write_out(trade.work, folder.out, outcome.run, outcome.merged)
+    report = write_report(folder, view, files[0].file, outcome.run.data, "virtual")
+    files[0].settle(report)
+    return report, outcome

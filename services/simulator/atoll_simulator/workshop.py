@@ -1,0 +1,140 @@
+"""What a simulated run needs before its first virtual second: a checked plan, a folder, data, devices, a compiled step.
+
+Nothing here may load JAX before `use_cores` has said how.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from atoll.cli import INTERRUPTED
+from atoll.clock import SystemClock
+from atoll.errors import SettingsError
+from atoll.logs import logging_to
+from atoll.settings import Settings
+from atoll.up.folder import RunFolder, move_aside, read_run_file
+from atoll.up.live import Face, PlainFace, TerminalFace
+from atoll.up.options import UpPlan, UpRequest, plan, shard_names, standby_names
+from atoll.up.report.write import summary
+from atoll_learner.data.prepare import prepare
+from atoll_learner.data.sources import files_of, stdlib_files
+from atoll_learner.process import prepare_work
+from atoll_simulator.cores import use_cores
+from atoll_simulator.scenario import Scenario, scenario_of
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a simulated run left: exit code, folder, report (None when nothing was trained), steps and their real seconds."""
+
+    code: int
+    out: Path
+    report: dict[str, Any] | None
+    steps: int = 0
+    steps_took_s: float = 0.0
+
+    @property
+    def steps_per_s(self) -> float:
+        """Return how many inner steps were computed per real second, from the first to the last."""
+        return (self.steps - 1) / self.steps_took_s if self.steps_took_s > 0 else 0.0
+
+
+def run_sim(request: UpRequest, *, again: bool = False, face: Face | None = None) -> Ran:
+    """Carry out what was asked for; the exit code is 0, or 130 when it was interrupted.
+
+    Raises:
+        AtollError: a setting is wrong, the folder cannot be used, or the run could not train.
+    """
+    up, scenario = planned_run(request)
+    if read_run_file(up.out) is not None:
+        if not again:
+            raise SettingsError(
+                "this folder holds a run already", got=up.out, todo="choose another --out, or --again to move it aside"
+            )
+        move_aside(up.out)
+    use_cores(len(up.learners))
+    settings = up.settings
+    with (
+        RunFolder(up.out) as folder,
+        logging_to(folder.path("logs", "sim.jsonl"), settings.log.level, role="sim", run=settings.run),
+    ):
+        return _simulated(up, scenario, folder, face or _stderr())
+
+
+def _stderr() -> Face:
+    """Return the face that fits standard error."""
+    console = Console(stderr=True)
+    return TerminalFace(console, SystemClock()) if console.is_terminal else PlainFace(console, SystemClock())
+
+
+def _simulated(up: UpPlan, scenario: Scenario, folder: RunFolder, face: Face) -> Ran:
+    from atoll_simulator.simulation import Interrupted, simulate  # noqa: PLC0415  (loads JAX)
+
+    clock, interrupted = SystemClock(), Interrupted()
+    began_s = clock.monotonic()
+    with interrupted.heard():
+        settings = with_data(up, folder, face)
+        with face.stage("compiling"):
+            trade = trade_of(settings, folder)
+        try:
+            report, outcome = simulate(up, scenario, trade, folder=folder, face=face, interrupted=interrupted)
+        except KeyboardInterrupt:
+            face.rest()
+            face.say("ended at once; the tape and the journal are kept")
+            return Ran(INTERRUPTED, folder.out, None)
+    face.say("nothing was trained, so there is nothing to report" if report is None else summary(report, folder.out))
+    code = INTERRUPTED if interrupted.wanted else 0
+    ran = Ran(code, folder.out, report, outcome.steps, outcome.steps_took_s)
+    took_s = clock.monotonic() - began_s
+    face.say(f"  simulated in:  {took_s:,.1f} s, {ran.steps:,} steps at {ran.steps_per_s:,.1f} a second")
+    return ran
+
+
+def planned_run(request: UpRequest) -> tuple[UpPlan, Scenario]:
+    """Return the checked plan, as `atoll up` would make it for a new folder, and the scenario.
+
+    Raises:
+        SettingsError: see `atoll.up.options.plan` and `scenario_of`.
+    """
+    up = plan(replace(request, run="sim", fresh=True))
+    shards = up.settings.protocol.shards
+    scenario = scenario_of(up.settings.sim, up.learners, (*shard_names(shards), *standby_names(shards, up.standbys)))
+    if not up.settings.protocol.tokens_target and not scenario.max_s:
+        raise SettingsError(
+            "this run would never end", got="no token target", todo="give --tokens, or set sim.max_s in seconds"
+        )
+    return replace(up, out=request.out or Path("runs") / f"sim-{up.settings.seed}"), scenario
+
+
+def with_data(up: UpPlan, folder: RunFolder, face: Face) -> Settings:
+    """Return the settings with the folder of the token shards, which are prepared if they are ours to prepare."""
+    settings = up.settings
+    if not up.prepare:
+        return settings
+    data = folder.path("data").absolute()
+    if not (data / "meta.json").exists():
+        with face.stage("preparing data"):
+            prepare(files_of(list(up.corpus)) if up.corpus else stdlib_files(), data)
+    return settings.model_copy(update={"data": settings.data.model_copy(update={"dir": data})})
+
+
+def trade_of(settings: Settings, folder: RunFolder):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    """Return what all learners share, compiled."""
+    from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (loads JAX)
+    from atoll_learner.export import load_safetensors  # noqa: PLC0415
+    from atoll_learner.model import init_params  # noqa: PLC0415
+    from atoll_learner.train import make_step  # noqa: PLC0415
+    from atoll_simulator.learner import Trade, warm  # noqa: PLC0415
+
+    enable_compile_cache(settings.learner.compile_cache or folder.path("cache", "jax"))
+    work = prepare_work(settings)
+    params = init_params(work.model, settings.seed)
+    if settings.learner.initial_model is not None:
+        params = load_safetensors(settings.learner.initial_model, params)
+    trade = Trade(settings, work, params, make_step(work.model, work.train))
+    warm(trade)
+    return trade

@@ -1,0 +1,289 @@
+"""Whole runs in virtual time with real gradients: the same bytes from the same seed, exact books whatever befalls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import atoll
+from atoll.cli import INTERRUPTED
+from atoll.errors import SettingsError
+from atoll.settings import load
+from atoll.up.environment import flat, variables
+from atoll.up.options import UpRequest, plan
+from atoll_learner.data.prepare import prepare
+from atoll_learner.data.sources import files_of
+from atoll_simulator.scenario import Scenario, scenario_of
+from atoll_simulator.workshop import Ran, planned_run, run_sim
+
+SCHEMA = Path(atoll.__file__).parent / "up" / "report" / "report.schema.json"
+SMALL: dict[str, object] = {
+    "model.layers": 1,
+    "model.width": 32,
+    "model.heads": 2,
+    "model.kv_heads": 1,
+    "model.ffn": 64,
+    "model.context": 32,
+    "train.batch": 4,
+    "train.sequence": 32,
+    "protocol.fragments": 4,
+    "protocol.interval_steps": 8,
+    "protocol.silence_s": 2,
+    "protocol.lease_s": 1,
+    "sim.step_s": 0.05,
+}
+FAULTS = """
+[sim]
+step_cv = 0.2
+start_s = 0.5
+joins = { learner-4 = 6.0 }
+partitions = [{ who = ["learner-2"], at_s = 8.0, for_s = 4.0 }]
+kills = [
+    { who = "shard-0", at_s = 5.0, return_s = -1.0 },
+    { who = "learner-3", at_s = 7.0, return_s = 2.0 },
+    { who = "broker", at_s = 14.0, return_s = 2.0 },
+]
+
+[sim.speed]
+learner-2 = 0.5
+
+[sim.link]
+latency_s = 0.002
+up_mbit_s = 20
+down_mbit_s = 50
+loss = 0.02
+
+[sim.failures]
+mtbi_s = 40
+return_s = 1.5
+"""
+Simulate = Callable[..., Ran]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with token shards of some modules of the standard library, and compiled programs once there are any."""
+    folder = tmp_path_factory.mktemp("shared")
+    source = Path(os.__file__).parent
+    prepare(files_of(sorted(source.glob("*.py"))[:60]), folder / "data", validation=0.1)
+    return folder
+
+
+def assignments(shared: Path, **changes: object) -> tuple[str, ...]:
+    """Return the settings of a small run; `__` in a name stands for a dot."""
+    told = SMALL | {"data.dir": shared / "data", "learner.compile_cache": shared / "cache"}
+    told |= {name.replace("__", "."): value for name, value in changes.items()}
+    return tuple(f"{name}={value}" for name, value in told.items())
+
+
+@pytest.fixture(scope="module")
+def simulate(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulate]:
+    """Return a function that simulates a small run in this process, whose own JAX and environment stay as they are."""
+    jax.devices()
+
+    def simulated(learners: int = 3, standbys: int = 0, config: str = "", **changes: object) -> Ran:
+        folder = tmp_path_factory.mktemp("simulated")
+        file = folder / "run.toml"
+        file.write_text(config, encoding="utf-8")
+        told = assignments(shared, **changes)
+        return run_sim(
+            UpRequest(learners=learners, standbys=standbys, out=folder / "run", config=file, assignments=told)
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+        yield simulated
+
+
+@pytest.fixture(scope="module")
+def plain(simulate: Simulate) -> Ran:
+    """A run of three learners without faults."""
+    return simulate(protocol__tokens_target=40_000)
+
+
+def tape_of(ran: Ran) -> list[dict[str, Any]]:
+    """Return the events of a run's tape."""
+    return [json.loads(line)["event"] for line in (ran.out / "tape.jsonl").read_bytes().splitlines()]
+
+
+def check_schema(out: Path) -> None:
+    """Check the report against the schema that the reports of `atoll up` are checked against."""
+    program = Path(sys.executable).parent / "check-jsonschema"
+    check = [str(program), "--schemafile", str(SCHEMA), str(out / "report.json")]
+    checked = subprocess.run(check, capture_output=True, text=True, timeout=60, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_a_run_without_faults_learns_and_every_token_is_merged(plain: Ran) -> None:
+    """Three learners at one speed: the loss falls, nobody waits, nothing is lost, the report is a report."""
+    ran, report = plain, plain.report
+    assert report is not None
+    check_schema(ran.out)
+
+    fates, validation = report["tokens_by_fate"], report["validation"]
+    merged = [point["tokens_merged"] for point in validation["curve"]]
+    assert ran.code == 0
+    assert report["fates_exact"], report["fates_errors"]
+    assert report["clock"] == "virtual"
+    assert report["ended"] == "finished"
+    assert fates["merged"] + fates["merged_late"] + fates["superseded"] == report["tokens_trained"] >= 40_000
+    assert validation["final_bits_per_byte"] < 0.7 * validation["initial_bits_per_byte"]
+    assert report["goodput"] > 0.95
+    # One point before anything was merged, one at every twenty-fifth of the target, none a round late; one at the end.
+    per_round = max(line["fields"]["tokens"] for line in tape_of(ran) if line["kind"] == "round") / 4
+    assert len(merged) > 25
+    assert all(0 <= at - number * 1_600 <= per_round for number, at in enumerate(merged[:-1]))
+    # 128 tokens a step, three learners, a step every 50 ms: the clock of the report is the simulated one.
+    assert report["wall_s"] == pytest.approx(40_000 / (3 * 128) * 0.05, rel=0.25)
+    assert {"model.safetensors", "sample.txt", "report.html", "journal.jsonl"} <= {p.name for p in ran.out.iterdir()}
+
+
+def test_equal_seeds_give_equal_bytes_in_any_process(shared: Path, tmp_path: Path) -> None:
+    """Two interpreters with other hash seeds write the same tape, journal and report under every kind of fault."""
+    config = tmp_path / "faults.toml"
+    config.write_text(FAULTS, encoding="utf-8")
+    told = [word for text in assignments(shared) for word in ("--set", text)]
+    words = ["sim", "train", "--config", str(config), "--learners", "4", "--standbys", "1", "--tokens", "50000"]
+
+    def process(number: int) -> subprocess.Popen[str]:
+        out = ["--out", str(tmp_path / str(number)), "--seed", "7"]
+        command = [sys.executable, "-m", "atoll.cli", *words, *told, *out]
+        environment = {**os.environ, "PYTHONHASHSEED": str(number)}
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+    processes = [process(1), process(2)]
+    said = [one.communicate(timeout=300)[1] for one in processes]
+
+    assert [one.returncode for one in processes] == [0, 0], said
+    for name in ("tape.jsonl", "journal.jsonl", "report.json", "validation.json"):
+        first, second = ((tmp_path / str(number) / name).read_bytes() for number in (1, 2))
+        assert first == second, name
+    assert (tmp_path / "1" / "tape.jsonl").stat().st_size > 20_000
+
+
+def test_kills_cuts_and_takeovers_leave_exact_books_and_nobody_waits(simulate: Simulate) -> None:
+    """An owner dies for good, a broker for two seconds, learners at random; one is cut off and one comes later."""
+    ran = simulate(learners=4, standbys=1, config=FAULTS, protocol__tokens_target=120_000)
+    report = ran.report
+    assert report is not None
+    check_schema(ran.out)
+    tape = tape_of(ran)
+    journal = [json.loads(line) for line in (ran.out / "journal.jsonl").read_bytes().splitlines()]
+    begin_s = tape[0]["at_s"] - tape[0]["at_s"] % 86_400
+    rounds = [(event["at_s"] - begin_s, event["who"]) for event in tape if event["kind"] == "round"]
+    what = Counter(line["what"] for line in journal)
+
+    assert report["fates_exact"], report["fates_errors"]
+    assert sum(report["tokens_by_fate"].values()) == report["tokens_trained"]
+    assert report["tokens_by_fate"]["lost"] > 0
+    assert what["killed"] >= 4
+    assert {"cut", "healed", "started", "left"} <= what.keys()
+    # The standby of shard 0 serves within three leases of its owner's death, and goes on after the broker's.
+    assert any(who == "shard-0" and 5.0 < at_s < 8.0 for at_s, who in rounds)
+    assert any(who == "shard-0" and at_s > 16.0 for at_s, who in rounds)
+    assert not [at_s for at_s, _ in rounds if 14.01 < at_s < 16.0]
+    # No checkpoint here: a learner that returns starts from the state that a peer lends it over the bus.
+    recovered = [event["fields"] for event in tape if event["kind"] == "recovered"]
+    assert "peer" in [one["source"] for one in recovered if one["incarnation"] > 1]
+    assert "fresh" in [one["source"] for one in recovered if one["incarnation"] == 1]
+    # Learners step on through all of it: what is missing of their time is death and return, which the journal counts.
+    lives: dict[str, float] = {}
+    lived_s = 0.0
+    for line in journal:
+        if line["who"].startswith("learner") and line["what"] in ("started", "killed", "left"):
+            begun_s = lives.pop(line["who"], None)
+            lived_s += line["at_s"] - begun_s if begun_s is not None else 0.0
+            if line["what"] == "started":
+                lives[line["who"]] = line["at_s"]
+    stepped_s = sum(
+        life["steps"] * (0.1 if learner["learner"] == "learner-2" else 0.05)
+        for learner in report["learners"]
+        for life in learner["incarnations"]
+        if life["steps"]
+    )
+    starts = sum(line["what"] == "started" and line["who"].startswith("learner") for line in journal)
+    assert stepped_s > 0.9 * (lived_s - 2.0 * starts)
+
+
+def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) -> None:
+    """Ctrl-C: what is trained is merged, the report is written, the exit code says that it was interrupted."""
+    told = [word for text in assignments(shared) for word in ("--set", text)]
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "atoll.cli", "sim", "train", "--tokens", "100000000", "--out", str(out), *told]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if " training · " in line and " 0 commits" not in line:
+                process.send_signal(signal.SIGINT)
+                break
+        _, said = process.communicate(timeout=120)
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+
+    assert process.returncode == INTERRUPTED, said
+    assert report["ended"] == "stopped"
+    assert report["fates_exact"], report["fates_errors"]
+    assert report["commits"] > 0
+
+
+def test_a_run_that_is_there_is_not_overwritten(plain: Ran) -> None:
+    """Neither by another simulation nor by `atoll up`, which could not continue it."""
+    with pytest.raises(SettingsError, match="holds a run already"):
+        run_sim(UpRequest(out=plain.out))
+    with pytest.raises(SettingsError, match="simulated run"):
+        plan(UpRequest(out=plain.out), {})
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("sim.step_s=0", "sim.step_s is wrong"),
+        ("sim.step_z=1", "unknown setting sim.step_z"),
+        ("sim.speed.learner-9=1", "sim.speed names nobody"),
+        ("sim.speed.learner-1=0", "sim.speed.learner-1 is out of range"),
+        ("sim.link.loss=1.5", "sim.link.loss is wrong"),
+        ("sim.links.nobody.latency_s=1", "sim.links names nobody"),
+        ("protocol.tokens_target=0", "would never end"),
+        ("model.widht=3", "unknown setting model.widht"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(told: str, said: str, tmp_path: Path) -> None:
+    """What was got, what is allowed, what to do."""
+    with pytest.raises(SettingsError, match=said):
+        planned_run(UpRequest(out=tmp_path / "run", assignments=(told,)))
+
+
+def test_atoll_up_accepts_the_same_file(tmp_path: Path) -> None:
+    """The kernel carries the table and hands it to its children as it does all settings."""
+    file = tmp_path / "run.toml"
+    file.write_text(FAULTS, encoding="utf-8")
+    up = plan(UpRequest(learners=4, config=file, out=tmp_path / "run"), {})
+
+    children = load(environment=variables(flat(up.settings))).settings
+    assert up.settings.sim["speed"] == {"learner-2": 0.5}
+    assert children.sim["speed"] == {"learner-2": "0.5"}
+    assert children.protocol == up.settings.protocol
+
+
+def test_a_scenario_names_only_who_is_there() -> None:
+    """Kills and cuts of shards, standbys and the broker are fine; of anybody else they are a mistake."""
+    there: dict[str, Any] = {"kills": [{"who": "broker", "at_s": 1.0}, {"who": "shard-0", "at_s": 1.0}]}
+    assert len(scenario_of(there, ["learner-1"], ["shard-0"]).kills) == 2
+    for table in (
+        {"kills": [{"who": "shard-7", "at_s": 1.0}]},
+        {"partitions": [{"who": ["broker"], "at_s": 1.0, "for_s": 1.0}]},
+        {"leaves": {"shard-0": 1.0}},
+        {"joins": {"learner-1": 3.0}},
+    ):
+        with pytest.raises(SettingsError):
+            scenario_of(table, ["learner-1"], ["shard-0"])
+    assert Scenario().link_of("learner-1").latency_s > 0
