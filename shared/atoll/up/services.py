@@ -124,7 +124,7 @@ class Services:
         if self._url:
             shared["broker.url"] = self._url
         values = {**flat(self._up.settings), **shared, **own}
-        # The threads of NumPy's algebra wait for each other by spinning: on cores that also train, a norm takes 200 times as long.
+        # The threads of NumPy's algebra spin while they wait: on cores that also train a norm takes 200 times as long.
         return {
             "OPENBLAS_NUM_THREADS": "1",
             **without_settings(os.environ),
