@@ -39,9 +39,8 @@ class Answer:
         return spread(list(values.values())) if values else None
 
 
-def answers(experiment: Experiment, rows: Sequence[Row], records: Records) -> list[Answer]:
+def answers(rows: Sequence[Row], records: Records) -> list[Answer]:
     """Return what is known of every row, in order."""
-    del experiment
     return [_answer(row, records) for row in rows]
 
 

@@ -152,7 +152,7 @@ def finish(name: str, options: argparse.Namespace, shelf: Shelf, found: Sequence
     print(f"written to {folder / PREFIX}{name}.md")
     if quick:
         return 0
-    made = figures(raw.experiment, answers(raw.experiment, raw.rows, records))
+    made = figures(raw.experiment, answers(raw.rows, records))
     return write(f"{PREFIX}{name}", options.seed, made, [folder / f"{PREFIX}{name}.json.zst"])
 
 

@@ -65,7 +65,7 @@ def load(path: Path) -> Raw:
 
 def page(raw: Raw) -> str:
     """Return the page in Markdown."""
-    experiment, found = raw.experiment, answers(raw.experiment, raw.rows, raw.records)
+    experiment, found = raw.experiment, answers(raw.rows, raw.records)
     quick = f"**A quick look: token budgets times {raw.scale:g}, no result.** " if raw.scale != 1.0 or raw.over else ""
     parts = [
         f"# {PREFIX}{raw.name}",
@@ -83,7 +83,7 @@ def page(raw: Raw) -> str:
 
 def svgs(raw: Raw) -> dict[str, str]:
     """Return the plots by file name."""
-    experiment, found = raw.experiment, answers(raw.experiment, raw.rows, raw.records)
+    experiment, found = raw.experiment, answers(raw.rows, raw.records)
     drawn = {}
     for name, plot in _named(raw.name, experiment.plots):
         series = _curves(plot, raw.rows, raw.records) if plot.x == "merged" else _series(plot, found)

@@ -103,7 +103,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     axes: dict[str, Any] = {}
     skip: list[dict[str, Any]] = []
     baseline: Baseline | None = None
-    measures: list[str] = ["final"]
+    measures: tuple[str, ...] = ("final",)
     plots: list[Plot] = []
     goals: list[Goal] = []
 
@@ -218,20 +218,28 @@ def rows(
         labels = {axis: name for axis, (name, _) in zip(axes, point, strict=True)}
         if any(matches(labels, where) for where in experiment.skip):
             continue
-        settings = base
-        for _, chosen in point:
-            settings = {**settings, **chosen}
-        cells = tuple(_cell({**settings, **over}, seed, scale) for seed in seeds)
+        settings = layered(base, *(chosen for _, chosen in point))
+        cells = tuple(_cell(layered(settings, over), seed, scale) for seed in seeds)
         rivals: tuple[tuple[Cell, ...], ...] = ()
         if rival is not None:
-            beside = [
-                {**settings, **dict(_flat(rival.settings, "baseline")), **best, **over} for best in choices(rival)
-            ]
+            theirs = dict(_flat(rival.settings, "baseline"))
+            beside = [layered(settings, theirs, best, over) for best in choices(rival)]
             rivals = tuple(tuple(_cell(one, seed, scale) for seed in seeds) for one in beside)
         found.append(Row(labels, cells, rivals))
     for cell in {cell: None for row in found for group in (row.cells, *row.rivals) for cell in group[:1]}:
         _check(cell)
     return found
+
+
+def layered(*layers: Mapping[str, Value]) -> dict[str, Value]:
+    """Return dotted settings, later ones over earlier ones; an empty table takes away all that is below its name."""
+    settings: dict[str, Value] = {}
+    for name, value in (item for layer in layers for item in layer.items()):
+        if value == {}:
+            settings = {other: kept for other, kept in settings.items() if not other.startswith(f"{name}.")}
+        else:
+            settings[name] = value
+    return settings
 
 
 def matches(labels: Labels, where: Mapping[str, Value]) -> bool:
@@ -325,11 +333,11 @@ def _plain(value: str) -> str:
 
 
 def _flat(table: Mapping[str, Value], where: str) -> Iterator[tuple[str, Value]]:
-    """Yield the leaves of nested tables by dotted name."""
+    """Yield the leaves of nested tables by dotted name; an empty table is a leaf."""
     if not isinstance(table, Mapping):
         raise SettingsError("a table of settings was expected", got=f"{where} = {table!r}")
     for key, value in table.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             for name, leaf in _flat(value, key):
                 yield f"{key}.{name}", leaf
         else:
