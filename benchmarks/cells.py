@@ -183,7 +183,7 @@ class Crew:
         """Keep what a job came to and return it in words."""
         took_s = time.monotonic() - job.began_s
         code = job.process.returncode if job.process is not None else 0
-        report = job.out / "report.json"
+        report = job.out / "run" / "report.json"
         if code or not report.exists():
             self.failed.append(job.cell)
             words = (job.out / "log").read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
@@ -265,7 +265,7 @@ def verbs(cell: Cell, out: Path) -> list[list[str]]:
     program = [sys.executable, "-m", "atoll.cli", "sim"]
     warm = round(cell.warm * cell.tokens)
     tokens = ["--tokens", str(cell.tokens - warm)]
-    common = ["--config", str(config), "--learners", str(cell.learners), "--seed", str(cell.seed), "--out", str(out)]
+    common = ["--config", str(config), "--learners", str(cell.learners), "--seed", str(cell.seed), "--out", str(out / "run")]
     verb = ["train"] if cell.method == "atoll" else ["baseline", "--method", cell.method]
     if not warm:
         return [[*program, *verb, *common, *tokens]]

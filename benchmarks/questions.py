@@ -23,6 +23,8 @@ import msgspec
 
 from atoll.errors import SettingsError
 from atoll.settings import Settings, load
+from atoll.up.options import shard_names
+from atoll_simulator.scenario import scenario_of
 
 FOLDER: Final = Path("benchmarks/experiments")
 METHODS: Final = ("atoll", "data-parallel", "diloco")
@@ -46,8 +48,6 @@ OPERATIONS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
     ast.FloorDiv: operator.floordiv,
 }
 _OURS: Final = {"method": "atoll", "learners": 4, "tokens": 0, "tokens_per_learner": 0, "warm": 0.0}
-_SIM: Final = "sim"
-_SECTIONS: Final = frozenset({*Settings.model_fields, _SIM})
 _LOCKSTEP: Final = ("model.", "train.", "data.lease_blocks")
 _READS: Final[dict[str, tuple[str, ...]]] = {
     "data-parallel": _LOCKSTEP,
@@ -187,7 +187,7 @@ def axes_of(experiment: Experiment) -> dict[str, dict[str, dict[str, Value]]]:
     """Return, by axis, the settings of each of its values by the value's label."""
     axes: dict[str, dict[str, dict[str, Value]]] = {}
     for key, value in experiment.axes.items():
-        if isinstance(value, Mapping) and key not in _SECTIONS:
+        if isinstance(value, Mapping) and key not in Settings.model_fields:
             axes[key] = {label: dict(_flat(bundle, key)) for label, bundle in value.items()}
             continue
         for name, values in _flat({key: value}, "axes"):
@@ -316,14 +316,34 @@ def computed(text: str, facts: Mapping[str, float]) -> float:
 
 def _check(cell: Cell) -> None:
     """Refuse a cell whose settings no run would accept, before hours are spent on the others."""
-    texts = [f"{name}={_plain(value)}" for name, value in cell.settings if not name.startswith(f"{_SIM}.")]
     for name, _ in cell.settings:
-        section = name.partition(".")[0]
-        if section not in _SECTIONS:
-            raise SettingsError(
-                "unknown setting in an experiment", got=name, allowed=", ".join([*_OURS, *sorted(_SECTIONS)])
-            )
-    load(None, texts, {}).settings.protocol.check(cell.learners if cell.method == "atoll" else None)
+        if name.partition(".")[0] not in Settings.model_fields:
+            allowed = ", ".join([*_OURS, *sorted(Settings.model_fields)])
+            raise SettingsError("unknown setting in an experiment", got=name, allowed=allowed)
+    settings = load(
+        None, [f"{name}={_plain(value)}" for name, value in cell.settings if not _simulated(name)], {}
+    ).settings
+    if cell.method == "atoll":
+        settings.protocol.check(cell.learners)
+        learners = [f"learner-{number}" for number in range(1, cell.learners + 1)]
+        scenario_of(_nested(cell.settings, "sim"), learners, shard_names(settings.protocol.shards))
+
+
+def _simulated(name: str) -> bool:
+    return name.startswith("sim.")
+
+
+def _nested(settings: Sequence[tuple[str, str]], section: str) -> dict[str, Value]:
+    """Return the settings of one section as the nested table that a file would have."""
+    table: dict[str, Value] = {}
+    for name, value in settings:
+        first, *path = name.split(".")
+        if first == section:
+            here = table
+            for key in path[:-1]:
+                here = here.setdefault(key, {})
+            here[path[-1]] = json.loads(value)
+    return table
 
 
 def _plain(value: str) -> str:
