@@ -30,6 +30,8 @@ POLL_S: Final = 0.1
 MARGIN: Final = 1.1
 WARM_SEED: Final = 10_000
 LOG_LINES: Final = 12
+POINTS: Final = 12
+EVALUATE: Final = "sim.evaluate_tokens"
 
 Record = dict[str, Any]
 Commands = Callable[[Cell, Path], list[list[str]]]
@@ -266,7 +268,9 @@ def verbs(cell: Cell, out: Path) -> list[list[str]]:
     warm = round(cell.warm * cell.tokens)
     tokens = ["--tokens", str(cell.tokens - warm)]
     common = ["--config", str(config), "--learners", str(cell.learners), "--seed", str(cell.seed), "--out", str(out / "run")]
-    verb = ["train"] if cell.method == "atoll" else ["baseline", "--method", cell.method]
+    apart = [] if any(name == EVALUATE for name, _ in cell.settings) else ["--set", f"{EVALUATE}={cell.tokens // POINTS}"]
+    verb = ["baseline", "--method", cell.method, "--evaluations", str(POINTS)]
+    verb = verb if cell.method != "atoll" else ["train", *apart]
     if not warm:
         return [[*program, *verb, *common, *tokens]]
     first = [
