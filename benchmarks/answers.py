@@ -80,6 +80,8 @@ def _measured(record: Record, rival: Record | None) -> dict[str, float | None]:
     return {
         "final": final,
         "gap": None if rival is None else gap(record, rival),
+        "average": record.get("average"),
+        "average_gap": None if rival is None else gap({**record, "final": record.get("average")}, rival),
         "time": time_s,
         "time_ratio": time_s / theirs_s if time_s and theirs_s else None,
         "loss_time": final * time_s if final is not None and time_s else None,

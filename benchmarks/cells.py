@@ -217,6 +217,7 @@ def record_of(cell: Cell, report: Mapping[str, Any], warm: Mapping[str, Any] | N
         "ended": report["ended"],
         "initial": validation["initial_bits_per_byte"],
         "final": validation["final_bits_per_byte"],
+        "average": validation.get("average_bits_per_byte"),
         "curve": curve,
         "tokens": before + report["tokens_trained"],
         "merged": before + fates["merged"],
@@ -267,8 +268,19 @@ def verbs(cell: Cell, out: Path) -> list[list[str]]:
     program = [sys.executable, "-m", "atoll.cli", "sim"]
     warm = round(cell.warm * cell.tokens)
     tokens = ["--tokens", str(cell.tokens - warm)]
-    common = ["--config", str(config), "--learners", str(cell.learners), "--seed", str(cell.seed), "--out", str(out / "run")]
-    apart = [] if any(name == EVALUATE for name, _ in cell.settings) else ["--set", f"{EVALUATE}={cell.tokens // POINTS}"]
+    common = [
+        "--config",
+        str(config),
+        "--learners",
+        str(cell.learners),
+        "--seed",
+        str(cell.seed),
+        "--out",
+        str(out / "run"),
+    ]
+    apart = (
+        [] if any(name == EVALUATE for name, _ in cell.settings) else ["--set", f"{EVALUATE}={cell.tokens // POINTS}"]
+    )
     verb = ["baseline", "--method", cell.method, "--evaluations", str(POINTS)]
     verb = verb if cell.method != "atoll" else ["train", *apart]
     if not warm:

@@ -25,7 +25,7 @@ from atoll.up.report.charts import Series, lines
 PREFIX: Final = "experiment-"
 RAW_BYTES_MAX: Final = 256 << 20
 LEVEL: Final = 19
-_PERCENT: Final = {"gap", "goodput", "merged", "late"}
+_PERCENT: Final = {"gap", "average_gap", "goodput", "merged", "late"}
 
 
 class Raw(msgspec.Struct, kw_only=True):
@@ -149,7 +149,7 @@ def _shown(measured: Spread | None, measure: str) -> str:
         return "-"
     if measure in _PERCENT:
         half = f" ± {100 * measured.half:.2f}" if math.isfinite(measured.half) else ""
-        return f"{100 * measured.mean:{'+' if measure == 'gap' else ''}.2f}{half} %"
+        return f"{100 * measured.mean:{'+' if measure.endswith('gap') else ''}.2f}{half} %"
     half = f" ± {measured.half:.2g}" if math.isfinite(measured.half) else ""
     return f"{measured.mean:.5g}{half}"
 
