@@ -107,7 +107,7 @@ def test_a_baseline_is_deterministic(corpus: Path) -> None:
 
 
 def test_a_step_of_m_learners_is_one_batch_m_times_larger(corpus: Path) -> None:
-    """Data-parallel training of two takes half the steps and equals a plain loop over both learners' batches."""
+    """Data-parallel training of two takes half the steps; but for rounding it is a plain loop over both batches at once."""
     settings = settings_of(corpus)
     work, target = prepare_work(settings), settings.protocol.tokens_target
     feeds = Feeds(work, 2, settings.data.lease_blocks, settings.seed)
@@ -119,7 +119,7 @@ def test_a_step_of_m_learners_is_one_batch_m_times_larger(corpus: Path) -> None:
     ours = trained(corpus, "data-parallel", 2)
 
     assert (ours.steps, ours.tokens) == (6, 12 * STEP)
-    assert difference(ours.params, params) == 0.0
+    assert difference(ours.params, params) < 1e-5
 
 
 def test_meeting_takes_the_mean_of_what_learners_moved(corpus: Path) -> None:

@@ -105,7 +105,10 @@ class Feeds:
 
 
 class DataParallel:
-    """One set of parameters, stepped with the batches of all learners together."""
+    """One set of parameters, stepped with the mean gradient of all learners' batches, computed batch after batch.
+
+    That is the gradient of one batch M times larger, but for the order of additions; in memory it is as small as one learner's.
+    """
 
     def __init__(self, work: Work, params: Params) -> None:
         """Begin from `params`."""
@@ -115,7 +118,7 @@ class DataParallel:
 
     def step(self, batches: Sequence[Batch], rate: float) -> float:
         """Step once; return the loss."""
-        together = np.concatenate(batches, axis=-2)
+        together = batches[0] if len(batches) == 1 else np.concatenate([_micro(batch) for batch in batches])
         self.params, self._state, loss = self._step(self.params, self._state, together, rate)
         return float(loss)
 
@@ -229,6 +232,11 @@ def train_baseline(  # noqa: PLR0913  (one per question; all but three have defa
         trained.finite = math.isfinite(end)
         trained.final = end if trained.finite else None
     return trained
+
+
+def _micro(batch: Batch) -> Batch:
+    """Return a learner's batch as micro-batches, shape (accumulation, batch, sequence + 1)."""
+    return batch if batch.ndim == 3 else batch[None]
 
 
 def report_of(trained: Trained, work: Work) -> dict[str, Any]:
