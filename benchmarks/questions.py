@@ -51,16 +51,10 @@ OPERATIONS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
 }
 _OURS: Final = {"method": "atoll", "learners": 4, "tokens": 0, "tokens_per_learner": 0, "warm": 0.0}
 _LOCKSTEP: Final = ("model.", "train.", "data.lease_blocks")
+_MERGING: Final = ("fragments", "interval_steps", "merge", "outer", "outer_lr", "outer_momentum", "codec_up")
 _READS: Final[dict[str, tuple[str, ...]]] = {
     "data-parallel": _LOCKSTEP,
-    "diloco": (
-        *_LOCKSTEP,
-        "protocol.fragments",
-        "protocol.interval_steps",
-        "protocol.merge",
-        "protocol.outer",
-        "protocol.codec_up",
-    ),
+    "diloco": (*_LOCKSTEP, *(f"protocol.{name}" for name in _MERGING)),
 }
 Value = Any
 Labels = dict[str, Any]
@@ -277,12 +271,16 @@ def _cell(settings: Mapping[str, Value], seed: int, scale: float) -> Cell:
     warm = float(own["warm"]) if method != "data-parallel" else 0.0
     facts = {"learners": learners, "tokens": budget, "warm_tokens": round(warm * budget)}
     kept = {
-        name: _filled(value, facts)
-        for name, value in settings.items()
-        if name not in _OURS and (method not in _READS or name.startswith(_READS[method]))
+        name: _filled(value, facts) for name, value in settings.items() if name not in _OURS and _reads(method, name)
     }
     ordered = tuple((name, json.dumps(kept[name], sort_keys=True)) for name in sorted(kept))
     return Cell(method, learners, budget, seed, warm, ordered)
+
+
+def _reads(method: str, name: str) -> bool:
+    """Return whether a method reads a setting; one that is not listed reads all. A dot ends the name of a whole section."""
+    listed = _READS.get(method)
+    return listed is None or any(name == one or (one.endswith(".") and name.startswith(one)) for one in listed)
 
 
 def _filled(value: Value, facts: Mapping[str, float]) -> Value:
