@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from results import commit, machine
 
 from atoll.up.processes import DIE_WITH_PARENT
 
-PACE_S: Final = 1 / 12_000
+PACE_S: Final = 1 / 40_000
 START_S: Final = 8.0
 POLL_S: Final = 0.1
 MARGIN: Final = 1.1
@@ -63,13 +62,12 @@ class Shelf:
         draft.replace(self.here / f"{cell.digest}.json")
 
     def paces(self) -> list[tuple[Cell, float]]:
-        """Return every cell that was ever done here, whatever its sources, with its seconds per token."""
+        """Return every cell that was ever done here, whatever its sources, with the seconds it took."""
         found = []
         for path in sorted(self._folder.glob("*/*.json")):
             record = json.loads(path.read_text(encoding="utf-8"))
             if "took_s" in record and "cell" in record:
-                cell = cell_of(record["cell"])
-                found.append((cell, max(0.1, record["took_s"] - START_S) / cell.tokens))
+                found.append((cell_of(record["cell"]), float(record["took_s"])))
         return found
 
 
@@ -81,28 +79,32 @@ def cell_of(described: Mapping[str, Any]) -> Cell:
 
 
 class Paces:
-    """Seconds a cell will take: by cells of its method, model and batch, else of its method, else a guess."""
+    """Seconds a cell will take: by the tokens per second of cells of its method, learners and model, else of less alike ones.
+
+    Sums of seconds over sums of tokens, so that long cells count for more than quick looks.
+    """
 
     def __init__(self, known: Iterable[tuple[Cell, float]]) -> None:
         """Start from what is known."""
-        self._known: dict[tuple[str, ...], list[float]] = {}
-        for cell, pace_s in known:
-            self.add(cell, pace_s)
+        self._known: dict[tuple[str, ...], tuple[float, int]] = {}
+        for cell, took_s in known:
+            self.add(cell, took_s)
 
-    def add(self, cell: Cell, pace_s: float) -> None:
-        """Take note of a cell that took `pace_s` seconds per token."""
+    def add(self, cell: Cell, took_s: float) -> None:
+        """Take note of a cell that took `took_s`."""
         for key in self._keys(cell):
-            self._known.setdefault(key, []).append(pace_s)
+            seconds, tokens = self._known.get(key, (0.0, 0))
+            self._known[key] = (seconds + max(0.1, took_s - START_S), tokens + cell.tokens)
 
     def seconds(self, cell: Cell) -> float:
         """Return the estimate, of the nearest kind that is known."""
-        near = next((self._known[key] for key in self._keys(cell) if key in self._known), [PACE_S])
-        return START_S + cell.tokens * statistics.median(near)
+        seconds, tokens = next((self._known[key] for key in self._keys(cell) if key in self._known), (PACE_S, 1))
+        return START_S + cell.tokens * seconds / tokens
 
     @staticmethod
     def _keys(cell: Cell) -> list[tuple[str, ...]]:
         shape = [f"{name}={value}" for name, value in cell.settings if name.startswith(("model.", "train.batch"))]
-        return [(cell.method, str(cell.learners), *shape), (cell.method, *shape), (cell.method,), ()]
+        return [(cell.method, str(cell.learners), *shape), (cell.method, *shape), (cell.method,)]
 
 
 @dataclass(slots=True)
@@ -201,7 +203,7 @@ class Crew:
         }
         self.shelf.keep(job.cell, record)
         shutil.rmtree(job.out, ignore_errors=True)
-        paces.add(job.cell, max(0.1, took_s - START_S) / job.cell.tokens)
+        paces.add(job.cell, took_s)
         final = "diverged" if record["final"] is None else f"{record['final']:.4f} bits/byte"
         return f"{in_words(job.cell)}: {final} in {took_s:.0f} s"
 

@@ -21,9 +21,10 @@ from answers import answers, figures
 from cells import Crew, Paces, Shelf, left, verbs
 from closure import source_digest
 from experiment_page import PREFIX, Raw, page, save, svgs
-from questions import FOLDER, Cell, Row, matches, read, rows
+from questions import FOLDER, Cell, Experiment, Row, matches, read, rows
 from results import write
 
+from atoll.cli import INTERRUPTED
 from atoll.errors import AtollError, SettingsError
 from atoll_learner.data.shards import TokenShards
 
@@ -51,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for experiment, name, found in work:
         print(f"== {name}: {experiment.question}")
         cells = in_order([row for row in found if all(matches(row.labels, one) for one in options.only)])
+        if not cells:
+            print("no row is as --only says")
+            continue
         if options.list:
             undone = [cell for cell in dict.fromkeys(cells) if shelf.find(cell) is None]
             print(
@@ -58,12 +62,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             continue
         within_s = max(0.001, ends_s - time.monotonic()) if options.minutes else 0.0
-        pending = crew.work(cells, within_s)
+        try:
+            pending = crew.work(cells, within_s)
+        except KeyboardInterrupt:
+            finish(name, experiment, options, shelf, over)
+            print("stopped: the same command goes on")
+            return INTERRUPTED
         if pending:
             print(
                 f"{len(pending)} cells are left, about {_left(pending, shelf, options.jobs)}: the same command goes on"
             )
-        code = max(code, finish(name, options, shelf, found, over))
+        code = max(code, finish(name, experiment, options, shelf, over))
     return max(code, int(bool(crew.failed)))
 
 
@@ -119,11 +128,14 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def _rows(experiment: Any, options: argparse.Namespace, over: dict[str, Any]) -> list[Row]:  # noqa: ANN401
+def _seeds(experiment: Experiment, options: argparse.Namespace) -> range:
+    return range(options.seed, options.seed + (options.seeds or experiment.seeds))
+
+
+def _rows(experiment: Experiment, options: argparse.Namespace, over: dict[str, Any]) -> list[Row]:
     if not 0.0 < options.scale <= 100.0:
         raise SettingsError("--scale is out of range", got=options.scale, allowed="above 0, at most 100")
-    seeds = range(options.seed, options.seed + (options.seeds or experiment.seeds))
-    return rows(experiment, seeds, scale=options.scale, over=over)
+    return rows(experiment, _seeds(experiment, options), scale=options.scale, over=over)
 
 
 def in_order(found: Sequence[Row]) -> list[Cell]:
@@ -133,13 +145,17 @@ def in_order(found: Sequence[Row]) -> list[Cell]:
     return list(dict.fromkeys(group[number] for number in seeds for group in groups))
 
 
-def finish(name: str, options: argparse.Namespace, shelf: Shelf, found: Sequence[Row], over: dict[str, Any]) -> int:
-    """Print the table and leave raw file, figures, or a quick look's page; return 1 when a goal is missed."""
-    cells = in_order(found)
+def finish(name: str, experiment: Experiment, options: argparse.Namespace, shelf: Shelf, over: dict[str, Any]) -> int:
+    """Print the table and leave raw file, figures, or a quick look's page; return 1 when a goal is missed.
+
+    Every seed of which anything is known is in it, also when fewer were asked for this time.
+    """
+    asked = {*range(experiment.seeds), *_seeds(experiment, options)}
+    cells = in_order(rows(experiment, sorted(asked), scale=options.scale, over=over))
     records = {cell.digest: record for cell in cells if (record := shelf.find(cell)) is not None}
     if not records:
         return 0
-    seeds = sorted({cell.seed for cell in cells})
+    seeds = sorted({cell.seed for cell in cells if cell.digest in records})
     text = (options.folder / f"{name}.toml").read_text(encoding="utf-8")
     raw = Raw(name=name, text=text, seeds=seeds, records=records, scale=options.scale, over=over)
     quick = options.scale != 1.0 or bool(over)

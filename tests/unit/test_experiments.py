@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from answers import answers, figures, gap
-from cells import Crew, Paces, Record, Shelf, cell_of, record_of, toml, verbs
+from cells import PACE_S, Crew, Paces, Record, Shelf, cell_of, record_of, toml, verbs
 from closure import closure, source_digest
 from experiment import in_order, main
 from experiment_page import Raw, load, page, save, svgs
@@ -332,13 +332,14 @@ def test_a_bounded_go_starts_only_what_fits(tmp_path: Path) -> None:
 
 
 def test_estimates_come_from_the_nearest_kind() -> None:
-    """Cells of the same method, learners and model first, then of the method, then any."""
+    """Cells of the same method, learners and model first, then less alike ones; long ones count for more."""
     model = (("model.size", "2"),)
-    paces = Paces([(Cell("atoll", 4, 1, 0, 0.0, model), 1.0), (Cell("atoll", 8, 1, 0, 0.0, model), 3.0)])
+    paces = Paces([(Cell("atoll", 4, 30, 0, 0.0, model), 8 + 30.0), (Cell("atoll", 8, 10, 0, 0.0, model), 8 + 50.0)])
 
-    assert paces.seconds(Cell("atoll", 8, 100, 1, 0.0, model)) == pytest.approx(8 + 300)
+    assert paces.seconds(Cell("atoll", 8, 100, 1, 0.0, model)) == pytest.approx(8 + 500)
     assert paces.seconds(Cell("atoll", 2, 100, 1, 0.0, model)) == pytest.approx(8 + 200)
-    assert paces.seconds(Cell("diloco", 2, 100, 1, 0.0, ())) == pytest.approx(8 + 200)
+    assert paces.seconds(Cell("atoll", 2, 100, 1, 0.0, (("model.size", "3"),))) == pytest.approx(8 + 200)
+    assert paces.seconds(Cell("diloco", 2, 100, 1, 0.0, ())) == pytest.approx(8 + 100 * PACE_S)
 
 
 def test_cells_of_other_sources_count_when_named(tmp_path: Path) -> None:
