@@ -9,6 +9,7 @@ it. A method reads only some of the settings; the others are left out of its cel
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import itertools
 import json
@@ -23,6 +24,8 @@ import msgspec
 
 from atoll.errors import SettingsError
 from atoll.settings import Settings, load
+from atoll.up import defaults
+from atoll.up.environment import flat
 from atoll.up.options import shard_names
 from atoll_simulator.scenario import scenario_of
 
@@ -273,8 +276,21 @@ def _cell(settings: Mapping[str, Value], seed: int, scale: float) -> Cell:
     kept = {
         name: _filled(value, facts) for name, value in settings.items() if name not in _OURS and _reads(method, name)
     }
-    ordered = tuple((name, json.dumps(kept[name], sort_keys=True)) for name in sorted(kept))
+    said = sorted(name for name, value in kept.items() if name not in _standing() or value != _standing()[name])
+    ordered = tuple((name, json.dumps(kept[name], sort_keys=True)) for name in said)
     return Cell(method, learners, budget, seed, warm, ordered)
+
+
+@functools.cache
+def _standing() -> dict[str, Value]:
+    """Return what `atoll up` does where nobody says anything: said or not, it is the same cell.
+
+    Only of settings that depend on no other one; defaults are part of the sources that a cell is kept under.
+    """
+    texts = [f"{name}={value}" for name, value in defaults.SETTINGS.items()]
+    known = flat(load(None, texts, {}).settings)
+    alone = (name for name in known if name.startswith(("protocol.", "train.")) and name != "train.sequence")
+    return {name: known[name] for name in alone}
 
 
 def _reads(method: str, name: str) -> bool:

@@ -143,8 +143,26 @@ def test_rivals_read_only_what_concerns_them() -> None:
 
     assert first.rivals == second.rivals
     assert first.rivals != third.rivals
-    assert [settings_of(cell) for (cell,) in first.rivals] == [{"train.rate": 0.001}, {"train.rate": 0.002}]
+    assert [settings_of(cell) for (cell,) in first.rivals] == [{"train.rate": 0.001}, {}]
     assert len(in_order([first, second, third])) == 3 + 2 * 2
+
+
+def test_a_default_is_the_same_cell_said_or_not() -> None:
+    """The rate that learners have anyway, and what `atoll up` sets, are not part of a cell's name; other values are."""
+    text = """
+    question = "?"
+    [settings]
+    tokens = 10
+    [axes.said]
+    nothing = {}
+    defaults = { "train.rate" = 2e-3, "protocol.outer_lr" = 1, "protocol.adoption" = "carry" }
+    another = { "protocol.adoption" = "overwrite" }
+    sequence = { "train.sequence" = 128 }
+    """
+    nothing, said, another, sequence = (row.cells[0].digest for row in rows(grid(text), range(1)))
+
+    assert nothing == said
+    assert len({nothing, another, sequence}) == 3
 
 
 def test_an_empty_table_takes_away_what_the_row_has() -> None:
