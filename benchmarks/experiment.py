@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,26 @@ BUILD = Path("build/experiments")
 ROOTS = ("atoll_simulator",)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An experiment as it was read: a file may be edited while its cells run."""
+
+    name: str
+    text: str
+    experiment: Experiment
+    over: dict[str, Any]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for; return the exit code."""
     options = _parser().parse_args(arguments)
     try:
         names = options.names or sorted(path.stem for path in options.folder.glob("*.toml"))
-        asked = [(read(options.folder / f"{name}.toml"), name) for name in names]
+        asked = [(*read(options.folder / f"{name}.toml"), name) for name in names]
         over = _over(options.set)
-        work = [(experiment, name, _rows(experiment, options, over)) for experiment, name in asked]
+        work = [
+            (Asked(name, text, experiment, over), _rows(experiment, options, over)) for experiment, text, name in asked
+        ]
         data = options.data or prepare(options.build / "corpus")
         fingerprint = TokenShards(data).meta.fingerprint
     except AtollError as error:
@@ -49,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     crew = Crew(shelf, verbs, options.jobs, _environment(options, data), say=lambda text: print(text, flush=True))
     ends_s = time.monotonic() + 60.0 * options.minutes
     code = 0
-    for experiment, name, found in work:
-        print(f"== {name}: {experiment.question}")
-        cells = in_order([row for row in found if all(matches(row.labels, one) for one in options.only)])
+    for one, found in work:
+        print(f"== {one.name}: {one.experiment.question}")
+        cells = in_order([row for row in found if all(matches(row.labels, where) for where in options.only)])
         if not cells:
             print("no row is as --only says")
             continue
@@ -65,14 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             pending = crew.work(cells, within_s)
         except KeyboardInterrupt:
-            finish(name, experiment, options, shelf, over)
+            finish(one, options, shelf)
             print("stopped: the same command goes on")
             return INTERRUPTED
         if pending:
             print(
                 f"{len(pending)} cells are left, about {_left(pending, shelf, options.jobs)}: the same command goes on"
             )
-        code = max(code, finish(name, experiment, options, shelf, over))
+        code = max(code, finish(one, options, shelf))
     return max(code, int(bool(crew.failed)))
 
 
@@ -145,19 +158,19 @@ def in_order(found: Sequence[Row]) -> list[Cell]:
     return list(dict.fromkeys(group[number] for number in seeds for group in groups))
 
 
-def finish(name: str, experiment: Experiment, options: argparse.Namespace, shelf: Shelf, over: dict[str, Any]) -> int:
+def finish(one: Asked, options: argparse.Namespace, shelf: Shelf) -> int:
     """Print the table and leave raw file, figures, or a quick look's page; return 1 when a goal is missed.
 
     Every seed of which anything is known is in it, also when fewer were asked for this time.
     """
+    name, experiment, over = one.name, one.experiment, one.over
     asked = {*range(experiment.seeds), *_seeds(experiment, options)}
     cells = in_order(rows(experiment, sorted(asked), scale=options.scale, over=over))
     records = {cell.digest: record for cell in cells if (record := shelf.find(cell)) is not None}
     if not records:
         return 0
     seeds = sorted({cell.seed for cell in cells if cell.digest in records})
-    text = (options.folder / f"{name}.toml").read_text(encoding="utf-8")
-    raw = Raw(name=name, text=text, seeds=seeds, records=records, scale=options.scale, over=over)
+    raw = Raw(name=name, text=one.text, seeds=seeds, records=records, scale=options.scale, over=over)
     quick = options.scale != 1.0 or bool(over)
     folder = options.build / ("quick" if quick else "pages")
     save(raw, folder / f"{PREFIX}{name}.json.zst")

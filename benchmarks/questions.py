@@ -53,6 +53,8 @@ OPERATIONS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
     ast.FloorDiv: operator.floordiv,
 }
 _OURS: Final = {"method": "atoll", "learners": 4, "tokens": 0, "tokens_per_learner": 0, "warm": 0.0}
+STEP: Final = {"sim.step_s": 1.0}
+"""A step takes one virtual second unless an experiment says otherwise: news take a few steps, not dozens."""
 _LOCKSTEP: Final = ("model.", "train.", "data.lease_blocks")
 _MERGING: Final = ("fragments", "interval_steps", "merge", "outer", "outer_lr", "outer_momentum", "codec_up")
 _READS: Final[dict[str, tuple[str, ...]]] = {
@@ -144,19 +146,20 @@ class Row:
     rivals: tuple[tuple[Cell, ...], ...] = ()
 
 
-def read(path: Path) -> Experiment:
-    """Return the checked experiment of a file.
+def read(path: Path) -> tuple[Experiment, str]:
+    """Return the checked experiment of a file, and its text as it was then.
 
     Raises:
         SettingsError: the file is missing, no TOML, or says what no experiment says.
     """
     try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         known = ", ".join(sorted(found.stem for found in path.parent.glob("*.toml"))) or "none here"
         raise SettingsError(
-            "there is no such experiment", got=path.stem, allowed=known, todo="see make help"
+            "there is no such experiment", got=path.stem, allowed=known, todo="see docs/experiments.md"
         ) from error
+    return parse(text, str(path)), text
 
 
 def parse(text: str, origin: str) -> Experiment:
@@ -210,7 +213,7 @@ def rows(
         SettingsError: a setting is unknown or out of range, in any of the cells.
     """
     axes, over = axes_of(experiment), dict(over or {})
-    base = {**_OURS, **dict(_flat(experiment.settings, "settings"))}
+    base = {**_OURS, **STEP, **dict(_flat(experiment.settings, "settings"))}
     rival = experiment.baseline
     found = []
     for point in itertools.product(*(choices.items() for choices in axes.values())):

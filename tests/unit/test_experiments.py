@@ -237,11 +237,11 @@ def test_a_wrong_file_is_refused_in_words(text: str, words: str) -> None:
 def test_every_experiment_of_the_repository_can_be_asked() -> None:
     """Each file is read, and each of its cells has settings that a run accepts."""
     files = sorted((ROOT / FOLDER).glob("*.toml"))
-    counted = {path.stem: len(rows(read(path), range(3))) for path in files}
+    counted = {path.stem: len(rows(read(path)[0], range(3))) for path in files}
 
     assert {"parity", "m-scaling", "failures", "heterogeneity", "merge", "scavenging"} <= counted.keys()
     assert min(counted.values()) >= 2
-    assert all(axes_of(read(path)) for path in files)
+    assert all(axes_of(read(path)[0]) for path in files)
 
 
 # --- cells --------------------------------------------------------------------------------------------------------------
