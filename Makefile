@@ -14,7 +14,10 @@ export PYTHON ?=
 # Each is passed on only where it was given, so that every command keeps its own default.
 BENCH_FLAGS = $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
-.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-bandwidth bench-goodput chaos dst bench-dst results results-check clean
+EXPERIMENTS = $(notdir $(basename $(wildcard benchmarks/experiments/*.toml)))
+EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),--scale $(SCALE)) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only $(ONLY)) $(if $(LIST),--list)
+
+.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-bandwidth bench-goodput chaos dst bench-dst experiment experiments results results-check clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -23,15 +26,19 @@ help:  ## list the targets and the variables
 
 #: PYTHON=python3.12   the interpreter of the environment (setup); 3.11 or newer
 #: OUT=runs/mine       where the run writes (demo)
-#: MINUTES=5           about how long a benchmark may take (bench and every bench-...), each run (chaos), or a
-#:                     simulation (dst)
-#: SEEDS=3             how many seeds are compared (bench-parity)
+#: MINUTES=5           about how long a benchmark may take (bench and every bench-..., experiment, experiments), each run
+#:                     (chaos), or a simulation (dst)
+#: SEEDS=3             how many seeds are compared (bench-parity, experiment, experiments)
+#: NAME=m-scaling      which experiment (experiment)
+#: SCALE=0.02          token budgets times this: a quick look that is not published (experiment, experiments)
+#: JOBS=2              how many cells run at a time (experiment, experiments)
+#: LIST=1              only say how many cells are left and how long they take (experiment, experiments)
 #: SEED=7              the seed of a benchmark (bench and every bench-..., chaos), of the order of tests (test), or of the one
 #:                     schedule to show (dst)
 #: RATES=1,4,16        faults per minute of the storms (chaos)
 #: KILLS=200           how many kills end the gauntlet (chaos)
 #: GAUNTLET=32         faults per minute of the gauntlet (chaos)
-#: ONLY=storm-4        do this run alone; what was measured before is kept (chaos)
+#: ONLY=storm-4        do this run alone; what was measured before is kept (chaos); rows with AXIS=VALUE (experiment)
 #: SCHEDULES=2000      how many simulated fault schedules are played (dst, bench-dst, test)
 #: ARGS="-k round"     more arguments for pytest (test)
 
@@ -97,10 +104,16 @@ dst: $(READY)  ## play simulated schedules of faults on all cores until a promis
 bench-dst: $(READY)  ## plant every known bug and measure how many simulated schedules it takes to catch it
 	$(PY) benchmarks/dst.py $(BENCH_FLAGS) $(if $(SCHEDULES),--schedules $(SCHEDULES))
 
+experiment: $(READY)  ## run one experiment of benchmarks/experiments, or go on with it
+	$(PY) benchmarks/experiment.py $(or $(NAME),$(error give NAME=…, one of $(EXPERIMENTS))) $(EXPERIMENT_FLAGS)
+
+experiments: $(READY)  ## run every experiment, or go on with them
+	$(PY) benchmarks/experiment.py $(EXPERIMENT_FLAGS)
+
 results: $(READY)  ## write the tables of docs/results from what was measured
 	$(PY) benchmarks/publish.py
 
-results-check: $(READY)  ## compute the figures of docs/results/chaos.md again from their raw files, and compare
+results-check: $(READY)  ## compute the pages of the storm and of the experiments again from their raw files, and compare
 	$(PY) benchmarks/publish.py --check
 
 clean:  ## remove caches, build outputs and the environments; runs/ stays

@@ -1,10 +1,10 @@
 """A first look at quality: data-parallel training beside Atoll at equal tokens. `make bench-parity`.
 
-For each seed and M in {2, 4}: one process trains data-parallel with M times the batch, and `atoll up` trains M learners
-over two shards as real processes; both see the same number of tokens of the same corpus and are measured on the same
-held-out bytes. A cell that is done is kept under `build/parity/` and not run again while the sources are the same, so
-the benchmark can be stopped and resumed. The goal is to be no worse than our first probe's best setting at a comparable
-length (12 % behind at 600 steps); closing the rest is the subject of later work.
+For each seed and M in {2, 4}: one process trains data-parallel with M times the batch (`atoll_simulator.baselines`), and
+`atoll up` trains M learners over two shards as real processes; both see the same number of tokens of the same corpus and
+are measured on the same held-out bytes. A cell that is done is kept under `build/parity/` and not run again while the
+sources are the same, so the benchmark can be stopped and resumed. The goal is to be no worse than our first probe's best
+setting at a comparable length (12 % behind at 600 steps); more of the question is asked by `make experiment NAME=parity`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
+from experiment import prepare
 from results import Figure, sources, write
-from rich.progress import track
+from rich.progress import Progress
 
-from atoll_learner.data.batches import BatchReader
-from atoll_learner.data.shards import TokenShards
-from atoll_learner.evaluate import EXPORT_TOKENS_MAX
-from atoll_learner.model_settings import model_settings
-from atoll_learner.train_settings import train_settings
+from atoll_learner.process import prepare_work
+from atoll_simulator.baseline_run import baseline_settings
 
 FOLDER = Path("build/parity")
 LEARNERS = (2, 4)
@@ -42,7 +39,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     per_learner = int(options.minutes * TOKENS_PER_MINUTE / 12) if options.minutes else TOKENS_PER_LEARNER
-    corpus = prepare()
+    corpus = prepare(FOLDER / "corpus")
     figures: list[Figure] = []
     for learners in LEARNERS:
         tokens = per_learner * learners
@@ -72,16 +69,6 @@ def compare(
     ]
 
 
-def prepare() -> Path:
-    """Make the token shards of the standard library once."""
-    corpus = FOLDER / "corpus"
-    if not (corpus / "meta.json").exists():
-        subprocess.run(
-            [sys.executable, "-m", "atoll.cli", "data", "prepare", "--stdlib", "--out", str(corpus)], check=True
-        )
-    return corpus
-
-
 def cell(name: str, run, corpus: Path, learners: int, tokens: int, seed: int) -> dict[str, float]:  # type: ignore[no-untyped-def]  # noqa: ANN001
     """Return a cell's result, from disk when it was measured before with the same committed sources."""
     version = sources()
@@ -101,26 +88,21 @@ def cell(name: str, run, corpus: Path, learners: int, tokens: int, seed: int) ->
 def run_dp(corpus: Path, learners: int, tokens: int, seed: int, out: Path) -> dict[str, float]:
     """Train data-parallel in this machine's one process: the batch of M learners in every step."""
     del out
-    from atoll_learner.model import init_params  # noqa: PLC0415  (JAX only where it is needed)
-    from atoll_learner.train import init_optimizer, learning_rate, make_evaluator, make_step  # noqa: PLC0415
+    from atoll_simulator.baselines import train_baseline  # noqa: PLC0415  (JAX only where it is needed)
 
-    shards = TokenShards(corpus)
-    model = model_settings({}, vocab=shards.meta.vocab)
-    one = train_settings({}, context=model.context)
-    train = train_settings({"batch": one.batch * learners}, context=model.context)
-    reader = BatchReader(shards, train.sequence, train.batch, seed)
-    epochs = 1 + tokens // (shards.blocks * shards.block_tokens)
-    for epoch in range(epochs + 1):
-        reader.grant(epoch, 0, shards.blocks)
-    step, params = make_step(model, train), init_params(model, seed)
-    state = init_optimizer(train, params)
-    steps = tokens // train.tokens_per_step
-    for number in track(range(steps), description=f"data-parallel M={learners}"):
-        rate = learning_rate(train, number * train.tokens_per_step, tokens)
-        params, state, loss = step(params, state, reader.next(), rate)
-        if not np.isfinite(float(loss)):
-            raise FloatingPointError(f"the loss is {float(loss)} at step {number}")
-    return {"bits_per_byte": make_evaluator(model, train, shards, EXPORT_TOKENS_MAX)(params), "steps": steps}
+    settings = baseline_settings(
+        None, (f"seed={seed}", f"protocol.tokens_target={tokens}", f"data.dir={corpus.resolve()}")
+    )
+    with Progress() as bar:
+        task = bar.add_task(f"data-parallel M={learners}", total=None)
+
+        def say(step: int, steps: int, _: float) -> None:
+            bar.update(task, completed=step, total=steps)
+
+        trained = train_baseline(settings, prepare_work(settings), "data-parallel", learners, say=say)
+    if trained.final is None:
+        raise FloatingPointError(f"the loss is not finite after step {trained.steps}")
+    return {"bits_per_byte": trained.final, "steps": trained.steps}
 
 
 def run_atoll(corpus: Path, learners: int, tokens: int, seed: int, out: Path) -> dict[str, float]:

@@ -20,6 +20,7 @@ STYLE = (
     ".grid{stroke:currentColor;opacity:.15}</style>"
 )
 LEGEND_HEIGHT = 24.0
+LEGEND_COLUMNS = 3
 NAMES = {"atoll": "Atoll", "synchronous": "synchronous baseline"}
 Measure = Callable[[Extract, Extract | None], float | None]
 
@@ -66,10 +67,12 @@ def standalone(chart: str, names: Sequence[str]) -> str:
     """Return a chart of the report as a file of its own; one without points as a file that says so."""
     _, svg, rest = chart.partition('role="img">')
     body = rest.partition("</svg>")[0] if svg else f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}">nothing was measured</text>'
-    legend = "".join(
-        f'<rect x="{70 + 200 * i}" y="{-LEGEND_HEIGHT + 6}" width="10" height="10" fill="{PALETTE[i]}"/>'
-        f'<text x="{86 + 200 * i}" y="{-LEGEND_HEIGHT + 15}">{escape(name)}</text>'
-        for i, name in enumerate(names)
-    )
-    box = f"0 {-LEGEND_HEIGHT:g} {WIDTH:g} {HEIGHT + LEGEND_HEIGHT:g}"
+    height = LEGEND_HEIGHT * max(1, -(-len(names) // LEGEND_COLUMNS))
+    legend = ""
+    for i, name in enumerate(names):
+        row, column = divmod(i, LEGEND_COLUMNS)
+        x, y, colour = 70 + 200 * column, LEGEND_HEIGHT * row - height, PALETTE[i % len(PALETTE)]
+        legend += f'<rect x="{x}" y="{y + 6}" width="10" height="10" fill="{colour}"/>'
+        legend += f'<text x="{x + 16}" y="{y + 15}">{escape(name)}</text>'
+    box = f"0 {-height:g} {WIDTH:g} {HEIGHT + height:g}"
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" role="img">{STYLE}{legend}{body}</svg>\n'

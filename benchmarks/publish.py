@@ -2,12 +2,14 @@
 
 A target whose figures are computed from kept extracts (`chaos`) has its extracts copied to `docs/results/raw/` and its plots
 drawn beside the page. `make results-check` computes those figures again from the copies alone and compares them with the
-page, so that anybody can, from the repository alone.
+page, so that anybody can, from the repository alone. The page of an experiment (`experiment-…`) is made from its raw file
+as a whole, by `experiment_page`; the check makes it again and compares every line.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import shutil
 import sys
@@ -15,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import experiment_page
 from extracts import Extract, load
 from plots import plots
 from results import RESULTS
@@ -100,6 +103,9 @@ def publish(target: str, document: dict[str, Any], folder: Path) -> None:
     """Write the page of one target, its raw files and its plots to `folder`."""
     raw = folder / RAW
     raw.mkdir(parents=True, exist_ok=True)
+    if target.startswith(experiment_page.PREFIX):
+        publish_experiment(target, Path(document["raw"][0]), folder)
+        return
     if document.get("raw"):
         for stale in raw.glob(f"{target}-*.json.zst"):
             stale.unlink()
@@ -114,6 +120,15 @@ def publish(target: str, document: dict[str, Any], folder: Path) -> None:
     print(f"written {page_path}")
 
 
+def publish_experiment(target: str, raw: Path, folder: Path) -> None:
+    """Write raw file, page and plots of one experiment."""
+    shutil.copyfile(raw, folder / RAW / raw.name)
+    kept = experiment_page.load(raw)
+    for name, text in {f"{target}.md": experiment_page.page(kept), **experiment_page.svgs(kept)}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    print(f"written {folder / target}.md")
+
+
 def extracts(target: str, folder: Path) -> list[Extract]:
     """Return the raw files of a target in the order of their runs."""
     found = [load(path) for path in sorted((folder / RAW).glob(f"{target}-*.json.zst"))]
@@ -121,12 +136,23 @@ def extracts(target: str, folder: Path) -> list[Extract]:
 
 
 def check() -> int:
-    """Return 0 when the page says what its raw files say."""
+    """Return 0 when the pages say what their raw files say."""
     wrong = differences("chaos", FOLDER)
+    for raw in sorted((FOLDER / RAW).glob(f"{experiment_page.PREFIX}*.json.zst")):
+        wrong += page_differences(raw, FOLDER)
     for line in wrong:
         print(line)
-    print("the page differs from its raw files" if wrong else "the page says what its raw files say")
+    print("a page differs from its raw files" if wrong else "the pages say what their raw files say")
     return int(bool(wrong))
+
+
+def page_differences(raw: Path, folder: Path) -> list[str]:
+    """Return the lines in which an experiment's page differs from what its raw file gives."""
+    path = folder / f"{raw.name.removesuffix('.json.zst')}.md"
+    told = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    again = experiment_page.page(experiment_page.load(raw)).splitlines()
+    changed = difflib.ndiff(told, again)
+    return [f"{path.name}: {line}" for line in changed if line[:2] in {"- ", "+ "}]
 
 
 def differences(target: str, folder: Path) -> list[str]:

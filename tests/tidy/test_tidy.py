@@ -39,6 +39,7 @@ TESTED_BY = {
     "atoll.bus.records": "test_bus_jetstream.py",
     "atoll.bus.memory_store": "test_bus_memory.py",
     "atoll.protocol.learners": "test_protocol_rules.py",
+    "atoll_simulator.baseline_command": "test_baselines.py",
     "atoll.sim.dst.candidate": "test_sim_schedules.py",
     "atoll.sim.dst.learner": "test_sim_schedules.py",
     "atoll.sim.dst.lease": "test_sim_schedules.py",

@@ -32,7 +32,7 @@ REAP_S = 5.0
 _WORDS_BYTES = 8192
 _WORDS_LINES = 8
 # Runs before the program takes the process over: die with the parent, unless the parent has died already.
-_DIE_WITH_PARENT = (
+DIE_WITH_PARENT = (
     "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,9);"
     "os.getppid()==int(sys.argv[1]) or os._exit(1);os.execv(sys.argv[2],sys.argv[2:])"
 )
@@ -188,7 +188,7 @@ class Fleet:
         child.born_s = self._clock.monotonic()
         command = list(child.plan.command)
         if sys.platform == "linux":
-            command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
+            command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
         try:
             with self.log_path(child.plan.name).open("ab") as log:
                 child.process = subprocess.Popen(  # noqa: S603  # our own programs, no shell

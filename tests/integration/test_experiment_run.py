@@ -1,0 +1,49 @@
+"""Experiments of the repository from file to table, with real trainings of a tiny model: a run, a warm start, a baseline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from experiment import main
+from experiment_page import load
+from questions import FOLDER
+
+from atoll_learner.data.prepare import prepare
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ["model.size=1", "model.context=32", "train.batch=2", "data.lease_blocks=2", "protocol.fragments=2"]
+
+
+def test_experiments_run_from_their_files_to_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows and baselines are trained, measured and shown; what one experiment trained the next one uses."""
+    build, common = tmp_path / "build", ["--folder", str(ROOT / FOLDER), "--data", str(corpus_in(tmp_path))]
+    common += ["--build", str(build), "--scale", "0.0004", "--seeds", "1", "--jobs", "2"]
+    common += [word for text in TINY for word in ("--set", text)]
+    interval = ["interval", "--only", "method=atoll", "--only", "protocol.interval_steps=8", *common]
+    warm = ["warm-start", "--only", "learners=4", "--only", "warm=0.1", *common]
+
+    codes = [main(interval), main(warm), main(warm)]
+    said = capsys.readouterr().out
+    records = [load(build / "quick" / f"experiment-{name}.json.zst").records for name in ("interval", "warm-start")]
+    cells = [record["cell"] for record in (records[0] | records[1]).values()]
+
+    assert codes == [0, 0, 0], said
+    assert "2 of 2 cells to run" in said
+    assert said.count("1 of 2 cells to run") == said.count("cells to run") - 1 == 1
+    assert sorted((cell["method"], cell["warm"]) for cell in cells) == [
+        ("atoll", 0.0),
+        ("atoll", 0.1),
+        ("data-parallel", 0.0),
+    ]
+    assert all(1.0 < record["final"] < 9.0 and record["merged"] > 0 for record in records[1].values())
+    assert "A quick look" in (build / "quick" / "experiment-interval.md").read_text(encoding="utf-8")
+
+
+def corpus_in(folder: Path) -> Path:
+    """Return token shards of a few short documents."""
+    for number in range(40):
+        words = " ".join(f"{word}{number * word % 17}" for word in range(120))
+        (folder / f"{number}.txt").write_text(words, encoding="utf-8")
+    prepare(sorted(folder.glob("*.txt")), folder / "shards", block_tokens=256, validation=0.2)
+    return folder / "shards"

@@ -1,0 +1,207 @@
+"""The yardsticks: data-parallel training and synchronous DiLoCo are what they say, to the bit where that is possible."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from atoll.cli.main import build
+from atoll.errors import SettingsError
+from atoll.settings import Settings
+from atoll_learner.compiling import enable_compile_cache
+from atoll_learner.data.batches import BatchReader
+from atoll_learner.data.prepare import prepare
+from atoll_learner.export import load_safetensors
+from atoll_learner.model import Params, init_params
+from atoll_learner.process import Work, prepare_work
+from atoll_learner.train import init_optimizer, learning_rate, make_step
+from atoll_simulator.baseline_run import baseline_settings
+from atoll_simulator.baselines import Feeds, Method, Trained, report_of, train_baseline
+
+TINY = ["model.size=1", "model.context=32", "train.batch=2", "data.lease_blocks=2"]
+STEP = 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep compiled programs for the tests of this module: they train the same tiny model over and over."""
+    update: Callable[[str, object], None] = jax.config.update
+    enable_compile_cache(tmp_path_factory.mktemp("compiled"))
+    yield
+    update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token shards of a few short documents."""
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(40):
+        words = " ".join(f"{word}{number * word % 17}" for word in range(120))
+        (folder / f"{number}.txt").write_text(words, encoding="utf-8")
+    prepare(sorted(folder.glob("*.txt")), folder / "shards", block_tokens=256, validation=0.2)
+    return folder / "shards"
+
+
+def settings_of(corpus: Path, *texts: str, tokens: int = 12 * STEP) -> Settings:
+    """Return tiny settings."""
+    return baseline_settings(None, (*TINY, f"data.dir={corpus}", f"protocol.tokens_target={tokens}", *texts))
+
+
+def trained(corpus: Path, method: Method, learners: int, *texts: str, tokens: int = 12 * STEP) -> Trained:
+    """Train a baseline of tiny settings."""
+    settings = settings_of(corpus, *texts, tokens=tokens)
+    return train_baseline(settings, prepare_work(settings), method, learners, evaluations=4)
+
+
+def plain(work: Work, settings: Settings) -> Params:
+    """Train as anybody would, without any of the code under test."""
+    target = settings.protocol.tokens_target
+    reader = BatchReader(work.shards, work.train.sequence, work.train.batch, settings.seed)
+    for start in range(0, work.shards.blocks, 2):
+        reader.grant(0, start, min(start + 2, work.shards.blocks))
+    step, params = make_step(work.model, work.train), init_params(work.model, settings.seed)
+    state = init_optimizer(work.train, params)
+    for number in range(target // work.train.tokens_per_step):
+        rate = learning_rate(work.train, number * work.train.tokens_per_step, target)
+        params, state, _ = step(params, state, reader.next(), rate)
+    return params
+
+
+def difference(ours: Params, theirs: Params) -> float:
+    """Return the largest difference of two sets of parameters."""
+    return max(float(np.abs(np.asarray(ours[name]) - np.asarray(theirs[name])).max()) for name in theirs)
+
+
+def test_one_data_parallel_learner_is_a_plain_loop(corpus: Path) -> None:
+    """Bit for bit: the same batches in the same order at the same rates."""
+    settings = settings_of(corpus)
+    expected = plain(prepare_work(settings), settings)
+
+    assert difference(trained(corpus, "data-parallel", 1).params, expected) == 0.0
+
+
+def test_one_synchronous_learner_is_plain_training(corpus: Path) -> None:
+    """With outer rate 1, no momentum and exact transport, a - (a - b) is b but for the rounding of float32."""
+    settings = settings_of(corpus)
+    expected = plain(prepare_work(settings), settings)
+    ours = trained(corpus, "diloco", 1, "protocol.codec_up=f32", "protocol.interval_steps=4")
+
+    assert difference(ours.params, expected) < 1e-6
+
+
+def test_a_baseline_is_deterministic(corpus: Path) -> None:
+    """Two trainings of the same settings and seed are equal to the bit; another seed is another training."""
+    first, second = (trained(corpus, "diloco", 2, "protocol.interval_steps=4") for _ in range(2))
+    other = trained(corpus, "diloco", 2, "protocol.interval_steps=4", "seed=1")
+
+    assert difference(first.params, second.params) == 0.0
+    assert (first.curve, first.final) == (second.curve, second.final)
+    assert other.final != first.final
+
+
+def test_a_step_of_m_learners_is_one_batch_m_times_larger(corpus: Path) -> None:
+    """Data-parallel training of two takes half the steps; but for rounding it is a plain loop over both batches at once."""
+    settings = settings_of(corpus)
+    work, target = prepare_work(settings), settings.protocol.tokens_target
+    feeds = Feeds(work, 2, settings.data.lease_blocks, settings.seed)
+    step, params = make_step(work.model, work.train), init_params(work.model, settings.seed)
+    state = init_optimizer(work.train, params)
+    for number in range(6):
+        rate = learning_rate(work.train, number * 2 * STEP, target)
+        params, state, _ = step(params, state, np.concatenate(feeds.next()), rate)
+    ours = trained(corpus, "data-parallel", 2)
+
+    assert (ours.steps, ours.tokens) == (6, 12 * STEP)
+    assert difference(ours.params, params) < 1e-5
+
+
+def test_meeting_takes_the_mean_of_what_learners_moved(corpus: Path) -> None:
+    """One interval of two learners with outer rate 1: the mean of two plain trainings over their own batches."""
+    texts = ("protocol.codec_up=f32", "protocol.interval_steps=6")
+    settings = settings_of(corpus, *texts)
+    work, target = prepare_work(settings), settings.protocol.tokens_target
+    feeds = Feeds(work, 2, settings.data.lease_blocks, settings.seed)
+    step = make_step(work.model, work.train)
+    both = [init_params(work.model, settings.seed)] * 2
+    states = [init_optimizer(work.train, params) for params in both]
+    for number in range(6):
+        for m, batch in enumerate(feeds.next()):
+            rate = learning_rate(work.train, number * 2 * STEP, target)
+            both[m], states[m], _ = step(both[m], states[m], batch, rate)
+    mean = {name: (np.asarray(both[0][name]) + np.asarray(both[1][name])) / 2 for name in both[0]}
+
+    assert difference(trained(corpus, "diloco", 2, *texts).params, mean) < 1e-6
+
+
+def test_learners_read_leases_of_their_own(corpus: Path) -> None:
+    """No window is read twice within an epoch, and the next epoch begins when the blocks are used up."""
+    work = prepare_work(settings_of(corpus))
+    feeds = Feeds(work, 2, 2, 0)
+    per_epoch = work.shards.blocks * (255 // 32)
+    seen = [window.tobytes() for _ in range(per_epoch // 8) for batch in feeds.next() for window in batch]
+    later = [window.tobytes() for _ in range(per_epoch // 4) for batch in feeds.next() for window in batch]
+
+    assert len(set(seen)) == len(seen)
+    assert set(later) & set(seen)
+
+
+def test_accumulated_batches_keep_their_shape(corpus: Path) -> None:
+    """With accumulation a learner's batch has micro-batches, and joining learners joins the rows of each."""
+    work = prepare_work(settings_of(corpus, "train.accumulation=3"))
+
+    assert [batch.shape for batch in Feeds(work, 2, 2, 0).next()] == [(3, 2, 33), (3, 2, 33)]
+    assert trained(corpus, "data-parallel", 2, "train.accumulation=3", tokens=12 * STEP).steps == 2
+
+
+def test_the_curve_is_measured_where_learners_meet(corpus: Path) -> None:
+    """A start, about as many points as asked for, and the end, which the report counts as merged."""
+    got = trained(corpus, "diloco", 2, "protocol.interval_steps=4")
+    work = prepare_work(settings_of(corpus))
+    report = report_of(got, work)
+
+    assert [point.tokens for point in got.curve] == [0, 8 * STEP, 12 * STEP]
+    assert report["validation"]["curve"][-1]["tokens_merged"] == report["tokens_by_fate"]["merged"] == 12 * STEP
+    assert report["validation"]["final_bits_per_byte"] < report["validation"]["initial_bits_per_byte"]
+
+
+def test_a_divergence_is_an_outcome(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters that are no numbers any more end the training with a report that says so, not with a figure."""
+    monkeypatch.setattr("atoll_simulator.baselines.learning_rate", lambda *_: math.nan)
+    got = trained(corpus, "data-parallel", 2)
+
+    assert (got.finite, got.final, got.steps) == (False, None, 2)
+    assert report_of(got, prepare_work(settings_of(corpus)))["ended"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("method", "learners", "tokens", "names"),
+    [("sgd", 1, 640, "data-parallel, diloco"), ("diloco", 0, 640, "1..1024"), ("diloco", 1, 0, "--tokens")],
+)
+def test_what_cannot_be_trained_is_refused(
+    corpus: Path, method: Method, learners: int, tokens: int, names: str
+) -> None:
+    """The message names what is allowed or what to set."""
+    with pytest.raises(SettingsError, match=names.replace(".", r"\.")):
+        trained(corpus, method, learners, tokens=tokens)
+
+
+def test_the_verb_writes_a_report_and_a_model(corpus: Path, tmp_path: Path) -> None:
+    """`atoll sim baseline --stop` leaves the first part of a longer schedule, from which another training can begin."""
+    words = ["sim", "baseline", "--method", "data-parallel", "--learners", "2", "--tokens", str(12 * STEP)]
+    words += ["--stop", str(4 * STEP), "--seed", "3", "--out", str(tmp_path), "--set", f"data.dir={corpus}"]
+    for text in TINY:
+        words += ["--set", text]
+    result = CliRunner().invoke(build(), words)
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+
+    assert result.exit_code == 0, result.output
+    assert (report["tokens_trained"], report["seed"], report["group"]) == (4 * STEP, 3, 2)
+    model = prepare_work(settings_of(corpus)).model
+    assert load_safetensors(tmp_path / "model.safetensors", init_params(model, 0))
