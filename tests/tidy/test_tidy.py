@@ -68,6 +68,7 @@ TESTED_BY = {
     "atoll_simulator.learner": "test_simulated_training.py",
     "atoll_simulator.simulation": "test_simulated_training.py",
     "atoll_simulator.world": "test_simulated_training.py",
+    "atoll.protocol.pacing": "test_pacing.py",
     "atoll_synchronizer.hands": "test_takeover.py",
     "atoll_synchronizer.hosting": "test_handover.py",
     "atoll.up.brokers": "test_up.py",

@@ -2,8 +2,8 @@
 
 Facts come in through `handle`, commands go out; the shard never looks at a clock. Its duties:
 
-* **Pacing.** Every fragment is called once per H median steps, staggered so that the run has one fragment due about
-  every H/P steps. On a fast network a round ends long before the next is due: without pacing, H would collapse.
+* **Pacing.** Every fragment is called once per H median steps, staggered (`atoll.protocol.pacing`). On a fast network a
+  round ends long before the next is due: without pacing, H would collapse.
 * **Quorum and grace** (`FragmentRound`, `grace_window_s`); xi_quorum and xi_sync average over this shard's rounds.
 * **Liveness.** A learner is live while its newest incarnation keeps reporting. Nobody waits for one that does not.
 * **Once only.** A contribution is known by (learner, incarnation, fragment, push). What the fragment's books hold is
@@ -53,12 +53,10 @@ from atoll.protocol.events import (
 from atoll.protocol.grace import MovingAverage, grace_window_s, median
 from atoll.protocol.learners import LearnerView
 from atoll.protocol.ledger import Ledger
+from atoll.protocol.pacing import beat_s, comes_earlier, recall_s
 from atoll.protocol.quarantine import OFFENCES, Measure
 from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
-
-RECALL_S_MIN = 0.5
-EARLIER_SHARE = 0.25
 
 
 @dataclass(slots=True)
@@ -300,7 +298,7 @@ class Shard:
                 due_s = at_s + interval_s * (fragment + 1) / self.settings.fragments
             else:
                 due_s = max(at_s, slot.called_s + interval_s)
-            if slot.due_s is None or slot.due_s - due_s > EARLIER_SHARE * interval_s:
+            if comes_earlier(slot.due_s, due_s, interval_s):
                 slot.due_s = due_s
                 actions.append(ArmTimer(name=f"due/{fragment}", due_s=due_s))
         return actions
@@ -314,8 +312,9 @@ class Shard:
             slot.called_s = slot.due_s = None
             return self._advance(slot, at_s, cause_id)
         attempt = slot.round.call(at_s)
-        slot.called_s = at_s
-        slot.due_s = at_s + self.settings.interval_steps * step_s
+        interval_s = self.settings.interval_steps * step_s
+        slot.called_s = beat_s(at_s, slot.due_s, interval_s)
+        slot.due_s = slot.called_s + interval_s
         call = PublishCall(
             fragment=slot.round.fragment,
             version=slot.round.version,
@@ -323,8 +322,7 @@ class Shard:
             run_tokens=self.ledger.known_tokens,
             cause_id=cause_id,
         )
-        pause_s = max(RECALL_S_MIN, 2.0 * step_s)
-        again = ArmTimer(name=f"due/{slot.round.fragment}", due_s=at_s + pause_s, cause_id=cause_id)
+        again = ArmTimer(name=f"due/{slot.round.fragment}", due_s=recall_s(at_s, step_s), cause_id=cause_id)
         return [call, again, *self._advance(slot, at_s, cause_id)]
 
     def _advance_all(self, at_s: float, cause_id: str) -> list[Action]:
