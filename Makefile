@@ -17,6 +17,9 @@ BENCH_FLAGS = $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 EXPERIMENTS = $(notdir $(basename $(wildcard benchmarks/experiments/*.toml)))
 EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),--scale $(SCALE)) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only $(ONLY)) $(if $(LIST),--list)
 
+# The tests that start processes of their own are one worker's, all others the other's (tests/conftest.py).
+TWO_WORKERS = --numprocesses 2 --dist loadgroup
+
 .PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-bandwidth bench-goodput chaos dst bench-dst experiment experiments results results-check clean
 
 help:  ## list the targets and the variables
@@ -51,7 +54,7 @@ demo: $(READY)  ## train across three islands on this machine and write a report
 	$(VENV)/bin/atoll up --again --out $(or $(OUT),runs/demo)
 
 test: $(READY)  ## run the tests (all but those marked slow)
-	$(if $(SCHEDULES),SCHEDULES=$(SCHEDULES)) $(PY) -m pytest $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
+	$(if $(SCHEDULES),SCHEDULES=$(SCHEDULES)) $(PY) -m pytest $(TWO_WORKERS) $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 
 lint: $(READY)  ## check style, formatting, import contracts and declared dependencies
 	$(PY) -m ruff check .

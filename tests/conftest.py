@@ -24,6 +24,13 @@ pytest.register_assert_rewrite("bus_contract", "bus_contract_data", "bus_contrac
 pytest_plugins = ["islands"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests that start processes on one worker, one after the other, while the rest runs on another."""
+    for item in items:
+        if "integration" in item.path.parts:
+            item.add_marker(pytest.mark.xdist_group("processes"))
+
+
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """One nats-server for all tests that do not break it."""
