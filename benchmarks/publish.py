@@ -73,8 +73,17 @@ For rows marked as predictions nothing published was looked up.
 """,
     "bench-goodput": """\
 Goodput is the share of the fleet's time in useful compute, uptime the share of time in which some learner steps. The
-cells called *fitted* are those of one learner; *validated* are all others for which the paper has a figure, *predicted*
-those for which we know none. What is simulated, and where every number comes from, is said in
+goodput of a cell depends on the chips of *one* learner only, and cells are told apart by that. *fitted* are the four of one
+learner that the stalls are fitted on, so they have no goal; *validated* are published cells of sizes that nothing was
+fitted on; *predicted* are sizes for which we know no published figure. Every other cell says one of these *again*: its row
+names that cell, has no goal and counts in no error. The null model has one stall less (returned slices are taken in for
+nothing) and is fitted on the same cells: what it gives too is no merit of the mechanism. The goal of two points was set
+when the errors of both were known.
+
+The admission interval was set before the fit but not blind: a hand calculation had all twelve published figures in view.
+What other intervals give when the stalls are fitted again is listed (*admission every*).
+
+What is simulated, and where every number comes from, is said in
 [docs/goodput.md](../goodput.md); the fit is [`benchmarks/goodput_fit.py`](../../benchmarks/goodput_fit.py). Rings in the
 plot are the paper's figures.
 

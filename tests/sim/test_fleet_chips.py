@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +20,7 @@ from atoll.sim.fleet.chance import ReturnTimes, slowest, slowest_mean, speeds, s
 from atoll.sim.fleet.chips import Chips
 from atoll.sim.fleet.drawing import plot
 from atoll.sim.fleet.parameters import DAY_S, Exchange, Fleet, changed, split
+from atoll.sim.fleet.rounds import Window, rounds
 
 CHIPS = 1_200_000
 FEW = settings(max_examples=12, deadline=None)
@@ -162,6 +163,18 @@ def test_uptime_is_one_less_the_chance_that_all_stall() -> None:
     assert lived.uptime == pytest.approx(1.0 - lived.stalled**2, abs=0.006)
 
 
+def test_chips_that_fill_no_slice_fail_without_harm() -> None:
+    """Of 127 chips in slices of 64 one slice trains: the others are in nobody's way, and it is said that they are idle."""
+    fleet = Fleet(mtbi_days=1.0)
+    (odd,) = cells.table(fleet, (ELASTIC,), (127,), seeds=range(12), days=20.0, workers=1)
+    (even,) = cells.table(fleet, (ELASTIC,), (64,), seeds=range(12), days=20.0, workers=1)
+    (spared,) = cells.table(fleet, (RIGID,), (127,), seeds=[0], days=0.1, workers=1)
+
+    assert odd.goodput.mean == pytest.approx(even.goodput.mean, abs=0.03)
+    assert odd.failures == pytest.approx(even.failures, rel=0.06)
+    assert (odd.used_chips, even.used_chips, spared.used_chips) == (64, 64, 127)
+
+
 def test_cost_goes_with_failures_and_not_with_chips() -> None:
     """Ten times the chips that fail ten times more seldom make the same number of events."""
     counts = []
@@ -246,8 +259,18 @@ def test_an_interval_is_students() -> None:
 
     assert found.mean == 2.0
     assert found.half == pytest.approx(4.303 / math.sqrt(3.0))
-    assert cells.spread([5.0]).half == 0.0
+    assert cells.spread([5.0]).half is None
+    assert cells.per_cent(cells.spread([0.5])) == "50.0 ± -"
     assert cells.spread([0.0, 1.0] * 50).half == pytest.approx(1.984 * 0.50252 / 10.0, rel=0.002)
+
+
+@pytest.mark.parametrize(("freedom", "t"), [(11, 2.2010), (12, 2.1788), (15, 2.1314), (20, 2.0860), (60, 2.0003)])
+def test_an_interval_beyond_the_table_is_students_too(freedom: int, t: float) -> None:
+    """Within a thousandth of the quantiles in tables."""
+    values = [float(i) for i in range(freedom + 1)]
+    half = cells.spread(values).half
+
+    assert half == pytest.approx(t * stdev(values) / math.sqrt(len(values)), rel=0.001)
 
 
 @pytest.mark.parametrize(
@@ -294,6 +317,8 @@ def test_what_would_never_end_is_refused() -> None:
         split(1000, 16, 64)
     with pytest.raises(SettingsError, match="too many failures"):
         cells.table(Fleet(mtbi_days=0.01), (ELASTIC,), (CHIPS,), seeds=[0], days=30.0, workers=1)
+    with pytest.raises(SettingsError, match="too many failures"):
+        rounds(Fleet(mtbi_days=0.001), Exchange(), Window(100_000_000, 8, 2000), 0)
 
 
 def test_the_plot_shows_every_cell() -> None:

@@ -7,6 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -82,6 +85,11 @@ def test_the_table_has_every_cell_with_its_interval(tmp_path: Path) -> None:
         (("goodput", "--mtbi-days", "nan"), "--mtbi-days"),
         (("goodput", "--downscale-s", "soon"), "downscale-s"),
         (("goodput", "--out", "{file}/x"), "--out"),
+        (("goodput", "--out", ""), "--out"),
+        (("goodput", "--out", "{taken}"), "a folder where a file is to be"),
+        (("scavenge", "--mtbi-days", "3"), "--mtbi-days"),
+        (("join", "--downscale-s", "3"), "--downscale-s"),
+        (("rounds", "--chips", "100M", "--mtbi-days", "0.001"), "too many failures"),
         (("rounds", "--learners", "0"), "--learners"),
         (("rounds", "--learners", "2", "--quorum", "3"), "quorum"),
         (("rounds", "--overlap-steps", "99"), "overlap_steps"),
@@ -96,30 +104,85 @@ def test_a_mistake_gets_exit_code_2(tmp_path: Path, words: tuple[str, ...], said
     """What was got, what is allowed; never a traceback."""
     file = tmp_path / "file"
     file.touch()
-    done = sim(*(word.format(file=file) for word in words))
+    (tmp_path / "taken" / "goodput.json").mkdir(parents=True)
+    done = sim(*(word.format(file=file, taken=tmp_path / "taken") for word in words))
 
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_an_interrupt_ends_it_at_once() -> None:
-    """Exit code 130, nothing said, and no worker left behind, though only one process is told."""
-    words = ("goodput", "--days", "200", "--seeds", "20", "--workers", "2", "--chips", "2.4M", "--rows", "16")
+LONG = ("goodput", "--days", "200", "--seeds", "20", "--workers", "2", "--chips", "2.4M", "--rows", "16")
+
+
+@contextmanager
+def begun(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """Begin one verb in a process group of its own, and yield when it has said what it will do."""
     command = [sys.executable, "-m", "atoll.cli", "sim", *words]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as run:
         assert run.stderr is not None
-        said = run.stderr.readline()
-        run.send_signal(signal.SIGINT)
+        assert "20 simulations" in run.stderr.readline()
+        yield run
+
+
+def workers_of(run: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    """Return the processes that simulate for `run`, as soon as there are `count`."""
+    until_s = time.monotonic() + 30.0
+    while time.monotonic() < until_s:
+        found = [one for one in members(run.pid) if "spawn_main" in " ".join(one.cmdline())]
+        if len(found) == count:
+            return found
+    raise AssertionError(f"{count} workers never came")
+
+
+@pytest.mark.parametrize("everybody", [False, True], ids=["one process", "all of them"])
+@pytest.mark.parametrize("early", [False, True], ids=["at work", "at once"])
+def test_an_interrupt_ends_it_at_once(everybody: bool, early: bool) -> None:  # noqa: FBT001  (a parameter)
+    """Exit code 130, nothing said, and no worker left behind, whether one process is told or all, as a terminal does."""
+    with begun(*LONG) as run:
+        if not early:
+            workers_of(run, 2)
+        if everybody:
+            os.killpg(run.pid, signal.SIGINT)
+        else:
+            run.send_signal(signal.SIGINT)
         out, error = run.communicate(timeout=60)
 
-    assert "20 simulations" in said
     assert run.returncode == 130, error
     assert (out, error) == ("", "")
     _, left = psutil.wait_procs(members(run.pid), timeout=20)
     assert [process for process in left if process in members(run.pid)] == []
+
+
+def test_a_worker_that_is_killed_is_told_of() -> None:
+    """What memory pressure does: said in a sentence, with exit code 3."""
+    with begun(*LONG) as run:
+        workers_of(run, 2)[0].kill()
+        _, error = run.communicate(timeout=60)
+
+    assert run.returncode == 3, error
+    assert "was killed" in error
+    assert "Traceback" not in error
+
+
+def test_one_seed_has_no_interval() -> None:
+    """A dash, not a width of nothing."""
+    done = sim("goodput", "--rows", "2", "--chips", "10k", "--seeds", "1", "--days", "0.1")
+
+    assert done.stdout.count("± -") == 2
+    assert "9984 of 10000" in done.stdout
+
+
+def test_help_tells_who_came_and_how_long_it_took_them() -> None:
+    """Two learners and one more for half of the work; without help nobody comes."""
+    head, none, some = sim("scavenge", "--extra", "0,50", *SCAVENGE[3:]).stdout.splitlines()
+
+    assert head.split()[-4:] == ["joins", "copy", "merged", "books"]
+    assert none.split()[-4:-2] == ["0", "-"]
+    assert float(some.split()[-4]) > 0.0
+    assert some.split()[-5] == "1"
 
 
 def members(group: int) -> list[psutil.Process]:
@@ -147,7 +210,12 @@ def test_every_number_is_documented_with_its_default(group: type[Fleet | Exchang
 
 
 def test_help_names_every_number() -> None:
-    """The flags are made from the fields."""
-    said = sim("rounds", "--help").stdout
+    """The flags are made from the fields; every number is a flag of some verb, and of no verb that it does nothing to."""
+    goodput, rounds, scavenge = (sim(verb, "--help").stdout for verb in ("goodput", "rounds", "scavenge"))
 
-    assert all(f"--{each.name.replace('_', '-')} " in said for group in (Fleet, Exchange) for each in fields(group))
+    assert all(f"--{each.name.replace('_', '-')} " in goodput + rounds for each in fields(Fleet))
+    assert all(f"--{each.name.replace('_', '-')} " in rounds for each in fields(Exchange))
+    assert "--restart-s" not in rounds
+    assert "--step-s" not in goodput
+    assert "--step-s" in scavenge
+    assert "--upscale-s" not in scavenge

@@ -15,7 +15,8 @@ from atoll.sim.fleet.joining import join
 from atoll.sim.fleet.links import Link
 from atoll.sim.fleet.parameters import Exchange, Fleet, changed
 from atoll.sim.fleet.rounds import Rounds, Window, rounds
-from atoll.sim.fleet.scavenging import Plan, by_elastic, scavenge, stall_for
+from atoll.sim.fleet.scavenging import Budget, by_elastic, scavenge, stall_for
+from atoll.sim.fleet.trainer import Trainer
 
 SMALL = Exchange(fragments=6, interval_steps=6, parameters=1e9)
 STORMY = Fleet(mtbi_days=0.3, slice_chips=4, downscale_s=6.0, upscale_s=4.0, admission_s=20.0, return_s=30.0)
@@ -47,6 +48,22 @@ def test_every_invariant_holds_and_every_token_has_one_fate(  # noqa: PLR0917
     assert told.fates["lost"] == 0
     assert told.waited_s == pytest.approx(0.0, abs=1e-6)
     assert max(told.contributors, default=0) <= learners
+
+
+def test_a_learner_that_waits_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that begin late are time that learners waited, and no participation, though nothing else has changed."""
+    step = Trainer._step
+
+    def late(trainer: Trainer) -> None:
+        trainer.world.engine.after(5.0, step, trainer)
+
+    prompt = rounds(CALM, SMALL, Window(400, 3, 120), 0)
+    monkeypatch.setattr(Trainer, "_step", late)
+    told = rounds(CALM, SMALL, Window(400, 3, 120), 0)
+
+    assert prompt.waited_s == pytest.approx(0.0, abs=1e-6)
+    assert told.waited_s == pytest.approx(5.0 * told.steps, abs=3 * 5.0 + 1e-6)
+    assert told.participation < 0.25 < prompt.participation
 
 
 def test_learners_take_the_same_steps_over_any_link() -> None:
@@ -139,7 +156,54 @@ def test_what_is_large_waits_in_line_and_what_is_small_passes() -> None:
     engine.run(10.0)
 
     assert came == [("question", 0.25), ("whisper", 0.25), ("first", 1.25), ("second", 2.25)]
-    assert link.bytes == 2e9
+    assert link.sent_bytes() == 2e9
+
+
+def test_what_waits_in_line_was_not_sent() -> None:
+    """Half a message is half its bytes; one that is lost is sent twice, and nothing in the pause between."""
+    engine = Engine()
+    link = Link(engine, Exchange(gbit_s=8.0, latency_s=0.0, loss=0.0), stream(0, "link"))
+    link.send(1e9, lambda: None)
+    link.send(1e9, lambda: None)
+    sent = []
+    for until_s in (0.5, 1.5, 3.0):
+        engine.run(until_s)
+        sent.append(link.sent_bytes())
+    lossy = Link(engine, Exchange(gbit_s=8.0, latency_s=0.0, loss=0.9, retry_s=10.0), stream(0, "link"))
+    lossy.send(1e9, lambda: None)
+    engine.run(9.0)
+
+    assert sent == pytest.approx([0.5e9, 1.5e9, 2e9])
+    assert lossy.lost > 0
+    assert lossy.sent_bytes() == pytest.approx(1e9)
+    engine.run(1e6)
+    assert lossy.sent_bytes() == pytest.approx((1 + lossy.lost) * 1e9)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.3])
+def test_no_learner_sends_more_than_its_link_carries(loss: float) -> None:
+    """A link that is too slow for what is asked of it is full, not faster."""
+    told = rounds(CALM, Exchange(gbit_s=0.1, loss=loss), Window(6400, 4, 300), 0)
+
+    assert 0.05 < told.up_gbit_s <= 0.1
+
+
+def test_who_lends_its_state_sends_it_over_its_own_line() -> None:
+    """Lenders take turns; the second copy from one lender waits for the first, and so do its contributions."""
+    world = Rounds(CALM, changed(SMALL, loss=0.0, gbit_s=10.0), 0)
+    lenders = [world.add(name, 1.0, 4) for name in "ab"]
+    for lender in lenders:
+        lender.begin()
+    newcomers = [world.add(f"newcomer-{number}", 1.0, 4) for number in range(4)]
+    for newcomer in newcomers:
+        newcomer.join()
+    world.engine.run(60.0)
+    moments_s = 8.0 * 8e9 / 10e9
+
+    # Two gigabytes of parameters come over the newcomer's own line beside the moments.
+    assert sorted(one.joined_s for one in newcomers) == pytest.approx([8.03, 8.03, 12.83, 12.83], abs=0.01)
+    assert all(lender.up.sent_bytes() >= 2 * moments_s * 10e9 / 8.0 for lender in lenders)
+    assert world.settle().exact
 
 
 def test_whispers_are_lost_and_messages_are_late() -> None:
@@ -165,9 +229,10 @@ def test_whispers_are_lost_and_messages_are_late() -> None:
 def test_help_that_comes_and_goes_saves_what_it_could() -> None:
     """Within 2 % of 0.5 + 0.5/(1 + x) over a fast link, with exact books."""
     quick = Exchange(fragments=6, interval_steps=6, parameters=1e8)
-    rows = scavenge(CALM, quick, Plan(learners=2, steps=300), (0.5, 3.0), 0)
+    rows = scavenge(CALM, quick, Budget(learners=2, steps=300), (0.5, 3.0), 0)
 
     assert [row.joins for row in rows] == [1, 6]
+    assert 0.0 < rows[0].join_s < rows[1].join_s < 3.0
     for row in rows:
         assert row.learners == pytest.approx(row.ideal, rel=0.02)
         assert row.exact
@@ -177,7 +242,7 @@ def test_help_that_comes_and_goes_saves_what_it_could() -> None:
 def test_help_comes_in_waves() -> None:
     """Each wave brings helpers of its own."""
     quick = Exchange(fragments=6, interval_steps=6, parameters=1e8)
-    (row,) = scavenge(CALM, quick, Plan(learners=2, steps=300, waves=3), (1.0,), 0)
+    (row,) = scavenge(CALM, quick, Budget(learners=2, steps=300, waves=3), (1.0,), 0)
 
     assert row.joins == 6
     assert row.learners == pytest.approx(0.75, rel=0.03)
@@ -186,7 +251,7 @@ def test_help_comes_in_waves() -> None:
 @given(extra=st.floats(0.05, 5.0), stall_s=st.floats(0.0, 500.0), waves=st.integers(1, 9))
 def test_an_elastic_job_pays_for_every_change_of_size(extra: float, stall_s: float, waves: int) -> None:
     """The closed form plus two stalls per wave; the stall that yields a time is found again from it."""
-    plan = Plan(steps=1000, waves=waves, stall_s=stall_s)
+    plan = Budget(steps=1000, waves=waves, stall_s=stall_s)
     took = by_elastic(plan, extra, 1.0) / 1000.0
 
     assert took == pytest.approx(scavenging.ideal(extra) + 2 * waves * stall_s / 1000.0)
@@ -197,7 +262,7 @@ def test_an_elastic_job_pays_for_every_change_of_size(extra: float, stall_s: flo
 @pytest.mark.parametrize("extra", [0.3, -1.0, float("nan"), 1e9])
 def test_help_is_whole_learners(extra: float) -> None:
     with pytest.raises(SettingsError, match="whole number of learners"):
-        Plan(learners=4).check([extra])
+        Budget(learners=4).check([extra])
 
 
 def test_extras_are_read_as_per_cents() -> None:

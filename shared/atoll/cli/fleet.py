@@ -1,7 +1,7 @@
 """`atoll sim goodput`, `rounds`, `scavenge` and `join`: fleets of chips in virtual time. See docs/goodput.md.
 
-Every number of a fleet and of its links is a flag. The flags are made from the fields that declare the numbers, so the
-help of a verb cannot miss one or tell another default.
+Every number of a fleet and of its links that a verb depends on is a flag of it. The flags are made from the fields that
+declare the numbers, so the help of a verb cannot tell another default.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import Field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,26 +24,32 @@ Chips = Annotated[str, typer.Option(help="Chips of the whole fleet, as 150k or 1
 Learners = Annotated[int, typer.Option(help="M, learners.")]
 Steps = Annotated[int, typer.Option(help="Length of the window, in nominal steps.")]
 Seed = Annotated[int, typer.Option(help="The seed: the same one, the same output.")]
-Out = Annotated[Path | None, typer.Option(help="Write JSON (and plots) into this folder.")]
+Out = Annotated[str | None, typer.Option(help="Write JSON (and plots) into this folder.")]
 Days = Annotated[float, typer.Option(help="Virtual days per cell and seed.")]
 Seeds = Annotated[int, typer.Option(help="Seeds per cell, counted from --seed.")]
 Workers = Annotated[int, typer.Option(min=0, help="Processes; 0: one per core. Results do not depend on it.")]
+
+EXCHANGE = fields(Exchange)
+STEPS = tuple(each for each in fields(Fleet) if each.name in {"step_s", "slice_cv"})
+GOODPUT = tuple(each for each in fields(Fleet) if each.name not in {"step_s", "learner_cv"})
+ROUNDS = tuple(each for each in fields(Fleet) if each.name not in {"restart_s", "checkpoint_s"})
+"""The numbers that a verb depends on: it offers no flag that would do nothing."""
 
 
 def register(group: typer.Typer) -> None:
     """Add the verbs."""
     group.command(name="goodput", help="Goodput and uptime under failures, by learners and chips.")(
-        _with_flags(goodput, Fleet)
+        _with_flags(goodput, GOODPUT)
     )
     group.command(
         name="rounds", help="Rounds of the production machines on a fleet: who takes part, every token's fate."
-    )(_with_flags(rounds, Fleet, Exchange))
+    )(_with_flags(rounds, ROUNDS, EXCHANGE))
     group.command(
         name="scavenge", help="Time to a token budget with extra learners for half of it, and as elastic DP."
-    )(_with_flags(scavenge, Fleet, Exchange))
+    )(_with_flags(scavenge, STEPS, EXCHANGE))
     group.command(
         name="join", help="What a learner that joins costs itself and the others, by how long its copy takes."
-    )(_with_flags(join, Fleet, Exchange))
+    )(_with_flags(join, STEPS, EXCHANGE))
 
 
 def goodput(  # noqa: PLR0913  (one option each)
@@ -62,14 +69,14 @@ def goodput(  # noqa: PLR0913  (one option each)
     (fleet,) = _chosen(numbers, Fleet)
     cells.within("--seeds", seeds, 1, cells.SEEDS_MAX)
     systems, sizes = cells.systems_in(rows), cells.sizes_in(chips)
-    telling.folder_for(out)
+    folder = telling.folder_for(out, *telling.TABLE_FILES)
     cells.check(fleet, systems, sizes, range(seeds), days)
     count = len(systems) * len(sizes) * seeds
     _remark(f"{count} simulations of {days:g} days on {cells.workers_for(count, workers)} processes")
     found = cells.table(fleet, systems, sizes, seeds=range(seed, seed + seeds), days=days, workers=workers)
     _say(telling.tables(found))
-    if out is not None:
-        _wrote(telling.write_table(out, fleet, found, days=days, seeds=seeds, seed=seed))
+    if folder is not None:
+        _wrote(telling.write_table(folder, fleet, found, days=days, seeds=seeds, seed=seed))
 
 
 def rounds(
@@ -87,12 +94,12 @@ def rounds(
     from atoll.sim.fleet.rounds import rounds as simulate  # noqa: PLC0415
 
     fleet, exchange = _chosen(numbers, Fleet, Exchange)
-    telling.folder_for(out)
+    folder = telling.folder_for(out, "rounds.json")
     told = simulate(fleet, exchange, Window(cells.size_in(chips), learners, steps), seed)
     _say(telling.window(told))
-    if out is not None:
+    if folder is not None:
         asked = {"chips": chips, "learners": learners, "steps": steps, "seed": seed}
-        _wrote(telling.write_answer(out, "rounds", fleet=fleet, exchange=exchange, **asked, told=told))
+        _wrote(telling.write_answer(folder, "rounds", fleet=fleet, exchange=exchange, **asked, told=told))
 
 
 def scavenge(  # noqa: PLR0913  (one option each)
@@ -110,12 +117,16 @@ def scavenge(  # noqa: PLR0913  (one option each)
     from atoll.sim.fleet import scavenging, telling  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
     fleet, exchange = _chosen(numbers, Fleet, Exchange)
-    plan = scavenging.Plan(learners, steps, waves, stall_s)
-    telling.folder_for(out)
-    rows = scavenging.scavenge(fleet, exchange, plan, scavenging.extras_in(extra), seed)
+    budget = scavenging.Budget(learners, steps, waves, stall_s)
+    folder = telling.folder_for(out, "scavenge.json")
+    rows = scavenging.scavenge(fleet, exchange, budget, scavenging.extras_in(extra), seed)
     _say(telling.helped(rows))
-    if out is not None:
-        _wrote(telling.write_answer(out, "scavenge", fleet=fleet, exchange=exchange, plan=plan, seed=seed, rows=rows))
+    if folder is not None:
+        _wrote(
+            telling.write_answer(
+                folder, "scavenge", fleet=fleet, exchange=exchange, budget=budget, seed=seed, rows=rows
+            )
+        )
 
 
 def join(
@@ -132,19 +143,19 @@ def join(
     from atoll.sim.fleet import joining, telling  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
     fleet, exchange = _chosen(numbers, Fleet, Exchange)
-    telling.folder_for(out)
+    folder = telling.folder_for(out, "join.json")
     rows = joining.join(fleet, exchange, learners, joining.copies_in(copy_steps), seed)
     _say(telling.joined(rows))
-    if out is not None:
+    if folder is not None:
         asked = {"learners": learners, "seed": seed}
-        _wrote(telling.write_answer(out, "join", fleet=fleet, exchange=exchange, **asked, rows=rows))
+        _wrote(telling.write_answer(folder, "join", fleet=fleet, exchange=exchange, **asked, rows=rows))
 
 
-def _with_flags(verb: Callable[..., None], *groups: type[Fleet | Exchange]) -> Callable[..., None]:
-    """Give a verb, in place of its `**numbers`, one flag for every field of `groups`."""
+def _with_flags(verb: Callable[..., None], *groups: tuple[Field[Any], ...]) -> Callable[..., None]:
+    """Give a verb, in place of its `**numbers`, one flag for every field in `groups`."""
     signature = inspect.signature(verb, eval_str=True)
     options = [option for option in signature.parameters.values() if option.kind is not option.VAR_KEYWORD]
-    for each in (field for group in groups for field in fields(group)):
+    for each in chain(*groups):
         kind: Any = int if each.type == "int" else float
         said = f"{each.metadata['help']}. [{each.metadata['origin']}]"
         annotation = Annotated[kind, typer.Option(help=said[0].upper() + said[1:])]
@@ -161,8 +172,11 @@ def _with_flags(verb: Callable[..., None], *groups: type[Fleet | Exchange]) -> C
 
 
 def _chosen(numbers: dict[str, float], *groups: type[Any]) -> list[Any]:
-    """Return each of `groups` with its numbers, checked."""
-    return [group(**{each.name: numbers[each.name] for each in fields(group)}).check() for group in groups]
+    """Return each of `groups` with the numbers that are its own, checked."""
+    return [
+        group(**{each.name: numbers[each.name] for each in fields(group) if each.name in numbers}).check()
+        for group in groups
+    ]
 
 
 def _remark(text: str) -> None:

@@ -5,6 +5,9 @@ of these simulations is a pure function of its arguments, so the table is the sa
 one fleet size and seed suffer the same failures: what differs between rows is the system, not the luck.
 
 The interval beside each mean is Student's, for 95 %, over the seeds.
+
+Workers are deaf to Ctrl-C, which a terminal sends to all of a command's processes: whoever waits for them hears it and
+ends them.
 """
 
 from __future__ import annotations
@@ -14,13 +17,15 @@ import math
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from typing import TypeVar
 
-from atoll.errors import SettingsError
+from atoll.errors import EnvironmentFault, SettingsError
 from atoll.sim.engine import Engine
 from atoll.sim.fleet.chance import slowest_mean
 from atoll.sim.fleet.chips import Chips, Lived, Rigid
@@ -34,6 +39,7 @@ LEARNERS_MAX = 4096
 CHIPS_MAX = 100_000_000
 SEEDS_MAX = 1000
 FAILURES_MAX = 50_000_000
+WORKERS_PER_CORE = 4
 T = TypeVar("T")
 _SCALES = {"": 1, "k": 1_000, "m": 1_000_000}
 _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # by degrees of freedom, from 1
@@ -52,18 +58,22 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A mean over seeds and half the width of its 95 % interval (0 for one seed)."""
+    """A mean over seeds and half the width of its 95 % interval (None for one seed, which has none)."""
 
     mean: float
-    half: float
+    half: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What several seeds say of one system on so many chips; shares of 1, counts per seed."""
+    """What several seeds say of one system on so many chips; shares of 1, counts per seed.
+
+    `used_chips` are those in whole slices of the learners; all shares are of them.
+    """
 
     system: str
     chips: int
+    used_chips: int
     goodput: Spread
     uptime: Spread
     stalled: float
@@ -111,25 +121,37 @@ def run(jobs: Sequence[Job], workers: int = 0) -> list[Lived]:
         return [simulate(job) for job in jobs]
     order = sorted(range(len(jobs)), key=lambda i: -jobs[i].chips * jobs[i].days)
     others = set(active_children())
-    with ProcessPoolExecutor(wanted, get_context("spawn"), _die_of_interrupts) as pool:
+    with ProcessPoolExecutor(wanted, get_context("spawn")) as pool:
         try:
-            found = dict(zip(order, pool.map(simulate, [jobs[i] for i in order]), strict=True))
+            with _uninterrupted():
+                futures = {i: pool.submit(simulate, jobs[i]) for i in order}
+            return [futures[i].result() for i in range(len(jobs))]
         except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # Not cancelled: a pool whose workers are gone fails what it still has, and trips over what is cancelled.
             for child in set(active_children()) - others:
                 child.terminate()
             raise
-    return [found[i] for i in range(len(jobs))]
+        except BrokenProcessPool as error:
+            raise EnvironmentFault(
+                "a process that simulated for us was killed",
+                todo="see whether memory ran out; --workers 1 needs no other processes",
+            ) from error
 
 
 def workers_for(jobs: int, workers: int) -> int:
-    """Return how many processes work on so many jobs: as many as asked for, one per core when 0."""
-    return min(workers or os.cpu_count() or 1, jobs)
+    """Return how many processes work on so many jobs: as many as asked for, one per core when 0, a few per core at most."""
+    cores = os.cpu_count() or 1
+    return min(workers or cores, WORKERS_PER_CORE * cores, jobs)
 
 
-def _die_of_interrupts() -> None:
-    """Let Ctrl-C end a worker at once and without a word: who waits for it says what is to be said."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C for a moment; processes that are started meanwhile never hear of it: we end them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def check(fleet: Fleet, systems: Sequence[str], sizes: Sequence[int], seeds: Sequence[int], days: float) -> None:
@@ -140,13 +162,20 @@ def check(fleet: Fleet, systems: Sequence[str], sizes: Sequence[int], seeds: Seq
     for system in systems:
         for chips in sizes:
             split(chips, learners_of(system), fleet.slice_chips)
-    failures = sum(sizes) * len(systems) * len(seeds) * days * DAY_S / fleet.mtbi_s
-    if failures > FAILURES_MAX:
+    count = len(systems) * len(seeds)
+    todo = "take fewer --days or --seeds, or a longer --mtbi-days"
+    affordable(sum(sizes) * count, days * DAY_S, fleet, FAILURES_MAX, todo)
+
+
+def affordable(chips: int, time_s: float, fleet: Fleet, failures_max: int, todo: str) -> None:
+    """Raise `SettingsError` when so many chips have more failures in that time than can be simulated; say what `todo`."""
+    failures = chips * time_s / fleet.mtbi_s
+    if failures > failures_max:
         raise SettingsError(
-            "this table has too many failures to simulate",
+            "there are too many failures to simulate",
             got=f"about {failures:.3g}",
-            allowed=f"{FAILURES_MAX:,}",
-            todo="take fewer --days or --seeds, or a longer --mtbi-days",
+            allowed=f"{failures_max:,}",
+            todo=todo,
         )
 
 
@@ -195,12 +224,17 @@ def spread(values: Sequence[float]) -> Spread:
     count = len(values)
     mean = sum(values) / count
     if count == 1:
-        return Spread(mean, 0.0)
+        return Spread(mean, None)
     variance = sum((value - mean) ** 2 for value in values) / (count - 1)
     freedom = count - 1
-    # Beyond the table the quantile is 1.96 + 2.4/freedom to within half a per cent.
-    t = _T_95[freedom - 1] if freedom <= len(_T_95) else 1.96 + 2.4 / freedom
+    # Beyond the table the quantile is this to within half a thousandth.
+    t = _T_95[freedom - 1] if freedom <= len(_T_95) else 1.96 + 2.4 / freedom + 2.8 / freedom**2
     return Spread(mean, t * math.sqrt(variance / count))
+
+
+def per_cent(share: Spread) -> str:
+    """Return a share in per cent with its interval; a dash where one seed has none."""
+    return f"{100 * share.mean:.1f} ± " + ("-" if share.half is None else f"{100 * share.half:.1f}")
 
 
 def _distinct(name: str, found: list[T]) -> tuple[T, ...]:
@@ -215,6 +249,7 @@ def _cell(job: Job, lived: Sequence[Lived]) -> Cell:
     return Cell(
         system=job.system,
         chips=job.chips,
+        used_chips=job.chips if job.system == RIGID else whole * learners_of(job.system) * job.fleet.slice_chips,
         goodput=spread([one.goodput for one in lived]),
         uptime=spread([one.uptime for one in lived]),
         stalled=sum(one.stalled for one in lived) / count,

@@ -7,8 +7,8 @@ Each learner is an elastic data-parallel job. A failure takes one slice away and
 reconfigures; what fails during a stall is absorbed into it: it loses its slice and prolongs nothing. Failed chips come
 back after a random time. Slices that are back wait, and are taken in together, at most once per admission interval,
 by another stall. The failures of the fleet are one Poisson process; each strikes a chip anywhere, and a chip of a slice
-that is already out is no news (thinning: exact). So a million chips cost what their failures cost, and one seed has the
-same failures at the same moments however the fleet is divided into learners.
+that is already out, or one that fills no slice, is no news (thinning: exact). So a million chips cost what their
+failures cost, and one seed has the same failures at the same moments however the fleet is divided into learners.
 
 In the long run a learner with failures at rate r steps for about
 
@@ -87,6 +87,7 @@ class Chips:
         self._rate = chips / fleet.mtbi_s
         self._dice = stream(seed, "failures")
         self._returns = ReturnTimes(fleet.return_s, fleet.return_shape, fleet.return_exponent, stream(seed, "returns"))
+        self._places = chips / (whole * fleet.slice_chips)
         self._useful = learners * whole
         self._up = learners
         self._sums = [0.0, 0.0, 0.0]
@@ -112,10 +113,12 @@ class Chips:
     # --- failures and returns -------------------------------------------------------------------------------------------
 
     def _fail(self) -> None:
-        """Strike a chip anywhere in the fleet, and see to the next failure."""
+        """Strike a chip anywhere, and see to the next failure; a place counts learners, and beyond them what fills no slice."""
         self.engine.after(self._dice.expovariate(self._rate), self._fail)
-        place = self._dice.random() * len(self.learners)
+        place = self._dice.random() * self._places
         number = int(place)
+        if number >= len(self.learners):
+            return
         struck = self.learners[number]
         if (place - number) * struck.whole >= struck.active:
             return

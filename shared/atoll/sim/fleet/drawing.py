@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final, Literal
 
-from atoll.sim.fleet.cells import Cell, size_text
+from atoll.sim.fleet.cells import Cell, per_cent, size_text
 from atoll.up.report.charts import PALETTE
 
 WIDTH: Final = 760.0
@@ -38,9 +38,10 @@ def plot(
             share = getattr(cell, what)
             x, y = _x(cell.chips, sizes), _y(share.mean)
             points.append(f"{x:.1f},{y:.1f}")
-            title = f"{name}, {size_text(cell.chips)}: {100 * share.mean:.1f} ± {100 * share.half:.1f} %"
+            title = f"{name}, {size_text(cell.chips)}: {per_cent(share)} %"
+            half = share.half or 0.0
             body.append(
-                f'<path d="M{x:.1f} {_y(share.mean - share.half):.1f}V{_y(share.mean + share.half):.1f}"'
+                f'<path d="M{x:.1f} {_y(share.mean - half):.1f}V{_y(share.mean + half):.1f}"'
                 f' stroke="{colour}" stroke-width="5" opacity=".35"><title>{escape(title)}</title></path>'
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"><title>{escape(title)}</title></circle>'
             )

@@ -7,8 +7,9 @@ others lost is the difference of their stepping time; what the newcomer misses i
 until a commit has it.
 
 A copy in Atoll is lent through the broker by a peer that goes on stepping, and a newcomer needs no agreement: it
-adopts what is visible when its copy is there. So the others lose nothing however long it takes. What a long copy
-costs is the newcomer's own time, and moments that are as old as the copy took.
+adopts what is visible when its copy is there. So the others lose no step however long it takes: by construction, no step
+here depends on a link. What lending takes of the lender's link is not counted, since a copy here has a length and no bytes
+(in `scavenging` it is). What a long copy costs is the newcomer's own time, and moments that are as old as the copy took.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ again. Small ones pass the line by, as they do where packets of several streams 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -30,8 +31,18 @@ class Link:
         self._retry_s = exchange.retry_s
         self._bytes_s = exchange.gbit_s * BITS_PER_GBIT / 8.0
         self._free_s = 0.0
-        self.bytes = 0.0
+        self._line: deque[tuple[float, float]] = deque()
+        self._busy_s = 0.0
         self.lost = 0
+
+    def sent_bytes(self) -> float:
+        """Return how many bytes have left by now, in vain or not; what still waits in line has not."""
+        now_s = self._engine.now_s
+        while self._line and self._line[0][1] <= now_s:
+            began_s, ended_s = self._line.popleft()
+            self._busy_s += ended_s - began_s
+        under_way_s = max(0.0, now_s - self._line[0][0]) if self._line else 0.0
+        return (self._busy_s + under_way_s) * self._bytes_s
 
     def whisper(self, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401  (passed on)
         """Make `call(*arguments)` at the other end, or never."""
@@ -52,11 +63,12 @@ class Link:
         """Make `call(*arguments)` at the other end when `size_bytes` have arrived there."""
         now_s = self._engine.now_s
         on_line_s = size_bytes / self._bytes_s
+        self.sent_bytes()  # forgets what is through, so that the line keeps no more than waits in it
         done_s = max(now_s, self._free_s) + on_line_s
-        self.bytes += size_bytes
+        self._line.append((done_s - on_line_s, done_s))
         while self._dice.random() < self._loss:
             self.lost += 1
-            self.bytes += size_bytes
             done_s += self._retry_s + on_line_s
+            self._line.append((done_s - on_line_s, done_s))
         self._free_s = done_s
         self._engine.after(done_s - now_s + self._latency_s, call, *arguments)

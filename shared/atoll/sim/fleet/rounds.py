@@ -9,7 +9,7 @@ table of goodput and a short window of rounds are therefore statements about one
     drain:   everybody leaves after its step or stall, shards finish, the books are settled
 
 A driver's two halves are `Trainer` and `Hub`. What is said of waiting is measured, not assumed: the time a learner was
-there less the time it stepped, lost a step or was stalled.
+there less its stalls and less what each of its steps was to take. A step that begins or ends late shows as waiting.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from atoll.protocol.events import Acknowledge, PublishCall
 from atoll.protocol.ledger import Ledger, Settlement, settle
 from atoll.protocol.settings import ProtocolSettings
 from atoll.sim.engine import Engine
-from atoll.sim.fleet.cells import within
+from atoll.sim.fleet.cells import affordable, within
 from atoll.sim.fleet.chance import slowest_mean, speeds, stream
 from atoll.sim.fleet.chips import Chips, Lived
 from atoll.sim.fleet.hub import Hub
@@ -34,6 +34,7 @@ from atoll.sim.fleet.trainer import Trainer
 REST_STEPS = 1000.0
 STEPS_MAX = 1_000_000
 TRAINERS_MAX = 256
+FAILURES_MAX = 2_000_000
 
 
 class NeverAtRest(AtollError):
@@ -54,6 +55,7 @@ class Told:
     """What a window says; times in seconds, tokens of the whole run (window and drain), shares of 1."""
 
     steps: int
+    used_chips: int
     chips: Lived
     window_s: float
     participation: float
@@ -105,6 +107,7 @@ class Rounds:
         self.trainers: list[Trainer] = []
         self.on_tokens: Callable[[int], None] | None = None
         self.tokens = 0
+        self._lent = 0
 
     # --- who is there -----------------------------------------------------------------------------------------------------
 
@@ -121,6 +124,12 @@ class Rounds:
     def hub_of(self, fragment: int) -> Hub:
         """Return who owns a fragment."""
         return self.hubs[self.settings.shard_of(fragment)]
+
+    def lender(self) -> Trainer | None:
+        """Return who lends its state to the next that joins: those that train take turns; None when nobody does."""
+        able = [trainer for trainer in self.trainers if trainer.trains and not trainer.leave_wanted]
+        self._lent += 1
+        return able[self._lent % len(able)] if able else None
 
     # --- what is said -----------------------------------------------------------------------------------------------------
 
@@ -181,6 +190,9 @@ def rounds(fleet: Fleet, exchange: Exchange, window: Window, seed: int, *, watch
     within("--learners", learners, 1, TRAINERS_MAX)
     within("--steps", steps, 1, STEPS_MAX)
     whole = split(chips, learners, fleet.check().slice_chips)
+    affordable(
+        chips, steps * fleet.step_s, fleet, FAILURES_MAX, "take fewer --steps or --chips, or a longer --mtbi-days"
+    )
     world = Rounds(fleet, exchange, seed, watched=watched)
     world.settings.check(learners)
     for number, speed in enumerate(speeds(learners, fleet.learner_cv, stream(seed, "speeds"))):
@@ -203,11 +215,12 @@ def rounds(fleet: Fleet, exchange: Exchange, window: Window, seed: int, *, watch
         tally.update(hub.tally)
         contributors.update(hub.contributors)
     stepped_s, waited_s, capacity = _times(world, window_s)
-    bits = 8.0 * sum(trainer.up.bytes for trainer in world.trainers)
+    bits = 8.0 * sum(trainer.up.sent_bytes() for trainer in world.trainers)
     taken = sum(trainer.island.steps for trainer in world.trainers)
     settlement = world.settle()
     return Told(
         steps=taken,
+        used_chips=learners * whole * fleet.slice_chips,
         chips=lived,
         window_s=window_s,
         participation=stepped_s / (learners * window_s),
@@ -233,8 +246,7 @@ def _times(world: Rounds, window_s: float) -> tuple[float, float, float]:
     """
     stepped_s = waited_s = capacity = 0.0
     for trainer in world.trainers:
-        under_way_s = window_s - trainer.since_s
-        known_s = trainer.stepped_s + trainer.cut_s + trainer.stalled_s + under_way_s
+        known_s = trainer.stepped_s + trainer.cut_s + trainer.stalled_s + trainer.under_way_s()
         waited_s += window_s - trainer.joined_s - known_s
         stepped_s += trainer.stepped_s
         mean_s = trainer.step_s * (1.0 + world.fleet.slice_cv * slowest_mean(trainer.slices))

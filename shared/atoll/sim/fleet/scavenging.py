@@ -6,7 +6,7 @@ waves, if wanted: there for one share of the budget, away for the next). If comi
     T(x) / T(0) = 0.5 + 0.5 / (1 + x)
 
 **Learners that come and go** are simulated with the production machines (`atoll.sim.fleet.rounds`): one that comes fetches
-parameters and a peer's moments over its link before its first step, one that goes pushes what it has and says goodbye.
+parameters and a peer's moments over the links of both before its first step, one that goes pushes what it has and says goodbye.
 Nobody else notices; every token has a fate at the end. All have the same speed here, so that +x is x of the capacity.
 
 **One elastic data-parallel job** of the same capacity stalls as a whole whenever its size changes. The paper's column for
@@ -34,7 +34,10 @@ WAVES_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Scavenged:
-    """One row: `extra` capacity, times over those without it, and what became of the tokens of the learners' run."""
+    """One row: `extra` capacity, times over those without it, and what became of the tokens of the learners' run.
+
+    `join_s` is how long a helper waited for its copy on average, in seconds (0 where nobody joined).
+    """
 
     extra: float
     ideal: float
@@ -43,10 +46,11 @@ class Scavenged:
     merged: float
     exact: bool
     joins: int
+    join_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Budget:
     """What is trained: `steps` of `learners` learners without help; help comes in `waves`; `stall_s` is the elastic job's."""
 
     learners: int = 4
@@ -54,7 +58,7 @@ class Plan:
     waves: int = 1
     stall_s: float = 14.0
 
-    def check(self, extras: Sequence[float]) -> Plan:
+    def check(self, extras: Sequence[float]) -> Budget:
         """Return self, or raise `SettingsError`."""
         within("--learners", self.learners, 1, TRAINERS_MAX)
         within("--steps", self.steps, 10, STEPS_MAX)
@@ -92,36 +96,42 @@ def ideal(extra: float) -> float:
     return 0.5 + 0.5 / (1.0 + extra)
 
 
-def scavenge(fleet: Fleet, exchange: Exchange, plan: Plan, extras: Sequence[float], seed: int) -> list[Scavenged]:
+def scavenge(fleet: Fleet, exchange: Exchange, budget: Budget, extras: Sequence[float], seed: int) -> list[Scavenged]:
     """Simulate every row and the one without extra capacity, to which all times relate."""
-    plan.check(extras)
-    alone = _by_learners(fleet, exchange, plan, 0.0, seed)
-    alone_s = alone[0]
+    budget.check(extras)
+    alone = _by_learners(fleet, exchange, budget, 0.0, seed)
     rows = []
     for extra in extras:
-        took_s, (merged, exact), joins = _by_learners(fleet, exchange, plan, extra, seed) if extra else alone
-        elastic_s = by_elastic(plan, extra, fleet.step_s)
-        elastic = elastic_s / by_elastic(plan, 0.0, fleet.step_s)
-        rows.append(Scavenged(extra, ideal(extra), took_s / alone_s, elastic, merged, exact, joins))
+        run = _by_learners(fleet, exchange, budget, extra, seed) if extra else alone
+        elastic = by_elastic(budget, extra, fleet.step_s) / by_elastic(budget, 0.0, fleet.step_s)
+        learners = run.took_s / alone.took_s
+        rows.append(Scavenged(extra, ideal(extra), learners, elastic, run.merged, run.exact, run.joins, run.join_s))
     return rows
 
 
-def _by_learners(
-    fleet: Fleet, exchange: Exchange, plan: Plan, extra: float, seed: int
-) -> tuple[float, tuple[float, bool], int]:
-    """Return when the budget was trained, in seconds, the share merged and whether the books are exact, and the joins."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    took_s: float
+    merged: float
+    exact: bool
+    joins: int
+    join_s: float
+
+
+def _by_learners(fleet: Fleet, exchange: Exchange, budget: Budget, extra: float, seed: int) -> _Run:
+    """Train the budget with so much help."""
     world = Rounds(fleet, exchange, seed)
-    for number in range(plan.learners):
+    for number in range(budget.learners):
         world.add(f"learner-{number}", 1.0, SLICES).begin()
-    helpers = round(extra * plan.learners)
-    budget = plan.steps * plan.learners * SLICES * fleet.slice_chips
+    helpers = round(extra * budget.learners)
+    tokens_wanted = budget.steps * budget.learners * SLICES * fleet.slice_chips
     there = False
     joins = 0
 
     def look(tokens: int) -> None:
         """See to it that help is there when it should be."""
         nonlocal there, joins
-        wanted = tokens < budget and plan.present(tokens / budget)
+        wanted = tokens < tokens_wanted and budget.present(tokens / tokens_wanted)
         if wanted == there or not helpers:
             return
         there = wanted
@@ -130,24 +140,26 @@ def _by_learners(
             for number in range(helpers):
                 world.add(f"helper-{joins + number}", 1.0, SLICES).join()
         else:
-            for trainer in world.trainers[plan.learners :]:
+            for trainer in world.trainers[budget.learners :]:
                 trainer.leave()
 
     world.on_tokens = look
     look(0)
-    world.engine.run(1e3 * plan.steps * fleet.step_s, lambda: world.tokens >= budget)
+    world.engine.run(1e3 * budget.steps * fleet.step_s, lambda: world.tokens >= tokens_wanted)
     took_s = world.engine.now_s
     settlement = world.settle()
     kept = settlement.fates["merged"] + settlement.fates["merged_late"]
-    return took_s, (kept / settlement.trained, settlement.exact), joins
+    copied_s = [one.joined_s - one.asked_s for one in world.trainers[budget.learners :] if one.machine is not None]
+    mean_s = math.fsum(copied_s) / max(1, len(copied_s))
+    return _Run(took_s, kept / settlement.trained, settlement.exact, joins, mean_s)
 
 
-def by_elastic(plan: Plan, extra: float, step_s: float) -> float:
+def by_elastic(budget: Budget, extra: float, step_s: float) -> float:
     """Return when one elastic job has trained the budget, in seconds: it stalls whenever its size changes."""
     engine = Engine()
-    budget = plan.steps * step_s
+    whole_s = budget.steps * step_s
     done = 0.0
-    edges = [budget * (edge + 1) / (2 * plan.waves) for edge in range(2 * plan.waves)]
+    edges = [whole_s * (edge + 1) / (2 * budget.waves) for edge in range(2 * budget.waves)]
 
     def go_on(edge: int) -> None:
         """Train up to the next edge, then change size."""
@@ -158,14 +170,14 @@ def by_elastic(plan: Plan, extra: float, step_s: float) -> float:
         nonlocal done
         done = edges[edge]
         if edge + 1 < len(edges):
-            engine.after(plan.stall_s if extra else 0.0, go_on, edge + 1)
+            engine.after(budget.stall_s if extra else 0.0, go_on, edge + 1)
 
-    engine.after(plan.stall_s if extra else 0.0, go_on, 0)
-    engine.run(math.inf, lambda: done >= budget)
+    engine.after(budget.stall_s if extra else 0.0, go_on, 0)
+    engine.run(math.inf, lambda: done >= whole_s)
     return engine.now_s
 
 
-def stall_for(extra: float, time: float, plan: Plan) -> float:
+def stall_for(extra: float, time: float, budget: Budget) -> float:
     """Return the stall per change of size, as a share of the time without help, that makes an elastic job take `time`.
 
     Found by bisection on the simulation.
@@ -173,6 +185,6 @@ def stall_for(extra: float, time: float, plan: Plan) -> float:
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = 0.5 * (low + high)
-        stalled = Plan(plan.learners, plan.steps, plan.waves, middle * plan.steps)
-        low, high = (middle, high) if by_elastic(stalled, extra, 1.0) / plan.steps < time else (low, middle)
+        stalled = Budget(budget.learners, budget.steps, budget.waves, middle * budget.steps)
+        low, high = (middle, high) if by_elastic(stalled, extra, 1.0) / budget.steps < time else (low, middle)
     return 0.5 * (low + high)

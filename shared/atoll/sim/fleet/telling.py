@@ -8,15 +8,14 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 
 from atoll.errors import SettingsError
-from atoll.sim.fleet.cells import Cell, Spread, size_text
+from atoll.sim.fleet.cells import Cell, per_cent, size_text
 from atoll.sim.fleet.drawing import plot
 from atoll.sim.fleet.joining import Joined
 from atoll.sim.fleet.parameters import Fleet
 from atoll.sim.fleet.rounds import Told
 from atoll.sim.fleet.scavenging import Scavenged
 
-LATE = ("merged_late",)
-KEPT = ("merged", "merged_late")
+TABLE_FILES = ("goodput.json", "goodput.svg", "uptime.svg")
 
 
 def tables(cells: Sequence[Cell]) -> str:
@@ -27,8 +26,13 @@ def tables(cells: Sequence[Cell]) -> str:
         lines = [f"{what + ', %':<12}" + "".join(f"{size_text(chips):>14}" for chips in columns)]
         for system in dict.fromkeys(cell.system for cell in cells):
             row = [cell for cell in cells if cell.system == system]
-            lines.append(f"{_name(system):<12}" + "".join(f"{_percent(getattr(cell, what)):>14}" for cell in row))
+            lines.append(f"{_name(system):<12}" + "".join(f"{per_cent(getattr(cell, what)):>14}" for cell in row))
         parts.append("\n".join(lines))
+    if any(cell.used_chips < cell.chips for cell in cells):
+        least = min(cells, key=lambda cell: cell.used_chips / cell.chips)
+        parts.append(
+            f"shares are of the chips in whole slices: {least.used_chips} of {least.chips} in {_name(least.system)}, or more"
+        )
     return "\n\n".join(parts)
 
 
@@ -37,6 +41,7 @@ def window(told: Told) -> str:
     spread = ", ".join(f"{count} of {n}" for n, count in sorted(told.contributors.items(), reverse=True))
     rows = [
         ("window", f"{told.window_s:.0f} s, {told.steps} steps of all learners, {told.chips.failures} failures"),
+        ("chips", f"{told.used_chips} in whole slices"),
         ("goodput of the chips", f"{100 * told.chips.goodput:.2f} %"),
         ("capacity trained on", f"{100 * told.stepped:.2f} %"),
         ("participation", f"{100 * told.participation:.2f} % of the learners' time is in finished steps"),
@@ -44,7 +49,7 @@ def window(told: Told) -> str:
         ("commits", f"{told.commits} in {told.rounds} rounds, called again {told.called_again} times"),
         ("contributors", f"{told.contributors_mean:.2f} per commit ({spread})"),
         ("merged", f"{100 * told.share('merged'):.2f} %"),
-        ("merged late", f"{100 * told.share(*LATE):.2f} %"),
+        ("merged late", f"{100 * told.share('merged_late'):.2f} %"),
         ("superseded", f"{100 * told.share('superseded'):.2f} %"),
         ("refused", f"{100 * told.share('refused:'):.2f} %"),
         ("lost", f"{100 * told.share('lost'):.2f} %"),
@@ -56,10 +61,14 @@ def window(told: Told) -> str:
 
 def helped(rows: Sequence[Scavenged]) -> str:
     """Return the table of scavenging: times over those without help."""
-    head = f"{'extra':>7}{'0.5+0.5/(1+x)':>15}{'learners':>10}{'off by':>9}{'elastic DP':>12}{'merged':>9}{'books':>8}"
+    head = (
+        f"{'extra':>7}{'0.5+0.5/(1+x)':>15}{'learners':>10}{'off by':>9}{'elastic DP':>12}{'joins':>7}{'copy':>9}"
+        f"{'merged':>9}{'books':>8}"
+    )
     lines = [
         f"{100 * row.extra:>+6.0f}%{row.ideal:>15.3f}{row.learners:>10.3f}{100 * (row.learners / row.ideal - 1):>+8.2f}%"
-        f"{row.elastic:>12.3f}{100 * row.merged:>8.1f}%{'exact' if row.exact else 'WRONG':>8}"
+        f"{row.elastic:>12.3f}{row.joins:>7}{f'{row.join_s:.1f} s' if row.joins else '-':>9}"
+        f"{100 * row.merged:>8.1f}%{'exact' if row.exact else 'WRONG':>8}"
         for row in rows
     ]
     return "\n".join([head, *lines])
@@ -91,23 +100,37 @@ def joined(rows: Sequence[Joined]) -> str:
     return "\n".join([head, *lines])
 
 
-def folder_for(out: Path | None) -> None:
-    """Make the folder that results go to; raise `SettingsError` where it cannot be, before anything is simulated."""
+def folder_for(out: str | None, *names: str) -> Path | None:
+    """Return the folder that `names` go to, made if need be; raise `SettingsError` where they cannot be written."""
     if out is None:
-        return
+        return None
+    if not out.strip():
+        raise SettingsError(
+            "--out names no folder", got=repr(out), todo="name one, or leave --out away; . is this folder"
+        )
+    folder = Path(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / ".writable").touch()
-        (out / ".writable").unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
     except OSError as error:
         raise SettingsError(
             "--out is no folder that can be written", got=out, todo=f"choose another ({error.strerror})"
         ) from error
+    for name in names:
+        if (folder / name).is_dir():
+            raise SettingsError(
+                "--out holds a folder where a file is to be", got=folder / name, todo="choose another folder"
+            )
+    return folder
 
 
 def _write(folder: Path, name: str, text: str) -> Path:
     path = folder / name
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SettingsError("a result cannot be written", got=path, todo=f"see to it ({error.strerror})") from error
     return path
 
 
@@ -120,7 +143,3 @@ def _plain(value: object) -> object:
 
 def _name(system: str) -> str:
     return f"M = {system}" if system.isdigit() else f"1 {system}"
-
-
-def _percent(share: Spread) -> str:
-    return f"{100 * share.mean:.1f} ± {100 * share.half:.1f}"

@@ -63,7 +63,7 @@ class Trainer:
         self.stepping = False
         self.stalled = False
         self.leave_wanted = False
-        self.joined_s = self.left_s = 0.0
+        self.asked_s = self.joined_s = self.left_s = 0.0
         self.stepped_s = self.cut_s = self.stalled_s = 0.0
         self.up = Link(world.engine, world.exchange, stream(world.seed, "up", name))
         self.down = Link(world.engine, world.exchange, stream(world.seed, "down", name))
@@ -73,6 +73,7 @@ class Trainer:
         self._epoch = 0
         self.since_s = 0.0
         self._last_s = 0.0
+        self._parts = 0
         self._farewells = 0
 
     @property
@@ -94,17 +95,32 @@ class Trainer:
         self._take_over(self.world.versions())
 
     def join(self, copy_s: float | None = None) -> None:
-        """Fetch parameters and a peer's two moments over the link, or in `copy_s`, then train."""
+        """Fetch parameters and a peer's two moments over the links of both, or in `copy_s` whatever the links, then train.
+
+        The peer's moments wait in its line like its contributions. The broker passes on what it has, so the copy is there
+        when the slower of the two lines is done.
+        """
+        versions = self.world.versions()
+        self.asked_s = self.world.engine.now_s
         if copy_s is not None:
-            self.world.engine.after(copy_s, self._take_over, self.world.versions())
+            self.world.engine.after(copy_s, self._take_over, versions)
             return
         exchange = self.world.exchange
-        size_bytes = exchange.fragments * exchange.fragment_bytes + MOMENT_BYTES * exchange.parameters
-        self.down.send(size_bytes, self._take_over, self.world.versions())
+        moments_bytes = MOMENT_BYTES * exchange.parameters
+        lender = self.world.lender()
+        self._parts = 1 if lender is None else 2
+        self.down.send(exchange.fragments * exchange.fragment_bytes + moments_bytes, self._part_is_here, versions)
+        if lender is not None:
+            lender.up.send(moments_bytes, self._part_is_here, versions)
 
     def leave(self) -> None:
         """Leave after the present step or stall, whichever it is in."""
         self.leave_wanted = True
+
+    def _part_is_here(self, versions: dict[int, int]) -> None:
+        self._parts -= 1
+        if not self._parts:
+            self._take_over(versions)
 
     def _take_over(self, versions: dict[int, int]) -> None:
         self.machine = Island(self.world.settings, versions)
@@ -118,13 +134,17 @@ class Trainer:
 
     # --- steps and stalls ---------------------------------------------------------------------------------------------------
 
+    def under_way_s(self) -> float:
+        """Return how long the present stall has lasted, or the present step, which lasts no longer than it was to take."""
+        since_s = self.world.engine.now_s - self.since_s
+        return since_s if self.stalled else min(since_s, self._last_s)
+
     def stall(self) -> None:
         """Stop: the step under way is lost."""
         self.stalled = True
         if self.state == "training":
-            now_s = self.world.engine.now_s
-            self.cut_s += now_s - self.since_s
-            self.since_s = now_s
+            self.cut_s += self.under_way_s()
+            self.since_s = self.world.engine.now_s
             self._epoch += 1
 
     def go_on(self, active: int) -> None:
@@ -151,7 +171,7 @@ class Trainer:
         if epoch != self._epoch:
             return
         now_s = self.world.engine.now_s
-        self.stepped_s += now_s - self.since_s
+        self.stepped_s += self._last_s
         self.since_s = now_s
         tokens = self.active * self.world.fleet.slice_chips
         self._on_fact(StepDone(at_s=now_s, tokens=tokens))
