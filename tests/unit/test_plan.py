@@ -20,7 +20,7 @@ from atoll.plan.cautions import BLOB_BYTES_MAX
 from atoll.plan.failures import Failures, elastic, goodput, rigid
 from atoll.plan.links import ROUND_TRIPS, burst
 from atoll.plan.memory import room
-from atoll.plan.quantities import as_bytes, as_count, as_rate, as_share, as_time, count, rate, rates
+from atoll.quantities import as_bytes, as_count, as_rate, as_share, as_time, count, rate, rates
 from atoll.plan.question import CODEC_DOWN, CODECS, Links, Prices, Question
 from atoll.plan.systems import ring_bits
 from atoll.plan.text import text
