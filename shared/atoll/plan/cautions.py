@@ -161,7 +161,7 @@ def _links(found: Findings) -> Iterator[Trouble]:
         yield Trouble(
             "does not fit the interval",
             f"{_named(found, worst, crowded)} is busy {as_share(worst.busy)} of the time: a fragment comes round every "
-            f"{worst.interval:.0f} steps, not every {protocol.interval_steps}, and much of what is trained meanwhile is never merged",
+            f"{worst.interval:.0f} steps, not every {protocol.interval_steps}, and much of what is trained is never merged",
             "protocol.interval_steps, a smaller codec, or the link",
             lambda: ways.for_the_interval(question, moved, worst),
         )
@@ -180,8 +180,8 @@ def _links(found: Findings) -> Iterator[Trouble]:
     if bound:
         yield Trouble(
             "bound by loss",
-            f"{_named(found, bound[0], bound)} has a link of {as_rate(min(bound[0].up, bound[0].down))}, but one TCP connection "
-            f"carries less at {1000 * question.links.rtt_s:g} ms and {as_share(question.links.loss)} loss",
+            f"{_named(found, bound[0], bound)} has a link of {as_rate(min(bound[0].up, bound[0].down))}, but one TCP "
+            f"connection carries less at {1000 * question.links.rtt_s:g} ms and {as_share(question.links.loss)} loss",
             "a link without loss, a hub nearer by, or congestion control that bears loss (BBR)",
             lambda: ways.for_one_connection(question, bound),
             grave=False,
