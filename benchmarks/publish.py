@@ -73,8 +73,9 @@ link, both ways, through a broker, more is needed, and `atoll plan` says how muc
 
 The rows of 12B give the step at which the link is just full. There the speed-up is an identity and confirms nothing: a full
 link carries the model once in P steps of compute, and a ring of M sites 2 (M-1)/M times as much in every step. So it is
-2 (M-1)/M P, 36 for any model and any link, times the share that is merged. What says something is the step up to which it is
-20 times as fast: the published run's step is not known. What a learner trains while a round is under way is not counted.
+2 (M-1)/M P, 36 for any model and any link with the ring's codec both ways (other codecs scale it, and Atoll's window of chunks
+takes from it), times the share that is merged. What says something is the step up to which it is 20 times as fast: the
+published run's step is not known. What a learner trains while a round is under way is not counted.
 
 For rows marked as predictions nothing published was looked up, and no cell of a published table is among them.
 """,
