@@ -55,6 +55,7 @@ TESTED_BY = {
     "atoll_learner.keeper": "test_recovery.py",
     "atoll_learner.process": "test_up.py",
     "atoll_synchronizer.commands": "test_up.py",
+    "atoll.plan.ways": "test_cli_plan.py",
     "atoll.cli.sim": "test_cli.py",
     "atoll.cli.fleet": "test_fleet_commands.py",
     "atoll.sim.fleet.hub": "test_fleet_rounds.py",

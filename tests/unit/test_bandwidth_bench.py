@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
-from bandwidth import eight_sites, others, twelve_b
+from bandwidth import _longest_step, _twelve, eight_sites, others, predictions, twelve_b
 from literature import FIVE_B, GRID, ONE_LEG, TABLE_6, TWO_THIRDS, Row, first_point, nearest_point, steps_off
 from publish import WORDS
+
+from atoll.plan import answer
 
 
 @pytest.mark.parametrize("row", [*TABLE_6, *FIVE_B], ids=lambda row: row.name)
@@ -67,7 +70,41 @@ def test_the_sizing_rule_is_that_of_our_bytes() -> None:
     assert found["8B, H=37, 0.5 s, both legs in the mean"] == pytest.approx(2 * 8e9 * 16 / (37 * 0.5) / 1e9, rel=1e-3)
 
 
-def test_twenty_times_holds_for_12b_over_four_regions_at_the_papers_precision() -> None:
-    judged = [figure for figure in twelve_b() if figure.holds is not None]
+def test_a_full_link_makes_the_same_speed_up_whatever_it_is_and_no_goal_is_set_on_it() -> None:
+    """2 (M-1)/M P = 36 for data-parallel that hides nothing; what it does hide and what is superseded is all that differs."""
+    found = list(twelve_b())
+    factors = {
+        figure.name: figure.value / float(re.findall(r"([0-9.]+) % merged", figure.how)[0]) * 100.0
+        for figure in found
+        if "speed-up" in figure.name and "bf16 down" in figure.name
+    }
 
-    assert [figure.holds for figure in judged] == [True, True]
+    assert len(factors) == 2
+    assert list(factors.values()) == pytest.approx([36.0, 36.0], rel=0.03)
+    assert {(figure.goal, figure.holds) for figure in found} == {("", None)}
+
+
+def test_the_step_up_to_which_it_is_twenty_times_as_fast_is_the_last_one() -> None:
+    for gigabits in (2.0, 5.0):
+        last_s = _longest_step(gigabits).value
+        below, above = (_speed_up(gigabits, last_s * factor) for factor in (0.99, 1.01))
+
+        assert below > 20.0 > above
+
+
+def test_no_published_cell_is_called_a_prediction() -> None:
+    published = {row.name for row in (*TABLE_6, *FIVE_B)}
+
+    assert not published & {figure.name for figure in predictions()}
+
+
+def test_what_was_fitted_on_1_7_says_so() -> None:
+    fitted = {row.published: row.fitted_by for row in FIVE_B}
+
+    assert fitted == {104.8: "", 1.7: ONE_LEG.name}
+    assert "two choices are fitted on 1.7" in WORDS["bench-bandwidth"]
+
+
+def _speed_up(gigabits: float, step_s: float) -> float:
+    atoll, _, parallel, _ = answer(_twelve(gigabits, step_s, "bf16", "bf16", windowed=False)).systems
+    return atoll.tokens_per_s / parallel.tokens_per_s

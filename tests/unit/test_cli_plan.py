@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from typer.testing import CliRunner, Result
 
 from atoll.cli.main import build
 from atoll.errors import SettingsError
+from atoll.plan.cautions import NO_WAY
+from atoll.sim.fleet.parameters import Fleet
 from atoll.up.defaults import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,10 +58,20 @@ def test_json_has_the_same_figures() -> None:
         ("--learners 0", "--learners is out of range"),
         ("--up bf17", "--up is no codec"),
         ("--down zip", "--down is no codec"),
-        ("--overlap 99", "overlap_steps is out of range"),
+        ("--overlap-steps 99", "--overlap-steps is out of range"),
+        ("--rtt-ms 200000", "got:     200000"),
+        ("--shard-memory-gb 0", "got:     0"),
+        ("--tokens 1e24", "below 1e+24"),
+        ("--bandwidth 2GBps", "--bandwidth is not understood"),
+        ("--loss-per-hour 1e308", "--loss-per-hour is out of range"),
+        ("--mtbi-days 1e-320", "--mtbi-days is out of range"),
+        ("--mtbi-days inf", "--mtbi-days is out of range"),
+        ("--mtbi-days -1", "got:     -1"),
+        ("--upscale-s 1e306", "--upscale-s is out of range"),
+        ("--learners 1 --bandwidth 1Gbit,2Gbit", "regions without a learner"),
         ("--tokens many", "--tokens is not understood"),
-        ("--bandwidth-down 1Gbit,2Gbit", "as many regions up as down"),
-        ("--mtbi-days 0", "time between interruptions"),
+        ("--bandwidth 1Gbit,2Gbit --bandwidth-down 1Gbit,2Gbit,3Gbit", "as many regions up as down"),
+        ("--mtbi-days 0", "--mtbi-days is out of range"),
         ("--mtbi-days 9 --loss-per-hour 0.1", "given twice"),
         ("--set colour=blue", "unknown setting colour"),
         ("--config nowhere.toml", "cannot read the configuration"),
@@ -73,11 +86,102 @@ def test_a_wrong_flag_is_refused_with_what_to_do(flags: str, said: str) -> None:
     assert None not in {refused.got, refused.todo}
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--chips 2.4M --admission-s 0 --upscale-s 300",
+        "--chips 1000000M --mtbi-days 0.001",
+        "--loss-per-hour 60 --learners 4096",
+        "--learners 4096 --quorum 4096 --chips 100k",
+        "--tokens 1T --chips 2.4M --admission-s 0",
+    ],
+)
+def test_flags_that_are_allowed_make_a_plan(flags: str) -> None:
+    told = atoll(f"{SMALL} {flags}")
+
+    assert told.exception is None
+    assert "nan" not in told.output
+
+
+def test_one_rate_down_is_that_of_every_region_and_one_fragment_needs_one_shard() -> None:
+    document = json.loads(atoll(f"{SMALL} --bandwidth 1Gbit,2Gbit --bandwidth-down 5Gbit --fragments 1 --json").output)
+
+    assert [region["down"] for region in document["regions"]] == [5e9, 5e9]
+    assert document["question"]["protocol"]["shards"] == 1
+
+
+def test_the_sister_verbs_call_the_same_things_the_same() -> None:
+    """What `atoll sim` makes flags of, as far as a plan asks for it, is a flag of the same name here."""
+    flags = set(re.findall(r"--[a-z-]+", atoll("plan --help").output))
+    not_asked = {"return_shape", "return_exponent", "slice_cv", "learner_cv"}
+    shared = ["fragments", "interval_steps", "overlap_steps", "quorum", "shards", "loss"]
+    wanted = [each.name for each in fields(Fleet) if each.name not in not_asked] + shared
+
+    assert {"--" + name.replace("_", "-") for name in wanted} <= flags
+
+
+TROUBLED = {
+    "quorum above M": "plan 1B --step-s 2 --bandwidth 10Gbit --quorum 9",
+    "H below P": "plan 1B --step-s 2 --bandwidth 10Gbit --interval-steps 12",
+    "one learner": "plan 1B --step-s 2 --bandwidth 10Gbit --learners 1",
+    "codec not there": "plan 1B --step-s 2 --bandwidth 10Gbit --up int4 --down bf16",
+    "does not fit the interval": "plan 1B --step-s 2 --bandwidth 500Mbit,4Gbit",
+    "not within the overlap": "plan 1B --step-s 2 --bandwidth 400Mbit --interval-steps 48",
+    "bound by loss": "plan 100M --step-s 5 --bandwidth 100Mbit,200Mbit --loss 0.0001",
+    "control starves": "plan 1M --step-s 2 --bandwidth 5Mbit,10Mbit",
+    "hub saturated, in": "plan 1B --step-s 2 --bandwidth 10Gbit --hub-in 1Gbit --hub-out 40Gbit",
+    "hub saturated, out": "plan 1B --step-s 2 --bandwidth 10Gbit --learners 1 --hub-in 10Gbit --hub-out 600Mbit",
+    "fragment too large": "plan 400B --step-s 200 --bandwidth 100Gbit --fragments 4 "
+    "--interval-steps 4000 --overlap-steps 10 --set broker.stream_bytes_max=100000000000000 --shard-memory-gb 10000",
+    "stream too small": "plan 12B --step-s 20 --bandwidth 10Gbit --shard-memory-gb 100",
+    "synchronizer's memory": "plan 1B --step-s 2 --bandwidth 10Gbit --shard-memory-gb 3.5",
+    "goodput low": "plan 1B --step-s 2 --bandwidth 10Gbit --learners 8 --chips 3000000",
+}
+MORE_TROUBLE = [
+    ("goodput low", "plan 1B --step-s 2 --bandwidth 10Gbit --learners 4 --chips 20M"),
+    ("goodput low", "plan 1B --step-s 2 --bandwidth 10Gbit --loss-per-hour 30"),
+    ("goodput low", "plan 1B --step-s 2 --bandwidth 10Gbit --mtbi-days 0.001"),
+    ("does not fit the interval", "plan 1000B --step-s 0.001 --bandwidth 1Mbit"),
+    ("does not fit the interval", "plan 1B --step-s 2 --bandwidth 10Gbit --hub-out 100Mbit"),
+    ("not within the overlap", "plan 1B --step-s 0.1 --bandwidth 10Gbit --rtt-ms 500"),
+    ("bound by loss", "plan 1B --step-s 60 --bandwidth 10Gbit --learners 3 --loss 0.01"),
+    ("hub saturated, in", "plan 1B --step-s 2 --bandwidth 10Gbit --learners 1 --hub-in 1Mbit"),
+]
+
+
+def kinds(command: str) -> dict[str, str]:
+    """Return the kinds of cautions that a plan has, and to what each says that things should be changed."""
+    told = atoll(f"{command} --json")
+    assert told.exception is None, told.exception
+    return {caution["kind"]: caution["to"] for caution in json.loads(told.output)["cautions"]}
+
+
+@pytest.mark.parametrize(("kind", "command"), [*TROUBLED.items(), *MORE_TROUBLE])
+def test_whatever_a_caution_advises_is_accepted_and_helps(kind: str, command: str) -> None:
+    """Every way is added to the command as it is told; the caution goes, and no other comes."""
+    before = kinds(command)
+    ways = [] if before[kind] == NO_WAY else before[kind].split(", or ")
+
+    assert ways or command not in TROUBLED.values()
+    for way in ways:
+        after = kinds(f"{command} {way}")
+        assert kind not in after, way
+        assert after.keys() <= before.keys()
+
+
+def test_every_kind_of_caution_is_among_those_that_are_followed() -> None:
+    source = (ROOT / "shared" / "atoll" / "plan" / "cautions.py").read_text(encoding="utf-8")
+    made = set(re.findall(r'Trouble\(\s*f?"([^"{]+)', source))
+
+    assert len(made) >= 12
+    assert all(any(kind.startswith(each) for kind in TROUBLED) for each in made)
+
+
 def test_the_file_of_a_real_run_says_how_it_trains(tmp_path: Path) -> None:
     """What the file does not say is as `atoll up` has it; a flag wins over the file."""
     file = tmp_path / "run.toml"
     file.write_text('[protocol]\nfragments = 12\ncodec_up = "int8"\n[broker]\nstream_bytes_max = 123456789\n')
-    asked = json.loads(atoll(f"{SMALL} --json --config {file} --overlap 5").output)["question"]
+    asked = json.loads(atoll(f"{SMALL} --json --config {file} --overlap-steps 5").output)["question"]
 
     protocol = asked["protocol"]
     assert (protocol["fragments"], protocol["codec_up"], protocol["overlap_steps"]) == (12, "int8", 5)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli.options import Assignments, Config
-from atoll.sim.fleet.parameters import Fleet
+from atoll.sim.fleet.parameters import DAY_S, Fleet
 
 if TYPE_CHECKING:
     from atoll.plan import Failures, Links, Question
     from atoll.settings import Settings
 
-DAY_S = 86_400.0
 _FLEET = Fleet()
 
 _Parameters = Annotated[str, typer.Argument(help="Parameters of the model, as 12B or 350M.")]
@@ -59,7 +58,10 @@ _AdmissionS = Annotated[
     float | None, typer.Option(help=f"Least time between two of those.  [default: {_FLEET.admission_s:g}]")
 ]
 _RestartS = Annotated[
-    float | None, typer.Option(help=f"What a rigid job loses per failure.  [default: {_FLEET.restart_s:g}]")
+    float | None, typer.Option(help=f"A rigid job's stop at a failure.  [default: {_FLEET.restart_s:g}]")
+]
+_CheckpointS = Annotated[
+    float | None, typer.Option(help=f"How often it keeps its progress.  [default: {_FLEET.checkpoint_s:g}]")
 ]
 _ChipHour = Annotated[float, typer.Option(help="Dollars per chip and hour.")]
 _EgressGb = Annotated[float, typer.Option(help="Dollars per GB that leaves a region or the hub.")]
@@ -86,8 +88,8 @@ def plan(  # noqa: PLR0913  (one option each)
     learners: _Learners = 8,
     chips: _Chips = "1",
     fragments: _Fragments = None,
-    interval: _Interval = None,
-    overlap: _Overlap = None,
+    interval_steps: _Interval = None,
+    overlap_steps: _Overlap = None,
     quorum: _Quorum = None,
     shards: _Shards = None,
     up: _UpCodec = None,
@@ -105,6 +107,7 @@ def plan(  # noqa: PLR0913  (one option each)
     upscale_s: _UpscaleS = None,
     admission_s: _AdmissionS = None,
     restart_s: _RestartS = None,
+    checkpoint_s: _CheckpointS = None,
     chip_hour: _ChipHour = 0.0,
     egress_gb: _EgressGb = 0.0,
     shard_memory_gb: _MemoryGb = 16.0,
@@ -123,12 +126,12 @@ def plan(  # noqa: PLR0913  (one option each)
 def _question(options: dict[str, Any]) -> Question:
     """Return what the options ask."""
     from atoll.plan import Prices, Question  # noqa: PLC0415
-    from atoll.plan.quantities import count  # noqa: PLC0415
+    from atoll.quantities import count  # noqa: PLC0415
 
     names = {
         "fragments": "fragments",
-        "interval": "interval_steps",
-        "overlap": "overlap_steps",
+        "interval_steps": "interval_steps",
+        "overlap_steps": "overlap_steps",
         "quorum": "quorum",
         "shards": "shards",
         "up": "codec_up",
@@ -155,13 +158,15 @@ def _question(options: dict[str, Any]) -> Question:
 
 def _links(options: dict[str, Any]) -> Links:
     from atoll.plan import Links  # noqa: PLC0415
-    from atoll.plan.quantities import rate, rates  # noqa: PLC0415
+    from atoll.quantities import rate, rates  # noqa: PLC0415
 
     up, down, hub_in, hub_out = (options[name] for name in ("bandwidth", "bandwidth_down", "hub_in", "hub_out"))
     inward = rate(hub_in, "--hub-in") if hub_in is not None else None
+    ups = rates(up, "--bandwidth")
+    downs = rates(down, "--bandwidth-down") if down is not None else ups
     return Links(
-        up=rates(up, "--bandwidth"),
-        down=rates(down, "--bandwidth-down") if down is not None else rates(up, "--bandwidth"),
+        up=ups * len(downs) if len(ups) == 1 else ups,
+        down=downs * len(ups) if len(downs) == 1 else downs,
         hub_in=inward,
         hub_out=rate(hub_out, "--hub-out") if hub_out is not None else inward,
         rtt_s=options["rtt_ms"] / 1000.0,
@@ -186,6 +191,8 @@ def _run(config: Path | None, assignments: list[str], flags: dict[str, Any]) -> 
         unsaid = [f"{name}={value}" for name, value in ours.items() if name not in given.origins]
         given = load(config, [*unsaid, *assignments])
     protocol = msgspec.structs.replace(given.settings.protocol, **flags)
+    if "fragments" in flags and "shards" not in flags:
+        protocol = msgspec.structs.replace(protocol, shards=min(protocol.shards, protocol.fragments))
     return given.settings.model_copy(update={"protocol": protocol})
 
 
@@ -200,7 +207,16 @@ def _failures(options: dict[str, Any]) -> Failures:
             allowed="failures of chips or losses of whole learners",
             todo="leave one of them out",
         )
-    names = ("return_s", "slice_chips", "downscale_s", "upscale_s", "admission_s", "restart_s", "loss_per_hour")
+    names = (
+        "return_s",
+        "slice_chips",
+        "downscale_s",
+        "upscale_s",
+        "admission_s",
+        "restart_s",
+        "checkpoint_s",
+        "loss_per_hour",
+    )
     given = {name: options[name] for name in names if options[name] is not None}
     if options["mtbi_days"] is not None:
         given["mtbi_s"] = options["mtbi_days"] * DAY_S

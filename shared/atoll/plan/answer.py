@@ -10,10 +10,11 @@ from atoll.plan.cautions import Caution, Findings, cautions
 from atoll.plan.failures import YEAR_S
 from atoll.plan.links import ROUND_TRIPS, Region, average, burst, regions
 from atoll.plan.memory import Room, room
-from atoll.plan.quantities import as_bytes, as_rate, as_share, as_time
+from atoll.plan.merging import UNSURE
 from atoll.plan.question import Question
 from atoll.plan.systems import System, systems
 from atoll.plan.traffic import Traffic, bits_per_number, traffic
+from atoll.quantities import as_bytes, as_rate, as_share, as_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,18 @@ class Answer:
     cautions: tuple[Caution, ...]
 
     @property
-    def speed_up(self) -> float:
-        """Return how many times faster than data-parallel over the same links, failures counted."""
-        return self.systems[0].tokens_per_s / self.systems[2].tokens_per_s
+    def works(self) -> bool:
+        """Return whether no caution says that the plan cannot work."""
+        return not any(caution.grave for caution in self.cautions)
+
+    @property
+    def speed_up(self) -> float | None:
+        """Return how many times faster than data-parallel over the same links, failures and what is not merged counted.
+
+        None for a plan that cannot work, and where data-parallel stands still.
+        """
+        other = self.systems[2].tokens_per_s
+        return self.systems[0].tokens_per_s / other if self.works and other else None
 
 
 def answer(question: Question) -> Answer:
@@ -75,7 +85,7 @@ def answer(question: Question) -> Answer:
         systems=trained,
         room=space,
         assumptions=assumptions(question),
-        cautions=cautions(Findings(question, moved, links, trained, space)),
+        cautions=cautions(Findings(question, moved, links, trained[0].goodput, space)),
     )
 
 
@@ -86,7 +96,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
     overlap = "hidden in the backward pass" if question.backward_overlap else "with nothing beside it"
     failing = (
         f"{as_share(broken.loss_per_hour)} of the learners are lost per hour and are away for {as_time(broken.return_s)}; "
-        f"a lost learner loses half an interval of its work"
+        f"a lost learner loses half the interval that is reached of its work"
         if broken.loss_per_hour
         else f"a chip fails every {broken.mtbi_s / YEAR_S:.3g} years; {broken.slice_chips} chips go together for "
         f"{as_time(broken.return_s)}; a learner stops {broken.downscale_s:g} s to lose a slice, {broken.upscale_s:g} s to "
@@ -114,10 +124,16 @@ def assumptions(question: Question) -> tuple[str, ...]:
             "do not wait; their interval grows instead"
         ),
         (
-            f"synchronous training reduces {question.reduce_bits:g} bits a parameter by a ring over {question.learners} sites "
-            f"at the pace of the slowest link, {overlap} ({question.layers} layers, backward 2/3 of a step)"
+            f"what a learner trains between push and adoption is {_fate(question)} (adoption {protocol.adoption}); "
+            f"where the link is too slow, the share that is merged is an estimate within {UNSURE:.0f} points"
         ),
-        f"{failing}; synchronous training is one job of all chips; a rigid one loses {broken.restart_s:g} s per failure"
+        (
+            f"synchronous training reduces {question.reduce_bits:g} bits a parameter by a ring over {question.learners} sites "
+            f"at the pace of the slowest link, hub and connection counted, "
+            f"{overlap} ({question.layers} layers, backward 2/3 of a step)"
+        ),
+        f"{failing}; synchronous training is one job of all chips; a rigid one loses {broken.restart_s:g} s per failure "
+        f"and what it did since it kept its progress, every {broken.checkpoint_s:g} s"
         + (" and waits for who is away" if broken.loss_per_hour else ""),
         (
             f"the outer optimizer ({protocol.outer}) keeps {question.state_numbers} float32 numbers per parameter, and stores "
@@ -127,10 +143,17 @@ def assumptions(question: Question) -> tuple[str, ...]:
     )
 
 
+def _fate(question: Question) -> str:
+    """Return what becomes of what is trained while a round is under way."""
+    if question.protocol.adoption == "carry":
+        return "carried into the next round"
+    return "superseded, and paid for like the rest"
+
+
 def as_document(found: Answer) -> dict[str, Any]:
     """Return the answer as plain data: rates in bits/s, sizes in bytes, times in s; None for what never ends."""
     protocol = found.question.protocol
-    document = asdict(found) | {"speed_up": found.speed_up}
+    document = asdict(found) | {"speed_up": found.speed_up, "works": found.works}
     document["question"]["protocol"] = {name: getattr(protocol, name) for name in protocol.__struct_fields__}
     plain: dict[str, Any] = _plain(document)
     return plain

@@ -1,17 +1,21 @@
 """Goodput under failures, as a closed form: how much of a machine's time is useful compute, in the long run.
 
-A learner of n chips loses one of its slices every MTBI / n seconds, by a Poisson process of rate r = n / MTBI while it
-runs. Every loss stops the whole learner for the time of a downscale; what fails meanwhile is absorbed by the same stop.
-Slices that come back are taken in together, at most once per admission interval, and that stops the learner too:
+Of n chips those that are not away fail; a learner loses one of its slices by a Poisson process of rate r while it runs. Every
+loss stops the whole learner for the time of a downscale; what fails meanwhile is absorbed by the same stop. Slices that come
+back are taken in together, and that stops the learner too. Two such stops are no less than a = max(admission, upscale) apart,
+since a stop cannot begin in another:
 
-    running = (1 - up / (admission + exp(-r admission) / r)) / (1 + r down)
     present = 1 / (1 + slice return / MTBI)                 chips that are not away, of all
+    r       = present n / MTBI
+    running = (1 - upscale / (a + exp(-r a) / r)) / (1 + r downscale)
     goodput = running x present
 
-A rigid job restarts from a checkpoint at every loss: 1 / (1 + r (restart + replay)). Synchronous training is one learner
-of all the chips, elastic or rigid. A learner that fails as a whole (one machine, a home) is away for the time of return;
-its span that was not merged yet is lost, half an interval in the mean, and nobody else stops. Of a synchronous job that
-is elastic, all stop as above and go on without it; one that is rigid waits until it is back.
+A rigid job restarts at every loss from the progress it kept last, every c seconds: of the time 1/r between losses
+c / (exp(r c) - 1) is kept, in 1/r + restart. Synchronous training is one learner of all the chips, elastic or rigid.
+
+A learner that fails as a whole (one machine, a home) is away for the time of return; its span that was not merged yet is lost,
+half an interval in the mean, and nobody else stops. Of a synchronous job that is elastic, all stop as above and go on without
+it. One that is rigid runs while all are there, which is (share of time that one is there)^M, less a restart for each loss.
 
 The default constants are those of the simulated fleets, with the origin of each (`atoll.sim.fleet.parameters`); the paper does
 not publish its own. `atoll sim goodput` plays the same mechanism event by event, and a test holds the two together.
@@ -20,13 +24,14 @@ not publish its own. `atoll sim goodput` plays the same mechanism event by event
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-from atoll.errors import SettingsError
-from atoll.sim.fleet.parameters import Fleet
+from atoll.quantities import within
+from atoll.sim.fleet.parameters import DAY_S, Fleet
 
 HOUR_S = 3600.0
 YEAR_S = 365.0 * 24.0 * HOUR_S
+LOSS_PER_HOUR_MAX = 60.0
 FLEET = Fleet()
 
 
@@ -41,7 +46,8 @@ class Failures:
         downscale_s: a learner's stop when it loses a slice.
         upscale_s: its stop when it takes slices in again.
         admission_s: shortest time between two such stops.
-        restart_s: what a rigid job loses at each failure: restart and replay since its checkpoint.
+        restart_s: a rigid job's stop at each failure; what it did since it last kept its progress is lost besides.
+        checkpoint_s: time between two of these; 0 for after every step, however short.
         loss_per_hour: share of whole learners lost in an hour; above 0 it replaces the failures of chips.
     """
 
@@ -52,40 +58,46 @@ class Failures:
     upscale_s: float = FLEET.upscale_s
     admission_s: float = FLEET.admission_s
     restart_s: float = FLEET.restart_s
+    checkpoint_s: float = FLEET.checkpoint_s
     loss_per_hour: float = 0.0
 
     def check(self) -> Failures:
-        """Return self, or raise `SettingsError` for the first value that is out of range."""
-        for name in ("return_s", "downscale_s", "upscale_s", "admission_s", "restart_s", "loss_per_hour"):
-            value = getattr(self, name)
-            if not 0.0 <= value < float("inf"):
-                raise SettingsError(f"{name} is out of range", got=value, allowed="0 or more", todo=f"correct {name}")
-        if not self.mtbi_s > 0.0:
-            raise SettingsError(
-                "the time between interruptions is no time",
-                got=self.mtbi_s,
-                allowed="above 0",
-                todo="correct --mtbi-days",
-            )
-        if self.slice_chips < 1:
-            raise SettingsError(
-                "a slice without chips", got=self.slice_chips, allowed="1 or more", todo="correct --slice-chips"
-            )
+        """Return self, or raise `SettingsError` for the first value that a simulated fleet would refuse, too."""
+        for each in fields(Fleet):
+            name, got = each.name, self.mtbi_s / DAY_S if each.name == "mtbi_days" else getattr(self, each.name, None)
+            if got is not None:
+                within("--" + name.replace("_", "-"), got, each.metadata["low"], each.metadata["high"])
+        within("--loss-per-hour", self.loss_per_hour, 0.0, LOSS_PER_HOUR_MAX)
         return self
 
 
 def running(failures: Failures, chips: int) -> float:
     """Return the share of time in which an elastic job of `chips` is not stopped."""
-    return _running(failures, chips / failures.mtbi_s)
+    return _running(failures, present(failures) * chips / failures.mtbi_s)
 
 
 def _running(failures: Failures, rate: float) -> float:
-    """Return the same for failures at `rate` per second: admissions follow each other by their interval, or later.
+    """Return the same for failures at `rate` per second."""
+    least_s = max(failures.admission_s, failures.upscale_s)
+    between_s = least_s + math.exp(-rate * least_s) / rate
+    return (1.0 - failures.upscale_s / between_s) / (1.0 + rate * failures.downscale_s)
 
-    Taking in slices cannot fill more than the whole of a time in which it is always wanted.
-    """
-    between_s = failures.admission_s + math.exp(-rate * failures.admission_s) / rate
-    return max(0.0, 1.0 - failures.upscale_s / between_s) / (1.0 + rate * failures.downscale_s)
+
+def stops(failures: Failures, chips: int) -> tuple[float, float]:
+    """Return the share of time in which a learner of `chips` stands still, and how many seconds it does so at a time."""
+    if failures.loss_per_hour:
+        return 1.0 - _there(failures), failures.return_s
+    return 1.0 - running(_whole(failures, chips), chips), max(failures.downscale_s, failures.upscale_s)
+
+
+def _there(failures: Failures) -> float:
+    """Return the share of time in which a learner that is lost as a whole is there."""
+    return 1.0 / (1.0 + failures.loss_per_hour / HOUR_S * failures.return_s)
+
+
+def _whole(failures: Failures, chips: int) -> Failures:
+    """Return the failures of learners that may be smaller than a slice."""
+    return replace(failures, slice_chips=min(failures.slice_chips, chips))
 
 
 def present(failures: Failures) -> float:
@@ -100,7 +112,14 @@ def elastic(failures: Failures, chips: int) -> float:
 
 def rigid(failures: Failures, chips: int) -> float:
     """Return the goodput of one job of `chips` chips that restarts at every failure."""
-    return 1.0 / (1.0 + chips / failures.mtbi_s * failures.restart_s)
+    return _rigid(failures, chips / failures.mtbi_s)
+
+
+def _rigid(failures: Failures, rate: float) -> float:
+    """Return the same for failures at `rate` per second."""
+    kept = rate * failures.checkpoint_s
+    share = kept * math.exp(-kept) / -math.expm1(-kept) if kept else 1.0
+    return share / (1.0 + rate * failures.restart_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +134,13 @@ class Goodput:
 def goodput(failures: Failures, learners: int, chips: int, unmerged_s: float) -> Goodput:
     """Return the goodput of M = `learners` of `chips` each; a learner that dies loses `unmerged_s` seconds of its work."""
     if failures.loss_per_hour == 0.0:
-        failures = replace(failures, slice_chips=min(failures.slice_chips, chips))
+        failures = _whole(failures, chips)
         together = learners * chips
         return Goodput(elastic(failures, chips), elastic(failures, together), rigid(failures, together))
     rate = failures.loss_per_hour / HOUR_S
-    away = 1.0 / (1.0 + rate * failures.return_s)
-    all_rate = rate * learners
-    waits_s = failures.return_s + failures.restart_s
+    there = _there(failures)
     return Goodput(
         1.0 / (1.0 + rate * (failures.return_s + unmerged_s)),
-        away * _running(failures, all_rate),
-        1.0 / (1.0 + all_rate * waits_s),
+        there * _running(failures, there * rate * learners),
+        there**learners * _rigid(failures, rate * learners),
     )

@@ -12,11 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.plan import utilisation
+from atoll.plan.merging import Journey, Pace, paces
 from atoll.plan.question import WANTED, Question
 from atoll.plan.timeline import Stream
 from atoll.plan.traffic import Traffic
 
 ROUND_TRIPS = 3.5
+TRIPS_DOWN = 1.5
 ONE_CONNECTION = "one connection"
 
 
@@ -33,6 +35,7 @@ class Region:
         hidden_s: how much of it overlap hides.
         utilisation: compute utilisation if a step waited for its fragment, as in the literature.
         interval: steps between two rounds of a fragment, since learners do not wait.
+        merged: share of what its learners train that ever enters the model (`atoll.plan.merging`).
     """
 
     up: float
@@ -47,13 +50,14 @@ class Region:
     hidden_s: float
     utilisation: float
     interval: float
+    merged: float
 
 
 def regions(question: Question, moved: Traffic) -> tuple[Region, ...]:
     """Return what the plan does to each region's link."""
-    return tuple(
-        _region(question, moved, up, down) for up, down in zip(question.links.up, question.links.down, strict=True)
-    )
+    alone = [_usable(question, up, down) for up, down in zip(question.links.up, question.links.down, strict=True)]
+    together = paces(question, [_journey(question, moved, usable) for usable in alone])
+    return tuple(_region(question, moved, usable, pace) for usable, pace in zip(alone, together, strict=True))
 
 
 def stream(question: Question, moved: Traffic, up: float, down: float) -> Stream:
@@ -100,7 +104,18 @@ def average(question: Question, size: int) -> float:
     return 8.0 * size / question.round_every_s
 
 
-def _region(question: Question, moved: Traffic, up: float, down: float) -> Region:
+@dataclass(frozen=True, slots=True)
+class _Usable:
+    """What a link has, what is left of it by hub and connection, and what bounds each direction; bits per second."""
+
+    has: tuple[float, float]
+    up: float
+    down: float
+    bound_up: str
+    bound_down: str
+
+
+def _usable(question: Question, up: float, down: float) -> _Usable:
     links, learners = question.links, question.learners
     bounds_up = {"the link": up, ONE_CONNECTION: links.connection_bits_per_s}
     bounds_down = {"the link": down, ONE_CONNECTION: links.connection_bits_per_s}
@@ -109,21 +124,33 @@ def _region(question: Question, moved: Traffic, up: float, down: float) -> Regio
     if links.hub_out is not None:
         bounds_down["the hub"] = links.hub_out / learners
     bound_up, bound_down = min(bounds_up, key=bounds_up.__getitem__), min(bounds_down, key=bounds_down.__getitem__)
-    up_usable, down_usable = bounds_up[bound_up], bounds_down[bound_down]
-    journey = stream(question, moved, up_usable, down_usable)
-    longer_up = moved.up / up_usable >= moved.down / down_usable
+    return _Usable((up, down), bounds_up[bound_up], bounds_down[bound_down], bound_up, bound_down)
+
+
+def _journey(question: Question, moved: Traffic, usable: _Usable) -> Journey:
+    """Return a round's two halves: the way down with the head's and the question for it, merging, and the rest."""
+    stretch = stream(question, moved, usable.up, usable.down)
+    returned_s = 8.0 * moved.down / usable.down + TRIPS_DOWN * question.links.rtt_s + question.links.merge_s
+    collected_s = max(0.0, stretch.send_s + stretch.after_s - returned_s)
+    return Journey(collected_s, returned_s, utilisation.interval_reached(question.step_s, stretch))
+
+
+def _region(question: Question, moved: Traffic, usable: _Usable, pace: Pace) -> Region:
+    journey = stream(question, moved, usable.up, usable.down)
+    longer_up = moved.up / usable.up >= moved.down / usable.down
     took_s = journey.send_s + journey.after_s
     return Region(
-        up=up,
-        down=down,
-        up_usable=up_usable,
-        down_usable=down_usable,
-        bound_by=bound_up if longer_up else bound_down,
+        up=usable.has[0],
+        down=usable.has[1],
+        up_usable=usable.up,
+        down_usable=usable.down,
+        bound_by=usable.bound_up if longer_up else usable.bound_down,
         up_average=average(question, moved.up),
         down_average=average(question, moved.down),
         busy=journey.send_s / question.round_every_s,
         journey_s=took_s,
         hidden_s=min(took_s, question.hidden_s),
         utilisation=utilisation.streaming(question.step_s, journey),
-        interval=utilisation.interval_reached(question.step_s, journey),
+        interval=pace.interval,
+        merged=pace.merged,
     )

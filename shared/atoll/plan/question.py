@@ -16,11 +16,13 @@ from atoll.codecs import ENCODINGS
 from atoll.errors import SettingsError
 from atoll.plan.failures import Failures
 from atoll.protocol.settings import LEARNERS_MAX, ProtocolSettings
+from atoll.quantities import within
 
 FOUR_BITS = "int4"
 CODECS = (*ENCODINGS, *((FOUR_BITS,) if FOUR_BITS not in ENCODINGS else ()))
 CODEC_DOWN = "f32"
 """What a shard's commit encodes the global frame with (`atoll_synchronizer.store`)."""
+FLAGS = ("fragments", "interval_steps", "overlap_steps", "quorum", "shards")
 WANTED = (0.50, 0.75, 0.90, 0.95, 0.99)
 SEGMENT_BYTES = 1460.0
 
@@ -132,7 +134,7 @@ class Question:
 
     def check(self) -> Question:
         """Return self, or raise `SettingsError` for the first value that makes no plan."""
-        self.protocol.check()
+        self._check_protocol()
         self.failures.check()
         for name, codec in (("--up", self.protocol.codec_up), ("--down", self.codec_down)):
             if codec not in CODECS:
@@ -153,23 +155,37 @@ class Question:
                 allowed="one rate, or one per region, in both",
                 todo="correct --bandwidth-down",
             )
-        _within("--learners", self.learners, 1, LEARNERS_MAX)
-        _within("--step-s", self.step_s, 1e-6, 1e6)
-        _within("--step-tokens", self.step_tokens, 1, 1 << 53)
-        _within("--layers", self.layers, 1, 100_000)
-        _within("--reduce-bits", self.reduce_bits, 0.1, 64.0)
-        _within("--tokens", self.tokens, 0, 1e24)
-        _within("--chips", self.chips, 1, 1 << 40)
-        _within("--rtt-ms", self.links.rtt_s, 0.0, 100.0)
-        _within("--loss", self.links.loss, 0.0, 0.5)
-        _within("--merge-s", self.links.merge_s, 0.0, 1e6)
-        _within("--chip-hour", self.prices.chip_hour, 0.0, 1e9)
-        _within("--egress-gb", self.prices.egress_gb, 0.0, 1e9)
-        _within("--shard-memory-gb", self.shard_memory_bytes, 1.0, 1e18)
+        within("--learners", self.learners, 1, LEARNERS_MAX)
+        if len(self.links.up) > self.learners:
+            raise SettingsError(
+                "there are regions without a learner",
+                got=f"{len(self.links.up)} regions, {self.learners} learners",
+                allowed="at most as many regions as learners",
+                todo="leave rates out of --bandwidth, or raise --learners",
+            )
+        within("--step-s", self.step_s, 1e-6, 1e6)
+        within("--step-tokens", self.step_tokens, 1, 1 << 53)
+        within("--layers", self.layers, 1, 100_000)
+        within("--reduce-bits", self.reduce_bits, 0.1, 64.0)
+        within("--tokens", self.tokens, 0, 1e24)
+        within("--chips", self.chips, 1, 1 << 40)
+        within("--rtt-ms", 1000.0 * self.links.rtt_s, 0.0, 100_000.0)
+        within("--loss", self.links.loss, 0.0, 0.5)
+        within("--merge-s", self.links.merge_s, 0.0, 1e6)
+        within("--chip-hour", self.prices.chip_hour, 0.0, 1e9)
+        within("--egress-gb", self.prices.egress_gb, 0.0, 1e9)
+        within("--shard-memory-gb", self.shard_memory_bytes / 1e9, 1e-9, 1e9)
         return self
 
-
-def _within(flag: str, got: float, low: float, high: float) -> None:
-    """Raise `SettingsError` unless `low <= got <= high`; a NaN is never within."""
-    if not low <= got <= high:
-        raise SettingsError(f"{flag} is out of range", got=got, allowed=f"{low:g}..{high:g}", todo=f"correct {flag}")
+    def _check_protocol(self) -> None:
+        """Raise `SettingsError` as the protocol does, with the flag's name where the planner has one."""
+        try:
+            self.protocol.check()
+        except SettingsError as error:
+            name, _, rest = error.what.partition(" ")
+            if name not in FLAGS:
+                raise
+            flag = "--" + name.replace("_", "-")
+            raise SettingsError(
+                f"{flag} {rest}", got=error.got, allowed=error.allowed, todo=f"correct {flag} (protocol.{name})"
+            ) from error

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from atoll.plan.answer import Answer
-from atoll.plan.quantities import as_bytes, as_count, as_rate, as_share, as_time
 from atoll.plan.question import WANTED
+from atoll.quantities import as_bytes, as_count, as_rate, as_share, as_time
 
 
 def text(found: Answer) -> str:
@@ -63,7 +63,7 @@ def _links(found: Answer) -> Iterator[str]:
     atoll, learners = found.systems[0], found.question.learners
     yield "Links"
     yield from _table(
-        ("region", "up / down", "usable, bound by", "busy", "a round", "hidden", "utilisation", "H reached"),
+        ("region", "up / down", "usable, bound by", "busy", "a round", "hidden", "utilisation", "H reached", "merged"),
         [
             (
                 str(number),
@@ -74,6 +74,7 @@ def _links(found: Answer) -> Iterator[str]:
                 as_time(region.hidden_s),
                 as_share(region.utilisation),
                 f"{region.interval:.4g}",
+                as_share(region.merged),
             )
             for number, region in enumerate(found.regions, 1)
         ],
@@ -97,6 +98,7 @@ def _systems(found: Answer) -> Iterator[str]:
             system.name,
             as_share(system.utilisation),
             as_share(system.goodput),
+            as_share(system.merged),
             as_bytes(system.site_bytes_per_step),
         )
         pace = f"{as_count(system.tokens_per_s)}/s"
@@ -105,8 +107,11 @@ def _systems(found: Answer) -> Iterator[str]:
         )
         rows.append((*row, pace, *ending))
     budget = ("time", "cost $", "of it egress $") if question.tokens else ()
-    yield from _table(("", "computing", "goodput", "sent per site and step", "tokens", *budget), rows)
-    yield f"  Atoll is {found.speed_up:.3g} times as fast as data-parallel here"
+    yield from _table(("", "computing", "goodput", "merged", "sent per site and step", "tokens", *budget), rows)
+    if found.speed_up is not None:
+        yield f"  Atoll is {found.speed_up:.3g} times as fast as data-parallel here"
+    elif not found.works:
+        yield "  how much faster is not said: this plan cannot work as it is (below)"
     yield ""
 
 
@@ -115,9 +120,9 @@ def _ends(found: Answer) -> Iterator[str]:
     yield from (f"  - {sentence}" for sentence in found.assumptions)
     if found.cautions:
         yield ""
-        yield "This plan cannot work as it is" if len(found.cautions) == 1 else "What will not work as it is"
+        yield "This plan works, but" if found.works else "This plan cannot work as it is"
     for caution in found.cautions:
-        yield f"  ! {caution.what}"
+        yield f"  {'!' if caution.grave else '-'} {caution.what}"
         yield f"    change: {caution.change}"
         yield f"    to:     {caution.to}"
 

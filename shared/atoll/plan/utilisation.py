@@ -76,11 +76,14 @@ def interval_reached(step_s: float, stream: Stream) -> float:
 def required(utilisation: Callable[[float], float], wanted: float) -> float | None:
     """Return the least bits per second at which `utilisation`, which never falls with bandwidth, reaches `wanted`.
 
-    None when no bandwidth reaches it, because time is lost to what bandwidth does not buy (latency, merging).
+    None when no bandwidth reaches it, because time is lost to what bandwidth does not buy (latency, merging); 0 when nothing
+    is sent, so that none is needed.
     """
     low, high = math.log(LINK_BITS_PER_S_MIN), math.log(LINK_BITS_PER_S_MAX)
     if utilisation(LINK_BITS_PER_S_MAX) < wanted:
         return None
+    if utilisation(LINK_BITS_PER_S_MIN) >= wanted:
+        return 0.0
     for _ in range(BISECTIONS):
         middle = (low + high) / 2.0
         low, high = (low, middle) if utilisation(math.exp(middle)) >= wanted else (middle, high)

@@ -26,6 +26,7 @@ from multiprocessing import active_children, get_context
 from typing import TypeVar
 
 from atoll.errors import EnvironmentFault, SettingsError
+from atoll.quantities import count
 from atoll.sim.engine import Engine
 from atoll.sim.fleet.chance import slowest_mean
 from atoll.sim.fleet.chips import Chips, Lived, Rigid
@@ -41,7 +42,6 @@ SEEDS_MAX = 1000
 FAILURES_MAX = 50_000_000
 WORKERS_PER_CORE = 4
 T = TypeVar("T")
-_SCALES = {"": 1, "k": 1_000, "m": 1_000_000}
 _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # by degrees of freedom, from 1
 
 
@@ -204,8 +204,10 @@ def sizes_in(text: str) -> tuple[int, ...]:
 
 def size_in(word: str) -> int:
     """Return a number of chips from '150k', '1.2M' or '4096'."""
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)([km]?)", word.lower())
-    chips = round(float(match[1]) * _SCALES[match[2]]) if match else 0
+    try:
+        chips = count(word, "--chips")
+    except SettingsError:
+        chips = 0
     if not 1 <= chips <= CHIPS_MAX:
         raise SettingsError("--chips is no number of chips", got=word, allowed="1 to 100M, as 4096, 150k or 1.2M")
     return chips

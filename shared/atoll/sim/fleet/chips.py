@@ -10,12 +10,13 @@ by another stall. The failures of the fleet are one Poisson process; each strike
 that is already out, or one that fills no slice, is no news (thinning: exact). So a million chips cost what their
 failures cost, and one seed has the same failures at the same moments however the fleet is divided into learners.
 
-In the long run a learner with failures at rate r steps for about
+In the long run a learner with failures at rate r (of the chips that are not away) steps for about
 
-    (1 - upscale / (admission + exp(-r admission) / r)) / (1 + r downscale)
+    (1 - upscale / (a + exp(-r a) / r)) / (1 + r downscale),    a = max(admission, upscale)
 
-of its time (a test holds the two together): admissions follow each other after the interval, or, when nothing is back
-by then, as soon as something is; of the rest each failure that finds it stepping takes a downscale.
+of its time (a test holds the two together): admissions follow each other after the interval, and not before the last one's
+stall is over, or, when nothing is back by then, as soon as something is; of the rest each failure that finds it stepping
+takes a downscale.
 
 *Goodput* is stepping time times the share of slices that are in, *uptime* the share of time in which some learner
 steps. How fast a step is, is another matter (the paper counts stalls too, not slowness: K = 1 has 100 % among learners

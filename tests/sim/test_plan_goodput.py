@@ -1,0 +1,44 @@
+"""The planner's closed forms of goodput beside the simulation of the same mechanism, far from the defaults, too."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from statistics import fmean
+
+import pytest
+
+from atoll.plan import failures
+from atoll.sim.fleet.cells import ELASTIC, RIGID, Job, simulate
+from atoll.sim.fleet.parameters import DAY_S, Fleet, changed
+
+
+@pytest.mark.parametrize(
+    ("chips", "values"),
+    [
+        (1_200_000, {"admission_s": 0.0}),
+        (2_400_000, {"admission_s": 0.0}),
+        (150_000, {"upscale_s": 300.0}),
+        (1_200_000, {"return_s": 604_800.0}),
+        (64_000, {"mtbi_days": 1.0}),
+        (300_000, {"upscale_s": 0.0, "downscale_s": 21.0}),
+        (1_200_000, {"slice_chips": 4096}),
+    ],
+)
+def test_the_planners_form_holds_for_other_constants_too(chips: int, values: dict[str, float]) -> None:
+    """Admissions without a pause, long upscales, long absences, chips that fail every day; returns reach their rest first."""
+    fleet = changed(Fleet(), **values)
+    days = max(3.0, 12.0 * fleet.return_s / DAY_S)
+    lived = [simulate(Job(fleet, ELASTIC, chips, days, seed)) for seed in range(2 if days > 3.0 else 4)]
+    shared = {each.name: getattr(fleet, each.name) for each in fields(Fleet) if hasattr(failures.Failures(), each.name)}
+    planned = failures.elastic(failures.Failures(mtbi_s=fleet.mtbi_s, **shared), chips)
+
+    assert planned == pytest.approx(fmean(one.goodput for one in lived), abs=0.03)
+
+
+@pytest.mark.parametrize("checkpoint_s", [1.0, 30.0])
+def test_the_planners_rigid_job_keeps_what_the_simulated_one_keeps(checkpoint_s: float) -> None:
+    fleet = changed(Fleet(), checkpoint_s=checkpoint_s)
+    lived = [simulate(Job(fleet, RIGID, 1_200_000, 3.0, seed)) for seed in range(3)]
+    planned = failures.rigid(failures.Failures(checkpoint_s=checkpoint_s), 1_200_000)
+
+    assert planned == pytest.approx(fmean(one.goodput for one in lived), abs=0.02)

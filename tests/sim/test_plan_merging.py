@@ -1,0 +1,107 @@
+"""The planner's share of merged tokens beside the one that production machines reach in a simulated fleet."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.plan.answer import answer
+from atoll.plan.failures import Failures
+from atoll.plan.merging import UNSURE, held_s
+from atoll.plan.question import Links, Question
+from atoll.protocol.settings import ProtocolSettings
+from atoll.sim.fleet.parameters import Exchange, Fleet
+from atoll.sim.fleet.rounds import Window, rounds
+
+NEVER_DAYS = 1e6
+STEPS = 700
+KEEPS_UP, WITH_FAILURES = 0.03, 0.06
+
+
+def both(
+    busy: float,
+    *,
+    learners: int = 4,
+    chips: int = 25_600,
+    fleet: Fleet | None = None,
+    carry: bool = False,
+    **agreed: int,
+) -> tuple[float, float]:
+    """Return the share that is merged, planned and simulated, on a link that is `busy` of the time."""
+    sizes = Exchange(loss=0.0, **agreed)
+    every_s = sizes.interval_steps / sizes.fragments
+    exchange = Exchange(loss=0.0, gbit_s=8e-9 * sizes.fragment_bytes / (busy * every_s), **agreed)
+    made = fleet or Fleet(mtbi_days=NEVER_DAYS)
+    told = rounds(made, exchange, Window(chips, learners, STEPS), 0)
+    link = (1e9 * exchange.gbit_s,)
+    question = Question(
+        round(exchange.parameters),
+        1.0,
+        Links(link, link, rtt_s=2.0 * exchange.latency_s, window_bytes=1 << 50),
+        learners=learners,
+        protocol=msgspec.structs.replace(ProtocolSettings(**agreed), adoption="carry" if carry else "overwrite"),  # type: ignore[arg-type]
+        codec_down="bf16",
+        chips=chips // learners,
+        failures=Failures(mtbi_s=made.mtbi_s),
+        stream_bytes_max=1 << 50,
+        shard_memory_bytes=1e12,
+    )
+    return answer(question).systems[0].merged, told.share("merged", "merged_late")
+
+
+@pytest.mark.parametrize(
+    ("busy", "agreed"),
+    [
+        (0.3, {}),
+        (0.8, {}),
+        (0.95, {}),
+        (0.8, {"fragments": 8}),
+        (0.6, {"interval_steps": 96, "fragments": 12}),
+        (0.8, {"learners": 8, "chips": 51_200, "quorum": 8}),
+    ],
+)
+def test_where_the_link_keeps_up_the_share_is_that_of_the_simulation(busy: float, agreed: dict[str, Any]) -> None:
+    planned, simulated = both(busy, **agreed)
+
+    assert 0.7 < planned < 0.96
+    assert planned == pytest.approx(simulated, abs=KEEPS_UP)
+
+
+@pytest.mark.parametrize("busy", [1.05, 1.67, 2.22, 3.33, 6.67])
+@pytest.mark.parametrize("interval_steps", [24, 48])
+def test_where_it_does_not_the_estimate_is_as_wrong_as_it_says(busy: float, interval_steps: int) -> None:
+    planned, simulated = both(busy, interval_steps=interval_steps)
+
+    assert planned < 0.85
+    assert planned == pytest.approx(simulated, abs=UNSURE / 100.0)
+
+
+@pytest.mark.parametrize("quorum", [1, 3, 4])
+def test_a_quorum_that_waits_for_who_stands_still_costs_what_the_simulation_says(quorum: int) -> None:
+    planned, simulated = both(0.33, chips=1_200_000, fleet=Fleet(), quorum=quorum)
+
+    assert planned == pytest.approx(simulated, abs=WITH_FAILURES)
+    assert planned < 0.86 if quorum == 4 else planned > 0.9
+
+
+@pytest.mark.parametrize(("busy", "low"), [(0.3, 0.99), (0.8, 0.99), (1.67, 0.59), (3.33, 0.29)])
+def test_carried_tokens_are_merged_and_the_plan_promises_no_more(
+    monkeypatch: pytest.MonkeyPatch, busy: float, low: float
+) -> None:
+    carrying = functools.partial(ProtocolSettings, adoption="carry")
+    monkeypatch.setattr("atoll.sim.fleet.rounds.ProtocolSettings", carrying)
+    planned, simulated = both(busy, carry=True)
+
+    assert low <= planned <= simulated + 0.01
+
+
+def test_who_waits_for_all_waits_for_the_longest_rest() -> None:
+    """Two learners that are away half of the time, an hour at a time: half of the time half an hour; one waits for nobody."""
+    broken = Failures(loss_per_hour=1.0, return_s=3600.0)
+
+    assert held_s(broken, 2, 1, 2) == pytest.approx(0.5 * 1800.0)
+    assert held_s(broken, 2, 1, 1) == 0.0
+    assert held_s(broken, 1000, 1, 2) == pytest.approx(0.0, abs=1e-6)
