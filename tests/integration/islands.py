@@ -21,7 +21,7 @@ from atoll.protocol.ledger import Settlement, settle
 from atoll.testing import unique_run
 from atoll.wire.messages import Event, decode
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 SMALL = {
     "ATOLL_MODEL__LAYERS": "1",
     "ATOLL_MODEL__WIDTH": "32",

@@ -18,7 +18,7 @@ import structlog
 from atoll.island.treestate import host_copy
 from atoll_learner.checkpoints import KEPT, Checkpoints, Note, Place
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 LIFE = Note(
     run="run",
     nonce="nonce",

@@ -16,7 +16,7 @@ from atoll.bus.broker import EmbeddedBroker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ SMALL = (
     "protocol.interval_steps=8",
     "protocol.silence_s=2",
 )
-DEADLINE_S = 150.0
+DEADLINE_S = 240.0
 SCHEMA = Path(atoll.__file__).parent / "up" / "report" / "report.schema.json"
 
 
