@@ -17,7 +17,7 @@ import pytest
 
 import atoll
 from atoll.cli import INTERRUPTED
-from atoll.errors import SettingsError
+from atoll.errors import AtollError, SettingsError
 from atoll.settings import load
 from atoll.up.environment import flat, variables
 from atoll.up.options import UpRequest, plan
@@ -91,13 +91,15 @@ def simulate(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Return a function that simulates a small run in this process, whose own JAX and environment stay as they are."""
     jax.devices()
 
-    def simulated(learners: int = 3, standbys: int = 0, config: str = "", **changes: object) -> Ran:
+    def simulated(
+        learners: int = 3, standbys: int = 0, config: str = "", out: Path | None = None, **changes: object
+    ) -> Ran:
         folder = tmp_path_factory.mktemp("simulated")
         file = folder / "run.toml"
         file.write_text(config, encoding="utf-8")
         told = assignments(shared, **changes)
         return run_sim(
-            UpRequest(learners=learners, standbys=standbys, out=folder / "run", config=file, assignments=told)
+            UpRequest(learners=learners, standbys=standbys, out=out or folder / "run", config=file, assignments=told)
         )
 
     with pytest.MonkeyPatch.context() as patch:
@@ -233,6 +235,40 @@ def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) ->
     assert report["ended"] == "stopped"
     assert report["fates_exact"], report["fates_errors"]
     assert report["commits"] > 0
+
+
+def killed(who: str, at_s: float) -> str:
+    """Return a scenario in which `who` (names with commas between) dies for good."""
+    table = ", ".join(f'{{ who = "{name}", at_s = {at_s}, return_s = -1.0 }}' for name in who.split(","))
+    return f"[sim]\nkills = [{table}]\n"
+
+
+@pytest.mark.parametrize(
+    ("who", "at_s", "said"),
+    [("learner-1,learner-2", 1.0, "none returns"), ("broker", 1.0, "none returns"), ("broker", 4.3, "close its books")],
+)
+def test_a_run_that_cannot_end_well_fails_and_says_what_it_knows(
+    who: str, at_s: float, said: str, simulate: Simulate, tmp_path: Path
+) -> None:
+    """Learners or broker gone for good, in the middle or while the books close: reported from what heads and tape hold."""
+    out = tmp_path / "run"
+    with pytest.raises(AtollError, match="did not finish") as error:
+        simulate(learners=2, config=killed(who, at_s), out=out, protocol__tokens_target=20_000)
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    check_schema(out)
+
+    assert said in str(error.value)
+    assert report["ended"] == "failed"
+    assert sum(report["tokens_by_fate"].values()) == report["tokens_trained"] > 0
+    assert report["commits"] > 0
+    assert report["tokens_by_fate"]["merged"] > 0
+    assert not [line for line in report["fates_errors"] if "after the books were closed" in line]
+
+
+def test_a_run_in_which_nobody_ever_trains_fails(simulate: Simulate) -> None:
+    """There is nothing to report, and that is an error."""
+    with pytest.raises(AtollError, match="nothing was trained"):
+        simulate(learners=2, config=killed("learner-1,learner-2", 0.0), protocol__tokens_target=20_000)
 
 
 def test_a_run_that_is_there_is_not_overwritten(plain: Ran) -> None:

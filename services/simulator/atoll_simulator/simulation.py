@@ -24,8 +24,10 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock, SystemClock
 from atoll.island.founding import read_run
+from atoll.protocol.ledger import Ledger
 from atoll.settings import ArchiveSettings
 from atoll.up.folder import SIMULATED, RunFolder
+from atoll.up.founded import kept_books
 from atoll.up.journal import Journal
 from atoll.up.live import Face, Picture
 from atoll.up.options import UpPlan, shard_names, standby_names
@@ -77,11 +79,17 @@ class Interrupted:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a simulated run ended and what it left: the merged model, and the inner steps with the real time they took."""
+    """How a simulated run ended and what it left: the merged model, and the inner steps with the real time they took.
+
+    `why` says what is wrong with the end, empty for a good one. `books` are those that the heads name, read where a shard
+    did not close its own.
+    """
 
     ended: str
+    why: str
     run: RunRecord | None
     merged: Merged | None
+    books: Ledger | None
     steps: int
     steps_took_s: float
 
@@ -108,7 +116,6 @@ class Simulation:
         self._devices = jax.local_devices()
         self._shards = shard_names(self._settings.protocol.shards)
         self._standbys = standby_names(self._settings.protocol.shards, up.standbys)
-        self._lives: dict[str, SimulatedLearner] = {}
         self._steps = 0
         self._first_real_s = self._last_real_s = 0.0
         self._shown_s = 0.0
@@ -121,7 +128,7 @@ class Simulation:
         await asyncio.sleep(0)
         self._populate()
         try:
-            ended = await self._until_over(helpers)
+            ended, why = await self._until_over(helpers)
             self._face.rest()
             await self._drain()
             await self._watch.catch_up()
@@ -131,7 +138,10 @@ class Simulation:
                 await evaluator.evaluate()
                 await self._watch.catch_up()
                 merged = await read_merged(self._bus, run)
-            return Outcome(ended, run, merged, self._steps, self._last_real_s - self._first_real_s)
+            books = await kept_books(self._bus, self._settings.run, self._view)
+            if ended == "finished" and books is not None:
+                ended, why = "failed", "a shard did not close its books"
+            return Outcome(ended, why, run, merged, books, self._steps, self._last_real_s - self._first_real_s)
         finally:
             self.world.end()
             for helper in helpers:
@@ -202,7 +212,6 @@ class Simulation:
             stop=life.stop,
             on_step=self._on_step,
         )
-        self._lives[name] = learner
         await learner.live()
 
     def _on_step(self) -> None:
@@ -213,19 +222,27 @@ class Simulation:
 
     # --- the sequence -------------------------------------------------------------------------------------------------
 
-    async def _until_over(self, helpers: list[asyncio.Task[None]]) -> str:
-        """Return why training ended."""
+    async def _until_over(self, helpers: list[asyncio.Task[None]]) -> tuple[str, str]:
+        """Return how training ended, and what is wrong with that."""
         target = self._settings.protocol.tokens_target
         while True:
             self._check(helpers)
             self._show()
             if self._interrupted.wanted or 0 < self._scenario.max_s <= self.clock.monotonic():
-                return "stopped"
+                return "stopped", ""
             if not any(self.world.alive(name) for name in self._up.learners):
                 reached = bool(target) and self._view.run_tokens >= target
-                if reached or not any(self.world.due(name) for name in self._up.learners):
-                    return "finished"
+                if reached or any(self.world.left(name) for name in self._up.learners):
+                    return "finished", ""
+                if not any(self.world.due(name) for name in self._up.learners):
+                    return self._without_learners()
             await asyncio.sleep(POLL_S)
+
+    def _without_learners(self) -> tuple[str, str]:
+        """Return how a run ended that nobody trains any more, and whose learners did not find it done."""
+        if all(self.world.dismissed(name) for name in self._up.learners):
+            return "stopped", ""
+        return "failed", "every learner is dead or has failed, and none returns"
 
     async def _drain(self) -> None:
         """Let learners and shards leave in good order, as `atoll up` does."""
@@ -307,6 +324,6 @@ def simulate(
         return None, outcome
     with face.stage("measuring and writing the model"):
         write_out(trade.work, folder.out, outcome.run, outcome.merged)
-    report = write_report(folder, view, files[0].file, outcome.run.data, "virtual")
+    report = write_report(folder, view, files[0].file, outcome.run.data, "virtual", books=outcome.books)
     files[0].settle(report)
     return report, outcome

@@ -28,7 +28,6 @@ from atoll_simulator.loop import Group
 from atoll_simulator.scenario import BROKER, Kill, Partition, Scenario
 
 HOST: Final = "simulated"
-NEVER_S: Final = -1.0
 
 
 @dataclass(slots=True)
@@ -56,6 +55,7 @@ class Actor:
     due: bool = False
     restarts: int = 0
     dismissed: bool = False
+    left: bool = False
 
     @property
     def alive(self) -> bool:
@@ -118,6 +118,14 @@ class World:
         """Return whether a process lives or will live again."""
         return self._actors[name].alive or self._actors[name].due
 
+    def left(self, name: str) -> bool:
+        """Return whether the newest life of a process ended well and by itself, because it was done."""
+        return self._actors[name].left
+
+    def dismissed(self, name: str) -> bool:
+        """Return whether a process was asked to leave."""
+        return self._actors[name].dismissed
+
     def dismiss(self, name: str) -> None:
         """Ask a process to leave in good order; it does not start again."""
         actor = self._actors[name]
@@ -153,7 +161,7 @@ class World:
         """Begin a life, unless it is not wanted any more."""
         if not actor.due or actor.alive:
             return
-        actor.due = False
+        actor.due = actor.left = False
         actor.lives += 1
         name, number = actor.name, actor.lives
         link = Link(self._scenario.link_of(name), self.dice(name, number, "link"))
@@ -185,6 +193,7 @@ class World:
         error = done.exception()
         if error is None:
             self.note("left", life.name, life=life.number)
+            actor.left = not actor.dismissed
             return
         if not isinstance(error, AtollError):
             self.failure = error
