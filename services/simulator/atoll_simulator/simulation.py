@@ -50,6 +50,8 @@ from atoll_synchronizer.process import wait_for_run
 POLL_S: Final = 0.25
 SHOW_REAL_S: Final = 1.0
 EVALUATIONS: Final = 25
+IDLE_S: Final = 86_400.0
+IDLE_STEPS: Final = 10.0
 TAPE_PAGE: Final = 1000
 
 
@@ -117,6 +119,7 @@ class Simulation:
         self._shards = shard_names(self._settings.protocol.shards)
         self._standbys = standby_names(self._settings.protocol.shards, up.standbys)
         self._steps = 0
+        self._stepped_s = 0.0
         self._first_real_s = self._last_real_s = 0.0
         self._shown_s = 0.0
 
@@ -163,7 +166,8 @@ class Simulation:
 
     def _evaluator(self) -> SimulatedEvaluator:
         work, protocol = self._trade.work, self._settings.protocol
-        every = self._scenario.evaluate_tokens or max(1, protocol.tokens_target // EVALUATIONS)
+        interval = protocol.interval_steps * work.train.tokens_per_step * len(self._up.learners)
+        every = self._scenario.evaluate_tokens or max(1, protocol.tokens_target // EVALUATIONS or interval)
         return SimulatedEvaluator(
             self._bus,
             self._settings.run,
@@ -198,8 +202,7 @@ class Simulation:
 
     async def _serve_learner(self, life: Life) -> None:
         name = life.name
-        scenario, told = self._scenario, self._settings.learner
-        mean_s = scenario.step_s * self._up.throttle.get(name, told.throttle) / scenario.speed.get(name, 1.0)
+        scenario, mean_s = self._scenario, self._mean_s(name)
         dice = self.world.dice(name, life.number, "pace")
         learner = SimulatedLearner(
             self._trade,
@@ -214,11 +217,17 @@ class Simulation:
         )
         await learner.live()
 
+    def _mean_s(self, name: str) -> float:
+        """Return how long a learner's steps take on average."""
+        throttle = self._up.throttle.get(name, self._settings.learner.throttle)
+        return self._scenario.step_s * throttle / self._scenario.speed.get(name, 1.0)
+
     def _on_step(self) -> None:
         """Count a step, by the real clock as well: how fast we simulate is no secret, and decides nothing."""
         self._last_real_s = SystemClock().monotonic()
         self._first_real_s = self._first_real_s or self._last_real_s
         self._steps += 1
+        self._stepped_s = self.clock.monotonic()
 
     # --- the sequence -------------------------------------------------------------------------------------------------
 
@@ -230,6 +239,8 @@ class Simulation:
             self._show()
             if self._interrupted.wanted or 0 < self._scenario.max_s <= self.clock.monotonic():
                 return "stopped", ""
+            if self.clock.monotonic() - self._stepped_s > self._idle_s():
+                return "failed", f"nobody has trained for {self._idle_s():,.0f} s of virtual time"
             if not any(self.world.alive(name) for name in self._up.learners):
                 reached = bool(target) and self._view.run_tokens >= target
                 if reached or any(self.world.left(name) for name in self._up.learners):
@@ -237,6 +248,12 @@ class Simulation:
                 if not any(self.world.due(name) for name in self._up.learners):
                     return self._without_learners()
             await asyncio.sleep(POLL_S)
+
+    def _idle_s(self) -> float:
+        """Return how long a run may be without a step: a day, and some of its slowest steps."""
+        scenario = self._scenario
+        slowest = max(self._mean_s(name) + scenario.compile_s.get(name, 0.0) for name in self._up.learners)
+        return IDLE_S + scenario.start_s + IDLE_STEPS * slowest
 
     def _without_learners(self) -> tuple[str, str]:
         """Return how a run ended that nobody trains any more, and whose learners did not find it done."""

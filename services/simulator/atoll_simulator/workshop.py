@@ -77,6 +77,8 @@ def _simulated(up: UpPlan, scenario: Scenario, folder: RunFolder, face: Face) ->
 
     clock, interrupted = SystemClock(), Interrupted()
     began_s = clock.monotonic()
+    for warning in scenario.slow_links():
+        face.say(warning)
     with interrupted.heard():
         settings = with_data(up, folder, face)
         with face.stage("compiling"):

@@ -98,8 +98,8 @@ class World:
     def begin(self) -> None:
         """Have happen what the scenario says."""
         scenario = self._scenario
-        for kill in scenario.kills:
-            self._loop.call_at(kill.at_s, self._kill_as_told, kill)
+        for number, kill in enumerate(scenario.kills):
+            self._loop.call_at(kill.at_s, self._kill_as_told, kill, f"kill-{number}")
         for number, cut in enumerate(scenario.partitions):
             self._loop.call_at(cut.at_s, self._cut_as_told, cut, f"partition-{number}")
         for name, at_s in scenario.leaves.items():
@@ -206,12 +206,11 @@ class World:
 
     # --- misfortune ---------------------------------------------------------------------------------------------------
 
-    def _kill_as_told(self, kill: Kill) -> None:
+    def _kill_as_told(self, kill: Kill, reason: str) -> None:
         if kill.who != BROKER:
             self.kill(kill.who, kill.return_s)
             return
         self.note("killed", BROKER)
-        reason = f"broker-{kill.at_s:g}"
         self._cut(list(self._actors), BROKER, reason)
         if kill.return_s >= 0:
             self._loop.call_later(kill.return_s, self._heal, list(self._actors), BROKER, reason)
