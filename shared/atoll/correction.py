@@ -19,7 +19,8 @@ a slice is kept, shortened along the momentum, or turned towards it at its own l
 
 Displacements and momentum are both *subtracted* from the global values, so they are compared as they are. A slice is
 what RDA takes for a tensor, too: the rows of one tensor in one fragment. Slices without length, and fragments whose
-momentum is zero (version 0, or after a restart), are kept.
+momentum is zero (version 0, or after a restart), are kept, and so are slices whose correction float32 could not hold: a
+displacement that is finite never becomes one that is not.
 
 The momentum is that of the version the round is on, which the same head names as its values; a contribution is corrected
 when it is folded, before age shortens it. So a replay in the order that the head lists corrects to the same bits,
@@ -41,6 +42,9 @@ from atoll.protocol.settings import ProtocolSettings
 
 Vector = npt.NDArray[np.float32]
 
+FACTOR_MAX = float(np.finfo(np.float32).max) / 2.0
+"""Of factors and lengths: neither part of a combination is longer than the square root of two times the slice."""
+
 
 @dataclass(frozen=True, slots=True)
 class Heloco:
@@ -58,7 +62,7 @@ class Heloco:
         for span in spans:
             here = slice(span.offset, span.offset + span.size)
             factors = self._factors(displacement[here], momentum[here])
-            if factors is None:
+            if factors is None or abs(factors[1]) > FACTOR_MAX:
                 continue
             if changed is None:
                 changed = displacement.copy()
@@ -69,7 +73,7 @@ class Heloco:
     def _factors(self, v: Vector, m: Vector) -> tuple[float, float] | None:
         """Return (a, b) such that a v + b m is the corrected slice, None when it is kept."""
         length, reference = l2_norm(v), l2_norm(m)
-        if length <= NORM_MIN or reference <= NORM_MIN:
+        if not NORM_MIN < length <= FACTOR_MAX or reference <= NORM_MIN:
             return None
         cosine = _dot(v, m) / (length * reference)
         if cosine >= self.cosine:

@@ -181,6 +181,18 @@ def test_whispers_are_lost_at_their_rate_in_a_cut_and_when_nobody_is_left() -> N
     assert virtually(heard(2)) != (first, 0)
 
 
+def test_a_question_waits_once_for_its_answer() -> None:
+    """What it takes to send it is part of the time it was given."""
+
+    async def main() -> tuple[bytes | None, float]:
+        broker = MemoryBroker()
+        bus = linked(broker, latency_s=0.75)
+        await MemoryBus(RUN, broker).listen(SUBJECTS.control("all"))
+        return await bus.ask(SUBJECTS.control("all"), b"?", timeout_s=1.0), asyncio.get_running_loop().time()
+
+    assert virtually(main()) == (None, 1.0)
+
+
 def test_nothing_is_taken_from_a_queue_through_a_cut_link() -> None:
     """What is queued stays with the broker until the reader can have it."""
 

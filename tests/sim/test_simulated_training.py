@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,15 +17,19 @@ import jax
 import pytest
 
 import atoll
+from atoll.bus.memory import MemoryBroker
 from atoll.cli import INTERRUPTED
-from atoll.errors import SettingsError
+from atoll.errors import AtollError, SettingsError
 from atoll.settings import load
 from atoll.up.environment import flat, variables
 from atoll.up.options import UpRequest, plan
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.sources import files_of
+from atoll_simulator import simulation
+from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_simulator.scenario import Scenario, scenario_of
 from atoll_simulator.workshop import Ran, planned_run, run_sim
+from atoll_simulator.world import Life, World
 
 SCHEMA = Path(atoll.__file__).parent / "up" / "report" / "report.schema.json"
 SMALL: dict[str, object] = {
@@ -91,13 +96,15 @@ def simulate(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Return a function that simulates a small run in this process, whose own JAX and environment stay as they are."""
     jax.devices()
 
-    def simulated(learners: int = 3, standbys: int = 0, config: str = "", **changes: object) -> Ran:
+    def simulated(
+        learners: int = 3, standbys: int = 0, config: str = "", out: Path | None = None, **changes: object
+    ) -> Ran:
         folder = tmp_path_factory.mktemp("simulated")
         file = folder / "run.toml"
         file.write_text(config, encoding="utf-8")
         told = assignments(shared, **changes)
         return run_sim(
-            UpRequest(learners=learners, standbys=standbys, out=folder / "run", config=file, assignments=told)
+            UpRequest(learners=learners, standbys=standbys, out=out or folder / "run", config=file, assignments=told)
         )
 
     with pytest.MonkeyPatch.context() as patch:
@@ -235,6 +242,95 @@ def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) ->
     assert report["commits"] > 0
 
 
+def killed(who: str, at_s: float) -> str:
+    """Return a scenario in which `who` (names with commas between) dies for good."""
+    table = ", ".join(f'{{ who = "{name}", at_s = {at_s}, return_s = -1.0 }}' for name in who.split(","))
+    return f"[sim]\nkills = [{table}]\n"
+
+
+@pytest.mark.parametrize(
+    ("who", "at_s", "said"),
+    [("learner-1,learner-2", 1.0, "none returns"), ("broker", 1.0, "none returns"), ("broker", 4.3, "close its books")],
+)
+def test_a_run_that_cannot_end_well_fails_and_says_what_it_knows(
+    who: str, at_s: float, said: str, simulate: Simulate, tmp_path: Path
+) -> None:
+    """Learners or broker gone for good, in the middle or while the books close: reported from what heads and tape hold."""
+    out = tmp_path / "run"
+    with pytest.raises(AtollError, match="did not finish") as error:
+        simulate(learners=2, config=killed(who, at_s), out=out, protocol__tokens_target=20_000)
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    check_schema(out)
+
+    assert said in str(error.value)
+    assert report["ended"] == "failed"
+    assert sum(report["tokens_by_fate"].values()) == report["tokens_trained"] > 0
+    assert report["commits"] > 0
+    assert report["tokens_by_fate"]["merged"] > 0
+    assert not [line for line in report["fates_errors"] if "after the books were closed" in line]
+
+
+def test_a_run_in_which_nobody_ever_trains_fails(simulate: Simulate) -> None:
+    """There is nothing to report, and that is an error."""
+    with pytest.raises(AtollError, match="nothing was trained"):
+        simulate(learners=2, config=killed("learner-1,learner-2", 0.0), protocol__tokens_target=20_000)
+
+
+def test_a_run_in_which_nobody_trains_any_more_ends(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it waits for, it does not wait for ever."""
+    monkeypatch.setattr(simulation, "IDLE_S", 20.0)
+    config = killed("learner-1,learner-2", 1.0).replace("-1.0", "3000.0")
+
+    with pytest.raises(AtollError, match="nobody has trained for 2"):
+        simulate(learners=2, config=config, protocol__tokens_target=20_000)
+
+
+def test_without_a_target_the_model_is_measured_once_in_an_interval(simulate: Simulate) -> None:
+    """Not at every round: 8 steps of 128 tokens of two learners, and the two measurements at the ends."""
+    ran = simulate(learners=2, protocol__tokens_target=0, sim__max_s=4)
+    assert ran.report is not None
+    trained, curve = ran.report["tokens_trained"], ran.report["validation"]["curve"]
+
+    assert 3 <= len(curve) <= trained // (2 * 8 * 128) + 2
+    assert ran.report["rounds"]["count"] > 2 * len(curve)
+
+
+def test_kills_of_the_broker_in_one_moment_are_two_kills() -> None:
+    """The end of the shorter one does not end the longer."""
+
+    async def main() -> list[bool]:
+        kills = [
+            {"who": "broker", "at_s": at_s, "return_s": for_s} for at_s, for_s in ((1000.001, 9.0), (1000.002, 1.0))
+        ]
+        loop, lives = asyncio.get_running_loop(), []
+        world = World("r", 0, Scenario(kills=kills), MemoryBroker(), LoopClock(loop))
+
+        async def serve(life: Life) -> None:
+            lives.append(life)
+            await life.stop.wait()
+
+        world.add("learner-1", serve)
+        world.begin()
+        whole = []
+        for at_s in (999.0, 1005.0, 1010.0):
+            await asyncio.sleep(at_s - loop.time())
+            whole.append(lives[0].bus.link.whole)
+        world.end()
+        return whole
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(main()) == [True, False, True]
+
+
+def test_events_may_be_told_on_the_command_line_and_slow_links_are_named(tmp_path: Path) -> None:
+    """Lists as JSON; a bandwidth at which the real bus would send again gets a sentence."""
+    told = ('sim.kills=[{"who": "learner-1", "at_s": 1}]', "sim.links.shard-0.up_mbit_s=0.5", "sim.link.up_mbit_s=20")
+    _, scenario = planned_run(UpRequest(out=tmp_path / "run", assignments=told))
+
+    assert [(kill.who, kill.at_s) for kill in scenario.kills] == [("learner-1", 1.0)]
+    assert [line.split()[0] for line in scenario.slow_links()] == ["sim.links.shard-0"]
+
+
 def test_a_run_that_is_there_is_not_overwritten(plain: Ran) -> None:
     """Neither by another simulation nor by `atoll up`, which could not continue it."""
     with pytest.raises(SettingsError, match="holds a run already"):
@@ -252,6 +348,10 @@ def test_a_run_that_is_there_is_not_overwritten(plain: Ran) -> None:
         ("sim.speed.learner-1=0", "sim.speed.learner-1 is out of range"),
         ("sim.link.loss=1.5", "sim.link.loss is wrong"),
         ("sim.links.nobody.latency_s=1", "sim.links names nobody"),
+        ("sim.link.latency_s=3600", "sim.link.latency_s is wrong"),
+        ("sim.link.up_mbit_s=1e-320", "without bound"),
+        ("sim.links.shard-0.down_mbit_s=0.0001", "without bound"),
+        ("sim.kills=learner-1", "or JSON here"),
         ("protocol.tokens_target=0", "would never end"),
         ("model.widht=3", "unknown setting model.widht"),
     ],

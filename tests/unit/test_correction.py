@@ -104,6 +104,17 @@ def test_what_agrees_or_has_no_direction_is_kept_bit_for_bit(v: list[float], m: 
     assert PAPER.corrected(displacement, np.array(m, np.float32), spans_of(2)) is displacement
 
 
+@pytest.mark.parametrize(("size", "length", "tiny"), [(50, 1e28, 1e-11), (50, 3e38, 1.0), (2, 1e20, 1e-19)])
+def test_what_is_finite_stays_finite(size: int, length: float, tiny: float) -> None:
+    """A correction that float32 cannot hold is not made, whichever way the slice points."""
+    m = np.full(size, tiny, np.float32)
+    across = np.where(np.arange(size) % 2, length, -length).astype(np.float32)
+    for v in (across, np.full(size, -length, np.float32)):
+        with np.errstate(all="raise"):
+            corrected = PAPER.corrected(v, m, spans_of(size))
+        assert corrected is v
+
+
 def test_the_argument_is_left_alone() -> None:
     """A contribution that is folded again after a failure is what it was."""
     v, m = np.array([-1.0, 0.5], np.float32), np.array([1.0, 0.0], np.float32)
@@ -126,3 +137,10 @@ def test_without_an_outer_momentum_there_is_nothing_to_compare_with(changes: dic
     """The combination is refused by name, with what to set."""
     with pytest.raises(SettingsError, match="outer momentum, and there is none"):
         ProtocolSettings(**changes).check()  # type: ignore[arg-type]
+
+
+def test_a_momentum_that_every_version_begins_anew_is_none() -> None:
+    """At its first version a momentum is zero, so nothing would ever be corrected."""
+    with pytest.raises(SettingsError, match="every version begins anew"):
+        ProtocolSettings(correction="heloco", outer_momentum=0.5, outer_restart_versions=1).check()
+    ProtocolSettings(correction="heloco", outer_momentum=0.5, outer_restart_versions=2).check()

@@ -246,6 +246,16 @@ def test_an_heir_judges_as_its_predecessor_did() -> None:
     assert thawed(Books(measures=USUAL).frozen(Ledger())).measures == USUAL
 
 
+def test_a_question_opens_no_account() -> None:
+    """Whoever is asked about, forged or real: the books that travel hold only those who said or sent something."""
+    shard = Bench(offences_max=2).shard
+    before = msgspec.json.encode(shard.ledger)
+
+    assert not shard.isolated("never seen", 7)
+    assert shard.offences("never seen", 7) == 0
+    assert msgspec.json.encode(shard.ledger) == before
+
+
 def test_a_round_does_not_wait_for_who_is_isolated() -> None:
     """It ends when every live learner has answered, and an isolated one is not among them."""
     bench = Bench(offences_max=1)

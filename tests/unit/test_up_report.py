@@ -58,6 +58,27 @@ def test_a_learner_of_somebody_else_may_train_on_after_the_books_were_closed() -
     assert books.accounts["theirs/1"].trained == 900
 
 
+def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> None:
+    """What was merged stays merged, what a learner said when it left is trained, and nothing is said to be closed."""
+    heads, closing = Ledger(), Ledger()
+    heads.reported("a", 1, 800, 0, 0, 0)
+    heads.merged("a", 1, 1500, late=False)
+    closing.reported("a", 1, 900, 0, 0, 0)
+    closing.merged("a", 1, 700, late=False)
+    view = RunView(learners={"a": LearnerView("a", lives={1: Life(1, tokens=1000, left=True)})})
+    view.on_event(event("ledger", "shard-0", 1.0, ledger=closing))
+    settings = {"protocol.fragments": 2, "protocol.shards": 2}
+    facts = Facts(run="r", settings=settings, sessions=[], validation={}, data_hash="", ended=["a"], books=heads)
+
+    report = collect(view, facts)
+
+    assert report["tokens_trained"] == 1000
+    assert report["token_fragments_by_fate"]["merged"] == 1500
+    assert report["token_fragments_by_fate"]["lost"] == 500
+    assert not report["fates_exact"]
+    assert report["fates_errors"] == ["shard-1 did not close its books: what it had not settled counts as lost"]
+
+
 def test_large_books_come_in_parts_that_add_up() -> None:
     """One message cannot carry every incarnation of a long run; a later tenure's books replace all parts of the former."""
     former, books = Ledger(), Ledger()

@@ -112,7 +112,6 @@ class SimulatedLearner:
         self._device = device
         self._stop = stop
         self._on_step = on_step
-        self.waited_s = 0.0
 
     async def live(self) -> None:
         """Join, train to the end, leave; raise what ends a real learner's process with an error."""
@@ -200,14 +199,12 @@ class SimulatedLearner:
 
     async def _batch(self, supply: Supply, over: Callable[[], bool]) -> Any:  # noqa: ANN401  (int32, or None)
         """Return the next batch; wait only when nothing leased is left."""
-        began_s = self._clock.monotonic()
         while (batch := supply.poll()) is None:
             if over():
                 return None
             supply.want()
             if isinstance(supply.pending, asyncio.Task):
                 await asyncio.wait({supply.pending}, timeout=LOOK_S)
-        self.waited_s += self._clock.monotonic() - began_s
         return batch
 
     def _shaped(self, batch: Any) -> Any:  # noqa: ANN401  (int32)

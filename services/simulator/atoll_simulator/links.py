@@ -312,12 +312,14 @@ class LinkedBus(MemoryBus):
     async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
         """Send and return the first answer, or None; see `Bus`."""
         check_size(subject, data)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(deadline_s):
                 await self._up(len(data))
         except TimeoutError:
             return None
-        return await super().ask(subject, data, timeout_s=timeout_s)
+        return await super().ask(subject, data, timeout_s=deadline_s - loop.time())
 
     async def close(self) -> None:
         """Give back what is not settled and end the feeds, unless the process is dead."""

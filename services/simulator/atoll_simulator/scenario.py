@@ -6,17 +6,24 @@ Seconds are virtual and count from the beginning of the run. Who is named is a p
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from atoll.bus.interface import CHUNK_BYTES
+from atoll.bus.options import DEFAULTS
 from atoll.errors import SettingsError
 from atoll.settings import refusal
 from atoll_simulator.links import LinkShape
 
 BROKER: Final = "broker"
 LONG_S: Final = 1e9
+LATENCY_S_MAX: Final = DEFAULTS.try_s / 2.0
+"""A request goes there and back within one try of the real bus; links do not send again what is merely slow."""
+MBIT_S_MIN: Final = 0.001
+BYTES_PER_MBIT: Final = 125_000.0
 
 
 class _Table(BaseModel):
@@ -26,16 +33,32 @@ class _Table(BaseModel):
 
 
 class LinkTable(_Table):
-    """A link: latency each way, megabits per second each way (0: without bound), and the share of whispers it loses."""
+    """A link: latency each way, megabits per second each way (0: without bound), and the share of whispers it loses.
 
-    latency_s: float = Field(default=0.001, ge=0.0, le=3600.0)
+    A link that the real bus would give up on at once is refused: see `LATENCY_S_MAX` and `MBIT_S_MIN`.
+    """
+
+    latency_s: float = Field(default=0.001, ge=0.0, le=LATENCY_S_MAX)
     up_mbit_s: float = Field(default=0.0, ge=0.0)
     down_mbit_s: float = Field(default=0.0, ge=0.0)
     loss: float = Field(default=0.0, ge=0.0, lt=1.0)
 
+    @field_validator("up_mbit_s", "down_mbit_s")
+    @classmethod
+    def _carries_something(cls, mbit_s: float) -> float:
+        """Refuse a bandwidth at which not even a heartbeat arrives in time."""
+        if 0.0 < mbit_s < MBIT_S_MIN:
+            raise ValueError(f"should be 0 (without bound) or at least {MBIT_S_MIN:g}")
+        return mbit_s
+
     def shape(self) -> LinkShape:
         """Return it in bytes per second."""
-        return LinkShape(self.latency_s, self.up_mbit_s * 125_000.0, self.down_mbit_s * 125_000.0, self.loss)
+        return LinkShape(self.latency_s, self.up_mbit_s * BYTES_PER_MBIT, self.down_mbit_s * BYTES_PER_MBIT, self.loss)
+
+    def chunk_s(self) -> float:
+        """Return how long the slower direction takes for a full chunk of a tensor, 0 without bound."""
+        slower = min((mbit_s for mbit_s in (self.up_mbit_s, self.down_mbit_s) if mbit_s > 0.0), default=0.0)
+        return self.latency_s + CHUNK_BYTES / (slower * BYTES_PER_MBIT) if slower else 0.0
 
 
 class FailureTable(_Table):
@@ -77,7 +100,8 @@ class Scenario(_Table):
         leaves: when a learner is told to leave in good order, for good.
         kills: deaths at given times.
         partitions: cuts at given times.
-        evaluate_tokens: merged tokens between two measurements on held-out text; 0 for a twenty-fifth of the target.
+        evaluate_tokens: merged tokens between two measurements on held-out text; 0 for a twenty-fifth of the target or,
+            in a run without one, for what all learners train in an interval.
         max_s: seconds after which the run is stopped as by a signal; 0 for never.
     """
 
@@ -95,6 +119,27 @@ class Scenario(_Table):
     partitions: tuple[Partition, ...] = ()
     evaluate_tokens: int = Field(default=0, ge=0)
     max_s: float = Field(default=0.0, ge=0.0, le=LONG_S)
+
+    @field_validator("kills", "partitions", mode="before")
+    @classmethod
+    def _read(cls, told: object) -> object:
+        """Take a list as the file has it, or as JSON from the command line or the environment."""
+        if not isinstance(told, str):
+            return told
+        try:
+            return json.loads(told)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"should be tables in a --config file, or JSON here ({error})") from error
+
+    def slow_links(self) -> list[str]:
+        """Return what people should know of links that take longer over a chunk than the real bus waits for it."""
+        tables = {"sim.link": self.link, **{f"sim.links.{who}": link for who, link in self.links.items()}}
+        return [
+            f"{name} takes {table.chunk_s():,.0f} s for a chunk of {CHUNK_BYTES:,} bytes: the real bus would send it again "
+            f"after {DEFAULTS.try_s:g} s, this one does not"
+            for name, table in tables.items()
+            if table.chunk_s() > DEFAULTS.try_s
+        ]
 
     def link_of(self, who: str) -> LinkShape:
         """Return the link of a process."""

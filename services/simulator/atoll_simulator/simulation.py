@@ -24,8 +24,10 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock, SystemClock
 from atoll.island.founding import read_run
+from atoll.protocol.ledger import Ledger
 from atoll.settings import ArchiveSettings
 from atoll.up.folder import SIMULATED, RunFolder
+from atoll.up.founded import kept_books
 from atoll.up.journal import Journal
 from atoll.up.live import Face, Picture
 from atoll.up.options import UpPlan, shard_names, standby_names
@@ -48,6 +50,8 @@ from atoll_synchronizer.process import wait_for_run
 POLL_S: Final = 0.25
 SHOW_REAL_S: Final = 1.0
 EVALUATIONS: Final = 25
+IDLE_S: Final = 86_400.0
+IDLE_STEPS: Final = 10.0
 TAPE_PAGE: Final = 1000
 
 
@@ -77,11 +81,17 @@ class Interrupted:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a simulated run ended and what it left: the merged model, and the inner steps with the real time they took."""
+    """How a simulated run ended and what it left: the merged model, and the inner steps with the real time they took.
+
+    `why` says what is wrong with the end, empty for a good one. `books` are those that the heads name, read where a shard
+    did not close its own.
+    """
 
     ended: str
+    why: str
     run: RunRecord | None
     merged: Merged | None
+    books: Ledger | None
     steps: int
     steps_took_s: float
 
@@ -108,8 +118,8 @@ class Simulation:
         self._devices = jax.local_devices()
         self._shards = shard_names(self._settings.protocol.shards)
         self._standbys = standby_names(self._settings.protocol.shards, up.standbys)
-        self._lives: dict[str, SimulatedLearner] = {}
         self._steps = 0
+        self._stepped_s = 0.0
         self._first_real_s = self._last_real_s = 0.0
         self._shown_s = 0.0
 
@@ -121,7 +131,7 @@ class Simulation:
         await asyncio.sleep(0)
         self._populate()
         try:
-            ended = await self._until_over(helpers)
+            ended, why = await self._until_over(helpers)
             self._face.rest()
             await self._drain()
             await self._watch.catch_up()
@@ -131,7 +141,10 @@ class Simulation:
                 await evaluator.evaluate()
                 await self._watch.catch_up()
                 merged = await read_merged(self._bus, run)
-            return Outcome(ended, run, merged, self._steps, self._last_real_s - self._first_real_s)
+            books = await kept_books(self._bus, self._settings.run, self._view)
+            if ended == "finished" and books is not None:
+                ended, why = "failed", "a shard did not close its books"
+            return Outcome(ended, why, run, merged, books, self._steps, self._last_real_s - self._first_real_s)
         finally:
             self.world.end()
             for helper in helpers:
@@ -153,7 +166,8 @@ class Simulation:
 
     def _evaluator(self) -> SimulatedEvaluator:
         work, protocol = self._trade.work, self._settings.protocol
-        every = self._scenario.evaluate_tokens or max(1, protocol.tokens_target // EVALUATIONS)
+        interval = protocol.interval_steps * work.train.tokens_per_step * len(self._up.learners)
+        every = self._scenario.evaluate_tokens or max(1, protocol.tokens_target // EVALUATIONS or interval)
         return SimulatedEvaluator(
             self._bus,
             self._settings.run,
@@ -188,8 +202,7 @@ class Simulation:
 
     async def _serve_learner(self, life: Life) -> None:
         name = life.name
-        scenario, told = self._scenario, self._settings.learner
-        mean_s = scenario.step_s * self._up.throttle.get(name, told.throttle) / scenario.speed.get(name, 1.0)
+        scenario, mean_s = self._scenario, self._mean_s(name)
         dice = self.world.dice(name, life.number, "pace")
         learner = SimulatedLearner(
             self._trade,
@@ -202,30 +215,51 @@ class Simulation:
             stop=life.stop,
             on_step=self._on_step,
         )
-        self._lives[name] = learner
         await learner.live()
+
+    def _mean_s(self, name: str) -> float:
+        """Return how long a learner's steps take on average."""
+        throttle = self._up.throttle.get(name, self._settings.learner.throttle)
+        return self._scenario.step_s * throttle / self._scenario.speed.get(name, 1.0)
 
     def _on_step(self) -> None:
         """Count a step, by the real clock as well: how fast we simulate is no secret, and decides nothing."""
         self._last_real_s = SystemClock().monotonic()
         self._first_real_s = self._first_real_s or self._last_real_s
         self._steps += 1
+        self._stepped_s = self.clock.monotonic()
 
     # --- the sequence -------------------------------------------------------------------------------------------------
 
-    async def _until_over(self, helpers: list[asyncio.Task[None]]) -> str:
-        """Return why training ended."""
+    async def _until_over(self, helpers: list[asyncio.Task[None]]) -> tuple[str, str]:
+        """Return how training ended, and what is wrong with that."""
         target = self._settings.protocol.tokens_target
         while True:
             self._check(helpers)
             self._show()
             if self._interrupted.wanted or 0 < self._scenario.max_s <= self.clock.monotonic():
-                return "stopped"
+                return "stopped", ""
+            if self.clock.monotonic() - self._stepped_s > self._idle_s():
+                return "failed", f"nobody has trained for {self._idle_s():,.0f} s of virtual time"
             if not any(self.world.alive(name) for name in self._up.learners):
                 reached = bool(target) and self._view.run_tokens >= target
-                if reached or not any(self.world.due(name) for name in self._up.learners):
-                    return "finished"
+                if reached or any(self.world.left(name) for name in self._up.learners):
+                    return "finished", ""
+                if not any(self.world.due(name) for name in self._up.learners):
+                    return self._without_learners()
             await asyncio.sleep(POLL_S)
+
+    def _idle_s(self) -> float:
+        """Return how long a run may be without a step: a day, and some of its slowest steps."""
+        scenario = self._scenario
+        slowest = max(self._mean_s(name) + scenario.compile_s.get(name, 0.0) for name in self._up.learners)
+        return IDLE_S + scenario.start_s + IDLE_STEPS * slowest
+
+    def _without_learners(self) -> tuple[str, str]:
+        """Return how a run ended that nobody trains any more, and whose learners did not find it done."""
+        if all(self.world.dismissed(name) for name in self._up.learners):
+            return "stopped", ""
+        return "failed", "every learner is dead or has failed, and none returns"
 
     async def _drain(self) -> None:
         """Let learners and shards leave in good order, as `atoll up` does."""
@@ -307,6 +341,6 @@ def simulate(
         return None, outcome
     with face.stage("measuring and writing the model"):
         write_out(trade.work, folder.out, outcome.run, outcome.merged)
-    report = write_report(folder, view, files[0].file, outcome.run.data, "virtual")
+    report = write_report(folder, view, files[0].file, outcome.run.data, "virtual", books=outcome.books)
     files[0].settle(report)
     return report, outcome

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from atoll.cli import INTERRUPTED
 from atoll.clock import SystemClock
-from atoll.errors import SettingsError
+from atoll.errors import AtollError, SettingsError
 from atoll.logs import logging_to
 from atoll.settings import Settings
 from atoll.up.folder import RunFolder, move_aside, read_run_file
@@ -47,7 +47,8 @@ def run_sim(request: UpRequest, *, again: bool = False, face: Face | None = None
     """Carry out what was asked for; the exit code is 0, or 130 when it was interrupted.
 
     Raises:
-        AtollError: a setting is wrong, the folder cannot be used, or the run could not train.
+        AtollError: a setting is wrong, the folder cannot be used, or the run could not train to its end; what it did
+            until then is reported first.
     """
     up, scenario = planned_run(request)
     if read_run_file(up.out) is not None:
@@ -76,6 +77,8 @@ def _simulated(up: UpPlan, scenario: Scenario, folder: RunFolder, face: Face) ->
 
     clock, interrupted = SystemClock(), Interrupted()
     began_s = clock.monotonic()
+    for warning in scenario.slow_links():
+        face.say(warning)
     with interrupted.heard():
         settings = with_data(up, folder, face)
         with face.stage("compiling"):
@@ -86,7 +89,15 @@ def _simulated(up: UpPlan, scenario: Scenario, folder: RunFolder, face: Face) ->
             face.rest()
             face.say("ended at once; the tape and the journal are kept")
             return Ran(INTERRUPTED, folder.out, None)
-    face.say("nothing was trained, so there is nothing to report" if report is None else summary(report, folder.out))
+    if report is not None:
+        face.say(summary(report, folder.out))
+    elif interrupted.wanted:
+        face.say("nothing was trained, so there is nothing to report")
+    if outcome.ended == "failed" or (report is None and not interrupted.wanted):
+        what = "nothing was trained" if report is None else "the simulated run did not finish"
+        raise AtollError(
+            what, got=outcome.why or outcome.ended, todo="journal.jsonl in the run's folder says what befell whom"
+        )
     code = INTERRUPTED if interrupted.wanted else 0
     ran = Ran(code, folder.out, report, outcome.steps, outcome.steps_took_s)
     took_s = clock.monotonic() - began_s

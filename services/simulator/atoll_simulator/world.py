@@ -28,7 +28,6 @@ from atoll_simulator.loop import Group
 from atoll_simulator.scenario import BROKER, Kill, Partition, Scenario
 
 HOST: Final = "simulated"
-NEVER_S: Final = -1.0
 
 
 @dataclass(slots=True)
@@ -56,6 +55,7 @@ class Actor:
     due: bool = False
     restarts: int = 0
     dismissed: bool = False
+    left: bool = False
 
     @property
     def alive(self) -> bool:
@@ -98,8 +98,8 @@ class World:
     def begin(self) -> None:
         """Have happen what the scenario says."""
         scenario = self._scenario
-        for kill in scenario.kills:
-            self._loop.call_at(kill.at_s, self._kill_as_told, kill)
+        for number, kill in enumerate(scenario.kills):
+            self._loop.call_at(kill.at_s, self._kill_as_told, kill, f"kill-{number}")
         for number, cut in enumerate(scenario.partitions):
             self._loop.call_at(cut.at_s, self._cut_as_told, cut, f"partition-{number}")
         for name, at_s in scenario.leaves.items():
@@ -117,6 +117,14 @@ class World:
     def due(self, name: str) -> bool:
         """Return whether a process lives or will live again."""
         return self._actors[name].alive or self._actors[name].due
+
+    def left(self, name: str) -> bool:
+        """Return whether the newest life of a process ended well and by itself, because it was done."""
+        return self._actors[name].left
+
+    def dismissed(self, name: str) -> bool:
+        """Return whether a process was asked to leave."""
+        return self._actors[name].dismissed
 
     def dismiss(self, name: str) -> None:
         """Ask a process to leave in good order; it does not start again."""
@@ -153,7 +161,7 @@ class World:
         """Begin a life, unless it is not wanted any more."""
         if not actor.due or actor.alive:
             return
-        actor.due = False
+        actor.due = actor.left = False
         actor.lives += 1
         name, number = actor.name, actor.lives
         link = Link(self._scenario.link_of(name), self.dice(name, number, "link"))
@@ -185,6 +193,7 @@ class World:
         error = done.exception()
         if error is None:
             self.note("left", life.name, life=life.number)
+            actor.left = not actor.dismissed
             return
         if not isinstance(error, AtollError):
             self.failure = error
@@ -197,12 +206,11 @@ class World:
 
     # --- misfortune ---------------------------------------------------------------------------------------------------
 
-    def _kill_as_told(self, kill: Kill) -> None:
+    def _kill_as_told(self, kill: Kill, reason: str) -> None:
         if kill.who != BROKER:
             self.kill(kill.who, kill.return_s)
             return
         self.note("killed", BROKER)
-        reason = f"broker-{kill.at_s:g}"
         self._cut(list(self._actors), BROKER, reason)
         if kill.return_s >= 0:
             self._loop.call_later(kill.return_s, self._heal, list(self._actors), BROKER, reason)

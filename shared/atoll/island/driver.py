@@ -39,6 +39,7 @@ from atoll.errors import (
 )
 from atoll.fragments import gather
 from atoll.island.founding import Frame, Vector, fetch_frame, is_over, read_head, read_heads
+from atoll.island.losses import LossReader
 from atoll.island.membership import dismissal
 from atoll.logs import get
 from atoll.merge import span_norms
@@ -97,16 +98,12 @@ class HeadTap(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class StepReport:
-    """What the training thread says of its newest step; `loss` may be a JAX scalar on its way, waited for when read."""
+    """What the training thread says of its newest step; `loss` may be a JAX scalar on its way (see `losses`)."""
 
     step_s: float = 0.0
     loss: SupportsFloat | None = None
     overhead: float = 0.0
     steps: int = 0
-
-    def loss_value(self) -> float | None:
-        """Return the loss as a number."""
-        return None if self.loss is None else float(self.loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +129,7 @@ class IslandDriver:
         self.subjects = Subjects(run.run)
         self.machine = Island(run.protocol, {p: frame.version for p, frame in anchors.items()})
         self.report = StepReport()
+        self.losses = LossReader()
         self.run_tokens = 0
         self.failure: AtollError | None = None
         self.drain_wanted = False
@@ -208,8 +206,9 @@ class IslandDriver:
         while True:
             await asyncio.sleep(RESYNC_S)
             try:
-                self.failure = await dismissal(self.bus, self.subjects, self.run, self.member)
-                if self.failure is not None:
+                dismissed = await dismissal(self.bus, self.subjects, self.run, self.member)
+                if dismissed is not None:
+                    self.failure = dismissed
                     return
                 self.drain_wanted = self.drain_wanted or await is_over(self.bus, self.subjects, self.run)
                 for head in (await read_heads(self.bus, self.subjects, self.run.layout)).values():
@@ -220,9 +219,10 @@ class IslandDriver:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks[task] = None
-        task.add_done_callback(self._on_task_done)
+        task.add_done_callback(self.on_task_done)
 
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+    def on_task_done(self, task: asyncio.Task[None]) -> None:
+        """End the learner when a task that its island needs has failed."""
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failure = error if isinstance(error, AtollError) else AtollError(f"the driver failed: {error!r}")
@@ -342,6 +342,7 @@ class IslandDriver:
         member, p = self.member, action.fragment
         stem = self.subjects.contribution_stem(member.learner, p, member.incarnation, action.push)
         blob = await self._patiently(lambda: self.bus.put_blob(stem, frame), self.clock.monotonic() + PUSH_PATIENCE_S)
+        loss = await self.losses.read(self.report.loss)
         manifest = Contribution(
             learner=member.learner,
             incarnation=member.incarnation,
@@ -351,7 +352,7 @@ class IslandDriver:
             tokens=action.tokens,
             steps=action.steps,
             trained_tokens=action.trained_tokens,
-            loss=self.report.loss_value(),
+            loss=loss,
             norms=norms,
             layout=self.run.layout.fingerprint,
             run_nonce=self.run.nonce,

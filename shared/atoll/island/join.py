@@ -203,7 +203,7 @@ class IslandHandle:
     def step(self, params: Any, *, tokens: int, loss: SupportsFloat | None = None) -> Any:  # noqa: ANN401
         """Report a completed step over `tokens` tokens and return the parameters to continue from.
 
-        `loss` may be a JAX scalar that is still being computed: nobody waits for it here.
+        `loss` may be a JAX scalar that is still being computed: nobody waits for it, heartbeats say the last one known.
 
         Raises:
             AtollError: the island cannot go on (a newer incarnation took the id over, or the driver failed).

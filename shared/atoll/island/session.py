@@ -123,6 +123,8 @@ class Session:
         await self.lender.start()
         loop = asyncio.get_running_loop()
         self._chores = [loop.create_task(work) for work in (self._beat_for_ever(), self.leases.renew_for_ever())]
+        for chore in self._chores:
+            chore.add_done_callback(self.driver.on_task_done)
         took_s = self._clock.monotonic() - self._began_s
         versions = max(span.anchor for span in self.driver.machine.spans.values())
         await self.record(
@@ -159,7 +161,7 @@ class Session:
             self._state = "left"
             machine = self.driver.machine
             subjects = Subjects(self.run.run)
-            farewell = encode(self._beat())
+            farewell = encode(await self._beat())
             for shard in range(self.run.protocol.shards):
                 msg_id = f"bye-{self.member.learner}-{self.member.incarnation}-{shard}"
                 subject = subjects.farewell(shard, self.member.learner)
@@ -172,7 +174,7 @@ class Session:
     async def _say_draining(self) -> None:
         """Let shards know before the last pushes arrive that we are leaving: their rounds wait for us then."""
         try:
-            await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(self._beat()))
+            await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(await self._beat()))
         except (BusError, BrokerUnavailable) as error:
             log.warning("beat.failed", reason=str(error))
 
@@ -191,20 +193,21 @@ class Session:
         pause_s = self.run.protocol.silence_s / BEATS_PER_SILENCE
         while True:
             try:
-                await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(self._beat()))
+                await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(await self._beat()))
                 show_life(self._request.health_file)
             except (BusError, BrokerUnavailable) as error:
                 log.warning("beat.failed", reason=str(error))
             await asyncio.sleep(pause_s)
 
     def _standing(self) -> Standing:
-        """Say whether we train soundly: several steps of this life done, none of them to a loss that is none."""
-        machine, loss = self.driver.machine, self.driver.report.loss_value()
+        """Say whether we train soundly: several steps of this life done, and the last loss known is a number."""
+        machine, loss = self.driver.machine, self.driver.losses.known
         sound = loss is None or math.isfinite(loss)
         ready = self._state == "training" and machine.steps >= LENDING_STEPS_MIN
         return Standing(machine.steps, machine.tokens, self.driver.run_tokens, healthy=ready and sound)
 
-    def _beat(self) -> Beat:
+    async def _beat(self) -> Beat:
+        loss = await self.driver.losses.read(self.driver.report.loss)
         machine, report, stats = self.driver.machine, self.driver.report, self.bus.stats
         return Beat(
             learner=self.member.learner,
@@ -216,7 +219,7 @@ class Session:
             step_s=report.step_s,
             tokens=machine.tokens,
             tokens_per_s=machine.tokens / machine.steps / report.step_s if machine.steps and report.step_s else 0.0,
-            loss=report.loss_value(),
+            loss=loss,
             pushed=machine.pushed,
             superseded=machine.superseded,
             refused_local=machine.refused_local,

@@ -84,6 +84,11 @@ class Ledger(msgspec.Struct):
         refused = self.account(learner, incarnation).refused
         refused[reason] = refused.get(reason, 0) + tokens
 
+    def ever_refused(self, learner: str, incarnation: int) -> bool:
+        """Return whether anything of one incarnation was refused; to ask opens no account."""
+        account = self.accounts.get(f"{learner}/{incarnation}")
+        return account is not None and bool(account.refused)
+
     @property
     def run_tokens(self) -> int:
         """Return the tokens trained by all incarnations, as far as reported."""

@@ -137,6 +137,13 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 allowed="outer = nesterov with outer_momentum above 0",
                 todo="set protocol.outer_momentum (0.5, say), or protocol.correction=none",
             )
+        if self.correction == "heloco" and self.outer_restart_versions == 1:
+            raise SettingsError(
+                "protocol.correction = heloco compares with a momentum that every version begins anew",
+                got="outer_restart_versions = 1",
+                allowed="0 for never, or 2 and more",
+                todo="set protocol.outer_restart_versions=0, or protocol.correction=none",
+            )
         if self.outer_restart_versions and self.outer == "nesterov" and not kept:
             raise SettingsError(
                 "protocol.outer_restart_versions begins an outer state anew, and there is none",

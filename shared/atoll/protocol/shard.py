@@ -136,8 +136,8 @@ class Shard:
 
     def isolated(self, learner: str, incarnation: int) -> bool:
         """Return whether an incarnation is in quarantine: nothing of it is read, nobody waits for it."""
-        ever = self.ledger.account(learner, incarnation).refused  # empty as a rule: no book is opened
-        return bool(ever) and 0 < self.settings.offences_max <= self.offences(learner, incarnation)
+        ever = self.ledger.ever_refused(learner, incarnation)  # as a rule not: no fragment's books are looked at
+        return ever and 0 < self.settings.offences_max <= self.offences(learner, incarnation)
 
     def _listened(self, at_s: float) -> bool:
         """Return whether we have been here for long enough to have heard whoever is there."""

@@ -131,7 +131,7 @@ class RunFolder:
         except BlockingIOError:
             self._release()
             raise EnvironmentFault(
-                "another `atoll up` uses this folder", got=self.out, todo="stop it or choose another --out"
+                "another run uses this folder", got=self.out, todo="stop it or choose another --out"
             ) from None
         except BaseException:
             self._release()

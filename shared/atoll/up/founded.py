@@ -12,7 +12,10 @@ from atoll.bus.interface import Bus, Record
 from atoll.bus.subjects import Subjects
 from atoll.codecs import frame_bytes_max
 from atoll.errors import BlobCorrupt, BlobGone, RunLost, RunReplaced
+from atoll.island.accounts import read_ledger
 from atoll.island.founding import read_heads
+from atoll.protocol.ledger import Ledger
+from atoll.up.view import RunView
 from atoll.wire.messages import RunRecord, decode, encode
 
 
@@ -73,6 +76,17 @@ async def data_hash(bus: Bus, run: str) -> str:
     """Return the fingerprint of the run's data, empty when the run is not founded or does not say."""
     record = await _read(bus, run)
     return "" if record is None else decode(RunRecord, record.data).data
+
+
+async def kept_books(bus: Bus, run: str, view: RunView) -> Ledger | None:
+    """Return the books of a run as its heads and leases have them; None when all shards closed theirs, or nobody founded it."""
+    record = await _read(bus, run)
+    if record is None:
+        return None
+    there = decode(RunRecord, record.data)
+    if all(f"shard-{number}" in view.closed for number in range(there.protocol.shards)):
+        return None
+    return await read_ledger(bus, there)
 
 
 async def _read(bus: Bus, run: str) -> Record | None:

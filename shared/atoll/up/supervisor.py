@@ -31,7 +31,7 @@ from atoll.logs import logging_to
 from atoll.up.brokers import check_broker_at
 from atoll.up.environment import redacted
 from atoll.up.folder import RunFolder, move_aside
-from atoll.up.founded import data_hash, raise_target
+from atoll.up.founded import data_hash, kept_books, raise_target
 from atoll.up.journal import Journal
 from atoll.up.live import Face, Picture, make_face
 from atoll.up.options import UpPlan
@@ -282,14 +282,15 @@ class Supervisor:
 
     async def _report(self, bus: Bus, watch: Watch) -> None:
         """Read the tape to its end and write the report."""
+        fingerprint, books = "", None
         try:
             await watch.catch_up()
             fingerprint = await data_hash(bus, self._up.settings.run)
+            books = await kept_books(bus, self._up.settings.run, self._view)
         except AtollError as error:
-            fingerprint = ""
             self._face.say(f"the tape could not be read to its end: {error}")
         self._journal.save()
-        report = write_report(self._folder, self._view, self._journal.file, fingerprint)
+        report = write_report(self._folder, self._view, self._journal.file, fingerprint, books=books)
         self._journal.settle(report)
         self._face.say(summary(report, self._folder.out))
 

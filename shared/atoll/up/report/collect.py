@@ -42,6 +42,7 @@ class Facts:
     `settings` are dotted names without secrets, `validation` is what the export measured (empty when it failed),
     `data_hash` is the fingerprint of the token shards, empty when nobody knows it. `ended` names the learners whose
     processes are over for certain: those that `up` itself had started. `clock` says whose seconds all seconds are.
+    `books` are the whole run's as heads and leases have them, needed only where a shard did not close its own.
     """
 
     run: str
@@ -51,14 +52,13 @@ class Facts:
     data_hash: str
     ended: Collection[str] = ()
     clock: Literal["wall", "virtual"] = "wall"
+    books: Ledger | None = None
 
 
 def collect(view: RunView, facts: Facts) -> dict[str, Any]:
     """Return the report of a run as it stands, in plain JSON values."""
-    books = Ledger()
-    for _, closed in sorted(view.closed.items()):
-        books.absorb(closed.ledger)
-    believe_the_dead(view, books, facts.ended)
+    books = books_of(view, facts)
+    believe_the_dead(view, books, facts.ended, closed=not _unclosed(view, facts))
     remember_the_lost(view, books)
     fragments = int(facts.settings["protocol.fragments"])
     return {
@@ -95,17 +95,35 @@ def _shard_names(facts: Facts) -> list[str]:
     return [f"shard-{i}" for i in range(int(facts.settings["protocol.shards"]))]
 
 
-def believe_the_dead(view: RunView, books: Ledger, ended: Collection[str] = ()) -> None:
+def _unclosed(view: RunView, facts: Facts) -> list[str]:
+    return [name for name in _shard_names(facts) if name not in view.closed]
+
+
+def books_of(view: RunView, facts: Facts) -> Ledger:
+    """Return the run's books: what all shards closed or, where one did not, what the fragments' heads have of everything."""
+    books = Ledger()
+    if facts.books is not None and _unclosed(view, facts):
+        books.absorb(facts.books)
+        for _, closed in sorted(view.closed.items()):
+            books.learn(closed.ledger)
+        return books
+    for _, closed in sorted(view.closed.items()):
+        books.absorb(closed.ledger)
+    return books
+
+
+def believe_the_dead(view: RunView, books: Ledger, ended: Collection[str] = (), *, closed: bool = True) -> None:
     """Enter the last heartbeats of incarnations that died: shards that heard them may have died as well.
 
     What such a learner trained and nobody merged is lost with it; the books would not even know that it existed. A life is
     over when a newer one was heard, or when its learner has `ended`: killed for good, or cut off and not able to say goodbye.
+    Unless all books are `closed` that goes for lives that left, too: their shard may never have read their goodbye.
     """
     for learner in view.learners.values():
         for life in learner.lives.values():
             account = books.account(learner.learner, life.incarnation)
             over = life.incarnation < max(learner.lives) or learner.learner in ended
-            if over and not (life.left or account.left):
+            if over and not (closed and (life.left or account.left)):
                 books.reported(learner.learner, life.incarnation, life.tokens, 0, 0, 0)
 
 
@@ -119,13 +137,14 @@ def remember_the_lost(view: RunView, books: Ledger) -> None:
 
 def _doubts(view: RunView, facts: Facts, books: Ledger) -> list[str]:
     """Return what the books cannot know: a shard that never closed them, a learner that trained on afterwards."""
-    doubts = [f"{name} did not close its books" for name in _shard_names(facts) if name not in view.closed]
+    unclosed = _unclosed(view, facts)
+    doubts = [f"{name} did not close its books: what it had not settled counts as lost" for name in unclosed]
     for learner in view.learners.values():
         for life in learner.lives.values():
             booked = books.accounts.get(f"{learner.learner}/{life.incarnation}", Account()).trained
             if life.tokens > booked:
-                after = f"{life.tokens - booked} tokens after the books were closed"
-                doubts.append(f"{learner.learner}/{life.incarnation} trained {after}")
+                where = "that no books tell of" if unclosed else "after the books were closed"
+                doubts.append(f"{learner.learner}/{life.incarnation} trained {life.tokens - booked} tokens {where}")
     return doubts
 
 

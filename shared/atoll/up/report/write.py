@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from atoll.protocol.ledger import Ledger
 from atoll.up.folder import RunFile, RunFolder
 from atoll.up.report.collect import Facts, collect
 from atoll.up.report.html import page
@@ -14,9 +15,18 @@ from atoll.up.view import RunView
 
 
 def write_report(
-    folder: RunFolder, view: RunView, run: RunFile, data_hash: str, clock: Literal["wall", "virtual"] = "wall"
+    folder: RunFolder,
+    view: RunView,
+    run: RunFile,
+    data_hash: str,
+    clock: Literal["wall", "virtual"] = "wall",
+    *,
+    books: Ledger | None = None,
 ) -> dict[str, Any]:
-    """Write both files and return the report. None of the run's own processes runs any more but its broker."""
+    """Write both files and return the report. None of the run's own processes runs any more but its broker.
+
+    `books` are those that the fragments' heads name, for a run in which a shard did not close its own.
+    """
     facts = Facts(
         run=run.run,
         settings=run.settings,
@@ -25,6 +35,7 @@ def write_report(
         data_hash=data_hash,
         ended=[f"learner-{i}" for i in range(1, run.learners + 1)],
         clock=clock,
+        books=books,
     )
     report = collect(view, facts)
     folder.write("report.json", json.dumps(report, indent=2, allow_nan=False).encode() + b"\n")

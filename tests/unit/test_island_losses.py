@@ -1,0 +1,192 @@
+"""A loss that is late, or that cannot be read, costs a learner neither its heartbeats nor its pushes nor its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax.numpy as jnp
+import pytest
+
+from atoll.bus.interface import Record
+from atoll.bus.memory import MemoryBroker, MemoryBus
+from atoll.bus.subjects import Subjects
+from atoll.errors import AtollError, Quarantined
+from atoll.island import driver
+from atoll.island.home import LoopThread
+from atoll.island.join import IslandHandle, join
+from atoll.island.losses import LossReader
+from atoll.protocol.settings import ProtocolSettings
+from atoll.wire.messages import Beat, decode
+
+DEADLINE_S = 20.0
+
+
+class Late:
+    """A scalar whose value comes when the test says so, or is an error."""
+
+    def __init__(self, value: float, *, fails: bool = False) -> None:
+        """Come to be `value`."""
+        self.there = threading.Event()
+        self._value = value
+        self._fails = fails
+
+    def __float__(self) -> float:
+        """Wait for the value as a JAX scalar does for its device."""
+        assert self.there.wait(DEADLINE_S), "nobody freed the value"
+        if self._fails:
+            raise RuntimeError("INTERNAL: device lost")
+        return self._value
+
+
+class Bus(MemoryBus):
+    """A bus whose whispers fail when told, and that says when heads were read."""
+
+    fails = False
+
+    def __init__(self, run: str, broker: MemoryBroker) -> None:
+        """Fail nothing."""
+        super().__init__(run, broker)
+        self.read = threading.Event()
+
+    async def tell(self, subject: str, data: bytes) -> None:
+        """Send, or fail as no bus should."""
+        if self.fails:
+            raise RuntimeError("a bug")
+        await super().tell(subject, data)
+
+    async def get_records(self, subject_filter: str) -> list[Record]:
+        """Read, and say so."""
+        self.read.set()
+        return await super().get_records(subject_filter)
+
+
+class Scene:
+    """A learner on an in-memory broker, and its heartbeats as others hear them."""
+
+    def __init__(self, home: LoopThread) -> None:
+        """Hear from the beginning."""
+        broker = MemoryBroker()
+        self.home = home
+        self.bus, self._ear = Bus("r", broker), MemoryBus("r", broker)
+        self._feed = home.submit(self._ear.listen(Subjects("r").beat("a"))).result(DEADLINE_S)
+
+    async def opener(self) -> Bus:
+        """Return the learner's bus."""
+        return self.bus
+
+    def joined(self) -> IslandHandle:
+        """Return the learner, which beats five times a second."""
+        protocol = ProtocolSettings(fragments=1, shards=1, silence_s=1.0)
+        return join(self.opener, run="r", learner="a", params={"w": jnp.zeros(8)}, protocol=protocol, home=self.home)
+
+    def beat(self, step: int, *, with_loss: bool = False) -> Beat:
+        """Return the first heartbeat to come that tells of `step`."""
+
+        async def heard() -> Beat:
+            async for whisper in self._feed:
+                said = decode(Beat, whisper.data)
+                if said.step >= step and (said.loss is not None or not with_loss):
+                    return said
+            raise AssertionError("no heartbeats any more")
+
+        return self.home.submit(asyncio.wait_for(heard(), DEADLINE_S)).result(2 * DEADLINE_S)
+
+
+@contextmanager
+def scene() -> Iterator[Scene]:
+    """Yield a scene with a loop of its own."""
+    home = LoopThread("test-losses")
+    try:
+        yield Scene(home)
+    finally:
+        home.stop()
+
+
+def test_a_loss_that_is_late_holds_nothing_up() -> None:
+    """Heartbeats go on with the last loss that is known, the learner's books close, and the loss is told once it is there."""
+    loss = Late(3.0)
+    with scene() as there:
+        island = there.joined()
+        params = island.step(island.params, tokens=1, loss=5.0)
+        assert there.beat(1).loss == 5.0
+        params = island.step(params, tokens=1, loss=loss)
+
+        late = [there.beat(2).loss for _ in range(3)]
+        told = there.home.submit(asyncio.sleep(0)).result(DEADLINE_S)
+        assert late == [5.0, 5.0, 5.0]
+        assert told is None
+
+        loss.there.set()
+        params = island.step(params, tokens=1, loss=loss)
+        while there.beat(3).loss != 3.0:
+            pass
+        last = Late(1.0)
+        island.step(params, tokens=1, loss=last)
+        island.close()
+        left = island.session.driver.left.is_set()
+        last.there.set()
+        assert left
+
+
+def test_a_loss_that_cannot_be_read_is_no_number_and_no_end() -> None:
+    """The heart beats on without a loss; who has such a loss lends nothing, and the next loss is told again."""
+    loss = Late(0.0, fails=True)
+    loss.there.set()
+    with scene() as there:
+        island = there.joined()
+        params = island.step(island.params, tokens=1, loss=loss)
+        assert there.beat(1).loss is None
+        assert there.beat(1).loss is None
+        assert not island.session._standing().healthy
+        params = island.step(params, tokens=1, loss=2.0)
+        assert there.beat(2, with_loss=True).loss == 2.0
+        island.step(params, tokens=1, loss=2.0)
+        island.close()
+
+
+async def test_losses_are_read_one_at_a_time() -> None:
+    """Who asks while one is on its way waits for that one; what was read is known to all."""
+    reader, first = LossReader(), Late(1.0)
+    assert await reader.read(None) is None
+    assert await reader.read(first) is None
+    second = Late(2.0)
+    asked = [asyncio.create_task(reader.read(second)) for _ in range(2)]
+    await asyncio.sleep(0)
+    first.there.set()
+    assert await asyncio.gather(*asked) == [1.0, 1.0]
+    second.there.set()
+    assert await reader.read(second) == 2.0
+
+
+def test_a_heart_that_stops_ends_the_learner() -> None:
+    """A fault of ours in the heartbeat is the learner's failure: it must not train on unheard."""
+    with scene() as there:
+        island = there.joined()
+        chore = island.session._chores[0]
+        there.bus.fails = True
+
+        async def over() -> None:
+            await asyncio.wait({chore}, timeout=DEADLINE_S)
+            await asyncio.sleep(0)
+
+        there.home.submit(over()).result(2 * DEADLINE_S)
+        with pytest.raises(AtollError, match="a bug"):
+            island.step(island.params, tokens=1, loss=1.0)
+        island.close()
+
+
+def test_a_failure_outlives_the_next_look_at_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes longer over a step than between two looks must learn of it all the same."""
+    monkeypatch.setattr(driver, "RESYNC_S", 0.01)
+    with scene() as there:
+        island = there.joined()
+        failure = Quarantined("nobody listens to us any more")
+        island.session.driver.failure = failure
+        for _ in range(2):
+            there.bus.read.clear()
+            assert there.bus.read.wait(DEADLINE_S)
+        assert island.session.driver.failure is failure
+        island.close()
