@@ -13,12 +13,8 @@ from extracts import Extract
 from goodput import participation, useful_share
 from verdicts import last_loss, plains
 
-from atoll.up.report.charts import HEIGHT, PALETTE, WIDTH, Series, lines
+from atoll.up.report.charts import HEIGHT, PALETTE, STYLE, WIDTH, Series, lines
 
-STYLE = (
-    "<style>svg{color:#555;background:#fff;font:11px sans-serif}text{fill:#555}"
-    ".grid{stroke:currentColor;opacity:.15}</style>"
-)
 LEGEND_HEIGHT = 24.0
 LEGEND_COLUMNS = 3
 NAMES = {"atoll": "Atoll", "synchronous": "synchronous baseline"}

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from atoll.quantities import within
 from atoll.sim.fleet.parameters import Exchange, Fleet
 
 Rows = Annotated[str, typer.Option(help="Systems: rigid, elastic, or a number of learners; comma between.")]
@@ -67,7 +68,7 @@ def goodput(  # noqa: PLR0913  (one option each)
     from atoll.sim.fleet import cells, telling  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
     (fleet,) = _chosen(numbers, Fleet)
-    cells.within("--seeds", seeds, 1, cells.SEEDS_MAX)
+    within("--seeds", seeds, 1, cells.SEEDS_MAX)
     systems, sizes = cells.systems_in(rows), cells.sizes_in(chips)
     folder = telling.folder_for(out, *telling.TABLE_FILES)
     cells.check(fleet, systems, sizes, range(seeds), days)

@@ -26,7 +26,7 @@ from multiprocessing import active_children, get_context
 from typing import TypeVar
 
 from atoll.errors import EnvironmentFault, SettingsError
-from atoll.quantities import count
+from atoll.quantities import count, within
 from atoll.sim.engine import Engine
 from atoll.sim.fleet.chance import slowest_mean
 from atoll.sim.fleet.chips import Chips, Lived, Rigid
@@ -177,12 +177,6 @@ def affordable(chips: int, time_s: float, fleet: Fleet, failures_max: int, todo:
             allowed=f"{failures_max:,}",
             todo=todo,
         )
-
-
-def within(name: str, got: float, low: float, high: float) -> None:
-    """Raise `SettingsError` unless `low <= got <= high`; a NaN is never within."""
-    if not low <= got <= high:
-        raise SettingsError(f"{name} is out of range", got=got, allowed=f"{low:g}..{high:g}")
 
 
 def systems_in(text: str) -> tuple[str, ...]:

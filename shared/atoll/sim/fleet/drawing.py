@@ -11,15 +11,11 @@ from html import escape
 from typing import Final, Literal
 
 from atoll.sim.fleet.cells import Cell, per_cent, size_text
-from atoll.up.report.charts import PALETTE
+from atoll.up.report.charts import PALETTE, STYLE
 
 WIDTH: Final = 760.0
 HEIGHT: Final = 320.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 130.0, 14.0, 38.0
-_STYLE: Final = (
-    "<style>svg{color:#555;background:#fff;font:11px sans-serif}text{fill:#555}"
-    ".grid{stroke:currentColor;opacity:.15}</style>"
-)
 
 
 def plot(
@@ -58,7 +54,7 @@ def plot(
     middle = (_TOP + HEIGHT - _BOTTOM) / 2
     body.append(f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">{what}, %</text>')
     box = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>{_STYLE}{"".join(body)}</svg>\n'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>{STYLE}{"".join(body)}</svg>\n'
 
 
 def _x(chips: int, sizes: Sequence[int]) -> float:

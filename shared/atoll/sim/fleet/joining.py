@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.errors import SettingsError
-from atoll.sim.fleet.cells import within
+from atoll.quantities import within
 from atoll.sim.fleet.parameters import Exchange, Fleet
 from atoll.sim.fleet.rounds import TRAINERS_MAX, Rounds
 

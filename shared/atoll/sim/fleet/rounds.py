@@ -22,8 +22,9 @@ from atoll.errors import AtollError
 from atoll.protocol.events import Acknowledge, PublishCall
 from atoll.protocol.ledger import Ledger, Settlement, settle
 from atoll.protocol.settings import ProtocolSettings
+from atoll.quantities import within
 from atoll.sim.engine import Engine
-from atoll.sim.fleet.cells import affordable, within
+from atoll.sim.fleet.cells import affordable
 from atoll.sim.fleet.chance import slowest_mean, speeds, stream
 from atoll.sim.fleet.chips import Chips, Lived
 from atoll.sim.fleet.hub import Hub

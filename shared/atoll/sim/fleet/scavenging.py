@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.errors import SettingsError
+from atoll.quantities import within
 from atoll.sim.engine import Engine
-from atoll.sim.fleet.cells import within
 from atoll.sim.fleet.parameters import Exchange, Fleet
 from atoll.sim.fleet.rounds import STEPS_MAX, TRAINERS_MAX, Rounds
 

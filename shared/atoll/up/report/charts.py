@@ -15,6 +15,11 @@ from typing import Final
 WIDTH: Final = 760.0
 HEIGHT: Final = 220.0
 PALETTE: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#f0e442", "#999999")
+STYLE: Final = (
+    "<style>svg{color:#555;background:#fff;font:11px sans-serif}text{fill:#555}"
+    ".grid{stroke:currentColor;opacity:.15}</style>"
+)
+"""What a chart brings along that is a file of its own, with no page around it."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 12.0, 10.0, 34.0
 _TICKS: Final = 5
 
