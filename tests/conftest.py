@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll import logs
 from atoll.bus.broker import EmbeddedBroker
 from atoll.testing import unique_run
 
@@ -42,6 +43,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 def run() -> str:
     """A run id of this test's own."""
     return unique_run()
+
+
+@pytest.fixture(autouse=True)
+def _logging_restored() -> Iterator[None]:
+    """Keep what one test makes of the process's logging from the next, whatever order they run in."""
+    with logs.restored():
+        yield
 
 
 @pytest.fixture

@@ -62,21 +62,27 @@ def configure(form: Format = "auto", level: str = "info", **bound: str | int) ->
 
 
 @contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Leave logging, at the end of the block, as it was at its start."""
+    root = logging.getLogger()
+    handlers, threshold, events = root.handlers[:], root.level, structlog.get_config()
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(threshold)
+        structlog.configure(**events)
+
+
+@contextlib.contextmanager
 def logging_to(path: Path, level: str = "info", **bound: str | int) -> Iterator[None]:
     """Send structured logs to a file while the block runs, because the terminal belongs to somebody else."""
-    root = logging.getLogger()
-    former, threshold, events = root.handlers[:], root.level, structlog.get_config()
-    configure("json", level, **bound)
-    with path.open("a", encoding="utf-8") as log:
-        for handler in root.handlers:
+    with path.open("a", encoding="utf-8") as log, restored():
+        configure("json", level, **bound)
+        for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler):
                 handler.setStream(log)
-        try:
-            yield
-        finally:
-            root.handlers[:] = former
-            root.setLevel(threshold)
-            structlog.configure(**events)
+        yield
 
 
 def say_in_this_task(**values: str | int) -> None:
