@@ -56,7 +56,10 @@ _OURS: Final = {"method": "atoll", "learners": 4, "tokens": 0, "tokens_per_learn
 STEP: Final = {"sim.step_s": 1.0}
 """A step takes one virtual second unless an experiment says otherwise: news take a few steps, not dozens."""
 _LOCKSTEP: Final = ("model.", "train.", "data.lease_blocks")
-_MERGING: Final = ("fragments", "interval_steps", "merge", "outer", "outer_lr", "outer_momentum", "codec_up")
+_MERGING: Final = (
+    *("fragments", "interval_steps", "merge", "outer", "outer_lr", "outer_momentum", "codec_up"),
+    *("correction", "heloco_cosine", "heloco_shrink", "heloco_shrink_max", "heloco_rotate", "heloco_doubt"),
+)
 _READS: Final[dict[str, tuple[str, ...]]] = {
     "data-parallel": _LOCKSTEP,
     "diloco": (*_LOCKSTEP, *(f"protocol.{name}" for name in _MERGING)),

@@ -22,7 +22,7 @@ SIZE = 7
 
 def rules(outer: str = "nesterov", **changes: Any) -> Advance:  # noqa: ANN401  (settings of any type)
     """Return the rules of a run with these settings."""
-    agreed = ProtocolSettings(outer=outer, outer_lr=0.7, **{"outer_momentum": 0.9} | changes).check()
+    agreed = ProtocolSettings(outer=outer, **{"correction": "none", "outer_momentum": 0.9} | changes).check()
     return Advance(make_outer(agreed.outer, agreed.outer_lr, agreed.outer_momentum), agreed)
 
 
@@ -106,4 +106,4 @@ def test_owners_that_change_go_on_to_the_same_bits(outer: str) -> None:
 def test_a_restart_of_nothing_is_refused() -> None:
     """Plain SGD has no state that could begin anew."""
     with pytest.raises(SettingsError, match="there is none"):
-        ProtocolSettings(outer_restart_versions=5).check()
+        ProtocolSettings(correction="none", outer_momentum=0.0, outer_restart_versions=5).check()

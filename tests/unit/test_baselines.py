@@ -27,6 +27,10 @@ from atoll_simulator.baselines import Feeds, Method, Trained, report_of, train_b
 
 TINY = ["model.size=1", "model.context=32", "train.batch=2", "data.lease_blocks=2"]
 STEP = 64
+AVERAGED = (
+    *("protocol.codec_up=f32", "protocol.correction=none"),
+    *("protocol.outer_lr=1", "protocol.outer_momentum=0"),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -91,7 +95,7 @@ def test_one_synchronous_learner_is_plain_training(corpus: Path) -> None:
     """With outer rate 1, no momentum and exact transport, a - (a - b) is b but for the rounding of float32."""
     settings = settings_of(corpus)
     expected = plain(prepare_work(settings), settings)
-    ours = trained(corpus, "diloco", 1, "protocol.codec_up=f32", "protocol.interval_steps=4")
+    ours = trained(corpus, "diloco", 1, *AVERAGED, "protocol.interval_steps=4")
 
     assert difference(ours.params, expected) < 1e-6
 
@@ -124,7 +128,7 @@ def test_a_step_of_m_learners_is_one_batch_m_times_larger(corpus: Path) -> None:
 
 def test_meeting_takes_the_mean_of_what_learners_moved(corpus: Path) -> None:
     """One interval of two learners with outer rate 1: the mean of two plain trainings over their own batches."""
-    texts = ("protocol.codec_up=f32", "protocol.interval_steps=6")
+    texts = (*AVERAGED, "protocol.interval_steps=6")
     settings = settings_of(corpus, *texts)
     work, target = prepare_work(settings), settings.protocol.tokens_target
     feeds = Feeds(work, 2, settings.data.lease_blocks, settings.seed)

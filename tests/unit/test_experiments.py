@@ -155,7 +155,7 @@ def test_a_default_is_the_same_cell_said_or_not() -> None:
     tokens = 10
     [axes.said]
     nothing = {}
-    defaults = { "train.rate" = 2e-3, "protocol.outer_lr" = 1, "protocol.adoption" = "carry" }
+    defaults = { "train.rate" = 2e-3, "protocol.outer_lr" = 0.7, "protocol.adoption" = "carry" }
     another = { "protocol.adoption" = "overwrite" }
     sequence = { "train.sequence" = 128 }
     """

@@ -220,7 +220,7 @@ def test_a_ring_sends_twice_the_model_but_for_its_own_part() -> None:
 
 def test_a_shard_holds_values_and_momentum() -> None:
     plain, heavy = (
-        room(asked, traffic(asked), 1.0) for asked in (question(), question(outer_momentum=0.9, outer_lr=0.7))
+        room(asked, traffic(asked), 1.0) for asked in (question(correction="none", outer_momentum=0.0), question())
     )
 
     assert heavy.shard - plain.shard == pytest.approx(4e9 / 2 + 2 * 4e9 / 24, rel=1e-6)

@@ -6,8 +6,8 @@ out in order of need, as in a real run: text is mixed equally widely.
 
 - **data-parallel**: one set of parameters; the batches of all M learners make one batch, M times larger.
 - **diloco**: M sets of parameters. After H steps (`protocol.interval_steps`) every learner's displacement from the last
-  common values goes through the codec, is merged fragment by fragment by `atoll.merge` and applied by `atoll.outer`, and all
-  go on from the new values; their inner optimizers keep their state. Nothing overlaps and nobody is ever late: Atoll
+  common values goes through the codec and `atoll.correction`, is merged fragment by fragment by `atoll.merge` and applied by
+  `atoll.outer`, and all go on from the new values; their inner optimizers keep their state. Nothing overlaps and nobody is ever late: Atoll
   without what makes it asynchronous. The last interval may be shorter.
 
 The validation curve has the shape of `report.json`. Its points are measured on as many held-out tokens as the evaluator of a
@@ -27,7 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from atoll.advance import MOMENTUM
 from atoll.codecs.encodings import ENCODINGS
+from atoll.correction import correction_of
 from atoll.errors import SettingsError
 from atoll.fragments import describe, gather
 from atoll.layout import plan_layout
@@ -135,7 +137,7 @@ class Diloco:
         if protocol.codec_up not in ENCODINGS:
             raise SettingsError("unknown protocol.codec_up", got=protocol.codec_up, allowed=", ".join(ENCODINGS))
         self._step = make_step(work.model, work.train)
-        self._protocol, self._codec = protocol, ENCODINGS[protocol.codec_up]
+        self._protocol, self._codec, self._correction = protocol, ENCODINGS[protocol.codec_up], correction_of(protocol)
         self._layout = plan_layout(describe(params), protocol.fragments, embedding_names(work.model))
         self._outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
         self._globals = [gather(self._layout, params, p) for p in range(protocol.fragments)]
@@ -160,16 +162,19 @@ class Diloco:
         for p in range(self._protocol.fragments):
             fold = FragmentFold(self._layout.spans(p), self._protocol.merge)
             for params in self._learners:
-                fold.add(self._sent(self._globals[p] - gather(self._layout, params, p)), weight)
+                fold.add(self._heard(p, self._globals[p] - gather(self._layout, params, p)), weight)
             merged = fold.result().displacement
             self._globals[p], self._momenta[p] = self._outer.update(self._globals[p], merged, self._momenta[p])
         self.params = self._assembled()
         self._learners = [self.params] * len(self._learners)
         self._steps = 0
 
-    def _sent(self, displacement: Vector) -> Vector:
-        """Return a displacement as it comes out of the codec at the other end."""
-        return self._codec.decode(memoryview(self._codec.encode(displacement)), displacement.size)
+    def _heard(self, p: int, displacement: Vector) -> Vector:
+        """Return a displacement of fragment `p` as it is folded: out of the codec at the other end, and corrected."""
+        vector = self._codec.decode(memoryview(self._codec.encode(displacement)), displacement.size)
+        if self._correction is None:
+            return vector
+        return self._correction.corrected(vector, self._momenta[p][MOMENTUM], self._layout.spans(p))
 
     def _assembled(self) -> Params:
         """Return the global values as parameters in their own dtypes."""

@@ -68,7 +68,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     age_max: int = 2
     age_damping: float = 0.5
     age_law: Literal["power", "gate"] = "power"
-    correction: Literal["none", "heloco"] = "none"
+    correction: Literal["none", "heloco"] = "heloco"
     heloco_cosine: float = 0.2
     heloco_shrink: float = 0.5
     heloco_shrink_max: float = 0.5
@@ -76,8 +76,8 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     heloco_doubt: float = 3.0
     merge: Literal["mean", "rda"] = "mean"
     outer: str = "nesterov"
-    outer_lr: float = 1.0
-    outer_momentum: float = 0.0
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.5
     outer_restart_versions: int = 0
     average_versions: int = 0
     adoption: Literal["overwrite", "blend", "carry"] = "overwrite"
