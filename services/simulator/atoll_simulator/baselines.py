@@ -7,8 +7,8 @@ out in order of need, as in a real run: text is mixed equally widely.
 - **data-parallel**: one set of parameters; the batches of all M learners make one batch, M times larger.
 - **diloco**: M sets of parameters. After H steps (`protocol.interval_steps`) every learner's displacement from the last
   common values goes through the codec and `atoll.correction`, is merged fragment by fragment by `atoll.merge` and applied by
-  `atoll.outer`, and all go on from the new values; their inner optimizers keep their state. Nothing overlaps and nobody is ever late: Atoll
-  without what makes it asynchronous. The last interval may be shorter.
+  `atoll.outer`, and all go on from the new values; their inner optimizers keep their state. Nothing overlaps and nobody is
+  ever late: Atoll without what makes it asynchronous. The last interval may be shorter.
 
 The validation curve has the shape of `report.json`. Its points are measured on as many held-out tokens as the evaluator of a
 run uses, the end on as many as its export. Every trained token counts as merged; in between, synchronous DiLoCo is
