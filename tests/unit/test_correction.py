@@ -130,7 +130,10 @@ def test_the_defaults_are_the_papers_and_none_is_none() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"correction": "heloco", "outer_momentum": 0.0}, {"correction": "heloco", "outer_momentum": 0.9, "outer": "optax:sgd"}],
+    [
+        {"correction": "heloco", "outer_momentum": 0.0},
+        {"correction": "heloco", "outer_momentum": 0.9, "outer": "optax:sgd"},
+    ],
 )
 def test_without_an_outer_momentum_there_is_nothing_to_compare_with(changes: dict[str, str]) -> None:
     """The combination is refused by name, with what to set."""
