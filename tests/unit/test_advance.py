@@ -22,7 +22,8 @@ SIZE = 7
 
 def rules(outer: str = "nesterov", **changes: Any) -> Advance:  # noqa: ANN401  (settings of any type)
     """Return the rules of a run with these settings."""
-    agreed = ProtocolSettings(outer=outer, **{"correction": "none", "outer_momentum": 0.9} | changes).check()
+    asked: dict[str, Any] = {"correction": "none", "outer_momentum": 0.9} | changes
+    agreed = ProtocolSettings(outer=outer, **asked).check()
     return Advance(make_outer(agreed.outer, agreed.outer_lr, agreed.outer_momentum), agreed)
 
 
