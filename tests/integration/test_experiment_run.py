@@ -21,7 +21,7 @@ def test_experiments_run_from_their_files_to_tables(tmp_path: Path, capsys: pyte
     common += ["--build", str(build), "--scale", "0.0004", "--seeds", "1", "--jobs", "2"]
     common += [word for text in TINY for word in ("--set", text)]
     interval = ["interval", "--only", "method=atoll", "--only", "protocol.interval_steps=8", *common]
-    warm = ["warm-start", "--only", "learners=4", "--only", "warm=0.1", *common]
+    warm = ["warm-start", "--only", "learners=4", "--only", "warm=0.1", "--only", "tokens_per_learner=1228800", *common]
 
     codes = [main(interval), main(warm), main(warm)]
     said = capsys.readouterr().out

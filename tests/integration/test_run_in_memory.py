@@ -164,7 +164,16 @@ def test_every_adoption_keeps_the_books(run: str, adoption: str) -> None:
 
 def test_a_run_that_ends_together_holds_every_step_of_its_learner(run: str) -> None:
     """One learner, carrying, merged undamped: the run's last values are the learner's own, its last steps included."""
-    protocol = settings(adoption="carry", ending="together", codec_up="f32", age_damping=1.0, tokens_target=1_000)
+    protocol = settings(
+        adoption="carry",
+        ending="together",
+        outer_lr=1.0,
+        outer_momentum=0.0,
+        correction="none",
+        codec_up="f32",
+        age_damping=1.0,
+        tokens_target=1_000,
+    )
     world = World(run, protocol)
 
     world.go(lambda: world.train("a", 1.0))
