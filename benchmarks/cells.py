@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from questions import Cell, Value
+from questions import Cell, Value, unsaid
 from results import commit, machine
 
 from atoll.up.processes import DIE_WITH_PARENT
@@ -37,7 +37,10 @@ Commands = Callable[[Cell, Path], list[list[str]]]
 
 
 class Shelf:
-    """What cells came to, in `folder`/`name`; cells made with sources that `also` names count as well."""
+    """What cells came to, in `folder`/`name`.
+
+    Cells made with sources that `also` names count as well, where the defaults that they leave unsaid were today's.
+    """
 
     def __init__(self, folder: Path, name: str, also: Sequence[str] = ()) -> None:
         """Open the shelf."""
@@ -51,7 +54,8 @@ class Shelf:
             path = place / f"{cell.digest}.json"
             if path.exists():
                 record: Record = json.loads(path.read_text(encoding="utf-8"))
-                return record
+                if place == self.here or record.get("unsaid") == unsaid(cell):
+                    return record
         return None
 
     def keep(self, cell: Cell, record: Record) -> None:
@@ -200,6 +204,7 @@ class Crew:
             "machine": machine(),
             "commit": commit(),
             "sources": self.shelf.here.name,
+            "unsaid": unsaid(job.cell),
         }
         self.shelf.keep(job.cell, record)
         shutil.rmtree(job.out, ignore_errors=True)

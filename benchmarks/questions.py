@@ -299,6 +299,13 @@ def _standing() -> dict[str, Value]:
     return {name: known[name] for name in alone}
 
 
+def unsaid(cell: Cell) -> str:
+    """Return 16 hex digits for the defaults that a cell reads and does not name: they may be others another day."""
+    said = {name for name, _ in cell.settings}
+    left = {name: value for name, value in _standing().items() if name not in said and _reads(cell.method, name)}
+    return hashlib.sha256(json.dumps(left, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def _reads(method: str, name: str) -> bool:
     """Return whether a method reads a setting; one that is not listed reads all. A dot ends the name of a whole section."""
     listed = _READS.get(method)

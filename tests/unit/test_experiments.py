@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import questions
 from answers import answers, figures, gap
 from cells import PACE_S, Crew, Paces, Record, Shelf, cell_of, record_of, toml, verbs
 from closure import closure, source_digest
@@ -366,6 +367,16 @@ def test_cells_of_other_sources_count_when_named(tmp_path: Path) -> None:
 
     assert Shelf(tmp_path, "newer").find(small(0)) is None
     assert Shelf(tmp_path, "newer", ["sources"]).find(small(0)) is not None
+
+
+def test_cells_made_with_other_defaults_never_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default is no part of a cell's name: where it has changed since, the same name means another run."""
+    crew_of(tmp_path, []).work([small(0)])
+    standing = dict(questions._standing())
+    monkeypatch.setattr(questions, "_standing", lambda: standing | {"protocol.outer_lr": 0.123})
+
+    assert Shelf(tmp_path, "newer", ["sources"]).find(small(0)) is None
+    assert Shelf(tmp_path, "sources").find(small(0)) is not None
 
 
 def test_a_warm_start_is_two_trainings(tmp_path: Path) -> None:
