@@ -6,8 +6,9 @@ and sums are kept beside the lists so that forgetting does not change them.
 
 **Goodput** is the share of learner-seconds spent stepping. A learner id is *present* from its first heartbeat of this
 session until it says that it left; a gap between two incarnations (killed, restarted, compiling) counts as presence
-without stepping, so faults show. Between two heartbeats of one incarnation, stepping is the new steps times the step
-time it reports, at most the time between them. A throttled learner's stretched step counts as stepping.
+without stepping, so faults show. From heartbeat to heartbeat of one incarnation, stepping is the new steps times the step
+time it reports, at most the time that was open: since the heartbeat before, and up to one step's time before that, since a step may
+be longer than heartbeats are apart and is told when it ends. A throttled learner's stretched step counts as stepping.
 """
 
 from __future__ import annotations
@@ -131,7 +132,10 @@ class RoundLine:
 
 @dataclass(slots=True)
 class Life:
-    """One incarnation of a learner; `beat` is its latest heartbeat, if one was heard."""
+    """One incarnation of a learner; `beat` is its latest heartbeat, if one was heard.
+
+    `open_s` is the time heard of, no longer than a step, in which it may have been on a step that has not ended.
+    """
 
     incarnation: int
     joined_at_s: float | None = None
@@ -141,6 +145,15 @@ class Life:
     tokens: int = 0
     steps: int = 0
     beat: Beat | None = None
+    open_s: float = 0.0
+
+    def stepped(self, former: Beat, beat: Beat, between_s: float) -> float:
+        """Return the seconds of steps that ended between two heartbeats which came `between_s` apart."""
+        step_s = max(0.0, beat.step_s)
+        heard_s = self.open_s + between_s
+        stepped_s = min(heard_s, max(0, beat.step - former.step) * step_s)
+        self.open_s = min(heard_s - stepped_s, step_s)
+        return stepped_s
 
 
 @dataclass(slots=True)
@@ -236,7 +249,7 @@ class RunView:
             between_s = max(0.0, at_s - learner.heard_s)
             learner.present_s += between_s
             if former is not None:
-                learner.stepping_s += min(between_s, max(0, beat.step - former.step) * max(0.0, beat.step_s))
+                learner.stepping_s += life.stepped(former, beat, between_s)
         # One that said goodbye is no longer present; whoever comes later under its id begins anew.
         learner.heard_s = None if beat.state == "left" else at_s
         life.beat = beat
