@@ -63,11 +63,11 @@ def test_idling_is_not_stepping(step_s: float) -> None:
     assert often.stepping_s == pytest.approx(200.0, abs=20 * 0.05)
 
 
-def test_a_step_time_that_is_said_too_long_makes_no_time(step_s: float = 3.0) -> None:
+def test_a_step_time_that_is_said_too_long_makes_no_time() -> None:
     """Never more than the time that has passed: a first step that compiled still weighs in the mean that a learner reports."""
     view = RunView()
     for second in range(101):
-        view.on_beat(beat(second, step_s), float(second))
+        view.on_beat(beat(second, 3.0), float(second))
 
     assert view.stepping_s == pytest.approx(100.0)
 

@@ -7,8 +7,9 @@ and sums are kept beside the lists so that forgetting does not change them.
 **Goodput** is the share of learner-seconds spent stepping. A learner id is *present* from its first heartbeat of this
 session until it says that it left; a gap between two incarnations (killed, restarted, compiling) counts as presence
 without stepping, so faults show. From heartbeat to heartbeat of one incarnation, stepping is the new steps times the step
-time it reports, at most the time that was open: since the heartbeat before, and up to one step's time before that, since a step may
-be longer than heartbeats are apart and is told when it ends. A throttled learner's stretched step counts as stepping.
+time it reports, at most the time that was open: since the heartbeat before, and up to one step's time before that, since a
+step may be longer than heartbeats are apart and is told when it ends. A throttled learner's stretched step counts as
+stepping.
 """
 
 from __future__ import annotations
