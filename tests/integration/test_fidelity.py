@@ -30,12 +30,12 @@ SMALL: Final[dict[str, Any]] = {
 
 
 def test_real_processes_and_the_simulator_agree_and_a_wrong_pace_does_not(tmp_path: Path, data: Path) -> None:
-    """Told how long real steps took, the simulator predicts the rest; told half of that, it is seen to be wrong."""
+    """Told how long real steps took, the simulator predicts the rest; told a quarter of that, it is seen to be wrong."""
     settings = SMALL | {"data.dir": data, "learner.compile_cache": tmp_path / "cache"}
-    words, fewer = ["--tokens", "60000", "--seed", "3"], ["--tokens", "15000", "--seed", "3"]
+    words, fewer = ["--tokens", "60000", "--seed", "3"], ["--tokens", "30000", "--seed", "3"]
     real = run_real(tmp_path / "real", words, settings)
     pace = pace_of(tmp_path / "real", real)
-    hasty = replace(pace, step_s={name: step_s / 2.0 for name, step_s in pace.step_s.items()})
+    hasty = replace(pace, step_s={name: step_s / 4.0 for name, step_s in pace.step_s.items()})
 
     with ThreadPoolExecutor(2) as pool:
         right = pool.submit(run_simulated, tmp_path / "right", words, settings, pace)
