@@ -35,6 +35,10 @@ Opener = Callable[[], Coroutine[Any, Any, Bus]]
 STEP_S = 0.004
 
 
+MEAN = {"outer_lr": 1.0, "outer_momentum": 0.0, "correction": "none"}
+"""The outer step that takes the mean of what learners reached, for tests that rest on exact values."""
+
+
 def settings(**changes: object) -> ProtocolSettings:
     """Return settings of a short run."""
     base: dict[str, object] = {
@@ -165,14 +169,7 @@ def test_every_adoption_keeps_the_books(run: str, adoption: str) -> None:
 def test_a_run_that_ends_together_holds_every_step_of_its_learner(run: str) -> None:
     """One learner, carrying, merged undamped: the run's last values are the learner's own, its last steps included."""
     protocol = settings(
-        adoption="carry",
-        ending="together",
-        outer_lr=1.0,
-        outer_momentum=0.0,
-        correction="none",
-        codec_up="f32",
-        age_damping=1.0,
-        tokens_target=1_000,
+        **MEAN, adoption="carry", ending="together", codec_up="f32", age_damping=1.0, tokens_target=1_000
     )
     world = World(run, protocol)
 
@@ -221,7 +218,7 @@ def test_a_learner_that_spoils_the_run_is_isolated_and_nobody_else_notices(run: 
     """Finite nonsense is refused as an outlier, told, counted; its learner ends; the others reach what they aim at."""
     # Steps without noise and an outer momentum pass through what they aim at: lengths go to nothing and come back, and what
     # comes back is out of all proportion.
-    protocol = settings(adoption="overwrite", outer_lr=1.0, outer_momentum=0.0, correction="none")
+    protocol = settings(**MEAN, adoption="overwrite")
     world = World(run, protocol)
     stopped: list[Quarantined] = []
 
