@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 from flax import nnx
 
 from atoll_learner.model_settings import ModelSettings
@@ -51,12 +53,21 @@ class RMSNorm(nnx.Module):
         return (wide * scale * self.weight[...]).astype(x.dtype)
 
 
+def turns(length: int, half: int, theta: float) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return cosines and sines (T, 1, H/2) of position / theta^(2i/H), for H/2 = `half` channel pairs.
+
+    Constants of the compiled step: left to the compiler they are computed anew for every value that is turned, which was a
+    quarter of the step of a small model.
+    """
+    frequency = theta ** (-np.arange(half) / half)
+    angle = np.arange(length)[:, None, None] * frequency
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
 def rotate(x: jax.Array, theta: float) -> jax.Array:
     """Return x (B, T, N, H) with rotary positions: channel i turns with i + H/2 by position / theta^(2i/H)."""
     half = x.shape[-1] // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * frequency
-    cos, sin = jnp.cos(angle)[:, None, :].astype(x.dtype), jnp.sin(angle)[:, None, :].astype(x.dtype)
+    cos, sin = (jnp.asarray(part, dtype=x.dtype) for part in turns(x.shape[1], half, theta))
     first, second = x[..., :half], x[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
