@@ -201,6 +201,8 @@ def _environment(options: argparse.Namespace, data: Path) -> dict[str, str]:
         "ATOLL_LEARNER__COMPILE_CACHE": str((options.build / "compiled").resolve()),
         "ATOLL_LOG__FORMAT": "json",
         "OMP_NUM_THREADS": str(options.threads),
+        # XLA divides even one device's work over as many threads as there are cores, and spends more on it than it saves.
+        "PJRT_NPROC": str(options.threads),
         # Hundreds of short processes: compiling Python anew in each, where that is the habit, would cost seconds a cell.
         "PYTHONDONTWRITEBYTECODE": "",
         "PYTHONPYCACHEPREFIX": str((options.build / "bytecode").resolve()),

@@ -34,8 +34,13 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(std * jax.random.normal(key, (outputs, inputs), dtype=jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map (..., in) to (..., out) in the dtype of `x`."""
-        return x @ self.weight[...].astype(x.dtype).T
+        """Map (..., in) to (..., out) in the dtype of `x`.
+
+        As one product of two matrices: XLA's CPU backend turns the gradient of a product with two leading axes into
+        slower code.
+        """
+        rows = x.reshape(-1, x.shape[-1]) @ self.weight[...].astype(x.dtype).T
+        return rows.reshape(*x.shape[:-1], -1)
 
 
 class RMSNorm(nnx.Module):
