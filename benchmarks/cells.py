@@ -51,11 +51,9 @@ class Shelf:
     def find(self, cell: Cell) -> Record | None:
         """Return what a cell came to, None when it is not done."""
         for place in self._places:
-            path = place / f"{cell.digest}.json"
-            if path.exists():
-                record: Record = json.loads(path.read_text(encoding="utf-8"))
-                if place == self.here or record.get("unsaid") == unsaid(cell):
-                    return record
+            record = _kept(place / f"{cell.digest}.json")
+            if record is not None and (place == self.here or record.get("unsaid") == unsaid(cell)):
+                return record
         return None
 
     def keep(self, cell: Cell, record: Record) -> None:
@@ -69,10 +67,20 @@ class Shelf:
         """Return every cell that was ever done here, whatever its sources, with the seconds it took."""
         found = []
         for path in sorted(self._folder.glob("*/*.json")):
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if "took_s" in record and "cell" in record:
+            record = _kept(path)
+            if record is not None:
                 found.append((cell_of(record["cell"]), float(record["took_s"])))
         return found
+
+
+def _kept(path: Path) -> Record | None:
+    """Return the record of a file; None where there is none, or one that a failing disk has left: that cell is run again."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        whole = isinstance(record, dict) and path.stem == cell_of(record["cell"]).digest and "final" in record
+        return record if whole and isinstance(record["took_s"], int | float) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def cell_of(described: Mapping[str, Any]) -> Cell:
