@@ -9,11 +9,14 @@ results`. The exit code is 1 when a cell failed or a goal is missed, 2 when a fi
 from __future__ import annotations
 
 import argparse
+import fcntl
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +27,10 @@ from closure import source_digest
 from experiment_page import PREFIX, Raw, page, save, svgs
 from questions import FOLDER, Cell, Experiment, Row, matches, read, rows
 from results import write
+from sense import sensible
 
 from atoll.cli import INTERRUPTED
-from atoll.errors import AtollError, SettingsError
+from atoll.errors import AtollError, EnvironmentFault, SettingsError
 from atoll_learner.data.shards import TokenShards
 
 BUILD = Path("build/experiments")
@@ -47,17 +51,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for; return the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        names = options.names or sorted(path.stem for path in options.folder.glob("*.toml"))
-        asked = [(*read(options.folder / f"{name}.toml"), name) for name in names]
-        over = _over(options.set)
-        work = [
-            (Asked(name, text, experiment, over), _rows(experiment, options, over)) for experiment, text, name in asked
-        ]
-        data = options.data or prepare(options.build / "corpus")
-        fingerprint = TokenShards(data).meta.fingerprint
+        with _alone(options):
+            return _go(options)
     except AtollError as error:
         print(f"experiment: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"experiment: {error.filename or options.build}: {error.strerror}; what is done is kept", file=sys.stderr)
+        return EnvironmentFault.exit_code
+
+
+@contextmanager
+def _alone(options: argparse.Namespace) -> Iterator[None]:
+    """Hold the folder of the cells: a second runner would delete under the first one's cells what they write."""
+    if options.list:
+        yield
+        return
+    options.build.mkdir(parents=True, exist_ok=True)
+    with (options.build / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise EnvironmentFault(
+                "another runner uses this folder", got=options.build, todo="wait for it, or choose another --build"
+            ) from None
+        yield
+
+
+def _go(options: argparse.Namespace) -> int:
+    """Read, refuse, run and tell."""
+    names = options.names or sorted(path.stem for path in options.folder.glob("*.toml"))
+    _in_range(options)
+    asked = [(*read(options.folder / f"{name}.toml"), name) for name in names]
+    for experiment, _, name in asked:
+        sensible(experiment, f"{name}.toml")
+    over = _over(options.set)
+    work = [(Asked(name, text, experiment, over), _rows(experiment, options, over)) for experiment, text, name in asked]
+    data = options.data or prepare(options.build / "corpus")
+    fingerprint = TokenShards(data).meta.fingerprint
     shelf = Shelf(options.build, f"{source_digest(ROOTS)}-{fingerprint[:8]}", options.also)
     crew = Crew(shelf, verbs, options.jobs, _environment(options, data), say=lambda text: print(text, flush=True))
     ends_s = time.monotonic() + 60.0 * options.minutes
@@ -112,6 +143,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--list", action="store_true", help="only say how many cells are left, and how long they take")
     return parser
+
+
+def _in_range(options: argparse.Namespace) -> None:
+    """Refuse numbers of the command line that no go has, and sources that were never there: all would train for nothing."""
+    least = {"jobs": 1, "threads": 1, "seeds": 0, "seed": 0, "minutes": 0.0}
+    for name, low in least.items():
+        got = getattr(options, name)
+        if not low <= got < math.inf:
+            raise SettingsError(f"--{name} is out of range", got=got, allowed=f"{low} or more")
+    for other in options.also:
+        if not other or not (options.build / other).is_dir():
+            known = sorted(path.name for path in options.build.glob("*-*") if path.is_dir())
+            raise SettingsError("--also names no sources", got=other, allowed=", ".join(known) or "none are kept yet")
 
 
 def _where(text: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import operator
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from atoll.errors import SettingsError
 from atoll.settings import Settings, load
 from atoll.up import defaults
 from atoll.up.environment import flat
-from atoll.up.options import shard_names
+from atoll.up.options import LEARNERS_MAX, shard_names
 from atoll_simulator.scenario import scenario_of
 
 FOLDER: Final = Path("benchmarks/experiments")
@@ -157,6 +158,8 @@ def read(path: Path) -> tuple[Experiment, str]:
     """
     try:
         text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingsError("this is no experiment", got=f"{path}: {error}", todo="see docs/experiments.md") from error
     except OSError as error:
         known = ", ".join(sorted(found.stem for found in path.parent.glob("*.toml"))) or "none here"
         raise SettingsError(
@@ -261,12 +264,13 @@ def choices(baseline: Baseline) -> Iterator[dict[str, Value]]:
 
 def _cell(settings: Mapping[str, Value], seed: int, scale: float) -> Cell:
     """Return the cell of one point and seed; its method decides which settings it keeps."""
-    own = {name: settings[name] for name in _OURS}
+    own = {name: settings.get(name) for name in _OURS}  # an empty table takes even these away
     method, learners = own["method"], own["learners"]
     if method not in METHODS:
         raise SettingsError("unknown method", got=method, allowed=", ".join(METHODS))
-    if not isinstance(learners, int) or learners < 1:
-        raise SettingsError("learners is wrong", got=learners, allowed="a number from 1")
+    most = LEARNERS_MAX if method == "atoll" else math.inf
+    if type(learners) is not int or not 1 <= learners <= most:
+        raise SettingsError("learners is wrong", got=learners, allowed=f"a number from 1, for atoll to {LEARNERS_MAX}")
     tokens = own["tokens"] or own["tokens_per_learner"] * learners
     if not isinstance(tokens, int) or tokens < 1 or (own["tokens"] and own["tokens_per_learner"]):
         raise SettingsError(
@@ -274,7 +278,7 @@ def _cell(settings: Mapping[str, Value], seed: int, scale: float) -> Cell:
             got=f"tokens = {own['tokens']}, tokens_per_learner = {own['tokens_per_learner']}",
             allowed="one of the two",
         )
-    if not 0.0 <= own["warm"] < 1.0:
+    if not isinstance(own["warm"], int | float) or not 0.0 <= own["warm"] < 1.0:
         raise SettingsError("warm is a share of the tokens", got=own["warm"], allowed="0 (none), below 1")
     budget = max(1, round(tokens * scale))
     warm = float(own["warm"]) if method != "data-parallel" else 0.0
@@ -322,7 +326,7 @@ def _filled(value: Value, facts: Mapping[str, float]) -> Value:
         return value
     try:
         return computed(value[1:], facts)
-    except (SyntaxError, KeyError, ZeroDivisionError) as error:
+    except (SyntaxError, KeyError, ArithmeticError, RecursionError) as error:
         raise SettingsError(
             "this cannot be computed", got=value, allowed=f"numbers, {', '.join(facts)}, + - * / // and brackets"
         ) from error
