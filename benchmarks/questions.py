@@ -271,8 +271,9 @@ def _cell(settings: Mapping[str, Value], seed: int, scale: float) -> Cell:
     most = LEARNERS_MAX if method == "atoll" else math.inf
     if type(learners) is not int or not 1 <= learners <= most:
         raise SettingsError("learners is wrong", got=learners, allowed=f"a number from 1, for atoll to {LEARNERS_MAX}")
-    tokens = own["tokens"] or own["tokens_per_learner"] * learners
-    if not isinstance(tokens, int) or tokens < 1 or (own["tokens"] and own["tokens_per_learner"]):
+    each = own["tokens_per_learner"]
+    tokens = own["tokens"] or (each * learners if isinstance(each, int) else 0)
+    if not isinstance(tokens, int) or tokens < 1 or (own["tokens"] and each):
         raise SettingsError(
             "a cell needs a budget",
             got=f"tokens = {own['tokens']}, tokens_per_learner = {own['tokens_per_learner']}",
