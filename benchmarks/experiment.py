@@ -81,6 +81,8 @@ def _alone(options: argparse.Namespace) -> Iterator[None]:
 def _go(options: argparse.Namespace) -> int:
     """Read, refuse, run and tell."""
     names = options.names or sorted(path.stem for path in options.folder.glob("*.toml"))
+    if not names:
+        raise SettingsError("no experiments are there", got=options.folder, allowed="a folder with TOML files")
     _in_range(options)
     asked = [(*read(options.folder / f"{name}.toml"), name) for name in names]
     for experiment, _, name in asked:
@@ -98,6 +100,7 @@ def _go(options: argparse.Namespace) -> int:
         cells = in_order([row for row in found if all(matches(row.labels, where) for where in options.only)])
         if not cells:
             print("no row is as --only says")
+            code = max(code, SettingsError.exit_code)
             continue
         if options.list:
             undone = [cell for cell in dict.fromkeys(cells) if shelf.find(cell) is None]

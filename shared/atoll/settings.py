@@ -119,7 +119,7 @@ class Settings(BaseSettings):
     )
 
     run: str = "local"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=1 << 62)
     health_file: Path | None = None
     broker: BrokerSettings = BrokerSettings()
     protocol: Annotated[ProtocolSettings, BeforeValidator(_protocol)] = ProtocolSettings()

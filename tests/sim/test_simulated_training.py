@@ -242,6 +242,32 @@ def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) ->
     assert report["commits"] > 0
 
 
+def test_a_signal_before_the_first_step_is_not_lost(shared: Path, tmp_path: Path) -> None:
+    """Ctrl-C while JAX is loaded or the step is compiled: heard, though nobody is there yet who could act on it."""
+    told = [word for text in assignments(shared) for word in ("--set", text)]
+    log = tmp_path / "run" / "logs" / "sim.jsonl"
+    command = [
+        sys.executable,
+        "-m",
+        "atoll.cli",
+        "sim",
+        "train",
+        "--tokens",
+        "100000000",
+        "--out",
+        str(tmp_path / "run"),
+        *told,
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not log.exists() and process.poll() is None:
+            os.sched_yield()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+
+    assert process.returncode == INTERRUPTED, said
+    assert "Traceback" not in said
+
+
 def killed(who: str, at_s: float) -> str:
     """Return a scenario in which `who` (names with commas between) dies for good."""
     table = ", ".join(f'{{ who = "{name}", at_s = {at_s}, return_s = -1.0 }}' for name in who.split(","))
@@ -343,6 +369,8 @@ def test_a_run_that_is_there_is_not_overwritten(plain: Ran) -> None:
     ("told", "said"),
     [
         ("sim.step_s=0", "sim.step_s is wrong"),
+        ("sim.failures.mtbi_s=0.001", "leaves no time for a step"),
+        ("seed=99999999999999999999", "seed is wrong"),
         ("sim.step_z=1", "unknown setting sim.step_z"),
         ("sim.speed.learner-9=1", "sim.speed names nobody"),
         ("sim.speed.learner-1=0", "sim.speed.learner-1 is out of range"),

@@ -66,6 +66,7 @@ TESTED_BY = {
     "atoll_simulator.commands": "test_simulated_training.py",
     "atoll_simulator.cores": "test_simulated_training.py",
     "atoll_simulator.evaluator": "test_simulated_training.py",
+    "atoll_simulator.interrupting": "test_simulated_training.py",
     "atoll_simulator.learner": "test_simulated_training.py",
     "atoll_simulator.simulation": "test_simulated_training.py",
     "atoll_simulator.world": "test_simulated_training.py",

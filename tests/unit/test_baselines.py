@@ -22,7 +22,7 @@ from atoll_learner.export import load_safetensors
 from atoll_learner.model import Params, init_params
 from atoll_learner.process import Work, prepare_work
 from atoll_learner.train import init_optimizer, learning_rate, make_step
-from atoll_simulator.baseline_run import baseline_settings
+from atoll_simulator.baseline_run import Request, baseline_settings, run_baseline
 from atoll_simulator.baselines import Feeds, Method, Trained, report_of, train_baseline
 
 TINY = ["model.size=1", "model.context=32", "train.batch=2", "data.lease_blocks=2"]
@@ -209,3 +209,15 @@ def test_the_verb_writes_a_report_and_a_model(corpus: Path, tmp_path: Path) -> N
     assert (report["tokens_trained"], report["seed"], report["group"]) == (4 * STEP, 3, 2)
     model = prepare_work(settings_of(corpus)).model
     assert load_safetensors(tmp_path / "model.safetensors", init_params(model, 0))
+
+
+def test_the_verb_replaces_nobodys_result_and_trains_for_no_folder_it_cannot_use(tmp_path: Path) -> None:
+    """Hours of training must not end in a folder that cannot be written, nor in place of what was there."""
+    kept, plain = tmp_path / "kept", tmp_path / "plain"
+    kept.mkdir()
+    (kept / "report.json").write_text("mine", encoding="utf-8")
+    plain.write_text("a file", encoding="utf-8")
+    for out, said in ((kept, "holds a result already"), (plain, "cannot be used"), (plain / "below", "cannot be used")):
+        with pytest.raises(SettingsError, match=said):
+            run_baseline(Request("data-parallel", 1, 0, 4, out, assignments=TINY))
+    assert (kept / "report.json").read_text(encoding="utf-8") == "mine"

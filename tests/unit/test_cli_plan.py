@@ -136,6 +136,7 @@ TROUBLED = {
     "stream too small": "plan 12B --step-s 20 --bandwidth 10Gbit --shard-memory-gb 100",
     "synchronizer's memory": "plan 1B --step-s 2 --bandwidth 10Gbit --shard-memory-gb 3.5",
     "goodput low": "plan 1B --step-s 2 --bandwidth 10Gbit --learners 8 --chips 3000000",
+    "quorum rarely met": "plan 1B --step-s 10 --bandwidth 10Gbit --quorum 8 --loss-per-hour 5 --return-s 36000",
 }
 MORE_TROUBLE = [
     ("goodput low", "plan 1B --step-s 2 --bandwidth 10Gbit --learners 4 --chips 20M"),

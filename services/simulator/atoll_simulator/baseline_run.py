@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, cast
 
 import atoll
+from atoll.errors import SettingsError, StorageFull
 from atoll.logs import configure, get
 from atoll.settings import Settings, load
 from atoll.up import defaults
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 log = get(__name__)
 
 SAY_SHARE = 10
+REPORT = "report.json"
+MODEL = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,14 @@ def baseline_settings(config: Path | None, assignments: tuple[str, ...]) -> Sett
 
 
 def run_baseline(request: Request) -> None:
-    """Train and write `report.json` and `model.safetensors` to `request.out`."""
+    """Train and write `report.json` and `model.safetensors` to `request.out`.
+
+    Raises:
+        SettingsError: a setting is wrong, or the folder cannot be used; nothing was trained.
+        StorageFull: there is no room for what was trained.
+    """
     settings = baseline_settings(request.config, request.assignments)
+    _claim(request.out)
     configure(settings.log.format, settings.log.level, role="baseline", method=request.method)
     work = prepare_work(settings)
     limit_threads(settings.learner.threads)
@@ -73,7 +83,6 @@ def run_baseline(request: Request) -> None:
         evaluations=request.evaluations,
         say=_say,
     )
-    request.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {
         "method": request.method,
         "group": request.learners,
@@ -86,13 +95,36 @@ def run_baseline(request: Request) -> None:
         "data_source_hash": work.shards.meta.source,
         "settings": flat(settings),
     }
-    if trained.finite:
-        save_safetensors(trained.params, request.out / "model.safetensors", {"method": request.method})
-    draft = request.out / "report.partial"
-    draft.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    draft.replace(request.out / "report.json")
+    try:
+        if trained.finite:
+            save_safetensors(trained.params, request.out / MODEL, {"method": request.method})
+        draft = request.out / "report.partial"
+        draft.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        draft.replace(request.out / REPORT)
+    except OSError as error:
+        raise StorageFull("the result cannot be written", got=f"{request.out}: {error.strerror}") from error
     final = trained.final
     log.info("baseline.done", steps=trained.steps, tokens=trained.tokens, bits_per_byte=final, wall_s=trained.wall_s)
+
+
+def _claim(out: Path) -> None:
+    """Make the folder of the result, before hours are spent on what could not be kept; nobody's result is replaced."""
+    there = [name for name in (REPORT, MODEL, "run.json") if (out / name).exists()]
+    if there:
+        raise SettingsError(
+            "this folder holds a result already", got=f"{out}: {', '.join(there)}", todo="choose another --out"
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            "the folder of a result cannot be used",
+            got=f"{out}: {error.strerror}",
+            allowed="a folder we may write to",
+            todo="choose another --out or correct its permissions",
+        ) from error
 
 
 def _say(step: int, steps: int, loss: float) -> None:

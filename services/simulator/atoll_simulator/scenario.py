@@ -23,6 +23,8 @@ LONG_S: Final = 1e9
 LATENCY_S_MAX: Final = DEFAULTS.try_s / 2.0
 """A request goes there and back within one try of the real bus; links do not send again what is merely slow."""
 MBIT_S_MIN: Final = 0.001
+MTBI_STEPS_MIN: Final = 0.1
+"""Who fails ten times in the time of a step hardly ever completes one: a simulation of that would only be busy."""
 BYTES_PER_MBIT: Final = 125_000.0
 
 
@@ -168,6 +170,14 @@ def scenario_of(table: Mapping[str, Any], learners: Collection[str], others: Col
                 raise SettingsError(
                     f"sim.{where}.{name} is out of range", got=number, allowed=f"{low:g}..{LONG_S:g}", todo="correct it"
                 )
+    often_s = scenario.failures.mtbi_s
+    if 0.0 < often_s < MTBI_STEPS_MIN * scenario.step_s:
+        raise SettingsError(
+            "sim.failures.mtbi_s leaves no time for a step",
+            got=often_s,
+            allowed=f"0 (never), or at least {MTBI_STEPS_MIN:g} of sim.step_s = {scenario.step_s:g}",
+            todo="correct one of the two",
+        )
     if len(scenario.joins) == len(learners) and min(scenario.joins.values()) > 0:
         raise SettingsError("nobody trains at the beginning", got="sim.joins of every learner", todo="leave one away")
     return scenario

@@ -10,11 +10,7 @@ learners and shards leave in good order, the second ends everything at once.
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any, Final
 
 import jax
@@ -40,6 +36,7 @@ from atoll_learner.evaluate import FOLLOW_TOKENS_MAX, write_out
 from atoll_learner.merged import Merged, read_merged
 from atoll_learner.train import make_evaluator
 from atoll_simulator.evaluator import SimulatedEvaluator
+from atoll_simulator.interrupting import Interrupted
 from atoll_simulator.learner import Pace, SimulatedLearner, Trade
 from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_simulator.scenario import Scenario
@@ -53,30 +50,6 @@ EVALUATIONS: Final = 25
 IDLE_S: Final = 86_400.0
 IDLE_STEPS: Final = 10.0
 TAPE_PAGE: Final = 1000
-
-
-class Interrupted:
-    """Counts the signals that ask a simulation to end."""
-
-    def __init__(self) -> None:
-        """None came."""
-        self.wanted = False
-
-    @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Take SIGINT and SIGTERM over while the block runs."""
-        former = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        if self.wanted:
-            raise KeyboardInterrupt
-        self.wanted = True
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from atoll_learner.data.prepare import prepare
 from atoll_learner.data.sources import files_of, stdlib_files
 from atoll_learner.process import prepare_work
 from atoll_simulator.cores import use_cores
+from atoll_simulator.interrupting import Interrupted
 from atoll_simulator.scenario import Scenario, scenario_of
 
 
@@ -58,12 +59,13 @@ def run_sim(request: UpRequest, *, again: bool = False, face: Face | None = None
             )
         move_aside(up.out)
     use_cores(len(up.learners))
-    settings = up.settings
+    settings, interrupted = up.settings, Interrupted()
     with (
+        interrupted.heard(),
         RunFolder(up.out) as folder,
         logging_to(folder.path("logs", "sim.jsonl"), settings.log.level, role="sim", run=settings.run),
     ):
-        return _simulated(up, scenario, folder, face or _stderr())
+        return _simulated(up, scenario, folder, face or _stderr(), interrupted)
 
 
 def _stderr() -> Face:
@@ -72,23 +74,22 @@ def _stderr() -> Face:
     return TerminalFace(console, SystemClock()) if console.is_terminal else PlainFace(console, SystemClock())
 
 
-def _simulated(up: UpPlan, scenario: Scenario, folder: RunFolder, face: Face) -> Ran:
-    from atoll_simulator.simulation import Interrupted, simulate  # noqa: PLC0415  (loads JAX)
-
-    clock, interrupted = SystemClock(), Interrupted()
+def _simulated(up: UpPlan, scenario: Scenario, folder: RunFolder, face: Face, interrupted: Interrupted) -> Ran:
+    clock = SystemClock()
     began_s = clock.monotonic()
     for warning in scenario.slow_links():
         face.say(warning)
-    with interrupted.heard():
+    try:
+        from atoll_simulator.simulation import simulate  # noqa: PLC0415  (loads JAX)
+
         settings = with_data(up, folder, face)
         with face.stage("compiling"):
             trade = trade_of(settings, folder)
-        try:
-            report, outcome = simulate(up, scenario, trade, folder=folder, face=face, interrupted=interrupted)
-        except KeyboardInterrupt:
-            face.rest()
-            face.say("ended at once; the tape and the journal are kept")
-            return Ran(INTERRUPTED, folder.out, None)
+        report, outcome = simulate(up, scenario, trade, folder=folder, face=face, interrupted=interrupted)
+    except KeyboardInterrupt:
+        face.rest()
+        face.say("ended at once; the tape and the journal are kept")
+        return Ran(INTERRUPTED, folder.out, None)
     if report is not None:
         face.say(summary(report, folder.out))
     elif interrupted.wanted:

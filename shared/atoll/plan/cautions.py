@@ -24,6 +24,7 @@ from atoll.plan.ways import BLOB_BYTES_MAX, Way
 from atoll.quantities import as_bytes, as_rate, as_share, as_time
 
 GOODPUT_LOW = 0.5
+MERGED_LOW = 0.5
 ROUNDING = 1e-9
 SILENT_STEPS = 10.0  # as in `atoll.protocol.shard`: a learner may be silent for ten of its steps
 STREAM_ROOM = 1.1
@@ -99,7 +100,15 @@ def _told(trouble: Trouble, kinds: set[str]) -> str:
 
 
 def _troubles(found: Findings) -> tuple[Trouble, ...]:
-    return (*_agreement(found), *_links(found), *_starved(found), *_hub(found), *_sizes(found), *_machines(found))
+    return (
+        *_agreement(found),
+        *_missed(found),
+        *_links(found),
+        *_starved(found),
+        *_hub(found),
+        *_sizes(found),
+        *_machines(found),
+    )
 
 
 def _agreement(found: Findings) -> Iterator[Trouble]:
@@ -133,6 +142,23 @@ def _agreement(found: Findings) -> Iterator[Trouble]:
             grave=False,
         )
     yield from _foreign(found)
+
+
+def _missed(found: Findings) -> Iterator[Trouble]:
+    """A quorum that is rarely there while learners are away: rounds wait, and what is trained meanwhile is overwritten."""
+    question, quorum = found.question, found.question.protocol.quorum
+    if not 1 < quorum <= question.learners:
+        return
+    alone = ways.agree(question, quorum=1)
+    share, could = (min(region.merged for region in regions(q, found.moved)) for q in (question, alone.question))
+    if share < MERGED_LOW <= could:
+        yield Trouble(
+            "quorum rarely met",
+            f"rounds wait for {quorum} learners while some are away: {as_share(share)} of what is trained is merged, and "
+            f"{as_share(could)} with a quorum of one",
+            "protocol.quorum (--quorum); 1 with grace is the default",
+            lambda: iter((alone,)),
+        )
 
 
 def _foreign(found: Findings) -> Iterator[Trouble]:
