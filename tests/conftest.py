@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -23,6 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 pytest.register_assert_rewrite("bus_contract", "bus_contract_data", "bus_contract_live", "reef")
 
 pytest_plugins = ["islands"]
+
+# Who runs the tests in the background of a script has interrupts ignored, and so has every process that tests start and
+# interrupt, for children inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -30,11 +30,12 @@ def test_experiments_run_from_their_files_to_tables(tmp_path: Path, capsys: pyte
 
     assert codes == [0, 0, 0], said
     assert "2 of 2 cells to run" in said
-    assert said.count("1 of 2 cells to run") == said.count("cells to run") - 1 == 1
-    assert sorted((cell["method"], cell["warm"]) for cell in cells) == [
-        ("atoll", 0.0),
-        ("atoll", 0.1),
-        ("data-parallel", 0.0),
+    assert said.count("2 of 3 cells to run") == said.count("cells to run") - 1 == 1
+    assert sorted((cell["method"], cell["warm"], cell["settings"]["train.rate"]) for cell in cells) == [
+        ("atoll", 0.0, 4e-3),
+        ("atoll", 0.1, 4e-3),
+        ("data-parallel", 0.0, 4e-3),
+        ("data-parallel", 0.0, 8e-3),
     ]
     assert all(1.0 < record["final"] < 9.0 and record["merged"] > 0 for record in records[1].values())
     assert "A quick look" in (build / "quick" / "experiment-interval.md").read_text(encoding="utf-8")

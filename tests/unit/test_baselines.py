@@ -219,5 +219,5 @@ def test_the_verb_replaces_nobodys_result_and_trains_for_no_folder_it_cannot_use
     plain.write_text("a file", encoding="utf-8")
     for out, said in ((kept, "holds a result already"), (plain, "cannot be used"), (plain / "below", "cannot be used")):
         with pytest.raises(SettingsError, match=said):
-            run_baseline(Request("data-parallel", 1, 0, 4, out, assignments=TINY))
+            run_baseline(Request("data-parallel", 1, 0, 4, out, assignments=tuple(TINY)))
     assert (kept / "report.json").read_text(encoding="utf-8") == "mine"
