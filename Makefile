@@ -54,7 +54,7 @@ demo: $(READY)  ## train across three islands on this machine and write a report
 	$(VENV)/bin/atoll up --again --out $(or $(OUT),runs/demo)
 
 test: $(READY)  ## run the tests (all but those marked slow)
-	$(if $(SCHEDULES),SCHEDULES=$(SCHEDULES)) $(PY) -m pytest $(TWO_WORKERS) $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
+	$(if $(SCHEDULES),SCHEDULES=$(SCHEDULES)) $(PY) -m pytest --durations 15 $(TWO_WORKERS) $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 
 lint: $(READY)  ## check style, formatting, import contracts and declared dependencies
 	$(PY) -m ruff check .
