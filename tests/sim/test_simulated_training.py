@@ -222,12 +222,16 @@ def test_kills_cuts_and_takeovers_leave_exact_books_and_nobody_waits(simulate: S
     assert stepped_s > 0.9 * (lived_s - 2.0 * starts)
 
 
+def endless(shared: Path, out: Path) -> list[str]:
+    """Return the command of a run that only a signal ends."""
+    told = [word for text in assignments(shared) for word in ("--set", text)]
+    return [sys.executable, "-m", "atoll.cli", "sim", "train", "--tokens", "100000000", "--out", str(out), *told]
+
+
 def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) -> None:
     """Ctrl-C: what is trained is merged, the report is written, the exit code says that it was interrupted."""
-    told = [word for text in assignments(shared) for word in ("--set", text)]
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "atoll.cli", "sim", "train", "--tokens", "100000000", "--out", str(out), *told]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(endless(shared, out), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if " training · " in line and " 0 commits" not in line:
@@ -244,21 +248,9 @@ def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) ->
 
 def test_a_signal_before_the_first_step_is_not_lost(shared: Path, tmp_path: Path) -> None:
     """Ctrl-C while JAX is loaded or the step is compiled: heard, though nobody is there yet who could act on it."""
-    told = [word for text in assignments(shared) for word in ("--set", text)]
-    log = tmp_path / "run" / "logs" / "sim.jsonl"
-    command = [
-        sys.executable,
-        "-m",
-        "atoll.cli",
-        "sim",
-        "train",
-        "--tokens",
-        "100000000",
-        "--out",
-        str(tmp_path / "run"),
-        *told,
-    ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    out = tmp_path / "run"
+    log = out / "logs" / "sim.jsonl"
+    with subprocess.Popen(endless(shared, out), stderr=subprocess.PIPE, text=True) as process:
         while not log.exists() and process.poll() is None:
             os.sched_yield()
         process.send_signal(signal.SIGINT)

@@ -13,11 +13,12 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, cast
 
 import atoll
-from atoll.errors import SettingsError, StorageFull
+from atoll.errors import SettingsError
 from atoll.logs import configure, get
 from atoll.settings import Settings, load
 from atoll.up import defaults
 from atoll.up.environment import as_text, flat
+from atoll.up.folder import unusable
 from atoll.up.report.collect import commit, machine
 from atoll_learner.process import limit_threads, prepare_work
 
@@ -102,7 +103,7 @@ def run_baseline(request: Request) -> None:
         draft.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         draft.replace(request.out / REPORT)
     except OSError as error:
-        raise StorageFull("the result cannot be written", got=f"{request.out}: {error.strerror}") from error
+        raise unusable(request.out, error) from error
     final = trained.final
     log.info("baseline.done", steps=trained.steps, tokens=trained.tokens, bits_per_byte=final, wall_s=trained.wall_s)
 
@@ -119,12 +120,7 @@ def _claim(out: Path) -> None:
         with TemporaryFile(dir=out):
             pass
     except OSError as error:
-        raise SettingsError(
-            "the folder of a result cannot be used",
-            got=f"{out}: {error.strerror}",
-            allowed="a folder we may write to",
-            todo="choose another --out or correct its permissions",
-        ) from error
+        raise unusable(out, error) from error
 
 
 def _say(step: int, steps: int, loss: float) -> None:

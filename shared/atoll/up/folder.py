@@ -125,7 +125,7 @@ class RunFolder:
                 (self.out / name).mkdir(parents=True, exist_ok=True)
             self._lock = (self.out / "lock").open("w")
         except OSError as error:
-            raise self._unusable(error) from error
+            raise unusable(self.out, error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -159,7 +159,7 @@ class RunFolder:
                 os.fsync(file.fileno())
             beside.replace(path)
         except OSError as error:
-            raise self._unusable(error) from error
+            raise unusable(self.out, error) from error
         return path
 
     def save(self, run: RunFile) -> None:
@@ -190,21 +190,22 @@ class RunFolder:
                 todo="free space or choose another --out",
             )
 
-    def _unusable(self, error: OSError) -> SettingsError | StorageFull:
-        """Return what the operating system said about the folder as an error of ours."""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return StorageFull("the disk is full", got=self.out, todo="free space or choose another --out")
-        return SettingsError(
-            "the folder of a run cannot be used",
-            got=f"{error.filename or self.out}: {error.strerror}",
-            allowed="a folder we may write to",
-            todo="choose another --out or correct its permissions",
-        )
-
     def _release(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def unusable(out: Path, error: OSError) -> SettingsError | StorageFull:
+    """Return what the operating system said about the folder `out`, where results were to go, as an error of ours."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFull("the disk is full", got=out, todo="free space or choose another --out")
+    return SettingsError(
+        "the folder of a run cannot be used",
+        got=f"{error.filename or out}: {error.strerror}",
+        allowed="a folder we may write to",
+        todo="choose another --out or correct its permissions",
+    )
 
 
 def _is_begun(entry: Path) -> bool:
