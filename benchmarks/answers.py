@@ -5,7 +5,8 @@ from what is kept in the repository.
 
 The gap of a cell to its rival (the baseline of the same seed) is taken at equal merged tokens t = min of both. Both ends
 are measured well, the points between on a smaller part of the held-out text, so the end is moved along the curve:
-loss(t) = end * curve(t) / curve(end). Who merged fewer tokens is not moved at all.
+loss(t) = end * curve(t) / curve(end). Who merged fewer tokens is not moved at all, nor who merged hardly more (`ALIKE`): a
+run ends with the round its target falls into, and what so few tokens teach is less than one version differs from the next.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from cells import Record
-from questions import Experiment, Goal, Labels, Row, matches
+from grid import Row
+from questions import Experiment, Goal, Labels, matches
 from results import Figure
 from spread import Spread, paired, spread
 
 Records = Mapping[str, Record]
+ALIKE: Final = 0.99
+"""Share of the merged tokens of the one who merged more, from which on both have merged the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ def gap(record: Record, rival: Record) -> float | None:
 def _moved(record: Record, tokens: int) -> float:
     """Return by which factor the loss at `tokens` differs from that at the end, by the curve."""
     end = all_merged(record)
-    if tokens >= end or not record["curve"]:
+    if tokens >= ALIKE * end or not record["curve"]:
         return 1.0
     then = [point[0] for point in record["curve"]]
     bits = [point[1] for point in record["curve"]]

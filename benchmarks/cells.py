@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from questions import Cell, Value, unsaid
+from grid import Cell, unsaid
+from questions import Value
 from results import commit, machine
 
+from atoll.files import write_whole
 from atoll.up.processes import DIE_WITH_PARENT
 
 PACE_S: Final = 1 / 40_000
@@ -59,9 +61,7 @@ class Shelf:
     def keep(self, cell: Cell, record: Record) -> None:
         """Keep what a cell came to."""
         self.here.mkdir(parents=True, exist_ok=True)
-        draft = self.here / f"{cell.digest}.{os.getpid()}"
-        draft.write_text(json.dumps(record) + "\n", encoding="utf-8")
-        draft.replace(self.here / f"{cell.digest}.json")
+        write_whole(self.here / f"{cell.digest}.json", (json.dumps(record) + "\n").encode())
 
     def paces(self) -> list[tuple[Cell, float]]:
         """Return every cell that was ever done here, whatever its sources, with the seconds it took."""

@@ -9,7 +9,6 @@ results`. The exit code is 1 when a cell failed or a goal is missed, 2 when a fi
 from __future__ import annotations
 
 import argparse
-import fcntl
 import math
 import os
 import subprocess
@@ -25,12 +24,14 @@ from answers import answers, figures
 from cells import Crew, Paces, Shelf, left, verbs
 from closure import source_digest
 from experiment_page import PREFIX, Raw, page, save, svgs
-from questions import FOLDER, Cell, Experiment, Row, matches, read, rows
+from grid import Cell, Row, rows
+from questions import FOLDER, Experiment, matches, read
 from results import write
 from sense import sensible
 
 from atoll.cli import INTERRUPTED
 from atoll.errors import AtollError, EnvironmentFault, SettingsError
+from atoll.files import hold
 from atoll_learner.data.shards import TokenShards
 
 BUILD = Path("build/experiments")
@@ -68,13 +69,12 @@ def _alone(options: argparse.Namespace) -> Iterator[None]:
         yield
         return
     options.build.mkdir(parents=True, exist_ok=True)
-    with (options.build / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise EnvironmentFault(
-                "another runner uses this folder", got=options.build, todo="wait for it, or choose another --build"
-            ) from None
+    lock = hold(options.build / "lock")
+    if lock is None:
+        raise EnvironmentFault(
+            "another runner uses this folder", got=options.build, todo="wait for it, or choose another --build"
+        )
+    with lock:
         yield
 
 

@@ -16,10 +16,12 @@ import msgspec
 import zstandard
 from answers import Answer, Records, answers, figures
 from cells import duration
+from grid import Row, choices, rows
 from plots import standalone
-from questions import MEASURES, Baseline, Experiment, Plot, Row, choices, matches, parse, rows
+from questions import MEASURES, Baseline, Experiment, Plot, matches, parse
 from spread import Spread
 
+from atoll.files import write_whole
 from atoll.up.report.charts import Series, lines
 
 PREFIX: Final = "experiment-"
@@ -52,9 +54,7 @@ class Raw(msgspec.Struct, kw_only=True):
 def save(raw: Raw, path: Path) -> None:
     """Write a raw file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".part")
-    draft.write_bytes(zstandard.compress(msgspec.json.encode(raw, order="deterministic"), LEVEL))
-    draft.replace(path)
+    write_whole(path, zstandard.compress(msgspec.json.encode(raw, order="deterministic"), LEVEL))
 
 
 def load(path: Path) -> Raw:

@@ -16,6 +16,7 @@ import msgspec
 import zstandard
 from storm import Fault
 
+from atoll.files import write_whole
 from atoll.protocol.ledger import Ledger
 
 LEVEL = 19
@@ -147,9 +148,7 @@ class Extract(msgspec.Struct, kw_only=True):
 def save(extract: Extract, path: Path) -> None:
     """Write an extract; it appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".part")
-    aside.write_bytes(zstandard.compress(msgspec.json.encode(extract), LEVEL))
-    aside.replace(path)
+    write_whole(path, zstandard.compress(msgspec.json.encode(extract), LEVEL))
 
 
 def load(path: Path) -> Extract:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import atoll
+from atoll.files import write_whole
 
 RESULTS = Path("build/results")
 
@@ -43,9 +44,8 @@ def write(target: str, seed: int, figures: list[Figure], raw: Sequence[Path] = (
         **({"raw": [str(path) for path in raw]} if raw else {}),
     }
     path = RESULTS / f"{target}.json"
-    aside = path.with_suffix(f".{os.getpid()}")
-    aside.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    aside.replace(path)
+    # Runners with other build folders may write the same result at the same time.
+    write_whole(path, (json.dumps(document, indent=2) + "\n").encode(), path.with_suffix(f".{os.getpid()}"))
     for figure in figures:
         verdict = {True: "holds", False: "MISSED", None: "-"}[figure.holds]
         print(f"{figure.name:<64} {figure.value:>10.4g} {figure.unit:<12} {figure.goal:<28} {verdict}")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from questions import Experiment, Goal, axes_of, label
+from questions import Experiment, Goal, axes_of, label, wheres
 
 from atoll.errors import SettingsError
 
@@ -44,7 +44,7 @@ def sensible(experiment: Experiment, origin: str) -> None:
 
 def _names_rows(experiment: Experiment, axes: Mapping[str, Mapping[str, Any]], origin: str) -> None:
     """Refuse whatever picks rows by a value that no axis has, and a plot against no axis."""
-    for axis, value in (item for where in _wheres(experiment) for item in where.items()):
+    for axis, value in (item for where in wheres(experiment) for item in where.items()):
         if label(value) not in axes[axis]:
             allowed = ", ".join(axes[axis])
             raise SettingsError("no row has this value", got=f"{axis} = {value!r} in {origin}", allowed=allowed)
@@ -60,15 +60,6 @@ def _values(axes: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, lis
             yield from _values(value, f"{above}{key}.")
         elif isinstance(value, list):
             yield f"{above}{key}", [label(item) for item in value]
-
-
-def _wheres(experiment: Experiment) -> Iterator[Mapping[str, Any]]:
-    """Yield whatever picks rows by the values of their axes."""
-    yield from experiment.skip
-    yield from (plot.where for plot in experiment.plots)
-    for goal in experiment.goals:
-        yield goal.where
-        yield from goal.below
 
 
 def _can_be_missed(goal: Goal, experiment: Experiment, origin: str) -> None:

@@ -54,7 +54,7 @@ class Island:
             "ATOLL_RUN": self.run,
             "ATOLL_BROKER__URL": url,
             "ATOLL_DATA__DIR": str(data),
-            "ATOLL_LEARNER__COMPILE_CACHE": str(folder / "cache"),
+            "ATOLL_LEARNER__COMPILE_CACHE": str(data.with_name("compiled")),
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 

@@ -20,12 +20,12 @@ def test_experiments_run_from_their_files_to_tables(tmp_path: Path, capsys: pyte
     build, common = tmp_path / "build", ["--folder", str(ROOT / FOLDER), "--data", str(corpus_in(tmp_path))]
     common += ["--build", str(build), "--scale", "0.0004", "--seeds", "1", "--jobs", "2"]
     common += [word for text in TINY for word in ("--set", text)]
-    interval = ["interval", "--only", "method=atoll", "--only", "protocol.interval_steps=8", *common]
+    sizes = ["parity-size", "--only", "model.size=xs", *common]
     warm = ["warm-start", "--only", "learners=4", "--only", "warm=0.1", "--only", "tokens_per_learner=1228800", *common]
 
-    codes = [main(interval), main(warm), main(warm)]
+    codes = [main(sizes), main(warm), main(warm)]
     said = capsys.readouterr().out
-    records = [load(build / "quick" / f"experiment-{name}.json.zst").records for name in ("interval", "warm-start")]
+    records = [load(build / "quick" / f"experiment-{name}.json.zst").records for name in ("parity-size", "warm-start")]
     cells = [record["cell"] for record in (records[0] | records[1]).values()]
 
     assert codes == [0, 0, 0], said
@@ -38,7 +38,7 @@ def test_experiments_run_from_their_files_to_tables(tmp_path: Path, capsys: pyte
         ("data-parallel", 0.0, 8e-3),
     ]
     assert all(1.0 < record["final"] < 9.0 and record["merged"] > 0 for record in records[1].values())
-    assert "A quick look" in (build / "quick" / "experiment-interval.md").read_text(encoding="utf-8")
+    assert "A quick look" in (build / "quick" / "experiment-parity-size.md").read_text(encoding="utf-8")
 
 
 def corpus_in(folder: Path) -> Path:

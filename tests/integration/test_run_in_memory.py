@@ -35,7 +35,7 @@ Opener = Callable[[], Coroutine[Any, Any, Bus]]
 STEP_S = 0.004
 
 
-MEAN = {"outer_lr": 1.0, "outer_momentum": 0.0, "correction": "none"}
+MEAN = {"merge": "mean", "outer_lr": 1.0, "outer_momentum": 0.0, "correction": "none"}
 """The outer step that takes the mean of what learners reached, for tests that rest on exact values."""
 
 

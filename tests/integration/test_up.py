@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,7 +36,7 @@ DEADLINE_S = 240.0
 SCHEMA = Path(atoll.__file__).parent / "up" / "report" / "report.schema.json"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of real text: some modules of the standard library."""
     folder = tmp_path_factory.mktemp("text")
@@ -43,6 +44,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in sorted(source.glob("*.py"))[:60]:
         (folder / path.name).write_bytes(path.read_bytes())
     return folder
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """A run that has reached its target, to copy and to spoil."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    finish(start(out, corpus, "--learners", "1", "--tokens", "20000"))
+    return out
 
 
 @pytest.fixture
@@ -72,8 +81,9 @@ def processes_of(out: Path) -> list[int]:
 
 
 def command_of(out: Path, corpus: Path, *words: str) -> list[str]:
-    """Return the command of `atoll up` with a small model."""
-    settings = [word for setting in SMALL for word in ("--set", setting)]
+    """Return the command of `atoll up` with a small model, whose programs all runs of this module compile once."""
+    asked = (*SMALL, f"learner.compile_cache={corpus.with_name('compiled')}")
+    settings = [word for setting in asked for word in ("--set", setting)]
     return [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--corpus", str(corpus), *settings, *words]
 
 
@@ -205,9 +215,9 @@ def test_a_second_ctrl_c_stops_at_once(run_dir: Path, corpus: Path) -> None:
     assert process.returncode in (0, 130)
 
 
-def test_a_run_whose_store_is_damaged_is_not_begun_anew_silently(run_dir: Path, corpus: Path) -> None:
+def test_a_run_whose_store_is_damaged_is_not_begun_anew_silently(run_dir: Path, finished: Path, corpus: Path) -> None:
     """What the folder remembers and the broker has lost is an error, exit code 3; the last report stays."""
-    finish(start(run_dir, corpus, "--learners", "1", "--tokens", "20000"))
+    shutil.copytree(finished, run_dir)
     before = report_of(run_dir)
     blocks = sorted((run_dir / "nats").rglob("*.blk"))
     for block in blocks:
@@ -221,9 +231,9 @@ def test_a_run_whose_store_is_damaged_is_not_begun_anew_silently(run_dir: Path, 
     assert report_of(run_dir) == before
 
 
-def test_damaged_token_shards_are_refused_before_anything_trains(run_dir: Path, corpus: Path) -> None:
+def test_damaged_token_shards_are_refused_before_anything_trains(run_dir: Path, finished: Path, corpus: Path) -> None:
     """A run that is continued with a truncated file says so, exit code 2; no learner was started for it."""
-    finish(start(run_dir, corpus, "--learners", "1", "--tokens", "20000"))
+    shutil.copytree(finished, run_dir)
     log = run_dir / "logs" / "learner-1.jsonl"
     before = log.read_bytes()
     os.truncate(run_dir / "data" / "train.bin", 4096)
@@ -276,7 +286,7 @@ def test_a_learner_that_somebody_else_started_leaves_with_the_run(run_dir: Path,
     process = start(run_dir, corpus, "--learners", "1", "--tokens", "0", "--set", "run=guests")
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 2)
     url = (run_dir / "nats" / "url").read_text(encoding="utf-8")
-    told = {"data.dir": run_dir / "data", "learner.compile_cache": run_dir / "cache" / "jax", "log.format": "json"}
+    told = {"data.dir": run_dir / "data", "learner.compile_cache": corpus.with_name("compiled"), "log.format": "json"}
     settings = [word for name, value in told.items() for word in ("--set", f"{name}={value}")]
     settings += [word for setting in SMALL for word in ("--set", setting)]
     words = ["learner", "--id", "guest", "--run", "guests", "--broker", url, *settings]

@@ -28,7 +28,7 @@ from atoll_simulator.baselines import Feeds, Method, Trained, report_of, train_b
 TINY = ["model.size=1", "model.context=32", "train.batch=2", "data.lease_blocks=2"]
 STEP = 64
 AVERAGED = (
-    *("protocol.codec_up=f32", "protocol.correction=none"),
+    *("protocol.codec_up=f32", "protocol.correction=none", "protocol.merge=mean"),
     *("protocol.outer_lr=1", "protocol.outer_momentum=0"),
 )
 

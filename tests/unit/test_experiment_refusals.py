@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from cells import Shelf
 from experiment import main
-from questions import FOLDER, Cell, computed, parse, read, rows
+from grid import Cell, computed, rows
+from questions import FOLDER, parse, read
 from sense import sensible
 
 from atoll.errors import SettingsError
@@ -24,6 +25,7 @@ CELL = Cell("atoll", 2, 100, 0, 0.0, ())
     ("text", "words"),
     [
         ("[axes]\nlearners = [2, 2]", "an axis has a value twice"),
+        ('[axes]\n"train.batch" = [4]\n[axes.train]\nbatch = [8]', "an axis is there twice"),
         ("[axes]\nx = {}", "an axis has no value"),
         ("skip = [{ learners = 9 }]\n" + GRID, "no row has this value"),
         (

@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import grid as grids
 import pytest
-import questions
 from answers import answers, figures, gap
 from cells import PACE_S, Crew, Paces, Record, Shelf, cell_of, record_of, toml, verbs
 from closure import closure, source_digest
 from experiment import in_order, main
 from experiment_page import Raw, load, page, save, svgs
+from grid import Cell, computed, rows
 from publish import page_differences, publish
-from questions import FOLDER, Cell, Experiment, axes_of, computed, parse, read, rows
+from questions import FOLDER, Experiment, axes_of, parse, read
 
 from atoll.errors import SettingsError
+from atoll.protocol.settings import ProtocolSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 GRID = """
@@ -150,15 +152,15 @@ def test_rivals_read_only_what_concerns_them() -> None:
 
 def test_a_default_is_the_same_cell_said_or_not() -> None:
     """The rate that learners have anyway, and what `atoll up` sets, are not part of a cell's name; other values are."""
-    text = """
+    text = f"""
     question = "?"
     [settings]
     tokens = 10
     [axes.said]
-    nothing = {}
-    defaults = { "train.rate" = 2e-3, "protocol.outer_lr" = 0.7, "protocol.adoption" = "carry" }
-    another = { "protocol.adoption" = "overwrite" }
-    sequence = { "train.sequence" = 128 }
+    nothing = {{}}
+    defaults = {{ "train.rate" = 2e-3, "protocol.outer_lr" = {ProtocolSettings().outer_lr}, "protocol.adoption" = "carry" }}
+    another = {{ "protocol.adoption" = "overwrite" }}
+    sequence = {{ "train.sequence" = 128 }}
     """
     nothing, said, another, sequence = (row.cells[0].digest for row in rows(grid(text), range(1)))
 
@@ -372,8 +374,8 @@ def test_cells_of_other_sources_count_when_named(tmp_path: Path) -> None:
 def test_cells_made_with_other_defaults_never_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A default is no part of a cell's name: where it has changed since, the same name means another run."""
     crew_of(tmp_path, []).work([small(0)])
-    standing = dict(questions._standing())
-    monkeypatch.setattr(questions, "_standing", lambda: standing | {"protocol.outer_lr": 0.123})
+    standing = dict(grids._standing())
+    monkeypatch.setattr(grids, "_standing", lambda: standing | {"protocol.outer_lr": 0.123})
 
     assert Shelf(tmp_path, "newer", ["sources"]).find(small(0)) is None
     assert Shelf(tmp_path, "sources").find(small(0)) is not None

@@ -25,8 +25,10 @@ PATIENCE_S = 120.0
 POLL_S = 0.1
 
 
-def enable_compile_cache(folder: Path) -> None:
-    """Keep compiled programs in `folder`, so that a restarted learner need not compile again."""
+def enable_compile_cache(folder: Path | None) -> None:
+    """Keep compiled programs in `folder`, so that whoever needs them next need not compile again; None: nowhere."""
+    if folder is None:
+        return
     folder.mkdir(parents=True, exist_ok=True)
     update: Callable[[str, object], None] = jax.config.update
     update("jax_compilation_cache_dir", str(folder))

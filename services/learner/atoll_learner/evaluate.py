@@ -46,6 +46,10 @@ def follow(settings: Settings, every_s: float) -> None:
     configure(settings.log.format, settings.log.level, role=WHO, run=settings.run)
     work = prepare_work(settings)
     limit_threads(settings.learner.threads or 1)
+
+    from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (JAX only after the thread limits are set)
+
+    enable_compile_cache(settings.learner.compile_cache)
     os.nice(5)
     asyncio.run(_follow(settings, work, every_s))
 
@@ -133,6 +137,10 @@ def export_run(settings: Settings, out: Path) -> None:
     configure(settings.log.format, settings.log.level, role="export", run=settings.run)
     work = prepare_work(settings)
     limit_threads(settings.learner.threads)
+
+    from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (JAX only after the thread limits are set)
+
+    enable_compile_cache(settings.learner.compile_cache)
     run, merged = asyncio.run(_read_now(settings))
     write_out(work, out, run, merged)
 

@@ -95,8 +95,7 @@ def train(settings: Settings) -> None:
     from atoll_learner.model import embedding_names, init_params  # noqa: PLC0415
 
     cache = settings.learner.compile_cache
-    if cache is not None:
-        enable_compile_cache(cache)
+    enable_compile_cache(cache)
     with turn(cache):
         params = init_params(work.model, settings.seed)
     if settings.learner.initial_model is not None:

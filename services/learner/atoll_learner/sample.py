@@ -26,7 +26,7 @@ def generate(  # noqa: PLR0913  (a choice each)
     window = settings.context
 
     @jax.jit
-    def draw(tokens: npt.NDArray[np.int32], last: np.int32, key: jax.Array) -> jax.Array:
+    def draw(params: Params, tokens: npt.NDArray[np.int32], last: np.int32, key: jax.Array) -> jax.Array:
         logits = forward(params, tokens[None, :])[0, last]
         return jax.random.categorical(key, logits / temperature)
 
@@ -35,5 +35,5 @@ def generate(  # noqa: PLR0913  (a choice each)
         recent = text[-window:]
         padded = np.zeros(window, dtype=np.int32)
         padded[: len(recent)] = recent
-        text.append(int(draw(padded, np.int32(len(recent) - 1), key)))
+        text.append(int(draw(params, padded, np.int32(len(recent) - 1), key)))
     return tokenizer.decode(text).decode("utf-8", errors="replace")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import atoll
 from atoll.errors import SettingsError
+from atoll.files import write_whole
 from atoll.logs import configure, get
 from atoll.settings import Settings, load
 from atoll.up import defaults
@@ -73,8 +74,7 @@ def run_baseline(request: Request) -> None:
     from atoll_learner.export import save_safetensors  # noqa: PLC0415
     from atoll_simulator.baselines import report_of, train_baseline  # noqa: PLC0415
 
-    if settings.learner.compile_cache is not None:
-        enable_compile_cache(settings.learner.compile_cache)
+    enable_compile_cache(settings.learner.compile_cache)
     trained = train_baseline(
         settings,
         work,
@@ -99,9 +99,7 @@ def run_baseline(request: Request) -> None:
     try:
         if trained.finite:
             save_safetensors(trained.params, request.out / MODEL, {"method": request.method})
-        draft = request.out / "report.partial"
-        draft.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        draft.replace(request.out / REPORT)
+        write_whole(request.out / REPORT, (json.dumps(report, indent=2) + "\n").encode())
     except OSError as error:
         raise unusable(request.out, error) from error
     final = trained.final

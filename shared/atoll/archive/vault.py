@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
 from atoll.errors import ArchiveUnavailable, CheckpointError, SettingsError
+from atoll.files import write_whole
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -79,16 +80,10 @@ class FolderVault:
         beside = target.with_name(f"{BESIDE}{secrets.token_hex(4)}-{target.name}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with beside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(target)
+            write_whole(target, data, draft=beside)
             for folder in target.relative_to(self._folder).parents:
                 _sync(self._folder / folder)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
             raise _unavailable(self.where, error.strerror or str(error)) from error
 
     def get(self, path: str, size_bytes_max: int) -> bytes:

@@ -9,7 +9,6 @@ follows the *thread* that forked. All waits are bounded, and a server that dies 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -28,6 +27,7 @@ from typing import IO, NoReturn, Self
 
 from atoll.bus.provision import VERSION_MIN
 from atoll.errors import BrokerUnavailable, EnvironmentFault, PortBusy, StorageFull
+from atoll.files import hold
 
 READY_S = 15.0
 STOP_S = 5.0
@@ -178,15 +178,11 @@ class EmbeddedBroker:
         self.store_dir.mkdir(parents=True, exist_ok=True)
         if self._lock is not None:
             return
-        lock = (self.store_dir / "lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
+        self._lock = hold(self.store_dir / "lock")
+        if self._lock is None:
             raise EnvironmentFault(
                 "another broker uses this directory", got=self.store_dir, todo="stop it or choose another directory"
-            ) from None
-        self._lock = lock
+            )
 
     def _write_config(self) -> Path:
         """Write the server's configuration; JSON strings are valid in its syntax."""

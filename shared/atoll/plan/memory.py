@@ -1,10 +1,10 @@
 """Room that a run needs where nobody looks until it is full: a synchronizer's memory, the broker's streams.
 
-A shard holds its fragments as float32 with their outer state. A round that is open adds its sum, while it commits the
-new values and state and their frame, and up to eight contributions that are read at once, as bytes and as float32
-(`atoll_synchronizer.workbench`). A stream of frames holds two of each fragment, since the one before stays until
-the next commit; that of states one, and the next while it is written; that of contributions what learners
-have pushed and no commit has settled.
+A shard holds its fragments as float32 with their outer state. A round that is open adds its sum (two with RDA, of
+displacements and of directions), while it commits the new values and state and their frame, and up to eight contributions
+that are read at once, as bytes and as float32 (`atoll_synchronizer.workbench`). A stream of frames holds two of each
+fragment, since the one before stays until the next commit; that of states one, and the next while it is written; that of
+contributions what learners have pushed and no commit has settled.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def room(question: Question, moved: Traffic, journey_s: float) -> Room:
     at_once = min(protocol.fragments, 1 + math.floor(journey_s / question.round_every_s))
     open_here = min(-(-protocol.fragments // protocol.shards), -(-at_once // protocol.shards))
     reading = min(READS_AT_ONCE, question.learners) * (moved.up + fragment)
-    working = open_here * (fragment * (1 + held) + moved.down + moved.state) + reading
+    sums = 2 if protocol.merge == "rda" else 1
+    working = open_here * (fragment * (sums + held) + moved.down + moved.state) + reading
     return Room(
         shard=held * fragment * -(-protocol.fragments // protocol.shards) + working,
         frames=(2 * protocol.fragments + at_once) * moved.down,

@@ -74,10 +74,10 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     heloco_shrink_max: float = 0.5
     heloco_rotate: float = 1.0
     heloco_doubt: float = 3.0
-    merge: Literal["mean", "rda"] = "mean"
+    merge: Literal["mean", "rda"] = "rda"
     outer: str = "nesterov"
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.5
+    outer_lr: float = 0.6
+    outer_momentum: float = 0.3
     outer_restart_versions: int = 0
     average_versions: int = 0
     adoption: Literal["overwrite", "blend", "carry"] = "overwrite"
@@ -135,7 +135,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 "protocol.correction = heloco compares displacements with the outer momentum, and there is none",
                 got=got,
                 allowed="outer = nesterov with outer_momentum above 0",
-                todo="set protocol.outer_momentum (0.5, say), or protocol.correction=none",
+                todo="set protocol.outer_momentum (0.3, say), or protocol.correction=none",
             )
         if self.correction == "heloco" and self.outer_restart_versions == 1:
             raise SettingsError(

@@ -11,7 +11,6 @@ because it has acknowledged nothing since.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from atoll.errors import BrokerUnavailable
+from atoll.files import write_whole
 from atoll.logs import configure, get
 
 RESTARTS_MAX = 5
@@ -124,9 +124,7 @@ def _former_port(url_file: Path) -> int:
 
 
 def _announce(url_file: Path, url: str) -> None:
-    beside = url_file.with_suffix(".new")
-    beside.write_text(url, encoding="utf-8")
-    os.replace(beside, url_file)  # noqa: PTH105  (the same as Path.replace, said with the file it becomes)
+    write_whole(url_file, url.encode())
 
 
 if __name__ == "__main__":

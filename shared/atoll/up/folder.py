@@ -14,9 +14,7 @@ folder would share a broker's store; the lock refuses the second. No secret is e
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
-import os
 import shutil
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +23,7 @@ from typing import IO, Any, Final, Self
 import msgspec
 
 from atoll.errors import EnvironmentFault, SettingsError, StorageFull
+from atoll.files import hold, write_whole
 
 SCHEMA: Final = 1
 FREE_MIN_BYTES: Final = 200 << 20
@@ -123,19 +122,11 @@ class RunFolder:
         try:
             for name in _FOLDERS:
                 (self.out / name).mkdir(parents=True, exist_ok=True)
-            self._lock = (self.out / "lock").open("w")
+            self._lock = hold(self.out / "lock")
         except OSError as error:
             raise unusable(self.out, error) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._release()
-            raise EnvironmentFault(
-                "another run uses this folder", got=self.out, todo="stop it or choose another --out"
-            ) from None
-        except BaseException:
-            self._release()
-            raise
+        if self._lock is None:
+            raise EnvironmentFault("another run uses this folder", got=self.out, todo="stop it or choose another --out")
         return self
 
     def __exit__(
@@ -151,13 +142,8 @@ class RunFolder:
     def write(self, name: str, data: bytes) -> Path:
         """Write `name` whole: first beside it, then moved into place. Raises `StorageFull` without room."""
         path = self.path(name)
-        beside = path.with_name(f".{path.name}.new")
         try:
-            with beside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
+            write_whole(path, data)
         except OSError as error:
             raise unusable(self.out, error) from error
         return path

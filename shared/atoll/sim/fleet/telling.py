@@ -8,6 +8,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 
 from atoll.errors import SettingsError
+from atoll.files import write_whole
 from atoll.sim.fleet.cells import Cell, per_cent, size_text
 from atoll.sim.fleet.drawing import plot
 from atoll.sim.fleet.joining import Joined
@@ -128,7 +129,7 @@ def folder_for(out: str | None, *names: str) -> Path | None:
 def _write(folder: Path, name: str, text: str) -> Path:
     path = folder / name
     try:
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text.encode())
     except OSError as error:
         raise SettingsError("a result cannot be written", got=path, todo=f"see to it ({error.strerror})") from error
     return path

@@ -1,0 +1,46 @@
+"""Files that are there whole or not at all, and files that one process holds.
+
+Whoever reads while we write, or after we died of it, finds what was there before: the new content is written beside it, made
+durable and moved into its place. A hold is a lock that the kernel frees when its holder dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from typing import IO
+
+
+def write_whole(path: Path, data: bytes, draft: Path | None = None) -> None:
+    """Write `data` to `path`, durable before it is visible; raise `OSError` with the old content in place.
+
+    `draft` is where it lies before, in the same folder: by default always the same name, so that what a killed writer has
+    left is written over. Writers that may meet need names of their own.
+    """
+    draft = draft or path.with_name(f".{path.name}.new")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def hold(path: Path) -> IO[str] | None:
+    """Return `path`, opened (made if need be) and held until it is closed; None while another process holds it."""
+    file = path.open("w", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except BaseException:
+        file.close()
+        raise
+    return file
