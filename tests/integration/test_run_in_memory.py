@@ -17,14 +17,16 @@ import pytest
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
-from atoll.errors import LayoutMismatch, Quarantined, SettingsError
+from atoll.errors import BlobGone, LayoutMismatch, Quarantined, SettingsError
 from atoll.island import driver
 from atoll.island.accounts import closing_ledger
 from atoll.island.founding import read_heads, read_run
 from atoll.island.home import LoopThread
 from atoll.island.join import IslandHandle, join
 from atoll.layout import Layout
+from atoll.protocol.books import BOOKS_BYTES_MAX, Books, thawed
 from atoll.protocol.ledger import Ledger, settle
+from atoll.protocol.quarantine import MEASURES_MIN
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import Event, Head, decode, encode
 from atoll_learner.merged import Merged, read_merged
@@ -132,6 +134,26 @@ class World:
 
         return self.home.submit(read()).result(10.0)
 
+    def usual(self) -> bool:
+        """Return whether the shards know of every fragment what is usual, and not from the learner "mad" alone."""
+
+        async def read() -> list[Books]:
+            bus = await self.bus()
+            record = await read_run(bus, Subjects(self.run))
+            assert record is not None
+            heads = await read_heads(bus, Subjects(self.run), record.layout)
+            refs = [head.books for head in heads.values() if head.books is not None]
+            return [thawed(await bus.get_blob(ref, BOOKS_BYTES_MAX)) for ref in refs]
+
+        try:
+            books = self.home.submit(read()).result(10.0)
+        except BlobGone:  # a commit wrote newer books between the two reads
+            return False
+        known = [each for each in books if len(each.measures) >= MEASURES_MIN]
+        return len(known) == self.protocol.fragments and all(
+            any(measure.learner != "mad" for measure in each.measures) for each in known
+        )
+
 
 def test_two_islands_meet_and_every_token_has_one_fate(run: str) -> None:
     """Two learners that pull apart end close together in the middle, and the books of both sides agree."""
@@ -218,17 +240,19 @@ def test_a_learner_that_spoils_the_run_is_isolated_and_nobody_else_notices(run: 
     """Finite nonsense is refused as an outlier, told, counted; its learner ends; the others reach what they aim at."""
     # Steps without noise and an outer momentum pass through what they aim at: lengths go to nothing and come back, and what
     # comes back is out of all proportion.
-    protocol = settings(**MEAN, adoption="overwrite")
+    protocol = settings(**MEAN, adoption="overwrite", tokens_target=10_000)
     world = World(run, protocol)
     stopped: list[Quarantined] = []
 
     def spoil() -> None:
         try:
             with world.join("mad") as island:
+                usual = False
                 while True:
                     # Behaves until the shards know what is usual here, then its values leap.
                     params = jax.tree.map(lambda leaf: leaf + 0.05 * (1.0 - leaf), island.params)
-                    if island.run_tokens > 2_000:
+                    usual = usual or world.usual()
+                    if usual:
                         params = jax.tree.map(lambda leaf: leaf + 100.0, params)
                     time.sleep(STEP_S)
                     island.step(params, tokens=10, loss=1.0)
