@@ -15,7 +15,7 @@ export PYTHON ?=
 BENCH_FLAGS = $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 EXPERIMENTS = $(notdir $(basename $(wildcard benchmarks/experiments/*.toml)))
-EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),--scale $(SCALE)) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only $(ONLY)) $(if $(LIST),--list)
+EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),--scale $(SCALE)) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only $(ONLY)) $(if $(LIST),--list) $(if $(PUBLISHED),--published docs/results/raw)
 
 # The tests that start processes of their own are one worker's, all others the other's (tests/conftest.py).
 TWO_WORKERS = --numprocesses 2 --dist loadgroup
@@ -35,6 +35,7 @@ help:  ## list the targets and the variables
 #: NAME=m-scaling      which experiment (experiment)
 #: SCALE=0.02          token budgets times this: a quick look that is not published (experiment, experiments)
 #: JOBS=2              how many cells run at a time (experiment, experiments)
+#: PUBLISHED=1         cells of the pages in docs/results count as done, made with whatever sources (experiment, experiments)
 #: LIST=1              only say how many cells are left and how long they take (experiment, experiments)
 #: SEED=7              the seed of a benchmark (bench and every bench-..., chaos), of the order of tests (test), or of the one
 #:                     schedule to show (dst)

@@ -86,7 +86,9 @@ def _measured(record: Record, rival: Record | None) -> dict[str, float | None]:
         "final": final,
         "gap": None if rival is None else gap(record, rival),
         "average": record.get("average"),
-        "average_gap": None if rival is None else gap({**record, "final": record.get("average")}, rival),
+        "average_gap": None
+        if rival is None
+        else gap(_averaged(record), _averaged(rival) if rival.get("average") else rival),
         "time": time_s,
         "time_ratio": time_s / theirs_s if time_s and theirs_s else None,
         "loss_time": final * time_s if final is not None and time_s else None,
@@ -96,6 +98,11 @@ def _measured(record: Record, rival: Record | None) -> dict[str, float | None]:
         "contributors": record["contributors"],
         "bytes": record["bytes_up"] / tokens if record["bytes_up"] is not None and tokens else None,
     }
+
+
+def _averaged(record: Record) -> Record:
+    """Return a record whose end is that of the average."""
+    return {**record, "final": record.get("average")}
 
 
 def all_merged(record: Record) -> int:

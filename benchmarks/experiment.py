@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from answers import answers, figures
-from cells import Crew, Paces, Shelf, left, verbs
+from cells import Crew, Paces, Shelf, cell_of, left, verbs
 from closure import source_digest
-from experiment_page import PREFIX, Raw, page, save, svgs
+from experiment_page import PREFIX, Raw, load, page, save, svgs
 from grid import Cell, Row, rows
 from questions import FOLDER, Experiment, matches, read
 from results import write
@@ -91,7 +91,8 @@ def _go(options: argparse.Namespace) -> int:
     work = [(Asked(name, text, experiment, over), _rows(experiment, options, over)) for experiment, text, name in asked]
     data = options.data or prepare(options.build / "corpus")
     fingerprint = TokenShards(data).meta.fingerprint
-    shelf = Shelf(options.build, f"{source_digest(ROOTS)}-{fingerprint[:8]}", options.also)
+    also = [*options.also, *(laid_back(options, fingerprint[:8]) if options.published else ())]
+    shelf = Shelf(options.build, f"{source_digest(ROOTS)}-{fingerprint[:8]}", also)
     crew = Crew(shelf, verbs, options.jobs, _environment(options, data), say=lambda text: print(text, flush=True))
     ends_s = time.monotonic() + 60.0 * options.minutes
     code = 0
@@ -143,6 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="compute threads of a cell")
     parser.add_argument(
         "--also", action="append", default=[], help="cells of these sources count too (a folder's name)"
+    )
+    parser.add_argument(
+        "--published", type=Path, help="cells in the raw files of this folder count too, of whatever sources"
     )
     parser.add_argument("--list", action="store_true", help="only say how many cells are left, and how long they take")
     return parser
@@ -230,6 +234,22 @@ def finish(one: Asked, options: argparse.Namespace, shelf: Shelf) -> int:
         return 0
     made = figures(raw.experiment, answers(raw.rows, records))
     return write(f"{PREFIX}{name}", options.seed, made, [folder / f"{PREFIX}{name}.json.zst"])
+
+
+def laid_back(options: argparse.Namespace, text: str) -> list[str]:
+    """Lay the cells of published raw files back on the shelves that they came from; return those trained on this text."""
+    files = sorted(options.published.glob(f"{PREFIX}*.json.zst"))
+    if not files:
+        raise SettingsError(
+            "--published has no raw files", got=options.published, allowed=f"a folder with {PREFIX}….json.zst"
+        )
+    shelves: dict[str, Shelf] = {}
+    for record in (record for path in files for record in load(path).records.values()):
+        shelf = shelves.setdefault(record["sources"], Shelf(options.build, record["sources"]))
+        cell = cell_of(record["cell"])
+        if shelf.find(cell) is None:
+            shelf.keep(cell, record)
+    return [name for name in shelves if name.endswith(f"-{text}")]
 
 
 def prepare(corpus: Path) -> Path:

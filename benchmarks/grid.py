@@ -39,7 +39,7 @@ OPERATIONS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
 _OURS: Final = {"method": "atoll", "learners": 4, "tokens": 0, "tokens_per_learner": 0, "warm": 0.0}
 STEP: Final = {"sim.step_s": 1.0}
 """A step takes one virtual second unless an experiment says otherwise: news take a few steps, not dozens."""
-_LOCKSTEP: Final = ("model.", "train.", "data.lease_blocks")
+_LOCKSTEP: Final = ("model.", "train.", "data.lease_blocks", "protocol.average_versions")
 _MERGING: Final = (
     *("fragments", "interval_steps", "merge", "outer", "outer_lr", "outer_momentum", "codec_up"),
     *("correction", "heloco_cosine", "heloco_shrink", "heloco_shrink_max", "heloco_rotate", "heloco_doubt"),

@@ -18,7 +18,7 @@ MEASURES: Final = {
     "final": "held-out loss at the end, bits per byte",
     "gap": "loss above the baseline's at equal merged tokens",
     "average": "held-out loss of the average of the global values, bits per byte",
-    "average_gap": "that loss above the baseline's at equal merged tokens",
+    "average_gap": "that loss above the baseline's (its average's, where it keeps one) at equal merged tokens",
     "time": "seconds of virtual time",
     "time_ratio": "virtual time over the baseline's",
     "loss_time": "bits per byte times seconds of virtual time",

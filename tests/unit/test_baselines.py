@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
+import numpy.typing as npt
 import pytest
 from typer.testing import CliRunner
 
+from atoll.advance import AVERAGE, Advance
 from atoll.cli.main import build
 from atoll.errors import SettingsError
+from atoll.outer import Nesterov
 from atoll.settings import Settings
 from atoll_learner.compiling import enable_compile_cache
 from atoll_learner.data.batches import BatchReader
@@ -27,6 +30,7 @@ from atoll_simulator.baselines import Feeds, Method, Trained, report_of, train_b
 
 TINY = ["model.size=1", "model.context=32", "train.batch=2", "data.lease_blocks=2"]
 STEP = 64
+FILES = ("model", "model-average")
 AVERAGED = (
     *("protocol.codec_up=f32", "protocol.correction=none", "protocol.merge=mean"),
     *("protocol.outer_lr=1", "protocol.outer_momentum=0"),
@@ -81,6 +85,11 @@ def plain(work: Work, settings: Settings) -> Params:
 def difference(ours: Params, theirs: Params) -> float:
     """Return the largest difference of two sets of parameters."""
     return max(float(np.abs(np.asarray(ours[name]) - np.asarray(theirs[name])).max()) for name in theirs)
+
+
+def flat(params: Params) -> npt.NDArray[np.float32]:
+    """Return all parameters in one row."""
+    return np.concatenate([np.ravel(params[name]) for name in sorted(params)])
 
 
 def test_one_data_parallel_learner_is_a_plain_loop(corpus: Path) -> None:
@@ -175,6 +184,26 @@ def test_the_curve_is_measured_where_learners_meet(corpus: Path) -> None:
     assert report["validation"]["final_bits_per_byte"] < report["validation"]["initial_bits_per_byte"]
 
 
+@pytest.mark.parametrize(("method", "versions"), [("data-parallel", range(1, 7)), ("diloco", (4, 6))])
+def test_the_average_is_that_of_a_run_over_every_version(corpus: Path, method: Method, versions: Sequence[int]) -> None:
+    """Steps of data-parallel training and meetings of DiLoCo are versions as in `atoll.advance`; nobody trains on it."""
+    apart, kept = "protocol.interval_steps=4", "protocol.average_versions=3"
+    settings = settings_of(corpus, apart, kept)
+    work = prepare_work(settings)
+    got, without = (trained(corpus, method, 2, *texts) for texts in ((apart, kept), (apart,)))
+    rules = Advance(Nesterov(1.0, 0.0), settings.protocol)
+    values = flat(init_params(work.model, settings.seed))
+    state = rules.init(values)
+    for version, steps in enumerate(versions):
+        reached = flat(train_baseline(settings, work, method, 2, stop_tokens=2 * steps * STEP).params)
+        values, state = rules.step(values, values - reached, state, version + 1)
+
+    assert got.averaged is not None
+    assert np.abs(flat(got.averaged) - state[AVERAGE]).max() < 1e-6
+    assert (got.final, without.average) == (without.final, None)
+    assert report_of(got, work)["validation"]["average_bits_per_byte"] == got.average != got.final
+
+
 def test_a_divergence_is_an_outcome(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters that are no numbers any more end the training with a report that says so, not with a figure."""
     monkeypatch.setattr("atoll_simulator.baselines.learning_rate", lambda *_: math.nan)
@@ -200,7 +229,7 @@ def test_the_verb_writes_a_report_and_a_model(corpus: Path, tmp_path: Path) -> N
     """`atoll sim baseline --stop` leaves the first part of a longer schedule, from which another training can begin."""
     words = ["sim", "baseline", "--method", "data-parallel", "--learners", "2", "--tokens", str(12 * STEP)]
     words += ["--stop", str(4 * STEP), "--seed", "3", "--out", str(tmp_path), "--set", f"data.dir={corpus}"]
-    for text in TINY:
+    for text in (*TINY, "protocol.average_versions=2"):
         words += ["--set", text]
     result = CliRunner().invoke(build(), words)
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
@@ -208,7 +237,8 @@ def test_the_verb_writes_a_report_and_a_model(corpus: Path, tmp_path: Path) -> N
     assert result.exit_code == 0, result.output
     assert (report["tokens_trained"], report["seed"], report["group"]) == (4 * STEP, 3, 2)
     model = prepare_work(settings_of(corpus)).model
-    assert load_safetensors(tmp_path / "model.safetensors", init_params(model, 0))
+    newest, average = (load_safetensors(tmp_path / f"{name}.safetensors", init_params(model, 0)) for name in FILES)
+    assert 0.0 < difference(newest, average) < 1.0
 
 
 def test_the_verb_replaces_nobodys_result_and_trains_for_no_folder_it_cannot_use(tmp_path: Path) -> None:

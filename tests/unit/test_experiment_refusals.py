@@ -124,6 +124,12 @@ def test_sources_that_were_never_there_are_refused(tmp_path: Path, capsys: pytes
     assert "--also names no sources" in capsys.readouterr().err
 
 
+def test_a_folder_without_published_cells_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong folder would train everything again."""
+    assert main(["--list", "--build", str(tmp_path), "--published", str(tmp_path)]) == 2
+    assert "--published has no raw files" in capsys.readouterr().err
+
+
 def test_a_folder_has_one_runner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two would delete each other's cells."""
     with (tmp_path / "lock").open("w") as lock:

@@ -17,12 +17,13 @@ from cells import PACE_S, Crew, Paces, Record, Shelf, cell_of, record_of, toml, 
 from closure import closure, source_digest
 from experiment import in_order, main
 from experiment_page import Raw, load, page, save, svgs
-from grid import Cell, computed, rows
+from grid import Cell, computed, rows, unsaid
 from publish import page_differences, publish
 from questions import FOLDER, Experiment, axes_of, parse, read
 
 from atoll.errors import SettingsError
 from atoll.protocol.settings import ProtocolSettings
+from atoll_learner.data.shards import TokenShards
 
 ROOT = Path(__file__).resolve().parents[2]
 GRID = """
@@ -478,6 +479,19 @@ def test_gaps_are_taken_seed_by_seed_to_the_best_rival() -> None:
     assert spread.half == pytest.approx(12.7062 * 0.05, rel=1e-4)
 
 
+def test_an_average_is_compared_with_an_average() -> None:
+    """Where the baseline keeps none, with its last values."""
+    records = records_of(FINALS)
+    row = rows(grid(), range(2))[0]
+    for cell, average in zip(row.cells, (2.1, 2.2), strict=True):
+        records[cell.digest]["average"] = average
+    without = answers([row], records)[0].values["average_gap"]
+    records[row.rivals[1][0].digest]["average"] = 1.5
+
+    assert without == {0: pytest.approx(0.05), 1: pytest.approx(0.1)}
+    assert answers([row], records)[0].values["average_gap"] == {0: pytest.approx(0.4), 1: pytest.approx(0.1)}
+
+
 def test_a_divergence_is_counted_and_not_averaged() -> None:
     """A cell that diverged has no loss; its row says so."""
     found = answers(rows(grid(), range(2)), records_of(FINALS))
@@ -555,7 +569,7 @@ def test_a_published_page_can_be_made_again(tmp_path: Path) -> None:
 
 
 def test_the_command_line_says_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--list` runs nothing; an unknown name and a wrong file end with 2 and a sentence."""
+    """`--list` runs nothing; an unknown name and a wrong file end with 2 and a sentence. Published cells of this text count."""
     (tmp_path / "which.toml").write_text(GRID, encoding="utf-8")
     text = tmp_path / "text"
     text.mkdir()
@@ -569,3 +583,13 @@ def test_the_command_line_says_what_is_left(tmp_path: Path, capsys: pytest.Captu
     assert "12 of 12 cells to run" in capsys.readouterr().out
     assert main(["what", *common]) == 2
     assert "allowed: which" in capsys.readouterr().err
+
+    fingerprint = TokenShards(tmp_path / "data").meta.fingerprint[:8]
+    row = rows(grid(), range(1))[0]
+    (mine,), ((theirs,), _) = row.cells, row.rivals
+    for name, cell in (("mine", mine), ("strange", theirs)):
+        trained_on = fingerprint if name == "mine" else "other"
+        record = result(cell, 2.0, sources=f"{name}-{trained_on}", unsaid=unsaid(cell))
+        save(raw_of({cell.digest: record}), tmp_path / "raw" / f"experiment-{name}.json.zst")
+    assert main(["--list", "--only", "merging=mean", "--published", str(tmp_path / "raw"), *common]) == 0
+    assert "11 of 12 cells to run" in capsys.readouterr().out

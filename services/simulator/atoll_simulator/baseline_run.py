@@ -31,6 +31,7 @@ log = get(__name__)
 SAY_SHARE = 10
 REPORT = "report.json"
 MODEL = "model.safetensors"
+MODEL_AVERAGE = "model-average.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def baseline_settings(config: Path | None, assignments: tuple[str, ...]) -> Sett
 
 
 def run_baseline(request: Request) -> None:
-    """Train and write `report.json` and `model.safetensors` to `request.out`.
+    """Train and write `report.json` and `model.safetensors` to `request.out`, `model-average.safetensors` where one is kept.
 
     Raises:
         SettingsError: a setting is wrong, or the folder cannot be used; nothing was trained.
@@ -98,7 +99,10 @@ def run_baseline(request: Request) -> None:
     }
     try:
         if trained.finite:
-            save_safetensors(trained.params, request.out / MODEL, {"method": request.method})
+            save_safetensors(trained.params, request.out / MODEL, {"method": request.method, "values": "newest"})
+        if trained.averaged is not None:
+            words = {"method": request.method, "values": f"average of {settings.protocol.average_versions} versions"}
+            save_safetensors(trained.averaged, request.out / MODEL_AVERAGE, words)
         write_whole(request.out / REPORT, (json.dumps(report, indent=2) + "\n").encode())
     except OSError as error:
         raise unusable(request.out, error) from error

@@ -10,6 +10,9 @@ out in order of need, as in a real run: text is mixed equally widely.
   `atoll.outer`, and all go on from the new values; their inner optimizers keep their state. Nothing overlaps and nobody is
   ever late: Atoll without what makes it asynchronous. The last interval may be shorter.
 
+With `protocol.average_versions` N an average of the parameters is kept and measured as a run keeps one (`atoll.advance`), so
+that averages are compared with averages. A version of data-parallel training is a step, one of synchronous DiLoCo a meeting.
+
 The validation curve has the shape of `report.json`. Its points are measured on as many held-out tokens as the evaluator of a
 run uses, the end on as many as its export. Every trained token counts as merged; in between, synchronous DiLoCo is
 measured only where its learners meet.
@@ -23,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +67,8 @@ class Point:
 class Trained:
     """What a baseline came to: parameters, curve, and whether its loss stayed finite until the end.
 
-    `initial` and `final` are bits per byte on the export's share of the held-out text; `final` is None of one that diverged.
+    `initial`, `final` and `average` are bits per byte on the export's share of the held-out text; the last two are None of one
+    that diverged, `averaged` and `average` also where no average is kept.
     """
 
     params: Params
@@ -72,6 +77,8 @@ class Trained:
     finite: bool = True
     initial: float = 0.0
     final: float | None = None
+    averaged: Params | None = None
+    average: float | None = None
     curve: list[Point] = field(default_factory=list)
     wall_s: float = 0.0
 
@@ -104,6 +111,34 @@ class Feeds:
         if self._train.accumulation == 1:
             return batch
         return batch.reshape(self._train.accumulation, self._train.batch, -1)
+
+
+class Average:
+    """The exponential average of the parameters of all versions, over about `versions` of them: `atoll.advance`'s."""
+
+    def __init__(self, versions: int) -> None:
+        """Begin without any version."""
+        self._gain, self._weight = 1.0 / versions, 0.0
+        self.params: Params | None = None
+
+    def add(self, params: Params) -> None:
+        """Take in one more version."""
+        self._weight = (1.0 - self._gain) * self._weight + self._gain
+        share = self._gain / self._weight
+        self.params = params if self.params is None else _towards(self.params, params, share)
+
+
+@jax.jit
+def _towards(average: Params, params: Params, share: float) -> Params:
+    """Return `average` moved towards `params` by a share of the way, computed in float32."""
+
+    def one(mean: jax.Array, leaf: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        moved = mean.astype(jnp.float32) + share * (leaf.astype(jnp.float32) - mean.astype(jnp.float32))
+        return moved.astype(leaf.dtype)
+
+    return {name: one(mean, params[name]) for name, mean in average.items()}
 
 
 class DataParallel:
@@ -218,6 +253,7 @@ def train_baseline(  # noqa: PLR0913  (one per question; all but three have defa
     follow = make_evaluator(work.model, work.train, work.shards, FOLLOW_TOKENS_MAX)
     export = make_evaluator(work.model, work.train, work.shards, EXPORT_TOKENS_MAX)
     trained = Trained(params, initial=export(params), curve=[Point(0, follow(params))])
+    average = Average(settings.protocol.average_versions) if settings.protocol.average_versions else None
     began_s = time.monotonic()
     for number in range(steps):
         loss = trainer.step(feeds.next(), learning_rate(work.train, number * group, target))
@@ -228,6 +264,8 @@ def train_baseline(  # noqa: PLR0913  (one per question; all but three have defa
             break
         if trained.steps % apart == 0 or trained.steps == steps:
             trainer.meet()
+            if average is not None:
+                average.add(trainer.params)
             if trained.steps == steps or trained.steps * evaluations // steps > len(trained.curve) - 1:
                 trained.curve.append(Point(trained.tokens, follow(trainer.params)))
     trained.wall_s = time.monotonic() - began_s
@@ -236,6 +274,8 @@ def train_baseline(  # noqa: PLR0913  (one per question; all but three have defa
         end = export(trainer.params)
         trained.finite = math.isfinite(end)
         trained.final = end if trained.finite else None
+    if trained.finite and average is not None and average.params is not None:
+        trained.averaged, trained.average = average.params, export(average.params)
     return trained
 
 
@@ -260,6 +300,7 @@ def report_of(trained: Trained, work: Work) -> dict[str, Any]:
         "validation": {
             "initial_bits_per_byte": trained.initial,
             "final_bits_per_byte": trained.final,
+            **({} if trained.average is None else {"average_bits_per_byte": trained.average}),
             "validation_bytes": round(measured),
             "curve": curve,
         },
