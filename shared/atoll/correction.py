@@ -23,7 +23,7 @@ momentum is zero (version 0, or after a restart), are kept, and so are slices wh
 displacement that is finite never becomes one that is not.
 
 The momentum is that of the version the round is on, which the same head names as its values; a contribution is corrected
-when it is folded, before age shortens it. So a replay in the order that the head lists corrects to the same bits,
+when it is folded, before its age counts. So a replay in the order that the head lists corrects to the same bits,
 whoever owns the shard: nothing is kept here. Norms and cosines are sums in float64, each slice is then changed by one
 float32 combination of v and m.
 """

@@ -9,9 +9,11 @@ For learners m with displacements v_m and weights w_m (Sec. 3.2 and App. D.2 of 
     RDA &= \tfrac{\sum w_m \lVert v_m \rVert}{\sum w_m}\; \varphi\!\left(\tfrac{\sum w_m \varphi(v_m)}{\sum w_m}\right),
     \quad \varphi(x) = x / \lVert x \rVert,\ \varphi(0) = 0
 
-A late contribution is shortened before it is merged, and keeps its weight: v <- lambda^age v. A factor on its weight alone
-would vanish where nothing else is in its round, and learners that miss each other's rounds would each move the global
-values by their full step.
+What is late weighs less, and a round is only as long as its freshest contribution lets it: with freshness f_m = lambda^age,
+f_m w_m stands for w_m, and the result is multiplied by max f_m. So what is late adds to what is fresh and takes nothing from
+it: shortened at its full weight, it would make the mean of both shorter than what is fresh, and with RDA its direction
+would count in full. Alone in its round it is shortened: a factor on weights alone would vanish there, and learners
+that miss each other's rounds would each move the global values by their full step.
 
 RDA is taken per slice (`Span`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long, RDA keeps
 R. Slices marked `direct` (embeddings) take the mean. Where directions cancel RDA has no direction to keep and falls
@@ -73,24 +75,31 @@ class FragmentFold:
         self._method = method
         self._mean: Vector | None = None
         self._directions: Vector | None = None
+        self._freshest = 0.0
         self._radial = np.zeros(len(self._spans), dtype=np.float64)
         self._spent = False
         self._scratch = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
         self.weight_sum = 0.0
         self.count = 0
 
-    def add(self, displacement: Vector, weight: float, scale: float = 1.0) -> None:
-        """Fold in `scale` times a displacement (flat float32, layout order) with a positive weight; it is not kept."""
+    def add(self, displacement: Vector, weight: float, freshness: float = 1.0) -> None:
+        """Fold in a displacement (flat float32, layout order) with a positive weight; it is not kept.
+
+        `freshness` is 1 for what is in time, and nothing is heard of what has none left, 0.
+        """
         if self._spent:
             raise ProtocolMisuse("this fold has given its result already")
         if not 0.0 < weight < math.inf:
             raise ProtocolMisuse("a contribution needs a positive finite weight", got=weight)
-        if scale != 1.0:
-            displacement = np.multiply(displacement, np.float32(scale))
-        self.weight_sum += weight
         self.count += 1
+        self._freshest = max(self._freshest, freshness)
+        weight *= freshness
+        if weight == 0.0:
+            self._mean = np.zeros_like(displacement) if self._mean is None else self._mean
+            return
+        self.weight_sum += weight
         share = weight / self.weight_sum
-        if self._mean is None:
+        if self._mean is None or share == 1.0:
             self._mean = displacement.copy()
             self._directions = np.zeros_like(displacement) if self._method == "rda" else None
         else:
@@ -123,6 +132,8 @@ class FragmentFold:
                 length = 0.0 if span.direct else l2_norm(directions[here])
                 if length > shortest:
                     np.multiply(directions[here], np.float32(self._radial[number] / length), out=merged[here])
+        if self._freshest != 1.0:
+            np.multiply(merged, np.float32(self._freshest), out=merged)
         return Merged(merged, self.weight_sum, self.count)
 
     def _blend(self, mean: Vector, addend: Vector, share: float, norm: float) -> None:

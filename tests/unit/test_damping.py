@@ -1,4 +1,4 @@
-"""How age shortens a late displacement."""
+"""How fresh a late displacement is."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_the_gate_falls_from_one_to_nothing_where_contributions_are_refused(age_
     assert damping(gate, age_max + 1) < 1e-12
 
 
-def test_a_fold_says_by_how_much_age_shortens() -> None:
-    """The command carries the factor; the weight is that of a contribution on time."""
+def test_a_fold_says_how_fresh_it_is() -> None:
+    """The weight beside it is that of a contribution on time."""
     settings = ProtocolSettings(age_law="gate", age_max=2, age_damping=0.5)
     now = FragmentRound(0, 5, settings)
     folds = [now.fold(Offer(PushKey("a", 1, 0, n), 5 - n, 8, 4, final=False), "") for n in range(3)]
 
-    np.testing.assert_allclose([fold.scale for fold in folds], [1.0, 0.5 * 0.75, 0.25 * 0.25])
+    np.testing.assert_allclose([fold.freshness for fold in folds], [1.0, 0.5 * 0.75, 0.25 * 0.25])
     assert {fold.weight for fold in folds} == {16.0}
 
 

@@ -91,7 +91,7 @@ class Numbers(World):
             size = len(NAMES)
             span = Span("w", 0, size, 0, size, direct=False, floating=True)
             self.fold = self.fold or FragmentFold((span,), "mean")
-            self.fold.add(self.pushed[action.key], action.weight, action.scale)
+            self.fold.add(self.pushed[action.key], action.weight, action.freshness)
         super()._do(action)
 
     def _execute(self, action: Action) -> None:
@@ -124,7 +124,7 @@ def rest(made: Numbers) -> Vector:
 
 
 @pytest.mark.parametrize(
-    ("ending", "wanted"), [("apart", [5.0, 2.5, 1.25, 0.0]), ("together", [1.25, 1.25, 1.25, 1.25])]
+    ("ending", "wanted"), [("apart", [5.0, 1.25, 0.3125, 0.0]), ("together", [1.25, 1.25, 1.25, 1.25])]
 )
 def test_learners_that_leave_one_after_the_other_are_merged_as_one_round(ending: str, wanted: list[float]) -> None:
     """Apart, each is a round of its own: the first in full, the others late and damped, the last refused as stale."""

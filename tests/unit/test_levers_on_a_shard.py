@@ -72,7 +72,7 @@ class Owner:
                 blob=await self.bus.put_blob(stem, encode_frame(displacement, "f32")),
             )
             await self.bench.fetch(key, manifest)
-            fold = Fold(key=key, weight=16.0, scale=1.0 - 0.5 * number, age=number)
+            fold = Fold(key=key, weight=16.0, freshness=1.0 - 0.5 * number, age=number)
             await self.bench.fold(fold, self.store.holdings[0].state)
         await self.store.commit(one_commit(version), await self.bench.merged(0))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -183,27 +182,50 @@ def test_weights_are_quantity_times_rate() -> None:
 
 
 @pytest.mark.parametrize("method", ["mean", "rda"])
-def test_a_late_displacement_is_shortened_also_when_it_is_alone(method: Literal["mean", "rda"]) -> None:
-    """Lambda v with the whole weight: alone half as long, beside a fresh one half of its share."""
+def test_a_late_displacement_is_shortened_also_when_it_is_alone(method: Method) -> None:
+    """By its freshness; of several by that of the freshest, among which the fresher ones weigh more."""
     spans = spans_of({"a": 4})
-    fresh, late = np.array([1.0, 0, 0, 0], np.float32), np.array([0, 1.0, 0, 0], np.float32)
-    alone = FragmentFold(spans, method)
+    older, late = np.array([1.0, 0, 0, 0], np.float32), np.array([0, 1.0, 0, 0], np.float32)
+    alone, both = FragmentFold(spans, method), FragmentFold(spans, "mean")
     alone.add(late, 3.0, 0.5)
-    both = FragmentFold(spans, "mean")
-    both.add(fresh, 3.0)
+    both.add(older, 3.0, 0.25)
     both.add(late, 3.0, 0.5)
 
     np.testing.assert_array_equal(alone.result().displacement, [0, 0.5, 0, 0])
-    np.testing.assert_allclose(both.result().displacement, [0.5, 0.25, 0, 0])
+    np.testing.assert_allclose(both.result().displacement, [0.5 / 3.0, 1.0 / 3.0, 0, 0], rtol=1e-6)
     assert late[1] == 1.0
 
 
-def test_a_factor_of_nought_silences_what_is_late() -> None:
-    """Its weight counts, what it says does not."""
-    fold = FragmentFold(spans_of({"a": 2}), "mean")
-    fold.add(np.ones(2, np.float32), 1.0, 0.0)
+@pytest.mark.parametrize("method", ["mean", "rda"])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_what_is_late_weighs_less_beside_what_is_fresh(method: Method, order: Sequence[int]) -> None:
+    """The same as smaller weights, in any order: the less of it, the nearer to the merge of what is fresh alone."""
+    vectors, weights = drawn(3)
+    fades = (1.0, 0.5, 0.25)
+    fold = FragmentFold(spans_of(SIZES), method)
+    for number in order:
+        fold.add(vectors[number], weights[number], fades[number])
+    weighed = folded(spans_of(SIZES), method, vectors, [w * f for w, f in zip(weights, fades, strict=True)])
 
-    np.testing.assert_array_equal(fold.result().displacement, [0.0, 0.0])
+    np.testing.assert_allclose(fold.result().displacement, weighed.displacement, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["mean", "rda"])
+@pytest.mark.parametrize("freshness", [0.0, 1e-300])
+def test_nothing_is_heard_of_what_has_no_freshness_left(method: Method, freshness: float) -> None:
+    """Before, after and without what is fresh; it is counted, since its tokens have a fate."""
+    fresh, gone = np.array([1.0, 2.0], np.float32), np.array([4.0, -9.0], np.float32)
+    for order in ((fresh, gone), (gone, fresh)):
+        fold = FragmentFold(spans_of({"a": 2}), method)
+        for vector in order:
+            fold.add(vector, 1e-10, 1.0 if vector is fresh else freshness)
+        merged = fold.result()
+        np.testing.assert_allclose(merged.displacement, fresh, rtol=1e-6)
+        assert merged.count == 2
+    alone = FragmentFold(spans_of({"a": 2}), method)
+    alone.add(gone, 1e-300, freshness)
+
+    np.testing.assert_array_equal(alone.result().displacement, [0.0, 0.0])
 
 
 def test_norms_are_taken_per_slice_in_float64() -> None:

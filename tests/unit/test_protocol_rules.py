@@ -168,7 +168,7 @@ def test_the_grace_window_bounds_the_wait_for_a_straggler_who_is_merged_late() -
 
     (fold,) = the(Fold, actions)
     assert isinstance(fold, Fold)
-    assert fold == Fold(key=key("slow"), weight=800.0, scale=0.5, age=1)
+    assert fold == Fold(key=key("slow"), weight=800.0, freshness=0.25, age=1)
     assert [a.fate for a in actions if isinstance(a, Acknowledge)] == ["merged"]
 
 

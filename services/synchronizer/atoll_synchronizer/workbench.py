@@ -84,11 +84,11 @@ class Workbench:
         self._ready.pop(key, None)
 
     def _add(self, fold: FragmentFold, vector: Vector, command: Fold, state: State) -> None:
-        """Correct the displacement where the run wants that, then fold it in, `command.scale` times as long."""
+        """Correct the displacement where the run wants that, then fold it in as fresh as it is."""
         if self._correction is not None:
             spans = self._run.layout.spans(command.key.fragment)
             vector = self._correction.corrected(vector, state[MOMENTUM], spans)
-        fold.add(vector, command.weight, command.scale)
+        fold.add(vector, command.weight, command.freshness)
 
     def _decode(self, fragment: int, data: bytes, manifest: Contribution) -> tuple[Vector, float]:
         vector = decode_frame(data, elements_expected=self._sizes[fragment])

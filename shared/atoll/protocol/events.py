@@ -232,11 +232,11 @@ class Fetch(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold(Command):
-    """Add a ready contribution, `scale` times as long, to its fragment's round with `weight`; let its memory go."""
+    """Add a ready contribution of a `freshness` (0..1) to its fragment's round with `weight`; let its memory go."""
 
     key: PushKey
     weight: float
-    scale: float
+    freshness: float
     age: int
 
 

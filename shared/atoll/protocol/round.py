@@ -32,7 +32,7 @@ PLACES = 2
 
 
 def damping(settings: ProtocolSettings, age: int) -> float:
-    """Return the factor on a displacement `age` versions late: 1 at age 0, falling.
+    """Return how fresh a displacement is that is `age` versions late: 1 at age 0, falling (what it does: `atoll.merge`).
 
     The gate is that of CGAD (arXiv 2605.09126), sigma = gate * e^(-alpha age) with the cosine gate's end where contributions
     are refused anyway: `age_max + 1`. So what is taken grows to what is refused without a jump.
@@ -124,7 +124,7 @@ class FragmentRound:
         return ""
 
     def fold(self, offer: Offer, cause_id: str) -> Fold:
-        """Take a ready offer in; its weight is tokens squared over steps (Sec. 3.2), and age shortens what it says."""
+        """Take a ready offer in; its weight is tokens squared over steps (Sec. 3.2), and age makes it less fresh."""
         if self.phase is Phase.COMMITTING or self.refusal(offer):
             raise ProtocolMisuse("this round cannot fold it", got=(self.phase.value, self.refusal(offer), offer.key))
         age = max(0, self.age(offer))
@@ -140,8 +140,8 @@ class FragmentRound:
                 age=age,
             )
         )
-        scale = damping(self.settings, age)
-        return Fold(key=offer.key, weight=weight, scale=scale, age=age, cause_id=cause_id)
+        freshness = damping(self.settings, age)
+        return Fold(key=offer.key, weight=weight, freshness=freshness, age=age, cause_id=cause_id)
 
     @property
     def on_time(self) -> set[str]:

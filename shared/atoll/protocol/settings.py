@@ -30,7 +30,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         grace_cap_steps: longest grace, in median steps.
         average_decay: weight of the newest sample in the moving averages of Eq. 3.
         age_max: S_max, versions a late contribution may be behind and still enter the next round.
-        age_damping: factor on the displacement of a late contribution, per version of age.
+        age_damping: how fresh a late contribution is, per version of age: 0 not heard, 1 as if in time.
         age_law: "power": age_damping^age alone; "gate": times a cosine that falls from 1 at age 0 to 0 at age_max + 1.
         correction: "none", or "heloco": bend a displacement that disagrees with the outer momentum (`atoll.correction`).
         heloco_cosine: c_ok, cosine from which a displacement is kept as it is.
@@ -66,7 +66,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     grace_cap_steps: float = 1.0
     average_decay: float = 0.5
     age_max: int = 2
-    age_damping: float = 0.5
+    age_damping: float = 0.25
     age_law: Literal["power", "gate"] = "power"
     correction: Literal["none", "heloco"] = "heloco"
     heloco_cosine: float = 0.2
