@@ -312,6 +312,7 @@ def verbs(cell: Cell, out: Path) -> list[list[str]]:
     ]
     first += ["--seed", str(cell.seed + WARM_SEED), "--tokens", str(cell.tokens), "--stop", str(warm)]
     first += ["--out", str(out / "warm")]
+    first += ["--set", "protocol.average_versions=0"]
     # The second part's schedule may go on where the first one's stopped, which itself begins at the beginning.
     first += (
         ["--set", "train.tokens_before=0"] if any(name == "train.tokens_before" for name, _ in cell.settings) else []

@@ -102,7 +102,7 @@ class Extract(msgspec.Struct, kw_only=True):
         booked: tokens by fate of the same keys, by the books at the end.
         made: versions whose head was read when it was announced, whether or not the tape has a line for them.
         merged: tokens merged by fragment, as the last heads count them.
-        age_damping: the factor on a late displacement, per version of age.
+        age_damping: how fresh what is late is, per version of age.
         ledger: what the shards closed with.
         report: fates and validation of `report.json`; of the baseline what corresponds to them.
         schema: which of these were recorded; an extract of another schema is measured again.

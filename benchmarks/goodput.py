@@ -10,7 +10,7 @@ later thrown away counts.
 **Useful-step share** is the tokens that entered the model in the window over the tokens that the same system's learners
 would have trained in the same time undisturbed. Of Atoll what was merged, in time or late; of the baseline the steps
 that its group still has at the end: what it rolled back is not in it. A late contribution counts with all its tokens
-although its displacement is damped; the *damped* share counts `age_damping^age` of them, as the merge does.
+although it weighs less in the merge; the *damped* share counts `age_damping^age` of them.
 """
 
 from __future__ import annotations

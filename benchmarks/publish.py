@@ -38,8 +38,8 @@ and what favours it, is said in [`benchmarks/synchronous.py`](../../benchmarks/s
 **Participation** is stepping time over present time: the learner-seconds in which steps were taken over all
 learner-seconds of the run, with every learner present from beginning to end. **Useful-step share** is the tokens that
 entered the model (Atoll: merged in time or late; baseline: not rolled back) over the tokens that the same system would
-have trained in the same time undisturbed. What was merged late counts whole there, although its
-displacement is damped by `age_damping` per version of age; the *damped* share counts it as much as it moved the model. All
+have trained in the same time undisturbed. What was merged late counts whole there; the
+*damped* share counts `age_damping` of it per version of age, which is what the merge makes of it. All
 are defined once, for both systems, in [`benchmarks/goodput.py`](../../benchmarks/goodput.py).
 
 **Raw.** [`raw/`](raw) holds one extract per run: what was done, every commit and refusal of the tape, every heartbeat, the

@@ -10,10 +10,10 @@ For learners m with displacements v_m and weights w_m (Sec. 3.2 and App. D.2 of 
     \quad \varphi(x) = x / \lVert x \rVert,\ \varphi(0) = 0
 
 What is late weighs less, and a round is only as long as its freshest contribution lets it: with freshness f_m = lambda^age,
-f_m w_m stands for w_m, and the result is multiplied by max f_m. So what is late adds to what is fresh and takes nothing from
-it: shortened at its full weight, it would make the mean of both shorter than what is fresh, and with RDA its direction
-would count in full. Alone in its round it is shortened: a factor on weights alone would vanish there, and learners
-that miss each other's rounds would each move the global values by their full step.
+f_m w_m stands for w_m, and the result is multiplied by max f_m. So what is late counts as a small learner would: shortened
+at its full weight, it would make the mean shorter for all, and with RDA its direction would count in full. Alone in its
+round it is shortened: a factor on weights alone would vanish there, and learners that miss each other's rounds would each
+move the global values by their full step. One fresh contribution, however small, is enough for the full length.
 
 RDA is taken per slice (`Span`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long, RDA keeps
 R. Slices marked `direct` (embeddings) take the mean. Where directions cancel RDA has no direction to keep and falls
@@ -25,7 +25,7 @@ A fold holds one running mean (two for RDA: of directions, and of values for the
 whatever M is. With W the weights so far, a contribution of weight w enters as mean <- (1 - w/W) mean + (w/W) v: both
 factors lie within 0..1, so no weight, however large its claim, makes finite displacements merge to infinity. Work is
 done block by block with one small scratch array. The order of additions decides the last bits; it is the order in which
-the head lists the contributions, so a replay gives the same bits. One contribution alone is returned as it came, bit
+the head lists the contributions, so a replay gives the same bits. One fresh contribution alone is returned as it came, bit
 for bit. A fold gives its result once and is then spent: the result is its own memory.
 """
 
@@ -59,7 +59,7 @@ def token_weight(tokens: int, steps: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A merged displacement, flat float32, with the weights and the number of contributions behind it."""
+    """A merged displacement, flat float32, with the weights that counted and the number of contributions behind it."""
 
     displacement: Vector
     weight_sum: float
@@ -89,8 +89,10 @@ class FragmentFold:
         """
         if self._spent:
             raise ProtocolMisuse("this fold has given its result already")
-        if not 0.0 < weight < math.inf:
-            raise ProtocolMisuse("a contribution needs a positive finite weight", got=weight)
+        if not (0.0 < weight < math.inf and 0.0 <= freshness <= 1.0):
+            raise ProtocolMisuse(
+                "a contribution needs a positive finite weight and a freshness from 0 to 1", got=(weight, freshness)
+            )
         self.count += 1
         self._freshest = max(self._freshest, freshness)
         weight *= freshness
@@ -101,6 +103,7 @@ class FragmentFold:
         share = weight / self.weight_sum
         if self._mean is None or share == 1.0:
             self._mean = displacement.copy()
+            self._radial[:] = 0.0
             self._directions = np.zeros_like(displacement) if self._method == "rda" else None
         else:
             self._blend(self._mean, displacement, share, 1.0)

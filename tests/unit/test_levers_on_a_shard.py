@@ -142,7 +142,7 @@ async def test_owners_that_change_at_every_version_come_to_the_same_bits(desk: D
         assert ours.state[MOMENTUM].any() == (version + 1 != 4)
 
 
-async def test_what_is_folded_is_corrected_first_and_then_shortened_by_its_age(desk: Desk) -> None:
+async def test_what_is_folded_is_corrected_first_and_weighed_by_its_age(desk: Desk) -> None:
     """The workbench's merge is that of corrected displacements, in its order, and not that of the raw ones."""
     owner, protocol = await desk.owner(1), desk.run.protocol
     correction, spans = correction_of(protocol), LAYOUT.spans(0)

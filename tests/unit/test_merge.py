@@ -161,11 +161,14 @@ def test_adding_does_not_change_the_contribution() -> None:
     assert all(a.tobytes() == b.tobytes() for a, b in zip(vectors, copies, strict=True))
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
-def test_a_weight_is_positive_and_finite(weight: float) -> None:
-    """No other weight is folded."""
+@pytest.mark.parametrize(
+    ("weight", "freshness"),
+    [(0.0, 1.0), (-1.0, 1.0), (math.nan, 1.0), (math.inf, 1.0), (1.0, -0.1), (1.0, 1.1), (1.0, math.nan)],
+)
+def test_a_weight_is_positive_and_finite_and_a_freshness_a_share(weight: float, freshness: float) -> None:
+    """Nothing else is folded."""
     with pytest.raises(ProtocolMisuse, match="weight"):
-        FragmentFold(spans_of({"w": 2})).add(np.ones(2, np.float32), weight)
+        FragmentFold(spans_of({"w": 2})).add(np.ones(2, np.float32), weight, freshness)
 
 
 def test_an_empty_fold_has_no_result() -> None:
@@ -196,6 +199,26 @@ def test_a_late_displacement_is_shortened_also_when_it_is_alone(method: Method) 
     assert late[1] == 1.0
 
 
+def test_rda_of_late_displacements_alone_is_shortened() -> None:
+    """The length that RDA keeps is that of the contributions, times the freshness of the freshest."""
+    fold = FragmentFold(spans_of({"a": 2}), "rda")
+    fold.add(np.array([2.0, 0.0], np.float32), 1.0, 0.5)
+    fold.add(np.array([0.0, 2.0], np.float32), 2.0, 0.25)
+
+    np.testing.assert_allclose(fold.result().displacement, [np.sqrt(0.5), np.sqrt(0.5)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["mean", "rda"])
+def test_a_small_fresh_displacement_is_enough_for_the_full_length(method: Method) -> None:
+    """What is late beside it is a version late, and no shorter for it."""
+    late, fresh = np.array([0.0, 1.0], np.float32), np.array([0.0, 1.0], np.float32)
+    fold = FragmentFold(spans_of({"a": 2}), method)
+    fold.add(late, 1.0, 0.25)
+    fold.add(fresh, 1e-9)
+
+    np.testing.assert_allclose(fold.result().displacement, [0.0, 1.0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("method", ["mean", "rda"])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_what_is_late_weighs_less_beside_what_is_fresh(method: Method, order: Sequence[int]) -> None:
@@ -214,14 +237,17 @@ def test_what_is_late_weighs_less_beside_what_is_fresh(method: Method, order: Se
 @pytest.mark.parametrize("freshness", [0.0, 1e-300])
 def test_nothing_is_heard_of_what_has_no_freshness_left(method: Method, freshness: float) -> None:
     """Before, after and without what is fresh; it is counted, since its tokens have a fate."""
-    fresh, gone = np.array([1.0, 2.0], np.float32), np.array([4.0, -9.0], np.float32)
-    for order in ((fresh, gone), (gone, fresh)):
-        fold = FragmentFold(spans_of({"a": 2}), method)
-        for vector in order:
-            fold.add(vector, 1e-10, 1.0 if vector is fresh else freshness)
+    spans, gone = spans_of({"a": 2}), np.array([4.0, -9.0], np.float32)
+    fresh = [np.array([1.0, 2.0], np.float32), np.array([3.0, -1.0], np.float32)]
+    wanted = folded(spans, method, fresh, [1e-10, 1e-10]).displacement
+    for silent in range(3):
+        fold = FragmentFold(spans, method)
+        for number in range(3):
+            late = number == silent
+            fold.add(gone if late else fresh[number - (number > silent)], 1e-10, freshness if late else 1.0)
         merged = fold.result()
-        np.testing.assert_allclose(merged.displacement, fresh, rtol=1e-6)
-        assert merged.count == 2
+        np.testing.assert_array_equal(merged.displacement, wanted)
+        assert merged.count == 3
     alone = FragmentFold(spans_of({"a": 2}), method)
     alone.add(gone, 1e-300, freshness)
 
