@@ -21,23 +21,28 @@ def test_experiments_run_from_their_files_to_tables(tmp_path: Path, capsys: pyte
     common += ["--build", str(build), "--scale", "0.0004", "--seeds", "1", "--jobs", "2"]
     common += [word for text in TINY for word in ("--set", text)]
     sizes = ["parity-size", "--only", "model.size=xs", *common]
-    warm = ["warm-start", "--only", "learners=4", "--only", "warm=0.1", "--only", "tokens_per_learner=1228800", *common]
+    budget = ["--only", "tokens_per_learner=1228800", *common]
+    parity = ["parity", "--only", "learners=4", "--only", "method=atoll", *budget]
+    warm = ["warm-start", "--only", "warm=0.1", *budget]
 
-    codes = [main(sizes), main(warm), main(warm)]
+    codes = [main(sizes), main(parity), main(warm), main(warm)]
     said = capsys.readouterr().out
-    records = [load(build / "quick" / f"experiment-{name}.json.zst").records for name in ("parity-size", "warm-start")]
-    cells = [record["cell"] for record in (records[0] | records[1]).values()]
+    names = ("parity-size", "parity", "warm-start")
+    records = [load(build / "quick" / f"experiment-{name}.json.zst").records for name in names]
+    cells = [record["cell"] for record in (records[0] | records[1] | records[2]).values()]
 
-    assert codes == [0, 0, 0], said
-    assert "2 of 2 cells to run" in said
-    assert said.count("2 of 3 cells to run") == said.count("cells to run") - 1 == 1
+    assert codes == [0, 0, 0, 0], said
+    assert said.count("2 of 2 cells to run") == 2
+    assert said.count("1 of 3 cells to run") == said.count("cells to run") - 2 == 1
     assert sorted((cell["method"], cell["warm"], cell["settings"]["train.rate"]) for cell in cells) == [
         ("atoll", 0.0, 4e-3),
         ("atoll", 0.1, 4e-3),
         ("data-parallel", 0.0, 4e-3),
         ("data-parallel", 0.0, 8e-3),
+        ("data-parallel", 0.0, 8e-3),
     ]
-    assert all(1.0 < record["final"] < 9.0 and record["merged"] > 0 for record in records[1].values())
+    assert all(1.0 < record["final"] < 9.0 and record["merged"] > 0 for record in records[2].values())
+    assert all(1.0 < record["average"] < 9.0 for record in records[2].values())
     assert "A quick look" in (build / "quick" / "experiment-parity-size.md").read_text(encoding="utf-8")
 
 
