@@ -86,9 +86,7 @@ def _measured(record: Record, rival: Record | None) -> dict[str, float | None]:
         "final": final,
         "gap": None if rival is None else gap(record, rival),
         "average": record.get("average"),
-        "average_gap": None
-        if rival is None
-        else gap(_averaged(record), _averaged(rival) if rival.get("average") else rival),
+        "average_gap": None if rival is None else gap(_averaged(record), _averaged(rival, rival["final"])),
         "time": time_s,
         "time_ratio": time_s / theirs_s if time_s and theirs_s else None,
         "loss_time": final * time_s if final is not None and time_s else None,
@@ -100,9 +98,9 @@ def _measured(record: Record, rival: Record | None) -> dict[str, float | None]:
     }
 
 
-def _averaged(record: Record) -> Record:
-    """Return a record whose end is that of the average."""
-    return {**record, "final": record.get("average")}
+def _averaged(record: Record, without: float | None = None) -> Record:
+    """Return a record whose end is that of its average, `without` where it keeps none."""
+    return {**record, "final": record.get("average") or without}
 
 
 def all_merged(record: Record) -> int:

@@ -34,6 +34,13 @@ MOMENTUM: Final = "momentum"
 STATE_BYTES_MAX: Final = 8 << 30
 
 
+def averaged_in(weight: float, horizon_versions: int) -> tuple[float, float]:
+    """Return w after one more version, and the share of the way that the average moves towards it; w begins at 0."""
+    gain = 1.0 / horizon_versions
+    weight = (1.0 - gain) * weight + gain
+    return weight, gain / weight
+
+
 class Advance:
     """The rules of a run for its global values; pure, as the outer optimizer it wraps."""
 
@@ -60,8 +67,7 @@ class Advance:
             return {}
         if values is None:
             return dict(state)
-        gain = 1.0 / self._average_versions
-        weight = (1.0 - gain) * float(state[WEIGHT]) + gain
-        share = np.float32(gain / weight)
+        weight, newest = averaged_in(float(state[WEIGHT]), self._average_versions)
+        share = np.float32(newest)
         average = np.add(state[AVERAGE], share * (values - state[AVERAGE]), dtype=np.float32)
         return {AVERAGE: values.copy() if share == 1.0 else average, WEIGHT: np.asarray(weight)}

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from atoll.advance import MOMENTUM
+from atoll.advance import MOMENTUM, averaged_in
 from atoll.codecs.encodings import ENCODINGS
 from atoll.correction import correction_of
 from atoll.errors import SettingsError
@@ -114,31 +114,23 @@ class Feeds:
 
 
 class Average:
-    """The exponential average of the parameters of all versions, over about `versions` of them: `atoll.advance`'s."""
+    """The exponential average of the parameters of all versions, by the rule of `atoll.advance`."""
 
-    def __init__(self, versions: int) -> None:
+    def __init__(self, horizon_versions: int) -> None:
         """Begin without any version."""
-        self._gain, self._weight = 1.0 / versions, 0.0
+        self._horizon_versions, self._weight = horizon_versions, 0.0
         self.params: Params | None = None
 
     def add(self, params: Params) -> None:
         """Take in one more version."""
-        self._weight = (1.0 - self._gain) * self._weight + self._gain
-        share = self._gain / self._weight
+        self._weight, share = averaged_in(self._weight, self._horizon_versions)
         self.params = params if self.params is None else _towards(self.params, params, share)
 
 
 @jax.jit
 def _towards(average: Params, params: Params, share: float) -> Params:
-    """Return `average` moved towards `params` by a share of the way, computed in float32."""
-
-    def one(mean: jax.Array, leaf: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf
-        moved = mean.astype(jnp.float32) + share * (leaf.astype(jnp.float32) - mean.astype(jnp.float32))
-        return moved.astype(leaf.dtype)
-
-    return {name: one(mean, params[name]) for name, mean in average.items()}
+    """Return `average` moved towards `params`, float32 as all parameters of the model, by a share of the way."""
+    return {name: mean + share * (params[name] - mean) for name, mean in average.items()}
 
 
 class DataParallel:
