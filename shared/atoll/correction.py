@@ -23,27 +23,40 @@ momentum is zero (version 0, or after a restart), are kept, and so are slices wh
 displacement that is finite never becomes one that is not.
 
 The momentum is that of the version the round is on, which the same head names as its values; a contribution is corrected
-when it is folded, before its age counts. So a replay in the order that the head lists corrects to the same bits,
-whoever owns the shard: nothing is kept here. Norms and cosines are sums in float64, each slice is then changed by one
-float32 combination of v and m.
+while it is folded, in the same pass, before its age counts. So a replay in the order that the head lists corrects to the
+same bits, whoever owns the shard: nothing is kept here. Norms and cosines are sums in float64, and so is the length of what
+comes out, which RDA needs; a slice is changed by one float32 combination of v and m.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from atoll.codecs.encoded import Encoded
+from atoll.kernels import Vector
 from atoll.layout import Span
-from atoll.merge import BLOCK_ELEMENTS, NORM_MIN, l2_norm
+from atoll.merge import NORM_MIN, Bend, Bends, span_norms
 from atoll.protocol.settings import ProtocolSettings
-
-Vector = npt.NDArray[np.float32]
 
 FACTOR_MAX = float(np.finfo(np.float32).max) / 2.0
 """Of factors and lengths: neither part of a combination is longer than the square root of two times the slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compass:
+    """An outer momentum (flat float32, layout order) and its L2 norms per slice: what a round's contributions are held to."""
+
+    momentum: Vector
+    norms: Sequence[float]
+
+    @classmethod
+    def of(cls, momentum: Vector, spans: Sequence[Span]) -> Compass:
+        """Measure a momentum, once for all contributions of a round."""
+        return cls(momentum, span_norms(spans, Encoded.exact(momentum)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,36 +69,33 @@ class Heloco:
     rotate: float
     doubt: float
 
-    def corrected(self, displacement: Vector, momentum: Vector, spans: Sequence[Span]) -> Vector:
-        """Return `displacement` (flat float32, layout order) with every slice corrected; the argument is left alone."""
-        changed: Vector | None = None
-        for span in spans:
-            here = slice(span.offset, span.offset + span.size)
-            factors = self._factors(displacement[here], momentum[here])
-            if factors is None or abs(factors[1]) > FACTOR_MAX:
-                continue
-            if changed is None:
-                changed = displacement.copy()
-            keep, add = np.float32(factors[0]), np.float32(factors[1])
-            np.add(keep * displacement[here], add * momentum[here], out=changed[here])
-        return displacement if changed is None else changed
+    def bends(self, displacement: Encoded, norms: Sequence[float], compass: Compass, spans: Sequence[Span]) -> Bends:
+        """Return what becomes of each slice of a displacement whose slices are as long as `norms`."""
+        slices = [
+            self._bend(displacement, span, norm, compass.momentum, reference)
+            for span, norm, reference in zip(spans, norms, compass.norms, strict=True)
+        ]
+        return Bends(compass.momentum, slices)
 
-    def _factors(self, v: Vector, m: Vector) -> tuple[float, float] | None:
-        """Return (a, b) such that a v + b m is the corrected slice, None when it is kept."""
-        length, reference = l2_norm(v), l2_norm(m)
+    def _bend(self, v: Encoded, span: Span, length: float, momentum: Vector, reference: float) -> Bend | None:
+        """Return what becomes of one slice, None when it is kept; `reference` is the length of the momentum's."""
         if not NORM_MIN < length <= FACTOR_MAX or reference <= NORM_MIN:
             return None
-        cosine = _dot(v, m) / (length * reference)
+        product = v.product(span.offset, span.offset + span.size, momentum)
+        cosine = product / (length * reference)
         if cosine >= self.cosine:
             return None
         confidence = length / (length + self.doubt * reference)
         if cosine < 0.0:
             beta = min(-self.shrink * cosine * confidence, self.shrink_max)
-            return 1.0, -beta * cosine * length / reference
-        turn = min(self.rotate * (1.0 - cosine) * confidence, 1.0)
-        # Of (1 - turn) v^ + turn m^; at an angle of at most 90 degrees it is never shorter than the square root of a half.
-        mixed = ((1.0 - turn) ** 2 + turn**2 + 2.0 * turn * (1.0 - turn) * cosine) ** 0.5
-        return (1.0 - turn) / mixed, turn * length / (mixed * reference)
+            keep, add = 1.0, -beta * cosine * length / reference
+            norm = math.sqrt(max(0.0, length**2 + 2.0 * add * product + (add * reference) ** 2))
+        else:
+            turn = min(self.rotate * (1.0 - cosine) * confidence, 1.0)
+            # Of (1 - turn) v^ + turn m^; at an angle of at most 90 degrees it is never shorter than the square root of a half.
+            mixed = ((1.0 - turn) ** 2 + turn**2 + 2.0 * turn * (1.0 - turn) * cosine) ** 0.5
+            keep, add, norm = (1.0 - turn) / mixed, turn * length / (mixed * reference), length
+        return Bend(keep, add, norm) if abs(add) <= FACTOR_MAX else None
 
 
 def correction_of(settings: ProtocolSettings) -> Heloco | None:
@@ -99,12 +109,3 @@ def correction_of(settings: ProtocolSettings) -> Heloco | None:
         rotate=settings.heloco_rotate,
         doubt=settings.heloco_doubt,
     )
-
-
-def _dot(a: Vector, b: Vector) -> float:
-    """Return the scalar product, blockwise in float64."""
-    total = 0.0
-    for start in range(0, a.size, BLOCK_ELEMENTS):
-        stop = start + BLOCK_ELEMENTS
-        total += float(np.dot(a[start:stop].astype(np.float64), b[start:stop].astype(np.float64)))
-    return total

@@ -16,17 +16,21 @@ round it is shortened: a factor on weights alone would vanish there, and learner
 move the global values by their full step. One fresh contribution, however small, is enough for the full length.
 
 RDA is taken per slice (`Span`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long, RDA keeps
-R. Slices marked `direct` (embeddings) take the mean. Where directions cancel RDA has no direction to keep and falls
-back to the mean: where the mean direction is shorter than 1e-12, or than the rounding of the M float32 directions in it
-(M 2^-23). Below that length what is left is noise, which RDA would blow up to full size. A slice shorter than 1e-20
-counts as zero: float32 could not hold the inverse of its norm.
+R. Slices marked `direct` (embeddings) take the mean. Where directions cancel there is none to keep and the slice does not
+move, as phi(0) = 0 has it: where the mean direction is shorter than 1e-12, or than the rounding of the M float32
+directions in it (M 2^-23). Below that length what is left is noise, which RDA would blow up to full size. A slice shorter
+than 1e-20 counts as zero: float32 could not hold the inverse of its norm.
 
-A fold holds one running mean (two for RDA: of directions, and of values for the fallback), so memory is O(fragment)
-whatever M is. With W the weights so far, a contribution of weight w enters as mean <- (1 - w/W) mean + (w/W) v: both
-factors lie within 0..1, so no weight, however large its claim, makes finite displacements merge to infinity. Work is
-done block by block with one small scratch array. The order of additions decides the last bits; it is the order in which
-the head lists the contributions, so a replay gives the same bits. One fresh contribution alone is returned as it came, bit
-for bit. A fold gives its result once and is then spent: the result is its own memory.
+A fold holds one running mean, so memory is O(fragment) whatever M is, and a contribution is folded in by one pass as it
+came over the wire. With W the weights so far, one of weight w enters as mean <- (1 - w/W) mean + (w/W) v: both factors lie
+within 0..1, so no weight, however large its claim, makes finite displacements merge to infinity. Under RDA the mean of a
+slice is that of directions, in units of the first one's length r: v enters as r phi(v). Its length is set right at the
+end, and where there was one contribution it is right already. The order of additions decides the last bits; it is the
+order in which the head lists the contributions, so a replay gives the same bits. One fresh contribution alone is returned
+as it came, bit for bit. A fold gives its result once and is then spent: the result is its own memory.
+
+A displacement that disagrees with the outer momentum may be bent on its way in (`Bend`, `atoll.correction`): v is then
+a v + b m, in the same pass.
 """
 
 from __future__ import annotations
@@ -37,19 +41,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from atoll.codecs.encoded import Encoded
 from atoll.errors import FrameRejected, ProtocolMisuse
+from atoll.kernels import Vector
 from atoll.layout import Span
 
-Vector = npt.NDArray[np.float32]
 Method = Literal["mean", "rda"]
 
-BLOCK_ELEMENTS = 1 << 14
 DIRECTION_MIN = 1e-12
 ROUNDING = 2.0**-23
 NORM_MIN = 1e-20
-CLAIM_TOLERANCE = 0.02
+CLAIM_TOLERANCE = 1e-3
 
 
 def token_weight(tokens: int, steps: int) -> float:
@@ -66,26 +69,50 @@ class Merged:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Bend:
+    """A slice is folded in as `keep` v + `add` m, whose length is `norm`."""
+
+    keep: float
+    add: float
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bends:
+    """What becomes of each slice of a displacement, None where it stays as it is, and the momentum m it is bent towards."""
+
+    momentum: Vector
+    slices: Sequence[Bend | None]
+
+
 class FragmentFold:
     """The running merge of one fragment's round."""
 
     def __init__(self, spans: Sequence[Span], method: Method = "mean") -> None:
         """Start empty; `spans` say which elements belong together."""
         self._spans = tuple(spans)
-        self._method = method
+        self._radially = tuple(method == "rda" and not span.direct for span in self._spans)
         self._mean: Vector | None = None
-        self._directions: Vector | None = None
         self._freshest = 0.0
-        self._radial = np.zeros(len(self._spans), dtype=np.float64)
+        self._unit = [0.0] * len(self._spans)
+        self._radial = [0.0] * len(self._spans)
         self._spent = False
-        self._scratch = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
         self.weight_sum = 0.0
         self.count = 0
 
-    def add(self, displacement: Vector, weight: float, freshness: float = 1.0) -> None:
-        """Fold in a displacement (flat float32, layout order) with a positive weight; it is not kept.
+    def add(
+        self,
+        displacement: Encoded,
+        norms: Sequence[float],
+        weight: float,
+        freshness: float = 1.0,
+        bends: Bends | None = None,
+    ) -> None:
+        """Fold in a displacement (layout order) with a positive weight; it is not kept.
 
-        `freshness` is 1 for what is in time, and nothing is heard of what has none left, 0.
+        `norms` are its L2 norms per slice (`span_norms`). `freshness` is 1 for what is in time, and nothing is heard of what
+        has none left, 0.
         """
         if self._spent:
             raise ProtocolMisuse("this fold has given its result already")
@@ -97,24 +124,23 @@ class FragmentFold:
         self._freshest = max(self._freshest, freshness)
         weight *= freshness
         if weight == 0.0:
-            self._mean = np.zeros_like(displacement) if self._mean is None else self._mean
+            self._mean = np.zeros(displacement.elements, dtype=np.float32) if self._mean is None else self._mean
             return
         self.weight_sum += weight
         share = weight / self.weight_sum
-        if self._mean is None or share == 1.0:
-            self._mean = displacement.copy()
-            self._radial[:] = 0.0
-            self._directions = np.zeros_like(displacement) if self._method == "rda" else None
-        else:
-            self._blend(self._mean, displacement, share, 1.0)
-        if self._directions is not None:
-            for number, span in enumerate(self._spans):
-                if span.direct:
-                    continue
-                here = slice(span.offset, span.offset + span.size)
-                norm = l2_norm(displacement[here])
-                self._radial[number] += (norm - self._radial[number]) * share
-                self._blend(self._directions[here], displacement[here], share, norm)
+        mean = self._mean
+        if mean is None or share == 1.0:
+            share, mean = 1.0, displacement.expanded()
+            self._mean = mean
+        for number, span in enumerate(self._spans):
+            bend = None if bends is None else bends.slices[number]
+            take = self._share(number, norms[number] if bend is None else bend.norm, share)
+            start, stop = span.offset, span.offset + span.size
+            if bends is not None and bend is not None:
+                factors = 1.0 - share, take * bend.keep, take * bend.add
+                displacement.bend(mean, (start, stop), factors, bends.momentum)
+            elif share != 1.0:
+                displacement.blend(mean, start, stop, 1.0 - share, take)
 
     def result(self) -> Merged:
         """Return the merge of everything that was added; the fold is spent, for its memory is the result.
@@ -127,48 +153,54 @@ class FragmentFold:
         if self._mean is None:
             raise ProtocolMisuse("nothing was folded")
         self._spent = True
-        merged, directions, self._mean, self._directions = self._mean, self._directions, None, None
-        if directions is not None and self.count > 1:
-            shortest = max(DIRECTION_MIN, self.count * ROUNDING)
-            for number, span in enumerate(self._spans):
-                here = slice(span.offset, span.offset + span.size)
-                length = 0.0 if span.direct else l2_norm(directions[here])
-                if length > shortest:
-                    np.multiply(directions[here], np.float32(self._radial[number] / length), out=merged[here])
-        if self._freshest != 1.0:
-            np.multiply(merged, np.float32(self._freshest), out=merged)
+        merged, self._mean = self._mean, None
+        for number, span in enumerate(self._spans):
+            factor = self._freshest * (self._length(number, merged) if self.count > 1 else 1.0)
+            if factor != 1.0:
+                here = merged[span.offset : span.offset + span.size]
+                np.multiply(here, np.float32(factor), out=here)
         return Merged(merged, self.weight_sum, self.count)
 
-    def _blend(self, mean: Vector, addend: Vector, share: float, norm: float) -> None:
-        """Do `mean <- (1 - share) mean + share addend / norm` in blocks that stay in the cache."""
-        keep = np.float32(1.0 - share)
-        take = np.float32(share / norm) if norm > NORM_MIN else np.float32(0.0)
-        for start in range(0, addend.size, BLOCK_ELEMENTS):
-            stop = min(start + BLOCK_ELEMENTS, addend.size)
-            scratch = self._scratch[: stop - start]
-            np.multiply(addend[start:stop], take, out=scratch)
-            np.multiply(mean[start:stop], keep, out=mean[start:stop])
-            np.add(mean[start:stop], scratch, out=mean[start:stop])
+    def _share(self, number: int, norm: float, share: float) -> float:
+        """Note that a slice as long as `norm` enters with `share` of all weight; return what it is multiplied by."""
+        if not self._radially[number]:
+            return share
+        if share == 1.0:
+            self._unit[number] = self._radial[number] = 0.0
+        self._radial[number] += (norm - self._radial[number]) * share
+        if norm <= NORM_MIN:
+            return 0.0 if self._unit[number] else share
+        self._unit[number] = self._unit[number] or norm
+        return share * self._unit[number] / norm
+
+    def _length(self, number: int, merged: Vector) -> float:
+        """Return what a slice of the mean of directions is multiplied by, to be as long as the mean of lengths."""
+        unit, span = self._unit[number], self._spans[number]
+        if not self._radially[number]:
+            return 1.0
+        length = l2_norm(merged[span.offset : span.offset + span.size])
+        shortest = unit * max(DIRECTION_MIN, self.count * ROUNDING)
+        return self._radial[number] / length if unit and length > shortest else 0.0
 
 
-def span_norms(spans: Sequence[Span], displacement: Vector) -> list[float]:
+def span_norms(spans: Sequence[Span], displacement: Encoded) -> list[float]:
     """Return the L2 norm of each slice, accumulated in float64."""
-    return [l2_norm(displacement[span.offset : span.offset + span.size]) for span in spans]
+    return [math.sqrt(displacement.squares(span.offset, span.offset + span.size)) for span in spans]
 
 
-def validate_displacement(
-    displacement: Vector, spans: Sequence[Span], norms_claimed: Sequence[float], norm_max: float
-) -> float:
-    """Return the L2 norm of a displacement that is finite, as long as its sender says, and not absurdly long.
+def validated_norms(
+    displacement: Encoded, spans: Sequence[Span], norms_claimed: Sequence[float], norm_max: float
+) -> list[float]:
+    """Return the norms per slice of a displacement that is finite, as long as its sender says, and not absurdly long.
 
-    A norm is a claim that RDA would divide by, so it is computed again. Lossy codecs change it a little, hence the
-    tolerance.
+    A norm is a claim that RDA would divide by, so it is computed again, and what was computed is used. Senders claim the
+    norms of what they send, after its rounding, so little is tolerated.
 
     Raises:
         FrameRejected: `not_finite`, `norm_claim` or `norm_bound`.
     """
     norms = span_norms(spans, displacement)
-    if not all(np.isfinite(norm) for norm in norms):
+    if not all(math.isfinite(norm) for norm in norms):
         raise FrameRejected("not_finite", "a displacement holds infinities or NaN")
     if len(norms_claimed) != len(norms):
         raise FrameRejected("norm_claim", "norms for another layout", got=len(norms_claimed), allowed=len(norms))
@@ -179,13 +211,9 @@ def validate_displacement(
             )
         if norm > norm_max:
             raise FrameRejected("norm_bound", f"{span.tensor_name} is too long", got=norm, allowed=norm_max)
-    return math.hypot(*norms)
+    return norms
 
 
 def l2_norm(vector: Vector) -> float:
-    """Return the L2 norm, blockwise in float64: no overflow below 1e150, no large temporary."""
-    total = 0.0
-    for start in range(0, vector.size, BLOCK_ELEMENTS):
-        block = vector[start : start + BLOCK_ELEMENTS].astype(np.float64)
-        total += float(np.dot(block, block))
-    return float(np.sqrt(total))
+    """Return the L2 norm of a float32 vector, accumulated in float64: no overflow, no large temporary."""
+    return math.sqrt(Encoded.exact(vector).squares(0, vector.size))

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.errors import SettingsError
+from atoll.kernels import Vector, kernels
 
-Vector = npt.NDArray[np.float32]
 State = dict[str, npt.NDArray[Any]]
 
 
@@ -36,7 +36,7 @@ class OuterOptimizer(Protocol):
 
 
 class Nesterov:
-    """SGD with Nesterov momentum in NumPy; equal to `optax.sgd(lr, momentum, nesterov=True)` on `displacement`."""
+    """SGD with Nesterov momentum; equal to `optax.sgd(lr, momentum, nesterov=True)` on `displacement`."""
 
     def __init__(self, lr: float, momentum: float) -> None:
         """Keep eta and mu."""
@@ -51,9 +51,10 @@ class Nesterov:
         """Take one step."""
         if not self.momentum:
             return np.subtract(params, self.lr * displacement, dtype=np.float32), {}
-        momentum = np.add(self.momentum * state["momentum"], displacement, dtype=np.float32)
-        step = displacement + self.momentum * momentum
-        return np.subtract(params, self.lr * step, dtype=np.float32), {"momentum": momentum}
+        values, momentum = np.empty_like(params), np.empty_like(params)
+        step = kernels(params.size).nesterov
+        step(params, displacement, state["momentum"], self.lr, self.momentum, values, momentum)
+        return values, {"momentum": momentum}
 
 
 class OptaxOuter:

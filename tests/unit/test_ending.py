@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pytest
 
 from atoll.bus.streams import stream_plan
+from atoll.codecs import Encoded
 from atoll.layout import Span
-from atoll.merge import FragmentFold
+from atoll.merge import FragmentFold, span_norms
 from atoll.protocol import invariants
 from atoll.protocol.events import (
     Action,
@@ -91,7 +92,8 @@ class Numbers(World):
             size = len(NAMES)
             span = Span("w", 0, size, 0, size, direct=False, floating=True)
             self.fold = self.fold or FragmentFold((span,), "mean")
-            self.fold.add(self.pushed[action.key], action.weight, action.freshness)
+            pushed = Encoded.exact(self.pushed[action.key])
+            self.fold.add(pushed, span_norms((span,), pushed), action.weight, action.freshness)
         super()._do(action)
 
     def _execute(self, action: Action) -> None:

@@ -11,8 +11,8 @@ from atoll.advance import AVERAGE, MOMENTUM
 from atoll.bus.interface import BlobRef
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
-from atoll.codecs import encode_frame
-from atoll.correction import correction_of
+from atoll.codecs import Encoded, encode_frame
+from atoll.correction import Compass, correction_of
 from atoll.island.founding import publish_origin
 from atoll.layout import TensorSpec, plan_layout
 from atoll.merge import FragmentFold, Method, span_norms
@@ -66,7 +66,7 @@ class Owner:
                 steps=4,
                 trained_tokens=8,
                 loss=None,
-                norms=tuple(span_norms(LAYOUT.spans(0), displacement)),
+                norms=tuple(span_norms(LAYOUT.spans(0), Encoded.exact(displacement))),
                 layout=LAYOUT.fingerprint,
                 run_nonce=self.desk.run.nonce,
                 blob=await self.bus.put_blob(stem, encode_frame(displacement, "f32")),
@@ -152,8 +152,11 @@ async def test_what_is_folded_is_corrected_first_and_weighed_by_its_age(desk: De
         held = owner.store.holdings[0]
         fold, raw = FragmentFold(spans, protocol.merge), FragmentFold(spans, protocol.merge)
         for number, displacement in enumerate(displacements(version)):
-            fold.add(correction.corrected(displacement, held.state[MOMENTUM], spans), 16.0, 1.0 - 0.5 * number)
-            raw.add(displacement, 16.0, 1.0 - 0.5 * number)
+            sent = Encoded.exact(displacement)
+            norms = span_norms(spans, sent)
+            bends = correction.bends(sent, norms, Compass.of(held.state[MOMENTUM], spans), spans)
+            fold.add(sent, norms, 16.0, 1.0 - 0.5 * number, bends)
+            raw.add(sent, norms, 16.0, 1.0 - 0.5 * number)
         await owner.advance()
         wanted = fold.result().displacement
         changed += not np.array_equal(wanted, raw.result().displacement)

@@ -7,21 +7,20 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from atoll.bus.claims import cut
 from atoll.bus.interface import CHUNK_BYTES
-from atoll.codecs import ENCODINGS, encode_frame
+from atoll.codecs import frame_bytes
 from atoll.errors import SettingsError
 from atoll.plan.answer import answer, as_document
 from atoll.plan.failures import Failures, elastic, goodput, rigid
 from atoll.plan.links import ROUND_TRIPS, burst
 from atoll.plan.memory import room
-from atoll.plan.question import CODEC_DOWN, CODECS, Links, Prices, Question
+from atoll.plan.question import CODEC_DOWN, Links, Prices, Question
 from atoll.plan.systems import ring_bits
 from atoll.plan.text import text
-from atoll.plan.traffic import bits_per_number, contribution_bytes, traffic
+from atoll.plan.traffic import bits_per_number, traffic
 from atoll.protocol.settings import ProtocolSettings
 from atoll.quantities import as_bytes, as_count, as_rate, as_share, as_time, count, rate, rate_flag, rates
 
@@ -36,23 +35,14 @@ def question(rate_each_way: float = 10 * GIGA, **changed: Any) -> Question:  # n
     return replace(asked, **{"stream_bytes_max": 1 << 40, "shard_memory_bytes": 64e9, **changed})
 
 
-@pytest.mark.parametrize("codec", sorted(ENCODINGS))
-@pytest.mark.parametrize("elements", [1, 127, 128, 129, 100_001])
-def test_a_contribution_has_the_bytes_of_the_production_frame(codec: str, elements: int) -> None:
-    frame = encode_frame(np.random.default_rng(0).normal(size=elements).astype(np.float32), codec)
-
-    assert contribution_bytes(elements, codec) == len(frame)
-
-
-def test_four_bits_are_half_of_int8_and_its_scales() -> None:
-    assert bits_per_number("int8") == 8 + 32 / 128
-    assert bits_per_number("int4") == 4 + 32 / 128
-    assert set(CODECS) == {*ENCODINGS, "int4"}
+def test_block_scales_are_counted() -> None:
+    assert bits_per_number("int8") == 8 + 16 / 128
+    assert bits_per_number("int4") == bits_per_number("e3m0") == 4 + 16 / 128
 
 
 def test_chunks_are_those_that_the_bus_cuts() -> None:
     moved = traffic(question(parameters=100_000_000))
-    frame = contribution_bytes(question(parameters=100_000_000).fragment_elements, CODEC_DOWN)
+    frame = frame_bytes(question(parameters=100_000_000).fragment_elements, CODEC_DOWN)
 
     assert moved.chunks_down == len(cut("a", memoryview(bytes(frame)), CHUNK_BYTES))
 

@@ -32,12 +32,12 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.advance import MOMENTUM, averaged_in
-from atoll.codecs.encodings import ENCODINGS
-from atoll.correction import correction_of
+from atoll.codecs import ENCODINGS, Encoded, framed
+from atoll.correction import Compass, correction_of
 from atoll.errors import SettingsError
 from atoll.fragments import describe, gather
 from atoll.layout import plan_layout
-from atoll.merge import FragmentFold, token_weight
+from atoll.merge import Bends, FragmentFold, span_norms, token_weight
 from atoll.outer import make_outer
 from atoll.settings import Settings
 from atoll_learner.data.batches import BatchReader
@@ -164,7 +164,7 @@ class Diloco:
         if protocol.codec_up not in ENCODINGS:
             raise SettingsError("unknown protocol.codec_up", got=protocol.codec_up, allowed=", ".join(ENCODINGS))
         self._step = make_step(work.model, work.train)
-        self._protocol, self._codec, self._correction = protocol, ENCODINGS[protocol.codec_up], correction_of(protocol)
+        self._protocol, self._correction = protocol, correction_of(protocol)
         self._layout = plan_layout(describe(params), protocol.fragments, embedding_names(work.model))
         self._outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
         self._globals = [gather(self._layout, params, p) for p in range(protocol.fragments)]
@@ -187,21 +187,24 @@ class Diloco:
         """Merge every fragment of every learner, take the outer step, and let all go on from the new values."""
         weight = token_weight(self._steps * self._tokens_per_step, self._steps)
         for p in range(self._protocol.fragments):
-            fold = FragmentFold(self._layout.spans(p), self._protocol.merge)
+            spans = self._layout.spans(p)
+            fold = FragmentFold(spans, self._protocol.merge)
             for params in self._learners:
-                fold.add(self._heard(p, self._globals[p] - gather(self._layout, params, p)), weight)
+                sent = framed(self._globals[p] - gather(self._layout, params, p), self._protocol.codec_up)[1]
+                norms = span_norms(spans, sent)
+                fold.add(sent, norms, weight, bends=self._bends(p, sent, norms))
             merged = fold.result().displacement
             self._globals[p], self._momenta[p] = self._outer.update(self._globals[p], merged, self._momenta[p])
         self.params = self._assembled()
         self._learners = [self.params] * len(self._learners)
         self._steps = 0
 
-    def _heard(self, p: int, displacement: Vector) -> Vector:
-        """Return a displacement of fragment `p` as it is folded: out of the codec at the other end, and corrected."""
-        vector = self._codec.decode(memoryview(self._codec.encode(displacement)), displacement.size)
+    def _bends(self, p: int, displacement: Encoded, norms: Sequence[float]) -> Bends | None:
+        """Return how a displacement of fragment `p` is corrected while it is folded."""
         if self._correction is None:
-            return vector
-        return self._correction.corrected(vector, self._momenta[p][MOMENTUM], self._layout.spans(p))
+            return None
+        spans = self._layout.spans(p)
+        return self._correction.bends(displacement, norms, Compass.of(self._momenta[p][MOMENTUM], spans), spans)
 
     def _assembled(self) -> Params:
         """Return the global values as parameters in their own dtypes."""

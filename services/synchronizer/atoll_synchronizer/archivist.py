@@ -175,7 +175,7 @@ class Archivist:
 
         return Piece(
             head=head,
-            frame=stored(head.blob, lambda: encode_frame(held.values, "f32")),
+            frame=stored(head.blob, lambda: bytes(encode_frame(held.values, "f32"))),
             state=None if head.state is None else stored(head.state, lambda: pack_arrays(held.state)),
             books=None if head.books is None else stored(head.books, lambda: held.books or b""),
         )

@@ -1,39 +1,47 @@
 """The tensors of a shard: contributions on their way in, and the running sum of each fragment's round.
 
 The machine decides by keys; the workbench does what the commands say with the arrays behind those keys. A contribution
-is read, decoded and *validated* before the machine hears that it is ready: right layout, right size, finite, its norms
-as claimed and within bounds. Its memory is let go with the fold, so a shard needs O(fragment) for the sums plus the few
-contributions between `ready` and `fold`. No more than `READS_AT_ONCE` are read at once: after an outage hundreds are queued.
+is read and *validated* before the machine hears that it is ready: right layout, right size, finite, its norms as claimed
+and within bounds. It stays encoded until it is folded in, and its memory is let go with the fold, so a shard needs
+O(fragment) for the sums plus the few contributions between `ready` and `fold`, as small as they came. No more than
+`READS_AT_ONCE` are read at once: after an outage hundreds are queued.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
-
-import numpy as np
-import numpy.typing as npt
 
 from atoll.advance import MOMENTUM
 from atoll.bus.interface import Bus
-from atoll.codecs import decode_frame, frame_bytes_max
-from atoll.correction import correction_of
+from atoll.codecs import Encoded, frame_bytes_max, open_frame
+from atoll.correction import Compass, correction_of
 from atoll.errors import FrameRejected
-from atoll.merge import FragmentFold, validate_displacement
+from atoll.kernels import Vector
+from atoll.merge import FragmentFold, validated_norms
 from atoll.outer import State
 from atoll.protocol.events import Fold, PushKey
 from atoll.wire.messages import Contribution, RunRecord
 
-Vector = npt.NDArray[np.float32]
 T = TypeVar("T")
 
 INLINE_ELEMENTS_MAX = 1 << 16
 READS_AT_ONCE = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A validated contribution, as it came, and its L2 norms per slice."""
+
+    displacement: Encoded
+    norms: list[float]
+
+
 class Workbench:
-    """Decoded contributions by key and folds by fragment."""
+    """Validated contributions by key and folds by fragment."""
 
     def __init__(self, bus: Bus, run: RunRecord) -> None:
         """Start empty."""
@@ -41,7 +49,8 @@ class Workbench:
         self._run = run
         self._sizes = run.layout.fragment_sizes()
         self._correction = correction_of(run.protocol)
-        self._ready: dict[PushKey, Vector] = {}
+        self._ready: dict[PushKey, Waiting] = {}
+        self._compasses: dict[int, Compass] = {}
         self._folds: dict[int, FragmentFold] = {}
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
         self.bytes_in = 0
@@ -60,18 +69,19 @@ class Workbench:
         async with self._reading:
             data = await self._bus.get_blob(manifest.blob, limit)
             self.bytes_in += len(data)
-            self._ready[key], norm = await self._off_loop(elements, self._decode, key.fragment, data, manifest)
-        return norm
+            waiting = await self._off_loop(elements, self._opened, key.fragment, data, manifest)
+        self._ready[key] = waiting
+        return math.hypot(*waiting.norms)
 
     async def fold(self, command: Fold, state: State) -> None:
         """Add a ready contribution to its fragment's sum and let its memory go; `state` is the fragment's outer state."""
         key = command.key
-        vector = self._ready.pop(key)
+        waiting = self._ready.pop(key)
         fold = self._folds.get(key.fragment)
         if fold is None:
             fold = FragmentFold(self._run.layout.spans(key.fragment), self._run.protocol.merge)
             self._folds[key.fragment] = fold
-        await self._off_loop(vector.size, self._add, fold, vector, command, state)
+        await self._off_loop(waiting.displacement.elements, self._add, fold, waiting, command, state)
 
     async def merged(self, fragment: int) -> Vector:
         """Return the merged displacement of the fragment's round and begin a new sum."""
@@ -83,17 +93,26 @@ class Workbench:
         """Let go of a contribution that will not be folded."""
         self._ready.pop(key, None)
 
-    def _add(self, fold: FragmentFold, vector: Vector, command: Fold, state: State) -> None:
-        """Correct the displacement where the run wants that, then fold it in as fresh as it is."""
+    def _add(self, fold: FragmentFold, waiting: Waiting, command: Fold, state: State) -> None:
+        """Fold a displacement in as fresh as it is, corrected where the run wants that."""
+        bends = None
         if self._correction is not None:
             spans = self._run.layout.spans(command.key.fragment)
-            vector = self._correction.corrected(vector, state[MOMENTUM], spans)
-        fold.add(vector, command.weight, command.freshness)
+            compass = self._compass(command.key.fragment, state[MOMENTUM])
+            bends = self._correction.bends(waiting.displacement, waiting.norms, compass, spans)
+        fold.add(waiting.displacement, waiting.norms, command.weight, command.freshness, bends)
 
-    def _decode(self, fragment: int, data: bytes, manifest: Contribution) -> tuple[Vector, float]:
-        vector = decode_frame(data, elements_expected=self._sizes[fragment])
+    def _compass(self, fragment: int, momentum: Vector) -> Compass:
+        """Return the measured momentum of a fragment; it is measured again when it is another one."""
+        compass = self._compasses.get(fragment)
+        if compass is None or compass.momentum is not momentum:
+            compass = self._compasses[fragment] = Compass.of(momentum, self._run.layout.spans(fragment))
+        return compass
+
+    def _opened(self, fragment: int, data: bytes, manifest: Contribution) -> Waiting:
+        displacement = open_frame(data, elements_expected=self._sizes[fragment])
         spans = self._run.layout.spans(fragment)
-        return vector, validate_displacement(vector, spans, manifest.norms, self._run.protocol.norm_max)
+        return Waiting(displacement, validated_norms(displacement, spans, manifest.norms, self._run.protocol.norm_max))
 
     @staticmethod
     async def _off_loop(elements: int, work: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401  (as given)

@@ -33,7 +33,9 @@ _Interval = Annotated[int | None, typer.Option(help="H, steps between two rounds
 _Overlap = Annotated[int | None, typer.Option(help="tau, steps a round may take.  [default: 2]")]
 _Quorum = Annotated[int | None, typer.Option(help="K.  [default: 1]")]
 _Shards = Annotated[int | None, typer.Option(help="Synchronizer shards.  [default: 2]")]
-_UpCodec = Annotated[str | None, typer.Option(help="Codec of displacements: f32, bf16, int8, int4.  [default: bf16]")]
+_UpCodec = Annotated[
+    str | None, typer.Option(help="Codec of displacements: f32, bf16, int8, int4, e3m0.  [default: bf16]")
+]
 _DownCodec = Annotated[str | None, typer.Option(help="Codec of global frames.  [default: f32]")]
 _StepTokens = Annotated[str, typer.Option(help="Tokens of one step of one learner.")]
 _Tokens = Annotated[str | None, typer.Option(help="Tokens to reach, as 1T.")]

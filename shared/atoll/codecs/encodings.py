@@ -1,80 +1,92 @@
-"""Encodings of a flat float32 vector: exact, half, and a quarter of its size.
+"""Encodings of a flat float32 vector: exact, and a half, a quarter and an eighth of its size.
 
     f32    4 bytes a number, exact
     bf16   2 bytes, rounded to nearest even (the paper's dtype for outer gradients)
-    int8   1 byte and a float32 scale per block of 128: q = round(x / s), s = max|x| / 127
+    int8   1 byte: q = round(x / s) from -127 to 127
+    int4   half a byte: q from -7 to 7
+    e3m0   half a byte: a sign and one of 0, 2^-6 ... 2^0 (Streaming DiLoCo, arXiv 2501.18512)
 
-Each is a pair of pure functions over whole vectors; sizes are known from the number of elements alone, so a decoder can
-check them before it allocates. All numbers are little-endian on the wire. `largest` is the magnitude up to which every
-number comes back finite: above it bf16 rounds to infinity, and so may int8 when it multiplies its scale again.
+The last three share a scale s per block of 128 numbers: its largest magnitude over 127, 7 or 1, as bfloat16 rounded up, so
+that nothing is clipped. A payload is the scales, then the codes, in whole blocks; nibbles lie as the first half of a block
+below the second. A scale below 1e-38 is sent as zero, and so is its block.
+
+The size of a payload is known from the number of elements alone, so a decoder can check it before it allocates. All numbers
+are little-endian. `largest` is the magnitude up to which every number comes back finite, and no scale is larger. The
+arithmetic is `atoll.kernels`; a received vector stays encoded until it is used (`atoll.codecs.encoded`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
-Vector = npt.NDArray[np.float32]
+from atoll.codecs.encoded import Encoded
+from atoll.errors import FrameRejected
+from atoll.kernels import BF16, BLOCK, E3M0, F32, INT4, INT8, Bytes, Vector, kernels
 
-BLOCK = 128
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 BFLOAT16_MAX = 2.0**127 * (2 - 2.0**-7)
+SCALED_MAX = 2.0**120
+SCALE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One encoding: its number on the wire, the payload bytes of n elements, both directions, the largest magnitude."""
+    """One encoding: its number on the wire, the bytes of a block's codes, whether blocks have scales, what it can hold.
+
+    `zstd_level` is the level of compression that pays for itself, None where none does (docs/lab/LOG.md).
+    """
 
     number: int
-    size: Callable[[int], int]
-    encode: Callable[[Vector], bytes]
-    decode: Callable[[memoryview, int], Vector]
+    block_bytes: int
+    scaled: bool
     largest: float
+    zstd_level: int | None = None
+
+    def size(self, elements: int) -> int:
+        """Return the bytes of the payload of so many elements."""
+        if not self.scaled:
+            return elements * self.block_bytes // BLOCK
+        return blocks(elements) * (SCALE_BYTES + self.block_bytes)
+
+    def encode(self, vector: Vector, payload: Bytes) -> None:
+        """Write the payload of `vector` into `payload`, `size` zeroed or used bytes.
+
+        Raises:
+            FrameRejected: `not_finite`; what would not arrive finite in this encoding is not sent.
+        """
+        count = blocks(vector.size) if self.scaled else 0
+        scales = np.empty(count, dtype=np.float32)
+        largest = kernels(vector.size).quantise(self.number, vector, payload[SCALE_BYTES * count :], scales)
+        if not largest <= self.largest:
+            raise FrameRejected("not_finite", "this encoding cannot hold it", got=largest, allowed=self.largest)
+        payload[: SCALE_BYTES * count].view("<u2")[:] = scales.view(np.uint32) >> 16
+
+    def view(self, payload: Bytes, elements: int) -> Encoded:
+        """Return what a payload of the right size stands for; nothing is copied but the scales.
+
+        Raises:
+            FrameRejected: `not_finite`; a scale is none that a sender of ours would use.
+        """
+        count = blocks(elements) if self.scaled else 0
+        bits = payload[: SCALE_BYTES * count].view("<u2").astype(np.uint32) << 16
+        scales = bits.view(np.float32)
+        largest = float(np.abs(scales).max(initial=0.0))
+        if not largest <= self.largest:
+            raise FrameRejected("not_finite", "a scale is too large", got=largest, allowed=self.largest)
+        return Encoded(self.number, elements, payload[SCALE_BYTES * count :], scales)
 
 
-def _decode_f32(payload: memoryview, elements: int) -> Vector:
-    return np.frombuffer(payload, dtype="<f4", count=elements).astype(np.float32)
-
-
-def _encode_bf16(vector: Vector) -> bytes:
-    encoded: bytes = vector.astype(ml_dtypes.bfloat16).tobytes()
-    return encoded
-
-
-def _decode_bf16(payload: memoryview, elements: int) -> Vector:
-    wide = np.frombuffer(payload, dtype="<u2", count=elements).astype(np.uint32)
-    np.left_shift(wide, 16, out=wide)
-    return wide.view(np.float32)
-
-
-def _encode_int8(vector: Vector) -> bytes:
-    blocks = -(-vector.size // BLOCK)
-    padded = np.zeros(blocks * BLOCK, dtype=np.float32)
-    padded[: vector.size] = vector
-    grid = padded.reshape(blocks, BLOCK)
-    scales = np.abs(grid).max(axis=1) / np.float32(127.0)
-    inverse = np.divide(np.float32(1.0), scales, out=np.zeros_like(scales), where=scales > np.float32(1e-38))
-    codes = np.rint(grid * inverse[:, None]).clip(-127, 127).astype(np.int8)
-    encoded: bytes = scales.astype("<f4").tobytes() + codes.reshape(-1)[: vector.size].tobytes()
-    return encoded
-
-
-def _decode_int8(payload: memoryview, elements: int) -> Vector:
-    blocks = -(-elements // BLOCK)
-    scales = np.frombuffer(payload, dtype="<f4", count=blocks)
-    codes = np.frombuffer(payload, dtype=np.int8, count=elements, offset=4 * blocks)
-    vector = codes.astype(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):  # a hostile scale; the frame refuses what is not finite
-        vector *= np.repeat(scales, BLOCK)[:elements]
-    return vector
+def blocks(elements: int) -> int:
+    """Return how many blocks hold so many elements."""
+    return -(-elements // BLOCK)
 
 
 ENCODINGS = {
-    "f32": Encoding(1, lambda n: 4 * n, lambda v: v.astype("<f4", copy=False).tobytes(), _decode_f32, FLOAT32_MAX),
-    "bf16": Encoding(2, lambda n: 2 * n, _encode_bf16, _decode_bf16, BFLOAT16_MAX),
-    "int8": Encoding(3, lambda n: n + 4 * -(-n // BLOCK), _encode_int8, _decode_int8, BFLOAT16_MAX),
+    "f32": Encoding(F32, 4 * BLOCK, scaled=False, largest=FLOAT32_MAX),
+    "bf16": Encoding(BF16, 2 * BLOCK, scaled=False, largest=BFLOAT16_MAX),
+    "int8": Encoding(INT8, BLOCK, scaled=True, largest=SCALED_MAX),
+    "int4": Encoding(INT4, BLOCK // 2, scaled=True, largest=SCALED_MAX, zstd_level=1),
+    "e3m0": Encoding(E3M0, BLOCK // 2, scaled=True, largest=SCALED_MAX, zstd_level=1),
 }

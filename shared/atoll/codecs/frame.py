@@ -17,17 +17,17 @@ than an honest one. What it returns is finite. Every refusal is a `FrameRejected
 
 from __future__ import annotations
 
+import math
 import struct
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 import zstandard
 
+from atoll.codecs.encoded import Encoded
 from atoll.codecs.encodings import ENCODINGS, Encoding
 from atoll.errors import FrameRejected, SettingsError
-
-Vector = npt.NDArray[np.float32]
+from atoll.kernels import Vector
 
 MAGIC = b"ATOL"
 VERSION = 1
@@ -46,8 +46,13 @@ def frame_bytes(elements: int, codec: str) -> int:
     return HEADER.size + ENCODINGS[codec].size(elements)
 
 
-def encode_frame(vector: Vector, codec: str, zstd_level: int | None = None) -> bytes:
-    """Return the frame of a flat float32 vector.
+def encode_frame(vector: Vector, codec: str) -> bytearray:
+    """Return the frame of a flat float32 vector, compressed where its encoding gains by that. Raises what `framed` does."""
+    return framed(vector, codec)[0]
+
+
+def framed(vector: Vector, codec: str) -> tuple[bytearray, Encoded]:
+    """Return the frame of a flat float32 vector, and what its reader will see, which may share the frame's memory.
 
     Raises:
         SettingsError: there is no such codec.
@@ -56,22 +61,29 @@ def encode_frame(vector: Vector, codec: str, zstd_level: int | None = None) -> b
     encoding = ENCODINGS.get(codec)
     if encoding is None:
         raise SettingsError("unknown codec", got=codec, allowed=", ".join(ENCODINGS), todo="set protocol.codec_up")
-    low, high = float(vector.min(initial=0.0)), float(vector.max(initial=0.0))
-    if not (low >= -encoding.largest and high <= encoding.largest):  # false for NaN too
-        raise FrameRejected("not_finite", f"{codec} cannot hold it", got=(low, high), allowed=encoding.largest)
-    payload, flags = encoding.encode(vector), 0
-    if zstd_level is not None:
-        payload, flags = zstandard.ZstdCompressor(level=zstd_level).compress(payload), COMPRESSED
+    frame, flags = bytearray(HEADER.size + encoding.size(vector.size)), 0
+    payload = memoryview(frame)[HEADER.size :]
+    codes = np.frombuffer(payload, dtype=np.uint8)
+    encoding.encode(vector, codes)
+    if encoding.zstd_level is not None:
+        shorter = zstandard.ZstdCompressor(level=encoding.zstd_level).compress(payload)
+        if len(shorter) < len(payload):
+            frame, flags = bytearray(HEADER.size + len(shorter)), COMPRESSED
+            payload = memoryview(frame)[HEADER.size :]
+            payload[:] = shorter
     digest = xxhash.xxh3_64_intdigest(payload)
-    header = HEADER.pack(MAGIC, VERSION, encoding.number, flags, 0, vector.size, len(payload), digest)
-    return header + payload
+    HEADER.pack_into(frame, 0, MAGIC, VERSION, encoding.number, flags, 0, vector.size, len(payload), digest)
+    return frame, encoding.view(codes, vector.size)
 
 
-def decode_frame(data: bytes | memoryview, *, elements_expected: int) -> Vector:
-    """Return the float32 vector of a frame that must hold `elements_expected` numbers.
+def open_frame(data: bytes | bytearray | memoryview, *, elements_expected: int) -> Encoded:
+    """Return what a frame that must hold `elements_expected` numbers stands for, still encoded.
+
+    An uncompressed frame is not copied: it must not change while the result is used. Whether all numbers are finite is for
+    the first reader of them to see (`Encoded.squares`).
 
     Raises:
-        FrameRejected: `truncated`, `foreign`, `version`, `codec`, `size`, `checksum`, `compression` or `not_finite`.
+        FrameRejected: `truncated`, `foreign`, `version`, `codec`, `size`, `checksum` or `compression`.
     """
     view = memoryview(data)
     if len(view) < HEADER.size:
@@ -90,10 +102,20 @@ def decode_frame(data: bytes | memoryview, *, elements_expected: int) -> Vector:
         raise FrameRejected("size", "a frame says another size than it has", got=got, allowed=allowed)
     if xxhash.xxh3_64_intdigest(payload) != digest:
         raise FrameRejected("checksum", "a frame's payload is damaged")
-    vector = encoding.decode(_expanded(payload, encoding, elements, compressed=bool(flags & COMPRESSED)), elements)
-    if not np.isfinite(vector).all():
+    plain = _expanded(payload, encoding, elements, compressed=bool(flags & COMPRESSED))
+    return encoding.view(np.frombuffer(plain, dtype=np.uint8), elements)
+
+
+def decode_frame(data: bytes | bytearray | memoryview, *, elements_expected: int) -> Vector:
+    """Return the float32 vector of a frame that must hold `elements_expected` numbers, in memory of its own.
+
+    Raises:
+        FrameRejected: as `open_frame`, and `not_finite`.
+    """
+    encoded = open_frame(data, elements_expected=elements_expected)
+    if not math.isfinite(encoded.squares(0, elements_expected)):
         raise FrameRejected("not_finite", "a frame holds infinities or NaN")
-    return vector
+    return encoded.expanded()
 
 
 def _expanded(payload: memoryview, encoding: Encoding, elements: int, *, compressed: bool) -> memoryview:

@@ -27,7 +27,7 @@ import numpy as np
 from atoll.bus.interface import Bus, Whisper
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
-from atoll.codecs import encode_frame
+from atoll.codecs import framed
 from atoll.errors import (
     AtollError,
     BrokerUnavailable,
@@ -323,8 +323,8 @@ class IslandDriver:
             PushSettled(at_s=self.clock.monotonic(), fragment=action.fragment, push=action.push, reason=reason)
         )
 
-    def _encode(self, fragment: int, snapshot: Mapping[str, Any], anchor: Vector) -> tuple[bytes, tuple[float, ...]]:
-        """Return the encoded displacement and its norms, and note what was sent. Runs in a worker thread."""
+    def _encode(self, fragment: int, snapshot: Mapping[str, Any], anchor: Vector) -> tuple[bytearray, list[float]]:
+        """Return the encoded displacement and the norms it has there, and note what was sent. Runs in a worker thread."""
         try:
             theta = gather(self.run.layout, snapshot, fragment)
             with self._lock:
@@ -333,11 +333,10 @@ class IslandDriver:
         finally:
             with self._lock:
                 self._encoding.discard(fragment)
-        displacement = np.subtract(anchor, theta)
-        norms = tuple(float(norm) for norm in span_norms(self.run.layout.spans(fragment), displacement))
-        return encode_frame(displacement, self.run.protocol.codec_up), norms
+        frame, encoded = framed(np.subtract(anchor, theta), self.run.protocol.codec_up)
+        return frame, span_norms(self.run.layout.spans(fragment), encoded)
 
-    async def _send(self, action: Push, frame: bytes, norms: tuple[float, ...]) -> None:
+    async def _send(self, action: Push, frame: bytearray, norms: list[float]) -> None:
         """Store the chunks (bounded patience), then queue the manifest (until it is durable)."""
         member, p = self.member, action.fragment
         stem = self.subjects.contribution_stem(member.learner, p, member.incarnation, action.push)
@@ -353,7 +352,7 @@ class IslandDriver:
             steps=action.steps,
             trained_tokens=action.trained_tokens,
             loss=loss,
-            norms=norms,
+            norms=tuple(norms),
             layout=self.run.layout.fingerprint,
             run_nonce=self.run.nonce,
             blob=blob,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from atoll.bus.options import DEFAULTS
-from atoll.codecs import ENCODINGS
 from atoll.errors import SettingsError
 from atoll.plan import ways
 from atoll.plan.failures import goodput
@@ -141,7 +140,7 @@ def _agreement(found: Findings) -> Iterator[Trouble]:
             lambda: iter((Way("--learners 2", replace(question, learners=2)),)),
             grave=False,
         )
-    yield from _foreign(found)
+    yield from _down(found)
 
 
 def _missed(found: Findings) -> Iterator[Trouble]:
@@ -161,19 +160,14 @@ def _missed(found: Findings) -> Iterator[Trouble]:
         )
 
 
-def _foreign(found: Findings) -> Iterator[Trouble]:
-    question, up, down = found.question, found.question.protocol.codec_up, found.question.codec_down
-    foreign = {"--up": up} if up not in ENCODINGS else {}
-    foreign |= {"--down": down} if down != CODEC_DOWN else {}
-    if foreign:
-        told = " and ".join(f"{flag} {codec}" for flag, codec in foreign.items())
-        there = {"--up": "int8", "--down": CODEC_DOWN}
-        upward = ways.agree(question, codec_up=there["--up"]).question if "--up" in foreign else question
-        way = Way(" ".join(f"{flag} {there[flag]}" for flag in foreign), replace(upward, codec_down=CODEC_DOWN))
+def _down(found: Findings) -> Iterator[Trouble]:
+    question = found.question
+    if question.codec_down != CODEC_DOWN:
+        way = Way(f"--down {CODEC_DOWN}", replace(question, codec_down=CODEC_DOWN))
         yield Trouble(
             "codec not there",
-            f"this version of Atoll does not send {told}; the figures are what it would be",
-            f"to what it sends today: one of {', '.join(ENCODINGS)} up and {CODEC_DOWN} down",
+            f"this version of Atoll does not send --down {question.codec_down}; the figures are what it would be",
+            f"to what it sends today: {CODEC_DOWN} down",
             lambda: iter((way,)),
             grave=False,
         )

@@ -1,8 +1,8 @@
 """Room that a run needs where nobody looks until it is full: a synchronizer's memory, the broker's streams.
 
-A shard holds its fragments as float32 with their outer state. A round that is open adds its sum (two with RDA, of
-displacements and of directions), while it commits the new values and state and their frame, and up to eight contributions
-that are read at once, as bytes and as float32 (`atoll_synchronizer.workbench`). A stream of frames holds two of each
+A shard holds its fragments as float32 with their outer state. A round that is open adds its sum, while it commits the new
+values and state and their frame, and up to eight contributions that are read at once, twice each: as chunks and as one
+frame, or as zstd left it and as it was (`atoll_synchronizer.workbench`). A stream of frames holds two of each
 fragment, since the one before stays until the next commit; that of states one, and the next while it is written; that of
 contributions what learners have pushed and no commit has settled.
 """
@@ -52,9 +52,8 @@ def room(question: Question, moved: Traffic, journey_s: float) -> Room:
     fragment = FLOAT_BYTES * question.fragment_elements
     at_once = min(protocol.fragments, 1 + math.floor(journey_s / question.round_every_s))
     open_here = min(-(-protocol.fragments // protocol.shards), -(-at_once // protocol.shards))
-    reading = min(READS_AT_ONCE, question.learners) * (moved.up + fragment)
-    sums = 2 if protocol.merge == "rda" else 1
-    working = open_here * (fragment * (sums + held) + moved.down + moved.state) + reading
+    reading = min(READS_AT_ONCE, question.learners) * 2 * moved.up
+    working = open_here * (fragment * (1 + held) + moved.down + moved.state) + reading
     return Room(
         shard=held * fragment * -(-protocol.fragments // protocol.shards) + working,
         frames=(2 * protocol.fragments + at_once) * moved.down,

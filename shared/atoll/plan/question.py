@@ -18,8 +18,6 @@ from atoll.plan.failures import Failures
 from atoll.protocol.settings import LEARNERS_MAX, ProtocolSettings
 from atoll.quantities import within
 
-FOUR_BITS = "int4"
-CODECS = (*ENCODINGS, *((FOUR_BITS,) if FOUR_BITS not in ENCODINGS else ()))
 CODEC_DOWN = "f32"
 """What a shard's commit encodes the global frame with (`atoll_synchronizer.store`)."""
 FLAGS = ("fragments", "interval_steps", "overlap_steps", "quorum", "shards")
@@ -137,9 +135,9 @@ class Question:
         self._check_protocol()
         self.failures.check()
         for name, codec in (("--up", self.protocol.codec_up), ("--down", self.codec_down)):
-            if codec not in CODECS:
+            if codec not in ENCODINGS:
                 raise SettingsError(
-                    f"{name} is no codec", got=codec, allowed=", ".join(CODECS), todo=f"set {name} to one of them"
+                    f"{name} is no codec", got=codec, allowed=", ".join(ENCODINGS), todo=f"set {name} to one of them"
                 )
         if self.protocol.fragments > self.parameters:
             raise SettingsError(

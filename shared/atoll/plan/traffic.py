@@ -5,8 +5,8 @@
 
 The broker is a star: everything goes through it, so its incoming link carries M contributions and one commit per round,
 its outgoing link M frames and M contributions. Where broker and shards stand in one hub, only contributions in and frames
-out cross the wide area. Sizes come from the functions that make the real thing; a codec that production lacks (4 bits)
-is counted like its int8: codes, and a float32 scale for each block.
+out cross the wide area. Sizes come from the functions that make the real thing; what zstd takes off four bits depends on
+the numbers, and is not counted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.bus.interface import CHUNK_BYTES, BlobRef
-from atoll.codecs import ENCODINGS, frame_bytes
-from atoll.codecs.encodings import BLOCK
+from atoll.codecs import frame_bytes
 from atoll.codecs.frame import HEADER
 from atoll.plan.question import Question
 from atoll.wire.messages import Contribution, Head, Included, encode
@@ -51,23 +50,16 @@ class Traffic:
     shard_out: int
 
 
-def contribution_bytes(elements: int, codec: str) -> int:
-    """Return the frame of `elements` numbers in `codec`: the production frame, or that of the 4 bits it lacks."""
-    if codec in ENCODINGS:
-        return frame_bytes(elements, codec)
-    return HEADER.size + -(-elements // 2) + 4 * -(-elements // BLOCK)
-
-
 def bits_per_number(codec: str) -> float:
     """Return the bits of a number in `codec`, block scales counted."""
-    return 8.0 * (contribution_bytes(1 << 20, codec) - HEADER.size) / (1 << 20)
+    return 8.0 * (frame_bytes(1 << 20, codec) - HEADER.size) / (1 << 20)
 
 
 def traffic(question: Question) -> Traffic:
     """Return the bytes of one round."""
     elements, learners = question.fragment_elements, question.learners
-    up = contribution_bytes(elements, question.protocol.codec_up)
-    down = contribution_bytes(elements, question.codec_down)
+    up = frame_bytes(elements, question.protocol.codec_up)
+    down = frame_bytes(elements, question.codec_down)
     state = 4 * elements * question.state_numbers
     sent = up + len(_manifest(up))
     read = down + len(_head(learners, down))

@@ -1,0 +1,194 @@
+"""The arithmetic of pushes and merges beside what memory allows: `make bench-arithmetic`.
+
+Every figure is a ratio to a limit measured in the same minute: for a fold the loop `a += s * d` over float32, compiled, one
+thread, by the bytes it touches (12 a number); for a codec a copy of the float32 vector (`numpy.copyto`). A limit is measured
+right before and right after what it is compared with, the faster one counts, and a figure is the best of `REPEATS` such
+rounds on both sides: the question is what the code can do, not what a neighbour leaves of the machine.
+
+    fold        decode and accumulate, acc <- keep acc + take v: the codes once, the sum read and written once
+    check       sums of squares per slice, which verify the norms that a learner claims and find what is not finite
+    with it     both, as the share of the limit for the bytes of the fold
+    bent        a fold that also adds a multiple of the momentum (HeLoCo): four bytes a number more
+    NumPy       the same fold as textbook code: decode to a float32 vector, multiply, add
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from numba import njit
+from results import Figure, write
+from rich.progress import track
+
+from atoll.codecs import ENCODINGS, Encoded, framed
+from atoll.kernels import Vector, kernels
+
+ELEMENTS = 50_000_000 // 1024 * 1024
+REPEATS = 9
+FOLD_MIN, ENCODE_MIN, DECODE_MIN = 0.8, 0.4, 0.8
+STEP_BYTES = 20
+
+
+@njit(nogil=True, error_model="numpy")
+def in_place(total: Vector, vector: Vector, factor: np.float32) -> None:
+    """Do `total += factor * vector`: the limit."""
+    for i in range(total.size):
+        total[i] += factor * vector[i]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Vectors of `elements` numbers, normally distributed, and how often everything is repeated."""
+
+    vector: Vector
+    total: Vector
+    momentum: Vector
+    repeats: int
+
+    @classmethod
+    def of(cls, elements: int, repeats: int, seed: int) -> Bench:
+        """Draw them."""
+        dice = np.random.default_rng(seed)
+        vector, momentum = (dice.standard_normal(elements, dtype=np.float32) * np.float32(1e-3) for _ in range(2))
+        return cls(vector, np.zeros_like(vector), momentum, repeats)
+
+    def share(
+        self, work: Callable[[], object], limit: Callable[[], object], work_bytes: float, limit_bytes: float
+    ) -> float:
+        """Return the best rate of `work` over the best rate of `limit`, in bytes a second."""
+        best, bound = np.inf, np.inf
+        for _ in range(self.repeats):
+            bound, best = min(bound, seconds(limit)), min(best, seconds(work))
+        bound = min(bound, seconds(limit))
+        return float((work_bytes / best) / (limit_bytes / bound))
+
+    def beside_memory(self, work: Callable[[], object], bytes_a_number: float) -> float:
+        """Return the share of the in-place limit, by the bytes that `work` must touch."""
+        count, half = self.vector.size, np.float32(0.5)
+        return self.share(work, lambda: in_place(self.total, self.vector, half), bytes_a_number * count, 12.0 * count)
+
+    def beside_copy(self, work: Callable[[], object]) -> float:
+        """Return the share of the rate at which the float32 vector is copied."""
+        copy = np.empty_like(self.vector)
+        size = float(self.vector.nbytes)
+        return self.share(work, lambda: np.copyto(copy, self.vector), size, size)
+
+
+def main() -> int:
+    """Measure and write `build/results/bench-arithmetic.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--elements", type=int, default=ELEMENTS)
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    bench = Bench.of(options.elements, options.repeats, options.seed)
+    figures = []
+    for codec in track(list(ENCODINGS), description="measuring"):
+        figures += figures_of(bench, codec)
+    figures.append(outer_step(bench))
+    return write("bench-arithmetic", options.seed, figures)
+
+
+def figures_of(bench: Bench, codec: str) -> list[Figure]:
+    """Return what one encoding costs and keeps."""
+    encoding, count = ENCODINGS[codec], bench.vector.size
+    payload = np.zeros(encoding.size(count), np.uint8)
+    encoding.encode(bench.vector, payload)
+    sent = encoding.view(payload, count)
+    fold_bytes = 8.0 + payload.size / count
+    out = np.empty_like(bench.vector)
+
+    def fold() -> None:
+        sent.blend(bench.total, 0, count, 0.75, 0.25)
+
+    def check_and_fold() -> None:
+        sent.squares(0, count)
+        fold()
+
+    def bend() -> None:
+        sent.bend(bench.total, (0, count), (0.75, 0.25, 0.125), bench.momentum)
+
+    folded = bench.beside_memory(fold, fold_bytes)
+    both = bench.beside_memory(check_and_fold, fold_bytes)
+    encoded = bench.beside_copy(lambda: encoding.encode(bench.vector, payload))
+    decoded = bench.beside_copy(lambda: sent.expand_into(out))
+    wire = 8.0 * len(framed(bench.vector, codec)[0]) / count
+    error, cosine = kept(bench.vector, sent)
+    how = f"{count / 1e6:.0f}M numbers, best of {bench.repeats}"
+    least = (ENCODE_MIN, DECODE_MIN) if codec == "int4" else (None, None)
+    return [
+        Figure(f"{codec}: fold", folded, "of limit", f">= {FOLD_MIN}", folded >= FOLD_MIN, how),
+        Figure(f"{codec}: check and fold", both, "of limit", f">= {FOLD_MIN}", both >= FOLD_MIN, how),
+        Figure(f"{codec}: bent fold", bench.beside_memory(bend, fold_bytes + 4.0), "of limit", "", None, how),
+        Figure(
+            f"{codec}: NumPy fold", bench.beside_memory(textbook(bench, sent), fold_bytes), "of limit", "", None, how
+        ),
+        Figure(f"{codec}: encode", encoded, "of memcpy", *wanted(encoded, least[0]), how),
+        Figure(f"{codec}: decode", decoded, "of memcpy", *wanted(decoded, least[1]), how),
+        Figure(f"{codec}: on the wire", wire, "bits/number", "", None, "normally distributed; zstd where it is used"),
+        Figure(f"{codec}: relative error", error, "L2", "", None, "normally distributed"),
+        Figure(f"{codec}: cosine", cosine, "", "", None, "normally distributed"),
+    ]
+
+
+def outer_step(bench: Bench) -> Figure:
+    """Return how fast the outer step is: values, displacement and momentum read, values and momentum written."""
+    values, momentum = np.empty_like(bench.vector), np.empty_like(bench.vector)
+    step = kernels(bench.vector.size).nesterov
+    half = np.float32(0.5)
+
+    def work() -> None:
+        step(bench.vector, bench.total, bench.momentum, half, half, values, momentum)
+
+    return Figure("Nesterov step", bench.beside_memory(work, STEP_BYTES), "of limit", "", None, "20 bytes a number")
+
+
+def textbook(bench: Bench, sent: Encoded) -> Callable[[], None]:
+    """Return a fold in plain NumPy, which expands the vector first."""
+    bits = {2: ml_dtypes.bfloat16, 4: np.int8}
+    total, keep, take = bench.total, np.float32(0.75), np.float32(0.25)
+
+    def fold() -> None:
+        if sent.kind in bits:
+            vector = sent.codes.view(bits[sent.kind])[: sent.elements].astype(np.float32)
+        elif not sent.scales.size:
+            vector = sent.codes.view(np.float32)
+        else:
+            pairs = sent.codes.reshape(-1, 64)
+            codes = np.concatenate([pairs & 15, pairs >> 4], axis=1).reshape(-1)[: sent.elements]
+            vector = codes.astype(np.float32) - np.float32(8.0)
+        if sent.scales.size:
+            vector = vector * np.repeat(sent.scales, 128)[: sent.elements]
+        np.add(keep * total, take * vector, out=total)
+
+    return fold
+
+
+def kept(vector: Vector, sent: Encoded) -> tuple[float, float]:
+    """Return the relative L2 error and the cosine of what arrives."""
+    arrived = sent.expanded()
+    length = float(np.linalg.norm(vector))
+    error = float(np.linalg.norm(arrived - vector)) / length
+    return error, float(np.dot(arrived, vector)) / (length * float(np.linalg.norm(arrived)))
+
+
+def wanted(value: float, least: float | None) -> tuple[str, bool | None]:
+    """Return the goal in words and whether it is met, where there is one."""
+    return ("", None) if least is None else (f">= {least}", value >= least)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return how long `work` takes."""
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""A vector as it was sent: measured, folded in and expanded without ever lying in memory as float32 (`atoll.kernels`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.kernels import BEND, BLEND, BLOCK, COPY, F32, MULTIPLY, SQUARE, Bytes, Vector, kernels
+
+_NONE = np.empty(0, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """`elements` float32 numbers: the kind of their encoding, their codes (uint8) and the scales of their blocks."""
+
+    kind: int
+    elements: int
+    codes: Bytes
+    scales: Vector
+
+    @classmethod
+    def exact(cls, vector: Vector) -> Encoded:
+        """Return a float32 vector as it is; its memory is shared."""
+        return cls(F32, vector.size, np.ascontiguousarray(vector, dtype=np.float32).view(np.uint8), _NONE)
+
+    def expanded(self) -> Vector:
+        """Return the numbers."""
+        out = np.empty(self.elements, dtype=np.float32)
+        self.expand_into(out)
+        return out
+
+    def expand_into(self, out: Vector) -> None:
+        """Write the numbers to `out`, which is as long as we are."""
+        self._over(COPY, (0, self.elements), acc=out)
+
+    def squares(self, start: int, stop: int) -> float:
+        """Return the sum of squares of elements `start` to `stop` in float64: finite if and only if all of them are."""
+        lanes = np.zeros(BLOCK)
+        self._over(SQUARE, (start, stop), lanes=lanes)
+        return _total(lanes)
+
+    def product(self, start: int, stop: int, other: Vector) -> float:
+        """Return the scalar product of elements `start` to `stop` with those of `other`, which is as long as we are."""
+        lanes = np.zeros(BLOCK)
+        self._over(MULTIPLY, (start, stop), others=other, lanes=lanes)
+        return _total(lanes)
+
+    def blend(self, acc: Vector, start: int, stop: int, keep: float, take: float) -> None:
+        """Do `acc <- keep acc + take v` for elements `start` to `stop`; `acc` is as long as we are."""
+        self._over(BLEND, (start, stop), acc=acc, factors=(keep, take, 0.0))
+
+    def bend(self, acc: Vector, span: tuple[int, int], factors: tuple[float, float, float], other: Vector) -> None:
+        """Do `acc <- keep acc + (take v + add other)` for the elements of `span`; factors are keep, take and add."""
+        self._over(BEND, span, others=other, acc=acc, factors=factors)
+
+    def _over(
+        self,
+        operation: int,
+        span: tuple[int, int],
+        *,
+        others: Vector = _NONE,
+        acc: Vector = _NONE,
+        lanes: npt.NDArray[np.float64] | None = None,
+        factors: tuple[float, float, float] = (0.0, 0.0, 0.0),
+    ) -> None:
+        """Go over the elements of `span`; nothing is done where there are none."""
+        if span[0] < span[1]:
+            sums = np.empty(BLOCK) if lanes is None else lanes
+            over = kernels(self.elements).over
+            over(operation, self.kind, self.codes, self.scales, *span, others, acc, sums, *factors)
+
+
+def _total(lanes: npt.NDArray[np.float64]) -> float:
+    """Return the sum of the lanes, in their order."""
+    return float(np.add.accumulate(lanes)[-1])

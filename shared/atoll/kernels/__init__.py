@@ -1,0 +1,100 @@
+"""The arithmetic of a shard and of a push, at the speed of memory: survey, fold, expand, quantise, step.
+
+A contribution is folded in as it was sent. Nobody writes its float32 form to memory: a kernel goes over the blocks of an
+encoding, stages those that need it in the nearest cache, and does one *operation* on them. What is left of the cost is the
+traffic that cannot be avoided: the payload read once, the running sum read and written once.
+
+There are two sets. `fast` and `quantising` are compiled by numba and run without the interpreter's lock; `plain` is NumPy.
+**They agree bit for bit**, so which one runs is a matter of speed alone: a shard without numba, a small fragment and a
+replay elsewhere make the same model. For that, sums have an order that no vector length changes: element i adds to lane i mod
+`BLOCK` in float64 (where products of two float32 are exact), and lanes are added up in their order at the end; squares of
+integer codes are summed as integers, block by block. No multiplication is fused with an addition, and a block's scale is
+multiplied into its share before either meets the elements.
+
+Compiling takes seconds, once per machine (numba keeps the code beside the module, or in `NUMBA_CACHE_DIR`); `fast` is loaded
+where a fragment is large enough to be worth that, `FAST_ELEMENTS`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+F32: Final = 1
+BF16: Final = 2
+INT8: Final = 4
+INT4: Final = 5
+E3M0: Final = 6
+"""Encodings by their number on the wire (3 was int8 with float32 scales); `atoll.codecs.encodings` says what each is."""
+
+BLOCK: Final = 128
+"""Elements that share a scale."""
+
+COPY: Final = 0
+BLEND: Final = 1
+BEND: Final = 2
+SQUARE: Final = 3
+MULTIPLY: Final = 4
+"""Operations, see `Kernels.over`."""
+
+SCALE_MIN: Final = np.float32(1e-38)
+FAST_ELEMENTS: Final = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """One set of three functions.
+
+    over(operation, kind, payload, scales, start, stop, others, acc, lanes, keep, take, add)
+        Do `operation` with elements `start` to `stop` of an encoded vector v; `others` and `acc` are float32 vectors as long
+        as v, or empty where they are not used, `lanes` are `BLOCK` float64 numbers.
+
+            COPY      acc <- v
+            BLEND     acc <- keep acc + take v
+            BEND      acc <- keep acc + (take v + add others)
+            SQUARE    lanes += v^2
+            MULTIPLY  lanes += v others
+
+    quantise(kind, vector, payload, scales) -> float
+        Write the codes and the scales of a vector; return its largest magnitude, infinity where it is not finite, and then
+        what was written says nothing.
+
+    nesterov(values, displacement, momentum, lr, mu, next_values, next_momentum)
+        One step of SGD with Nesterov momentum (`atoll.outer`).
+    """
+
+    name: str
+    over: Callable[..., None]
+    quantise: Callable[..., float]
+    nesterov: Callable[..., None]
+
+
+def kernels(elements: int) -> Kernels:
+    """Return the set for vectors of so many elements."""
+    return fast_kernels() if elements >= FAST_ELEMENTS else plain_kernels()
+
+
+@functools.cache
+def plain_kernels() -> Kernels:
+    """Return the NumPy set."""
+    from atoll.kernels import plain  # noqa: PLC0415  (either set is loaded when it is first needed)
+
+    return Kernels("plain", plain.over, plain.quantise, plain.nesterov)
+
+
+@functools.cache
+def fast_kernels() -> Kernels:
+    """Return the compiled set, the NumPy set where there is no numba."""
+    try:
+        from atoll.kernels import fast, quantising  # noqa: PLC0415
+    except ImportError:
+        return plain_kernels()
+    return Kernels("fast", fast.over, quantising.quantise, fast.nesterov)

@@ -1,0 +1,43 @@
+"""How kernels are compiled: for fixed types, when they are loaded, and once per machine.
+
+numba keeps machine code in a folder and knows it by the source file of the function. So a constant that is compiled in must
+stand in that file; `agree` holds it against the one that everybody else uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from numba import njit, types
+
+from atoll import kernels
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+BYTES_OUT = types.Array(types.uint8, 1, "C")
+F32_IN = types.Array(types.float32, 1, "C", readonly=True)
+F32_OUT = types.Array(types.float32, 1, "C")
+
+
+def compiled(*signatures: Any) -> Callable[[F], F]:  # noqa: ANN401  (signatures of numba)
+    """Compile for these signatures now, and keep the code where numba finds a place for it."""
+
+    def wrap(function: F) -> F:
+        made: Any
+        try:
+            made = njit(list(signatures), nogil=True, cache=True)(function)
+        except RuntimeError:  # there is no folder to keep it in: every process compiles for itself
+            made = njit(list(signatures), nogil=True)(function)
+        return cast("F", made)
+
+    return wrap
+
+
+def agree(constants: dict[str, Any], *names: str) -> None:
+    """Raise `AssertionError` unless these are the constants of `atoll.kernels`."""
+    others = {name: (constants[name], getattr(kernels, name)) for name in names}
+    wrong = {name: pair for name, pair in others.items() if pair[0] != pair[1]}
+    if wrong:
+        raise AssertionError(f"constants that are not those of atoll.kernels: {wrong}")

@@ -1,0 +1,299 @@
+"""The compiled set. `atoll.kernels` says what each function does; `plain` says the same in NumPy, to the bit.
+
+An operation is done on rows: blocks before their scale. Rows of f32, bf16 and int8 are views of the payload; nibbles
+are staged, a tile at a time, in memory that stays in the first cache. A block that a span shares with its neighbours is
+done on copies, of which only the span's part counts.
+
+Written so that LLVM turns inner loops into vector instructions by itself: rows of a view first, then indices from zero to a
+constant (no wrap-around to check, no remainder), one plain statement per element, nibbles unpacked to bytes before they are
+widened, a lane per element of a block. Functions are no arguments here: numba could not keep such code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit, types
+from numba.extending import overload
+
+from atoll.kernels import Bytes, Vector
+from atoll.kernels.compiling import BYTES, F32_IN, F32_OUT, agree, compiled
+
+Rows = npt.NDArray[Any]
+Codes = npt.NDArray[np.int8]
+Lanes = npt.NDArray[np.float64]
+
+# numba knows kept code by this file alone: a constant of another file could change and old code be used with it.
+COPY, BLEND, BEND, SQUARE, MULTIPLY = 0, 1, 2, 3, 4
+F32, BF16, INT8, INT4, E3M0 = 1, 2, 4, 5, 6
+BLOCK = 128
+agree(globals(), "COPY", "BLEND", "BEND", "SQUARE", "MULTIPLY", "F32", "BF16", "INT8", "INT4", "E3M0", "BLOCK")
+
+HALF = BLOCK // 2
+TILE_BLOCKS = 16
+TILE = TILE_BLOCKS * BLOCK
+
+_F32_ROWS = types.Array(types.float32, 2, "C", readonly=True)
+_F32_ROWS_OUT = types.Array(types.float32, 2, "C")
+_LANES = types.Array(types.float64, 1, "C")
+_FACTORS = (types.float32, types.float32, types.float32)
+
+
+def _on_rows(*kinds: Any) -> list[Any]:  # noqa: ANN401  (types of numba)
+    """Return the signatures of `_operate` for rows of these types."""
+    return [
+        types.void(types.intp, rows, F32_IN, _F32_ROWS, _F32_ROWS_OUT, _LANES, *_FACTORS)
+        for rows in (types.Array(kind, 2, "C", readonly=fixed) for kind, fixed in kinds)
+    ]
+
+
+def _number(x: Any) -> Any:  # noqa: ANN401  (the element of a row)
+    """Return what an element of a row stands for before its scale, as float32; compiled in two ways."""
+    return x
+
+
+def _of_bfloat16(x: Any) -> Any:  # noqa: ANN401
+    return np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
+
+
+def _of_float_or_integer(x: Any) -> Any:  # noqa: ANN401
+    return np.float32(x)
+
+
+@overload(_number)
+def _number_of(x: Any) -> Any:  # noqa: ANN401  (a type of numba)
+    return _of_bfloat16 if x == types.uint16 else _of_float_or_integer
+
+
+def _squared(row: Any, square: Any, lanes: Any) -> None:  # noqa: ANN401
+    """Add the squares of a row's numbers, `square` times, to the lanes; of integers to the first, in one exact sum."""
+
+
+def _squared_integers(row: Any, square: Any, lanes: Any) -> None:  # noqa: ANN401
+    total = np.int32(0)
+    for i in range(BLOCK):
+        total += np.int32(row[i]) * np.int32(row[i])
+    lanes[0] += square * np.float64(total)
+
+
+def _squared_floats(row: Any, square: Any, lanes: Any) -> None:  # noqa: ANN401
+    for i in range(BLOCK):
+        wide = np.float64(_number(row[i]))
+        lanes[i] += square * (wide * wide)
+
+
+@overload(_squared)
+def _squared_of(row: Any, square: Any, lanes: Any) -> Any:  # noqa: ANN401, ARG001  (types of numba)
+    return _squared_integers if row.dtype == types.int8 else _squared_floats
+
+
+@compiled(
+    *_on_rows(
+        (types.float32, True), (types.float32, False), (types.uint16, True), (types.int8, True), (types.int8, False)
+    )
+)
+def _operate(
+    operation: int,
+    rows: Rows,
+    scales: Vector,
+    others: Rows,
+    here: Rows,
+    lanes: Lanes,
+    keep: float,
+    take: float,
+    add: float,
+) -> None:
+    """Do `operation` with rows and what lies beside them; no scales are scales of one."""
+    count, scaled, one = rows.shape[0], scales.size > 0, np.float32(1.0)
+    if operation == BLEND:
+        for block in range(count):
+            row, out = rows[block], here[block]
+            share = take * scales[block] if scaled else take
+            for i in range(BLOCK):
+                out[i] = keep * out[i] + share * _number(row[i])
+    elif operation == BEND:
+        for block in range(count):
+            row, out, beside = rows[block], here[block], others[block]
+            share = take * scales[block] if scaled else take
+            for i in range(BLOCK):
+                out[i] = keep * out[i] + (share * _number(row[i]) + add * beside[i])
+    elif operation == COPY:
+        for block in range(count):
+            row, out = rows[block], here[block]
+            scale = scales[block] if scaled else one
+            for i in range(BLOCK):
+                out[i] = scale * _number(row[i])
+    elif operation == SQUARE:
+        for block in range(count):
+            row = rows[block]
+            wide = np.float64(scales[block] if scaled else one)
+            _squared(row, wide * wide, lanes)
+    else:
+        for block in range(count):
+            row, beside = rows[block], others[block]
+            wide = np.float64(scales[block] if scaled else one)
+            for i in range(BLOCK):
+                lanes[i] += wide * (np.float64(_number(row[i])) * np.float64(beside[i]))
+
+
+@njit(nogil=True)
+def _unpack(kind: int, pairs: Rows, codes: Codes) -> None:
+    """Write the codes of blocks of nibbles: the low ones of a block's bytes are its first half, the high ones its second."""
+    zero = np.int8(8) if kind == INT4 else np.int8(0)
+    halves = codes.reshape(-1, 2, HALF)
+    for block in range(pairs.shape[0]):
+        pair, low, high = pairs[block], halves[block, 0], halves[block, 1]
+        for i in range(HALF):
+            low[i] = np.int8(pair[i] & 15) - zero
+        for i in range(HALF):
+            high[i] = np.int8(pair[i] >> 4) - zero
+
+
+@njit(nogil=True)
+def _powers(codes: Codes, wide: Vector) -> None:
+    """Write what codes of E3M0 stand for: a sign and 2^-6 to 2^0, or zero."""
+    bits = wide.view(np.int32)
+    for i in range(wide.size):
+        code = np.int32(codes[i])
+        power = code & 7
+        bits[i] = ((power + 120) << 23) * np.int32(power > 0) | (code & 8) << 28
+
+
+_OVER = (types.intp, types.intp, BYTES, F32_IN, types.intp, types.intp, F32_IN, F32_OUT, _LANES, *_FACTORS)
+
+
+@compiled(types.void(*_OVER))
+def _blocks(
+    operation: int,
+    kind: int,
+    payload: Bytes,
+    scales: Vector,
+    first: int,
+    last: int,
+    others: Vector,
+    acc: Vector,
+    lanes: Lanes,
+    keep: float,
+    take: float,
+    add: float,
+) -> None:
+    """Do `operation` with the whole blocks `first` to `last`."""
+    beside = others[first * BLOCK : last * BLOCK].reshape(-1, BLOCK)
+    here = acc[first * BLOCK : last * BLOCK].reshape(-1, BLOCK)
+    own = scales[first:last]
+    if kind == F32:
+        rows = payload[4 * BLOCK * first : 4 * BLOCK * last].view(np.float32).reshape(-1, BLOCK)
+        _operate(operation, rows, own, beside, here, lanes, keep, take, add)
+        return
+    if kind == BF16:
+        halves = payload[2 * BLOCK * first : 2 * BLOCK * last].view(np.uint16).reshape(-1, BLOCK)
+        _operate(operation, halves, own, beside, here, lanes, keep, take, add)
+        return
+    if kind == INT8:
+        signed = payload[BLOCK * first : BLOCK * last].view(np.int8).reshape(-1, BLOCK)
+        _operate(operation, signed, own, beside, here, lanes, keep, take, add)
+        return
+    codes, wide = np.empty(TILE, dtype=np.int8), np.empty(TILE, dtype=np.float32)
+    for at in range(first, last, TILE_BLOCKS):
+        end = min(at + TILE_BLOCKS, last)
+        a, b, size = at - first, end - first, (end - at) * BLOCK
+        _unpack(kind, payload[HALF * at : HALF * end].reshape(-1, HALF), codes[:size])
+        if kind == INT4:
+            nibbles = codes[:size].reshape(-1, BLOCK)
+            _operate(operation, nibbles, own[a:b], beside[a:b], here[a:b], lanes, keep, take, add)
+            continue
+        _powers(codes[:size], wide[:size])
+        floats = wide[:size].reshape(-1, BLOCK)
+        _operate(operation, floats, own[a:b], beside[a:b], here[a:b], lanes, keep, take, add)
+
+
+@compiled(types.void(*_OVER))
+def _part(
+    operation: int,
+    kind: int,
+    payload: Bytes,
+    scales: Vector,
+    start: int,
+    stop: int,
+    others: Vector,
+    acc: Vector,
+    lanes: Lanes,
+    keep: float,
+    take: float,
+    add: float,
+) -> None:
+    """Do `operation` with elements `start` to `stop` of one block, on copies that are zero elsewhere."""
+    block = start // BLOCK
+    low, high = start - block * BLOCK, stop - block * BLOCK
+    beside, here = np.zeros((1, BLOCK), np.float32), np.zeros((1, BLOCK), np.float32)
+    if others.size:
+        beside[0, low:high] = others[start:stop]
+    if acc.size:
+        here[0, low:high] = acc[start:stop]
+    own, codes, wide = scales[block : block + 1], np.zeros(BLOCK, np.int8), np.zeros(BLOCK, np.float32)
+    if kind == INT8:
+        codes[low:high] = payload[BLOCK * block + low : BLOCK * block + high].view(np.int8)
+    elif kind in (INT4, E3M0):
+        _unpack(kind, payload[HALF * block : HALF * (block + 1)].reshape(1, HALF), codes)
+        codes[:low] = 0
+        codes[high:] = 0
+    if kind in (INT8, INT4):
+        _operate(operation, codes.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
+    else:
+        if kind == F32:
+            wide[low:high] = payload[4 * start : 4 * stop].view(np.float32)
+        elif kind == BF16:
+            halves = payload[2 * start : 2 * stop].view(np.uint16)
+            for i in range(halves.size):
+                wide[low + i] = _number(halves[i])
+        else:
+            _powers(codes, wide)
+        _operate(operation, wide.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
+    if acc.size:
+        acc[start:stop] = here[0, low:high]
+
+
+@compiled(types.void(*_OVER))
+def over(
+    operation: int,
+    kind: int,
+    payload: Bytes,
+    scales: Vector,
+    start: int,
+    stop: int,
+    others: Vector,
+    acc: Vector,
+    lanes: Lanes,
+    keep: float,
+    take: float,
+    add: float,
+) -> None:
+    """Do `operation` with elements `start` to `stop`: a part of a block, whole blocks, and a part of a block again."""
+    first, last = (start + BLOCK - 1) // BLOCK, stop // BLOCK
+    if first > last:
+        _part(operation, kind, payload, scales, start, stop, others, acc, lanes, keep, take, add)
+        return
+    if start < first * BLOCK:
+        _part(operation, kind, payload, scales, start, first * BLOCK, others, acc, lanes, keep, take, add)
+    _blocks(operation, kind, payload, scales, first, last, others, acc, lanes, keep, take, add)
+    if last * BLOCK < stop:
+        _part(operation, kind, payload, scales, last * BLOCK, stop, others, acc, lanes, keep, take, add)
+
+
+@compiled(types.void(F32_IN, F32_IN, F32_IN, types.float32, types.float32, F32_OUT, F32_OUT))
+def nesterov(
+    values: Vector,
+    displacement: Vector,
+    momentum: Vector,
+    lr: float,
+    mu: float,
+    next_values: Vector,
+    next_momentum: Vector,
+) -> None:
+    """Do one step of SGD with Nesterov momentum."""
+    for i in range(values.size):
+        pushed = mu * momentum[i] + displacement[i]
+        next_momentum[i] = pushed
+        next_values[i] = values[i] - lr * (displacement[i] + mu * pushed)

@@ -1,0 +1,168 @@
+"""The two sets of kernels agree bit for bit, and with float64 arithmetic as far as float32 can."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll import kernels as sets
+from atoll.codecs import ENCODINGS
+from atoll.codecs.encoded import Encoded
+from atoll.codecs.encodings import blocks
+from atoll.kernels import (
+    BLOCK,
+    COPY,
+    F32,
+    FAST_ELEMENTS,
+    INT8,
+    MULTIPLY,
+    SQUARE,
+    Kernels,
+    Vector,
+    compiling,
+    fast,
+    fast_kernels,
+    plain_kernels,
+    quantising,
+)
+from atoll.kernels.plain import STRETCH
+
+Wide = npt.NDArray[np.float64]
+BOTH = [plain_kernels(), fast_kernels()]
+NONE = np.empty(0, np.float32)
+
+
+def drawn(elements: int, seed: int, spread: float = 3.0) -> Vector:
+    """Return values over many magnitudes, a run of zeros among them."""
+    rng = np.random.default_rng(seed)
+    vector = (rng.normal(size=elements) * 10.0 ** rng.uniform(-spread, spread, elements)).astype(np.float32)
+    vector[elements // 3 : elements // 2] = 0.0
+    return vector
+
+
+def quantised(kernels: Kernels, name: str, vector: Vector) -> tuple[Encoded, float]:
+    """Return the vector in an encoding, by the kernels given, and what they say of its largest magnitude."""
+    encoding = ENCODINGS[name]
+    count = blocks(vector.size) if encoding.scaled else 0
+    codes = np.zeros(encoding.size(vector.size) - 2 * count, np.uint8)
+    scales = np.zeros(count, np.float32)
+    largest = kernels.quantise(encoding.number, vector, codes, scales)
+    return Encoded(encoding.number, vector.size, codes, scales), largest
+
+
+def done(kernels: Kernels, operation: int, v: Encoded, start: int, stop: int, other: Vector) -> tuple[Vector, Wide]:
+    """Return the sum and the lanes after an operation."""
+    acc, lanes = drawn(v.elements, 9, 1.0), np.zeros(BLOCK)
+    kernels.over(operation, v.kind, v.codes, v.scales, start, stop, other, acc, lanes, 0.7, 0.3, 0.2)
+    return acc, lanes
+
+
+def test_the_compiled_set_is_there() -> None:
+    """What follows compares two sets, not one with itself; large vectors take the compiled one."""
+    assert [kernels.name for kernels in BOTH] == ["plain", "fast"]
+    assert sets.kernels(FAST_ELEMENTS).name == "fast"
+    assert sets.kernels(FAST_ELEMENTS - 1).name == "plain"
+
+
+def test_what_is_compiled_in_is_what_everybody_uses() -> None:
+    """A constant that differs is found when the module is loaded, by name."""
+    for module in (fast, quantising):
+        compiling.agree(vars(module), "F32", "INT8", "INT4", "BLOCK")
+    with pytest.raises(AssertionError, match="INT8"):
+        compiling.agree({"INT8": 3, "BLOCK": BLOCK}, "INT8", "BLOCK")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    elements=st.one_of(st.integers(0, 4 * BLOCK), st.integers(STRETCH - 5, 3 * STRETCH)),
+    name=st.sampled_from(list(ENCODINGS)),
+    places=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    seed=st.integers(0, 1 << 20),
+)
+def test_both_sets_agree_to_the_bit(elements: int, name: str, places: tuple[float, float], seed: int) -> None:
+    """Codes, scales, sums and what is folded in, from any element to any other."""
+    vector, other = drawn(elements, seed), drawn(elements, seed + 1)
+    (plain, largest), (fast, again) = (quantised(kernels, name, vector) for kernels in BOTH)
+    assert plain.codes.tobytes() == fast.codes.tobytes()
+    assert plain.scales.tobytes() == fast.scales.tobytes()
+    assert largest == again == float(np.abs(vector).max(initial=0.0))
+    start, stop = sorted(round(place * elements) for place in places)
+    for operation in range(COPY, MULTIPLY + 1):
+        (acc, lanes), (acc_again, lanes_again) = (done(k, operation, plain, start, stop, other) for k in BOTH)
+        assert acc.tobytes() == acc_again.tobytes()
+        assert lanes.tobytes() == lanes_again.tobytes()
+
+
+@pytest.mark.parametrize("name", list(ENCODINGS))
+@pytest.mark.parametrize("elements", [1, BLOCK, 1000, 2 * FAST_ELEMENTS + 77])
+def test_an_encoded_vector_does_as_its_expansion_would(name: str, elements: int) -> None:
+    """Sums of squares and products, blends and bends, beside float64 arithmetic on what `expanded` returns."""
+    vector, other = drawn(elements, 1), drawn(elements, 2, 1.0)
+    encoded = quantised(sets.kernels(elements), name, vector)[0]
+    v, w = encoded.expanded().astype(np.float64), other.astype(np.float64)
+    start, stop = elements // 5, elements - elements // 7
+    here = slice(start, stop)
+    assert encoded.squares(start, stop) == pytest.approx(float(v[here] @ v[here]), rel=1e-6, abs=1e-30)
+    size = float(np.abs(v[here]) @ np.abs(w[here]))
+    assert encoded.product(start, stop, other) == pytest.approx(float(v[here] @ w[here]), abs=1e-6 * size)
+    for bent in (False, True):
+        acc = drawn(elements, 3)
+        before = acc.copy()
+        wanted = acc.astype(np.float64)
+        wanted[here] = 0.75 * wanted[here] + 0.25 * v[here] + (0.5 * w[here] if bent else 0.0)
+        if bent:
+            encoded.bend(acc, (start, stop), (0.75, 0.25, 0.5), other)
+        else:
+            encoded.blend(acc, start, stop, 0.75, 0.25)
+        scale = 0.75 * np.abs(before) + 0.25 * np.abs(v) + 0.5 * np.abs(w)
+        assert (np.abs(acc - wanted) <= 4e-7 * scale + 1e-38).all()
+        assert acc[:start].tobytes() + acc[stop:].tobytes() == before[:start].tobytes() + before[stop:].tobytes()
+
+
+@pytest.mark.parametrize("kernels", BOTH, ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize("name", list(ENCODINGS))
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_said_wherever_it_is(kernels: Kernels, name: str, value: float) -> None:
+    """Infinity is what the quantiser returns for it, and it raises nothing."""
+    for place in (0, BLOCK, 299):
+        vector = drawn(300, place)
+        vector[place] = value
+        assert quantised(kernels, name, vector)[1] == np.inf
+
+
+def test_one_infinite_scale_is_seen_in_a_sum_of_squares() -> None:
+    """A hostile sender's; nothing warns, nobody else's elements suffer."""
+    codes, scales = np.ones(2 * BLOCK, np.uint8), np.array([1.0, np.inf], np.float32)
+    for kernels in BOTH:
+        lanes = np.zeros(BLOCK)
+        kernels.over(SQUARE, INT8, codes, scales, 0, 2 * BLOCK, NONE, NONE, lanes, 0.0, 0.0, 0.0)
+        assert not np.isfinite(lanes.sum())
+        lanes = np.zeros(BLOCK)
+        kernels.over(SQUARE, INT8, codes, scales, 0, BLOCK, NONE, NONE, lanes, 0.0, 0.0, 0.0)
+        assert lanes.sum() == BLOCK
+
+
+def test_nesterov_steps_agree_to_the_bit() -> None:
+    """And with the formula."""
+    values, displacement, momentum = (drawn(1000, seed, 1.0) for seed in range(3))
+    results = []
+    for kernels in BOTH:
+        after, kept = np.empty_like(values), np.empty_like(values)
+        kernels.nesterov(values, displacement, momentum, np.float32(0.6), np.float32(0.3), after, kept)
+        results.append(after.tobytes() + kept.tobytes())
+    assert results[0] == results[1]
+    wanted = 0.3 * momentum.astype(np.float64) + displacement
+    np.testing.assert_allclose(kept, wanted, rtol=0, atol=1e-6 * float(np.abs(wanted).max()))
+    step = values - 0.6 * (displacement + 0.3 * wanted)
+    np.testing.assert_allclose(after, step, rtol=0, atol=1e-6 * float(np.abs(step).max()))
+
+
+def test_an_exact_vector_shares_its_memory() -> None:
+    """Nothing is copied to measure a vector."""
+    vector = drawn(300, 4)
+    encoded = Encoded.exact(vector)
+    assert encoded.kind == F32
+    assert np.shares_memory(encoded.codes, vector)
