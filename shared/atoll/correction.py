@@ -45,6 +45,9 @@ from atoll.protocol.settings import ProtocolSettings
 FACTOR_MAX = float(np.finfo(np.float32).max) / 2.0
 """Of factors and lengths: neither part of a combination is longer than the square root of two times the slice."""
 
+CANCELLED = 1e-6
+"""Of a slice's length: what is left of less is the rounding of float32, and no direction."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compass:
@@ -90,6 +93,7 @@ class Heloco:
             beta = min(-self.shrink * cosine * confidence, self.shrink_max)
             keep, add = 1.0, -beta * cosine * length / reference
             norm = math.sqrt(max(0.0, length**2 + 2.0 * add * product + (add * reference) ** 2))
+            norm = norm if norm > CANCELLED * length else 0.0
         else:
             turn = min(self.rotate * (1.0 - cosine) * confidence, 1.0)
             # Of (1 - turn) v^ + turn m^; at an angle of at most 90 degrees it is never shorter than the square root of a half.

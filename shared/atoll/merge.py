@@ -17,8 +17,8 @@ move the global values by their full step. One fresh contribution, however small
 
 RDA is taken per slice (`Span`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long, RDA keeps
 R. Slices marked `direct` (embeddings) take the mean. Where directions cancel there is none to keep and the slice does not
-move, as phi(0) = 0 has it: where the mean direction is shorter than 1e-12, or than the rounding of the M float32
-directions in it (M 2^-23). Below that length what is left is noise, which RDA would blow up to full size. A slice shorter
+move, as phi(0) = 0 has it: where their mean is shorter than the rounding of the M float32 directions in it, M 2^-23 of the
+share of all weight that has a direction. What is left then is noise, which RDA would blow up to full size. A slice shorter
 than 1e-20 counts as zero: float32 could not hold the inverse of its norm.
 
 A fold holds one running mean, so memory is O(fragment) whatever M is, and a contribution is folded in by one pass as it
@@ -49,7 +49,6 @@ from atoll.layout import Span
 
 Method = Literal["mean", "rda"]
 
-DIRECTION_MIN = 1e-12
 ROUNDING = 2.0**-23
 NORM_MIN = 1e-20
 CLAIM_TOLERANCE = 1e-3
@@ -97,6 +96,7 @@ class FragmentFold:
         self._freshest = 0.0
         self._unit = [0.0] * len(self._spans)
         self._radial = [0.0] * len(self._spans)
+        self._heard = [0.0] * len(self._spans)
         self._spent = False
         self.weight_sum = 0.0
         self.count = 0
@@ -166,8 +166,9 @@ class FragmentFold:
         if not self._radially[number]:
             return share
         if share == 1.0:
-            self._unit[number] = self._radial[number] = 0.0
+            self._unit[number] = self._radial[number] = self._heard[number] = 0.0
         self._radial[number] += (norm - self._radial[number]) * share
+        self._heard[number] += (float(norm > NORM_MIN) - self._heard[number]) * share
         if norm <= NORM_MIN:
             return 0.0 if self._unit[number] else share
         self._unit[number] = self._unit[number] or norm
@@ -179,7 +180,7 @@ class FragmentFold:
         if not self._radially[number]:
             return 1.0
         length = l2_norm(merged[span.offset : span.offset + span.size])
-        shortest = unit * max(DIRECTION_MIN, self.count * ROUNDING)
+        shortest = unit * self._heard[number] * self.count * ROUNDING
         return self._radial[number] / length if unit and length > shortest else 0.0
 
 

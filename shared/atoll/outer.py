@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from atoll.errors import SettingsError
+from atoll.errors import ProtocolMisuse, SettingsError
 from atoll.kernels import Vector, kernels
 
 State = dict[str, npt.NDArray[Any]]
@@ -51,9 +51,13 @@ class Nesterov:
         """Take one step."""
         if not self.momentum:
             return np.subtract(params, self.lr * displacement, dtype=np.float32), {}
+        former = state["momentum"]
+        if {displacement.shape, former.shape} != {params.shape} or former.dtype != np.float32:
+            got = (params.shape, displacement.shape, former.shape, former.dtype.name)
+            raise ProtocolMisuse("values, displacement and momentum that do not belong together", got=got)
         values, momentum = np.empty_like(params), np.empty_like(params)
         step = kernels(params.size).nesterov
-        step(params, displacement, state["momentum"], self.lr, self.momentum, values, momentum)
+        step(params, displacement, former, self.lr, self.momentum, values, momentum)
         return values, {"momentum": momentum}
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.codecs import Encoded
+from atoll.codecs import Encoded, framed
 from atoll.correction import Compass, Heloco, correction_of
 from atoll.errors import SettingsError
 from atoll.kernels.plain import STRETCH
 from atoll.layout import Span
-from atoll.merge import Bend, FragmentFold, span_norms
+from atoll.merge import Bend, FragmentFold, Method, span_norms
 from atoll.protocol.settings import ProtocolSettings
 
 Vector = npt.NDArray[np.float32]
@@ -48,6 +48,52 @@ def corrected(rule: Heloco, v: Vector, m: Vector, spans: tuple[Span, ...]) -> Ve
     said = [norm if bend is None else bend.norm for norm, bend in zip(norms, bends.slices, strict=True)]
     assert span_norms(spans, Encoded.exact(result)) == pytest.approx(said, rel=1e-5, abs=1e-6 * max(norms))
     return result
+
+
+@pytest.mark.parametrize("method", ["mean", "rda"])
+@pytest.mark.parametrize("codec", ["f32", "int4"])
+def test_a_fold_of_bent_displacements_is_the_merge_of_corrected_ones(method: Method, codec: str) -> None:
+    """Three of unequal weights, some slices bent and some kept, beside the formulas in float64."""
+    rng, spans = np.random.default_rng(5), spans_of(*SIZES)
+    m = rng.normal(size=sum(SIZES)).astype(np.float32)
+    weights = [3.0, 1.0, 7.0]
+    fold, wide, changed = FragmentFold(spans, method), [], 0
+    for weight in weights:
+        towards = weight * m if weight == 7.0 else 0.0
+        sent = framed((weight * rng.normal(size=m.size) + towards).astype(np.float32), codec)[1]
+        norms = span_norms(spans, sent)
+        bends = PAPER.bends(sent, norms, Compass.of(m, spans), spans)
+        changed += sum(bend is not None for bend in bends.slices)
+        fold.add(sent, norms, weight, bends=bends)
+        v = sent.expanded().astype(np.float64)
+        parts = [reference(v[s.offset :][: s.size], m[s.offset :][: s.size].astype(np.float64), PAPER) for s in spans]
+        wide.append(parts)
+    merged = fold.result().displacement
+    assert 0 < changed < 3 * len(spans)
+    for number, span in enumerate(spans):
+        parts = [each[number] for each in wide]
+        wanted = np.average(parts, axis=0, weights=weights)
+        if method == "rda" and not span.direct:
+            lengths = [float(np.linalg.norm(part)) for part in parts]
+            direction = np.average([p / n for p, n in zip(parts, lengths, strict=True)], axis=0, weights=weights)
+            wanted = np.average(lengths, weights=weights) * direction / np.linalg.norm(direction)
+        got = merged[span.offset :][: span.size]
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * float(np.abs(wanted).max()))
+
+
+def test_what_a_correction_cancels_has_no_length_and_no_direction() -> None:
+    """With constants that take all that opposes, rounding is what is left; it turns no other contribution."""
+    rule, spans = Heloco(0.2, 4.0, 1.0, 1.0, 0.0), spans_of(1000)
+    m = np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    other = np.random.default_rng(2).normal(size=1000).astype(np.float32)
+    against = Encoded.exact(-m * np.float32(0.37))
+    bends = rule.bends(against, span_norms(spans, against), Compass.of(m, spans), spans)
+    assert bends.slices[0] is not None
+    assert bends.slices[0].norm == 0.0
+    fold = FragmentFold(spans, "rda")
+    fold.add(Encoded.exact(other), span_norms(spans, Encoded.exact(other)), 1.0)
+    fold.add(against, span_norms(spans, against), 1.0, bends=bends)
+    np.testing.assert_allclose(fold.result().displacement, 0.5 * other, rtol=1e-5)
 
 
 def reference(v: Wide, m: Wide, k: Heloco) -> Wide:

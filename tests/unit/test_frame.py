@@ -9,7 +9,7 @@ import pytest
 import xxhash
 import zstandard
 
-from atoll.codecs import ENCODINGS, decode_frame, encode_frame, frame_bytes, frame_bytes_max, framed, open_frame
+from atoll.codecs import ENCODINGS, decode_frame, encode_frame, frame_bytes, framed, open_frame
 from atoll.codecs.frame import COMPRESSED, HEADER, MAGIC, VERSION
 from atoll.errors import FrameRejected, SettingsError
 from atoll.kernels import BF16, BLOCK, E3M0, F32, INT4, INT8, Vector
@@ -38,7 +38,7 @@ def reason(data: bytes | bytearray, elements: int) -> str:
 def test_a_reader_sees_what_its_sender_saw(codec: str, elements: int) -> None:
     """Compressed or not; and no frame is longer than the bound."""
     sent, seen = framed(drawn(elements), codec)
-    assert len(sent) <= min(frame_bytes(elements, codec), frame_bytes_max(elements))
+    assert len(sent) <= frame_bytes(elements, codec)
     expected = seen.expanded()
     for form in (sent, bytes(sent), memoryview(sent)):
         assert decode_frame(form, elements_expected=elements).tobytes() == expected.tobytes()
@@ -140,7 +140,8 @@ def test_a_compressed_payload_of_another_size_is_refused() -> None:
     other = zstandard.ZstdCompressor().compress(bytes(17))
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(16))
     cut = zstandard.ZstdCompressor().compress(np.random.default_rng(0).bytes(16))[:-4]
-    for payload in (other, unsized, cut):
+    longer = zstandard.ZstdCompressor().compress(bytes(16)) + b"x"
+    for payload in (other, unsized, cut, longer):
         assert reason(made(payload, 4, flags=COMPRESSED), 4) == "compression"
 
 
@@ -159,6 +160,23 @@ def test_a_bomb_allocates_no_more_than_an_honest_frame() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 4 << 20
+
+
+def test_a_frame_in_another_codec_than_agreed_is_refused() -> None:
+    """A run has one codec; a few bytes of zeros in a larger one would take its memory."""
+    frame = encode_frame(np.zeros(1 << 12, np.float32), "bf16")
+    assert open_frame(frame, elements_expected=1 << 12, codec="bf16").elements == 1 << 12
+    for read in (open_frame, decode_frame):
+        with pytest.raises(FrameRejected) as caught:
+            read(frame, elements_expected=1 << 12, codec="int4")
+        assert caught.value.reason == "codec"
+
+
+@pytest.mark.parametrize("elements", [1, 1 << 18])
+@pytest.mark.parametrize(("number", "bits"), [(F32, b"\x01\x00\x80\x7f"), (BF16, b"\x81\x7f")])
+def test_signalling_not_a_number_is_refused_without_a_warning(number: int, bits: bytes, elements: int) -> None:
+    """By either set of kernels."""
+    assert reason(made(bits * elements, elements, number), elements) == "not_finite"
 
 
 def test_hidden_infinities_are_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -12,6 +14,7 @@ from atoll import kernels as sets
 from atoll.codecs import ENCODINGS
 from atoll.codecs.encoded import Encoded
 from atoll.codecs.encodings import blocks
+from atoll.errors import ProtocolMisuse
 from atoll.kernels import (
     BLOCK,
     COPY,
@@ -29,6 +32,7 @@ from atoll.kernels import (
     quantising,
 )
 from atoll.kernels.plain import STRETCH
+from atoll.outer import Nesterov
 
 Wide = npt.NDArray[np.float64]
 BOTH = [plain_kernels(), fast_kernels()]
@@ -40,6 +44,7 @@ def drawn(elements: int, seed: int, spread: float = 3.0) -> Vector:
     rng = np.random.default_rng(seed)
     vector = (rng.normal(size=elements) * 10.0 ** rng.uniform(-spread, spread, elements)).astype(np.float32)
     vector[elements // 3 : elements // 2] = 0.0
+    vector[: elements // 8] *= np.float32(1e-37)
     return vector
 
 
@@ -158,6 +163,48 @@ def test_nesterov_steps_agree_to_the_bit() -> None:
     np.testing.assert_allclose(kept, wanted, rtol=0, atol=1e-6 * float(np.abs(wanted).max()))
     step = values - 0.6 * (displacement + 0.3 * wanted)
     np.testing.assert_allclose(after, step, rtol=0, atol=1e-6 * float(np.abs(step).max()))
+
+
+def test_vectors_that_do_not_belong_together_are_refused() -> None:
+    """Compiled code would read, or write, what is not theirs."""
+    vector = drawn(300, 4)
+    whole, short = Encoded.exact(vector), vector[:200].copy()
+    with pytest.raises(ProtocolMisuse, match="belong together"):
+        whole.product(0, 300, short)
+    with pytest.raises(ProtocolMisuse, match="belong together"):
+        whole.blend(short, 0, 300, 1.0, 1.0)
+    for start, stop in ((-1, 3), (0, 301), (5, 4)):
+        with pytest.raises(ProtocolMisuse, match="belong together"):
+            whole.squares(start, stop)
+    for name in ENCODINGS:
+        sent = quantised(plain_kernels(), name, vector)[0]
+        with pytest.raises(ProtocolMisuse, match="belong together"):
+            Encoded(sent.kind, 300, sent.codes[:-1], sent.scales).squares(0, 3)
+        if sent.scales.size:
+            with pytest.raises(ProtocolMisuse, match="belong together"):
+                Encoded(sent.kind, 300, sent.codes, sent.scales[:-1]).squares(0, 3)
+
+
+@pytest.mark.parametrize("momentum", [np.ones(4, np.float32), np.ones(5, np.float64), np.ones((5, 1), np.float32)])
+def test_a_momentum_of_another_fragment_is_refused(momentum: npt.NDArray[Any]) -> None:
+    """Outer state comes from the broker."""
+    with pytest.raises(ProtocolMisuse, match="belong together"):
+        Nesterov(0.6, 0.3).update(np.ones(5, np.float32), np.ones(5, np.float32), {"momentum": momentum})
+
+
+def test_a_folder_that_cannot_keep_code_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged or full one, and one that is not ours: the function is compiled without it."""
+    asked = []
+
+    def njit(_: Any, **options: Any) -> Any:  # noqa: ANN401  (as numba's)
+        asked.append(options.get("cache", False))
+        if options.get("cache"):
+            raise EOFError("Ran out of input")
+        return lambda function: function
+
+    monkeypatch.setattr(compiling, "njit", njit)
+    assert compiling.compiled("sig")(len) is len
+    assert asked == [True, False]
 
 
 def test_an_exact_vector_shares_its_memory() -> None:

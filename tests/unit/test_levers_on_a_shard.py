@@ -13,6 +13,7 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
 from atoll.codecs import Encoded, encode_frame
 from atoll.correction import Compass, correction_of
+from atoll.errors import BlobCorrupt
 from atoll.island.founding import publish_origin
 from atoll.layout import TensorSpec, plan_layout
 from atoll.merge import FragmentFold, Method, span_norms
@@ -23,7 +24,7 @@ from atoll.protocol_testing import one_commit
 from atoll.testing import unique_run
 from atoll.wire.messages import Contribution, RunRecord, encode
 from atoll_learner.merged import read_merged
-from atoll_synchronizer.store import Store
+from atoll_synchronizer.store import Store, _fitting
 from atoll_synchronizer.workbench import Workbench
 
 Vector = npt.NDArray[np.float32]
@@ -88,6 +89,7 @@ class Desk:
             "interval_steps": 4,
             "shards": 1,
             "merge": merge,
+            "codec_up": "f32",
             "outer_lr": 0.7,
             "outer_momentum": 0.9,
             "correction": "heloco",
@@ -214,3 +216,16 @@ class OvertakenBus(MemoryBus):
 def _average(owner: Owner) -> Vector:
     """Return the average that an owner holds."""
     return owner.store.holdings[0].state[AVERAGE].astype(np.float32, copy=False)
+
+
+async def test_an_outer_state_of_another_shape_is_not_taken(desk: Desk) -> None:
+    """Compiled arithmetic would read past its end; a state is taken with the shapes and dtypes that the run's rules give."""
+    owner = await desk.owner(1)
+    await owner.advance()
+    state = owner.store.holdings[0].state
+    assert _fitting(state, owner.store._advance.init(np.ones(SIZE, np.float32))) is state
+    for wrong in (state[MOMENTUM][:-1], state[MOMENTUM].astype(np.float64)):
+        with pytest.raises(BlobCorrupt, match="outer state"):
+            _fitting(state | {MOMENTUM: wrong}, state)
+    with pytest.raises(BlobCorrupt, match="outer state"):
+        _fitting({}, state)

@@ -11,13 +11,13 @@ import pytest
 
 from atoll.bus.claims import cut
 from atoll.bus.interface import CHUNK_BYTES
-from atoll.codecs import frame_bytes
+from atoll.codecs import CODEC_DOWN, frame_bytes
 from atoll.errors import SettingsError
 from atoll.plan.answer import answer, as_document
 from atoll.plan.failures import Failures, elastic, goodput, rigid
 from atoll.plan.links import ROUND_TRIPS, burst
 from atoll.plan.memory import room
-from atoll.plan.question import CODEC_DOWN, Links, Prices, Question
+from atoll.plan.question import Links, Prices, Question
 from atoll.plan.systems import ring_bits
 from atoll.plan.text import text
 from atoll.plan.traffic import bits_per_number, traffic

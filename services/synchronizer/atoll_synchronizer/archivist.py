@@ -27,7 +27,7 @@ from atoll.archive.vault import open_vault
 from atoll.bus.interface import BlobRef, Bus, Record
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
-from atoll.codecs import encode_frame, pack_arrays
+from atoll.codecs import CODEC_DOWN, encode_frame, pack_arrays
 from atoll.errors import AtollError, PeerMisbehaved, ProtocolMisuse
 from atoll.logs import get
 from atoll.protocol.data import DataLedger
@@ -175,7 +175,7 @@ class Archivist:
 
         return Piece(
             head=head,
-            frame=stored(head.blob, lambda: bytes(encode_frame(held.values, "f32"))),
+            frame=stored(head.blob, lambda: bytes(encode_frame(held.values, CODEC_DOWN))),
             state=None if head.state is None else stored(head.state, lambda: pack_arrays(held.state)),
             books=None if head.books is None else stored(head.books, lambda: held.books or b""),
         )

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from atoll.advance import STATE_BYTES_MAX, Advance
 from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.subjects import Subjects
-from atoll.codecs import decode_frame, encode_frame, frame_bytes_max, pack_arrays, unpack_arrays
+from atoll.codecs import CODEC_DOWN, decode_frame, encode_frame, frame_bytes, pack_arrays, unpack_arrays
 from atoll.errors import (
     BlobCorrupt,
     BlobGone,
@@ -128,7 +128,7 @@ class Store:
         nonce = self._nonce(books)
         values, state = await asyncio.to_thread(self._advance.step, held.values, displacement, held.state, version)
         norm = await asyncio.to_thread(l2_norm, values)
-        frame = await asyncio.to_thread(encode_frame, values, "f32")
+        frame = await asyncio.to_thread(encode_frame, values, CODEC_DOWN)
         packed = await asyncio.to_thread(pack_arrays, state)
         blob, state_blob, books_blob = await asyncio.gather(
             self._bus.put_blob(self._subjects.global_stem(command.fragment, version, nonce), frame),
@@ -252,12 +252,12 @@ class Store:
 
     async def _read(self, fragment: int, head: Head, revision: int) -> Holding:
         elements = self._run.layout.fragment_sizes()[fragment]
-        frame = await self._bus.get_blob(head.blob, frame_bytes_max(elements))
-        values = await asyncio.to_thread(decode_frame, frame, elements_expected=elements)
+        frame = await self._bus.get_blob(head.blob, frame_bytes(elements, CODEC_DOWN))
+        values = await asyncio.to_thread(decode_frame, frame, elements_expected=elements, codec=CODEC_DOWN)
         state = self._advance.init(values)
         if head.state is not None:
             packed = await self._bus.get_blob(head.state, STATE_BYTES_MAX)
-            state = await asyncio.to_thread(unpack_arrays, packed, STATE_BYTES_MAX)
+            state = _fitting(await asyncio.to_thread(unpack_arrays, packed, STATE_BYTES_MAX), state)
         books = None if head.books is None else await self._bus.get_blob(head.books, BOOKS_BYTES_MAX)
         if books is not None:
             self.books[fragment] = thawed(books)
@@ -290,6 +290,14 @@ class Store:
             tokens_merged=held.head.tokens_merged + sum(share.tokens for share in command.shares),
             previous=held.head.blob,
         )
+
+
+def _fitting(state: State, wanted: State) -> State:
+    """Return a state whose arrays have the shapes and dtypes of those wanted; raise `BlobCorrupt` for any other."""
+    there, due = ({name: (array.shape, array.dtype) for name, array in s.items()} for s in (state, wanted))
+    if there != due:
+        raise BlobCorrupt("an outer state that is not this run's", got=there, allowed=due)
+    return state
 
 
 def _commit_info(head: Head, command: Commit) -> dict[str, str | int | float | bool]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from atoll.advance import MOMENTUM
 from atoll.bus.interface import Bus
-from atoll.codecs import Encoded, frame_bytes_max, open_frame
+from atoll.codecs import Encoded, frame_bytes, open_frame
 from atoll.correction import Compass, correction_of
 from atoll.errors import FrameRejected
 from atoll.kernels import Vector
@@ -63,7 +63,7 @@ class Workbench:
             BlobGone, BlobCorrupt: the chunks are not what the manifest says.
         """
         elements = self._sizes[key.fragment]
-        limit = frame_bytes_max(elements)
+        limit = frame_bytes(elements, self._run.protocol.codec_up)
         if manifest.blob.size_bytes > limit:
             raise FrameRejected("oversized", "a frame is too large", got=manifest.blob.size_bytes, allowed=limit)
         async with self._reading:
@@ -86,6 +86,7 @@ class Workbench:
     async def merged(self, fragment: int) -> Vector:
         """Return the merged displacement of the fragment's round and begin a new sum."""
         fold = self._folds.pop(fragment)
+        self._compasses.pop(fragment, None)
         result = await self._off_loop(self._sizes[fragment], fold.result)
         return result.displacement
 
@@ -110,7 +111,8 @@ class Workbench:
         return compass
 
     def _opened(self, fragment: int, data: bytes, manifest: Contribution) -> Waiting:
-        displacement = open_frame(data, elements_expected=self._sizes[fragment])
+        codec = self._run.protocol.codec_up
+        displacement = open_frame(data, elements_expected=self._sizes[fragment], codec=codec)
         spans = self._run.layout.spans(fragment)
         return Waiting(displacement, validated_norms(displacement, spans, manifest.norms, self._run.protocol.norm_max))
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from atoll.codecs.arrays import pack_arrays, unpack_arrays
 from atoll.codecs.encoded import Encoded
-from atoll.codecs.encodings import ENCODINGS
-from atoll.codecs.frame import decode_frame, encode_frame, frame_bytes, frame_bytes_max, framed, open_frame
+from atoll.codecs.encodings import CODEC_DOWN, ENCODINGS
+from atoll.codecs.frame import decode_frame, encode_frame, frame_bytes, framed, open_frame
 
 __all__ = [
+    "CODEC_DOWN",
     "ENCODINGS",
     "Encoded",
     "decode_frame",
     "encode_frame",
     "frame_bytes",
-    "frame_bytes_max",
     "framed",
     "open_frame",
     "pack_arrays",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from atoll.kernels import BEND, BLEND, BLOCK, COPY, F32, MULTIPLY, SQUARE, Bytes, Vector, kernels
+from atoll.errors import ProtocolMisuse
+from atoll.kernels import BEND, BF16, BLEND, BLOCK, COPY, F32, INT8, MULTIPLY, SQUARE, Bytes, Vector, kernels
 
 _NONE = np.empty(0, dtype=np.float32)
 
@@ -66,11 +67,27 @@ class Encoded:
         lanes: npt.NDArray[np.float64] | None = None,
         factors: tuple[float, float, float] = (0.0, 0.0, 0.0),
     ) -> None:
-        """Go over the elements of `span`; nothing is done where there are none."""
-        if span[0] < span[1]:
+        """Go over the elements of `span`; nothing is done where there are none.
+
+        Compiled kernels check no bounds, so everything they are given is checked here.
+        """
+        start, stop = span
+        sizes = {vector.size for vector in (others, acc) if vector is not _NONE}
+        if not 0 <= start <= stop <= self.elements or sizes - {self.elements} or not self._whole():
+            got = (span, sorted(sizes), self.codes.size, self.scales.size)
+            raise ProtocolMisuse("vectors that do not belong together", got=got, allowed=f"{self.elements} elements")
+        if start < stop:
             sums = np.empty(BLOCK) if lanes is None else lanes
             over = kernels(self.elements).over
             over(operation, self.kind, self.codes, self.scales, *span, others, acc, sums, *factors)
+
+    def _whole(self) -> bool:
+        """Return whether codes and scales are as many as the elements need."""
+        if self.kind in (F32, BF16):
+            return self.codes.size == (4 if self.kind == F32 else 2) * self.elements
+        blocks = -(-self.elements // BLOCK)
+        codes = blocks * (BLOCK if self.kind == INT8 else BLOCK // 2)
+        return (self.codes.size, self.scales.size) == (codes, blocks)
 
 
 def _total(lanes: npt.NDArray[np.float64]) -> float:

@@ -18,17 +18,20 @@ arithmetic is `atoll.kernels`; a received vector stays encoded until it is used 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from atoll.codecs.encoded import Encoded
-from atoll.errors import FrameRejected
+from atoll.errors import FrameRejected, SettingsError
 from atoll.kernels import BF16, BLOCK, E3M0, F32, INT4, INT8, Bytes, Vector, kernels
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 BFLOAT16_MAX = 2.0**127 * (2 - 2.0**-7)
 SCALED_MAX = 2.0**120
 SCALE_BYTES = 2
+CODEC_DOWN: Final = "f32"
+"""What global frames are encoded with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Encoding:
         """Return what a payload of the right size stands for; nothing is copied but the scales.
 
         Raises:
-            FrameRejected: `not_finite`; a scale is none that a sender of ours would use.
+            FrameRejected: `not_finite`; a scale is none, or larger than any that a sender of ours would use.
         """
         count = blocks(elements) if self.scaled else 0
         bits = payload[: SCALE_BYTES * count].view("<u2").astype(np.uint32) << 16
@@ -90,3 +93,10 @@ ENCODINGS = {
     "int4": Encoding(INT4, BLOCK // 2, scaled=True, largest=SCALED_MAX, zstd_level=1),
     "e3m0": Encoding(E3M0, BLOCK // 2, scaled=True, largest=SCALED_MAX, zstd_level=1),
 }
+
+
+def encoding_of(codec: str) -> Encoding:
+    """Return the encoding of that name; raise `SettingsError` where there is none."""
+    if codec not in ENCODINGS:
+        raise SettingsError("unknown codec", got=codec, allowed=", ".join(ENCODINGS), todo="set protocol.codec_up")
+    return ENCODINGS[codec]

@@ -10,9 +10,10 @@
     16      8      payload bytes as sent
     24      8      xxh3-64 of the payload as sent
 
-A decoder is told how many elements to expect. It checks every size against that before it allocates anything, and
-decompresses into a buffer of exactly the size that the encoding needs: a frame cannot make its reader use more memory
-than an honest one. What it returns is finite. Every refusal is a `FrameRejected` with a stable reason word.
+A decoder is told how many elements to expect, and in which codec if there is only one that an honest sender would use. It
+checks every size against that before it allocates anything, and decompresses into a buffer of exactly the size that the
+encoding needs: a frame cannot make its reader use more memory than an honest one. What is decoded is finite. Every
+refusal is a `FrameRejected` with a stable reason word.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ import xxhash
 import zstandard
 
 from atoll.codecs.encoded import Encoded
-from atoll.codecs.encodings import ENCODINGS, Encoding
-from atoll.errors import FrameRejected, SettingsError
+from atoll.codecs.encodings import ENCODINGS, Encoding, encoding_of
+from atoll.errors import FrameRejected
 from atoll.kernels import Vector
 
 MAGIC = b"ATOL"
@@ -35,15 +36,9 @@ COMPRESSED = 1
 HEADER = struct.Struct("<4sBBBBQQQ")
 
 
-def frame_bytes_max(elements: int) -> int:
-    """Return an upper bound of the frame of `elements` numbers in any encoding; zstd adds at most 1/128 and a little."""
-    raw = max(encoding.size(elements) for encoding in ENCODINGS.values())
-    return HEADER.size + raw + raw // 128 + 1024
-
-
 def frame_bytes(elements: int, codec: str) -> int:
-    """Return the exact length of an uncompressed frame of `elements` numbers; `codec` is a name in `ENCODINGS`."""
-    return HEADER.size + ENCODINGS[codec].size(elements)
+    """Return the length of an uncompressed frame of `elements` numbers, which no frame of theirs exceeds."""
+    return HEADER.size + encoding_of(codec).size(elements)
 
 
 def encode_frame(vector: Vector, codec: str) -> bytearray:
@@ -58,9 +53,7 @@ def framed(vector: Vector, codec: str) -> tuple[bytearray, Encoded]:
         SettingsError: there is no such codec.
         FrameRejected: `not_finite`; what would not arrive finite in this encoding is not sent.
     """
-    encoding = ENCODINGS.get(codec)
-    if encoding is None:
-        raise SettingsError("unknown codec", got=codec, allowed=", ".join(ENCODINGS), todo="set protocol.codec_up")
+    encoding = encoding_of(codec)
     frame, flags = bytearray(HEADER.size + encoding.size(vector.size)), 0
     payload = memoryview(frame)[HEADER.size :]
     codes = np.frombuffer(payload, dtype=np.uint8)
@@ -76,8 +69,8 @@ def framed(vector: Vector, codec: str) -> tuple[bytearray, Encoded]:
     return frame, encoding.view(codes, vector.size)
 
 
-def open_frame(data: bytes | bytearray | memoryview, *, elements_expected: int) -> Encoded:
-    """Return what a frame that must hold `elements_expected` numbers stands for, still encoded.
+def open_frame(data: bytes | bytearray | memoryview, *, elements_expected: int, codec: str | None = None) -> Encoded:
+    """Return what a frame that must hold `elements_expected` numbers, in `codec` if one is given, stands for, still encoded.
 
     An uncompressed frame is not copied: it must not change while the result is used. Whether all numbers are finite is for
     the first reader of them to see (`Encoded.squares`).
@@ -94,8 +87,8 @@ def open_frame(data: bytes | bytearray | memoryview, *, elements_expected: int) 
     if version != VERSION or zero or flags & ~COMPRESSED:
         raise FrameRejected("version", "a frame of another version", got=(version, flags), allowed=VERSION)
     encoding = next((e for e in ENCODINGS.values() if e.number == number), None)
-    if encoding is None:
-        raise FrameRejected("codec", "a frame of an unknown encoding", got=number, allowed=list(ENCODINGS))
+    if encoding is None or (codec is not None and encoding is not ENCODINGS[codec]):
+        raise FrameRejected("codec", "a frame of another encoding", got=number, allowed=codec or list(ENCODINGS))
     payload = view[HEADER.size :]
     if elements != elements_expected or length != len(payload):
         got, allowed = (elements, length), (elements_expected, len(payload))
@@ -106,13 +99,13 @@ def open_frame(data: bytes | bytearray | memoryview, *, elements_expected: int) 
     return encoding.view(np.frombuffer(plain, dtype=np.uint8), elements)
 
 
-def decode_frame(data: bytes | bytearray | memoryview, *, elements_expected: int) -> Vector:
-    """Return the float32 vector of a frame that must hold `elements_expected` numbers, in memory of its own.
+def decode_frame(data: bytes | bytearray | memoryview, *, elements_expected: int, codec: str | None = None) -> Vector:
+    """Return the float32 vector of a frame, in memory of its own; the arguments are those of `open_frame`.
 
     Raises:
         FrameRejected: as `open_frame`, and `not_finite`.
     """
-    encoded = open_frame(data, elements_expected=elements_expected)
+    encoded = open_frame(data, elements_expected=elements_expected, codec=codec)
     if not math.isfinite(encoded.squares(0, elements_expected)):
         raise FrameRejected("not_finite", "a frame holds infinities or NaN")
     return encoded.expanded()

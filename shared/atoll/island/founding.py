@@ -19,7 +19,7 @@ import numpy.typing as npt
 from atoll.bus.interface import Bus, Record
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
-from atoll.codecs import decode_frame, encode_frame, frame_bytes_max
+from atoll.codecs import CODEC_DOWN, decode_frame, encode_frame, frame_bytes
 from atoll.errors import (
     BlobCorrupt,
     BlobGone,
@@ -126,7 +126,7 @@ async def publish_origin(
     identity = identity or this_process()
     for fragment, vector in values.items():
         nonce = identity.nonce(4)
-        frame = await asyncio.to_thread(encode_frame, vector, "f32")
+        frame = await asyncio.to_thread(encode_frame, vector, CODEC_DOWN)
         blob = await bus.put_blob(subjects.global_stem(fragment, 0, nonce), frame)
         head = Head(fragment=fragment, version=0, epoch=0, nonce=nonce, layout=run.layout.fingerprint, blob=blob)
         try:
@@ -198,14 +198,14 @@ async def fetch_frame(bus: Bus, subjects: Subjects, layout: Layout, head: Head) 
     elements = layout.fragment_sizes()[head.fragment]
     for _ in range(READ_ATTEMPTS):
         try:
-            data = await bus.get_blob(head.blob, frame_bytes_max(elements))
+            data = await bus.get_blob(head.blob, frame_bytes(elements, CODEC_DOWN))
         except (BlobGone, BlobCorrupt):
             newer = await read_head(bus, subjects, layout, head.fragment)
             if newer is None:
                 break
             head = newer
             continue
-        values = await asyncio.to_thread(decode_frame, data, elements_expected=elements)
+        values = await asyncio.to_thread(decode_frame, data, elements_expected=elements, codec=CODEC_DOWN)
         return Frame(head.fragment, head.version, values)
     raise BlobGone(
         f"fragment {head.fragment} cannot be read", got=head.blob.stem, todo="is a writer purging too early?"

@@ -11,7 +11,8 @@ replay elsewhere make the same model. For that, sums have an order that no vecto
 integer codes are summed as integers, block by block. No multiplication is fused with an addition, and a block's scale is
 multiplied into its share before either meets the elements.
 
-Compiling takes seconds, once per machine (numba keeps the code beside the module, or in `NUMBA_CACHE_DIR`); `fast` is loaded
+Compiling takes ten seconds and more, once where numba can keep the code (beside the module, in a cache of the user, or in
+`NUMBA_CACHE_DIR`), else at every start; `fast` is loaded
 where a fragment is large enough to be worth that, `FAST_ELEMENTS`.
 """
 

@@ -1,7 +1,8 @@
 """How kernels are compiled: for fixed types, when they are loaded, and once per machine.
 
-numba keeps machine code in a folder and knows it by the source file of the function. So a constant that is compiled in must
-stand in that file; `agree` holds it against the one that everybody else uses.
+numba keeps machine code in a folder and knows it by time and size of the function's source file. So a constant that is
+compiled in must stand in that file; `agree` holds it against the one that everybody else uses. A folder that is full,
+damaged or not ours is no reason to stop: then every process compiles for itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import Any, TypeVar, cast
 from numba import njit, types
 
 from atoll import kernels
+from atoll.logs import get
+
+log = get(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,7 +32,8 @@ def compiled(*signatures: Any) -> Callable[[F], F]:  # noqa: ANN401  (signatures
         made: Any
         try:
             made = njit(list(signatures), nogil=True, cache=True)(function)
-        except RuntimeError:  # there is no folder to keep it in: every process compiles for itself
+        except Exception as error:  # noqa: BLE001  (numba, pickle and the file system have their own)
+            log.warning("kernels.not_kept", kernel=function.__name__, reason=repr(error))
             made = njit(list(signatures), nogil=True)(function)
         return cast("F", made)
 

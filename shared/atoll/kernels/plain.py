@@ -50,14 +50,11 @@ def over(
             acc[low:high] = result.reshape(-1)[low - at : high - at]
         else:
             wide = scale.astype(np.float64)
-            if operation == SQUARE and rows.dtype == np.int8:
-                addends = np.zeros((blocks, BLOCK))
-                addends[:, 0] = (wide * wide)[:, 0] * np.square(rows.astype(np.int32)).sum(axis=1)
-            elif operation == SQUARE:
-                addends = wide * wide * np.square(rows.astype(np.float64))
-            else:
-                addends = wide * (rows.astype(np.float64) * beside.astype(np.float64))
-            lanes[:] = np.add.reduce(np.concatenate([lanes[None], addends]), axis=0)
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # a hostile payload; who asks looks for what is not finite
+                addends = _addends(operation, rows, wide, beside)
+                lanes[:] = np.add.reduce(np.concatenate([lanes[None], addends]), axis=0)
 
 
 def quantise(kind: int, vector: Vector, payload: Bytes, scales: Vector) -> float:
@@ -139,6 +136,17 @@ def _combined(
         if operation == BEND:
             blended = blended + add * others
         return keep * acc + blended
+
+
+def _addends(operation: int, rows: Rows, wide: Rows, others: Rows) -> Rows:
+    """Return what each block adds to the lanes."""
+    if operation == SQUARE and rows.dtype == np.int8:
+        addends = np.zeros(rows.shape)
+        addends[:, 0] = (wide * wide)[:, 0] * np.square(rows.astype(np.int32)).sum(axis=1)
+        return addends
+    if operation == SQUARE:
+        return wide * wide * np.square(rows.astype(np.float64))
+    return wide * (rows.astype(np.float64) * others.astype(np.float64))
 
 
 def _padded(vector: Vector, low: int, high: int, at: int, blocks: int) -> Rows:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from atoll.bus.options import DEFAULTS
+from atoll.codecs import CODEC_DOWN
 from atoll.errors import SettingsError
 from atoll.plan import ways
 from atoll.plan.failures import goodput
 from atoll.plan.links import ONE_CONNECTION, Region, average, regions
 from atoll.plan.memory import Room, room
-from atoll.plan.question import CODEC_DOWN, Question
+from atoll.plan.question import Question
 from atoll.plan.traffic import Traffic, traffic
 from atoll.plan.ways import BLOB_BYTES_MAX, Way
 from atoll.quantities import as_bytes, as_rate, as_share, as_time

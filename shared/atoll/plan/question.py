@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 
 from atoll.bus.interface import CHUNK_BYTES
 from atoll.bus.options import DEFAULTS
-from atoll.codecs import ENCODINGS
+from atoll.codecs import CODEC_DOWN, ENCODINGS
 from atoll.errors import SettingsError
 from atoll.plan.failures import Failures
 from atoll.protocol.settings import LEARNERS_MAX, ProtocolSettings
 from atoll.quantities import within
 
-CODEC_DOWN = "f32"
-"""What a shard's commit encodes the global frame with (`atoll_synchronizer.store`)."""
 FLAGS = ("fragments", "interval_steps", "overlap_steps", "quorum", "shards")
 WANTED = (0.50, 0.75, 0.90, 0.95, 0.99)
 SEGMENT_BYTES = 1460.0

@@ -120,7 +120,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _within("tokens_target", self.tokens_target, 0, 1 << 62)
         _within("lease_s", self.lease_s, 0.2, 3600.0)
         _within("silence_s", self.silence_s, 0.2, 3600.0)
-        _within("norm_max", self.norm_max, 1e-6, 1e30)
+        _within("norm_max", self.norm_max, 1e-6, 1e12)
         _within("outlier_ratio", self.outlier_ratio, 0.0, 1e9)
         _within("offences_max", self.offences_max, 0, 1 << 20)
         self._check_momentum()
