@@ -50,9 +50,8 @@ def over(
             acc[low:high] = result.reshape(-1)[low - at : high - at]
         else:
             wide = scale.astype(np.float64)
-            with np.errstate(
-                over="ignore", invalid="ignore"
-            ):  # a hostile payload; who asks looks for what is not finite
+            # Of a hostile payload: who asks for a sum looks whether it is finite.
+            with np.errstate(over="ignore", invalid="ignore"):
                 addends = _addends(operation, rows, wide, beside)
                 lanes[:] = np.add.reduce(np.concatenate([lanes[None], addends]), axis=0)
 
@@ -77,10 +76,8 @@ def quantise(kind: int, vector: Vector, payload: Bytes, scales: Vector) -> float
         if kind == INT8:
             payload.view(np.int8)[:] = ((blocks * inverse + np.float32(128.5)).astype(np.int32) - 128).reshape(-1)
         else:
-            codes = (
-                _exponents(blocks, inverse) if kind == E3M0 else (blocks * inverse + np.float32(8.5)).astype(np.int32)
-            )
-            halves = codes.reshape(-1, 2, BLOCK // 2)
+            integers = (blocks * inverse + np.float32(8.5)).astype(np.int32)
+            halves = (_exponents(blocks, inverse) if kind == E3M0 else integers).reshape(-1, 2, BLOCK // 2)
             payload[:] = (halves[:, 0] | halves[:, 1] << 4).reshape(-1)
     return largest
 
