@@ -16,10 +16,12 @@ round it is shortened: a factor on weights alone would vanish there, and learner
 move the global values by their full step. One fresh contribution, however small, is enough for the full length.
 
 RDA is taken per slice (`Span`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long, RDA keeps
-R. Slices marked `direct` (embeddings) take the mean. Where directions cancel there is none to keep and the slice does not
-move, as phi(0) = 0 has it: where their mean is shorter than the rounding of the M float32 directions in it, M 2^-23 of the
-share of all weight that has a direction. What is left then is noise, which RDA would blow up to full size. A slice shorter
-than 1e-20 counts as zero: float32 could not hold the inverse of its norm.
+R. Slices marked `direct` (embeddings) take the mean. Where directions cancel there is none to keep: where their mean is
+shorter than the rounding of the M float32 directions in it, M 2^-23 of the share of all weight that has a direction. What is
+left then is noise, which RDA would blow up to full size. A large slice does not move then, as phi(0) = 0 has it; it does not
+happen to those. It does to small ones, of which the smallest, a single number, has two directions in all: up to
+`SMALL` numbers the mean of values is kept too, and taken. A slice shorter than 1e-20 counts as zero: float32 could not hold
+the inverse of its norm.
 
 A fold holds one running mean, so memory is O(fragment) whatever M is, and a contribution is folded in by one pass as it
 came over the wire. With W the weights so far, one of weight w enters as mean <- (1 - w/W) mean + (w/W) v: both factors lie
@@ -51,6 +53,7 @@ Method = Literal["mean", "rda"]
 
 ROUNDING = 2.0**-23
 NORM_MIN = 1e-20
+SMALL = 128
 CLAIM_TOLERANCE = 1e-3
 
 
@@ -97,6 +100,7 @@ class FragmentFold:
         self._unit = [0.0] * len(self._spans)
         self._radial = [0.0] * len(self._spans)
         self._heard = [0.0] * len(self._spans)
+        self._values: dict[int, Vector] = {}
         self._spent = False
         self.weight_sum = 0.0
         self.count = 0
@@ -136,6 +140,8 @@ class FragmentFold:
             bend = None if bends is None else bends.slices[number]
             take = self._share(number, norms[number] if bend is None else bend.norm, share)
             start, stop = span.offset, span.offset + span.size
+            if self._radially[number] and span.size <= SMALL:
+                self._keep(number, displacement.part(start, stop), share, (bends, bend))
             if bends is not None and bend is not None:
                 factors = 1.0 - share, take * bend.keep, take * bend.add
                 displacement.bend(mean, (start, stop), factors, bends.momentum)
@@ -155,9 +161,12 @@ class FragmentFold:
         self._spent = True
         merged, self._mean = self._mean, None
         for number, span in enumerate(self._spans):
-            factor = self._freshest * (self._length(number, merged) if self.count > 1 else 1.0)
+            here = merged[span.offset : span.offset + span.size]
+            length = self._length(number, merged) if self.count > 1 else 1.0
+            if length == 0.0 and number in self._values:
+                here[:], length = self._values[number], 1.0
+            factor = self._freshest * length
             if factor != 1.0:
-                here = merged[span.offset : span.offset + span.size]
                 np.multiply(here, np.float32(factor), out=here)
         return Merged(merged, self.weight_sum, self.count)
 
@@ -173,6 +182,17 @@ class FragmentFold:
             return 0.0 if self._unit[number] else share
         self._unit[number] = self._unit[number] or norm
         return share * self._unit[number] / norm
+
+    def _keep(self, number: int, values: Vector, share: float, bent: tuple[Bends | None, Bend | None]) -> None:
+        """Enter a small slice into the mean of its values."""
+        span, (bends, bend) = self._spans[number], bent
+        if bends is not None and bend is not None:
+            towards = bends.momentum[span.offset : span.offset + span.size]
+            values = np.float32(bend.keep) * values + np.float32(bend.add) * towards
+        before = self._values.get(number)
+        if before is not None and share != 1.0:
+            values = np.float32(1.0 - share) * before + np.float32(share) * values
+        self._values[number] = values
 
     def _length(self, number: int, merged: Vector) -> float:
         """Return what a slice of the mean of directions is multiplied by, to be as long as the mean of lengths."""

@@ -113,6 +113,7 @@ def test_an_encoded_vector_does_as_its_expansion_would(name: str, elements: int)
     assert encoded.squares(start, stop) == pytest.approx(float(v[here] @ v[here]), rel=1e-6, abs=1e-30)
     size = float(np.abs(v[here]) @ np.abs(w[here]))
     assert encoded.product(start, stop, other) == pytest.approx(float(v[here] @ w[here]), abs=1e-6 * size)
+    assert encoded.part(start, stop).tobytes() == encoded.expanded()[here].tobytes()
     for bent in (False, True):
         acc = drawn(elements, 3)
         before = acc.copy()

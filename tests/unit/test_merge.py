@@ -13,7 +13,7 @@ from atoll.codecs import Encoded
 from atoll.errors import FrameRejected, ProtocolMisuse
 from atoll.kernels.plain import STRETCH
 from atoll.layout import Span
-from atoll.merge import FragmentFold, Merged, Method, span_norms, token_weight, validated_norms
+from atoll.merge import SMALL, FragmentFold, Merged, Method, span_norms, token_weight, validated_norms
 
 Vector = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
@@ -105,18 +105,29 @@ def test_rda_is_longer_than_the_mean_of_orthogonal_vectors() -> None:
     assert np.linalg.norm(folded(spans, "rda", vectors, [1.0] * 4).displacement) == pytest.approx(1.0)
 
 
-def test_where_directions_cancel_nothing_moves() -> None:
-    """Opposite directions leave none, whatever their lengths: phi(0) = 0."""
+def test_where_the_directions_of_a_small_slice_cancel_it_takes_the_mean() -> None:
+    """Opposite directions leave none; a single number has no other than two."""
     vectors = [np.array([3.0, 0.0, 1.0], np.float32), np.array([-1.0, 0.0, 1.0], np.float32)]
     merged = folded(spans_of({"w": 2, "b": 1}), "rda", vectors, [1.0, 1.0])
-    assert merged.displacement.tolist() == [0.0, 0.0, 1.0]
+    assert merged.displacement.tolist() == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("size", [SMALL, SMALL + 1])
+def test_where_the_directions_of_a_large_slice_cancel_it_does_not_move(size: int) -> None:
+    """As phi(0) = 0 has it; only small slices are worth a second mean."""
+    vectors = [np.full(size, 3.0, np.float32), np.full(size, -1.0, np.float32)]
+    for order in (vectors, vectors[::-1]):
+        merged = folded(
+            spans_of({"a": 3, "w": size}), "rda", [np.r_[np.ones(3, np.float32), v] for v in order], [1.0] * 2
+        )
+        assert merged.displacement.tolist() == [1.0] * 3 + [1.0 if size <= SMALL else 0.0] * size
 
 
 def test_a_direction_is_one_above_the_rounding_of_those_in_it() -> None:
     """Two that nearly cancel: below 2 x 2^-23 nothing moves, above it the slice is as long as they were."""
     spans, first = spans_of({"w": 2}), np.array([1.0, 0.0], np.float32)
     below, above = (folded(spans, "rda", [first, np.array([-1.0, y], np.float32)], [1.0, 1.0]) for y in (4e-7, 1e-6))
-    assert below.displacement.tolist() == [0.0, 0.0]
+    np.testing.assert_allclose(below.displacement, [0.0, 2e-7], atol=1e-8)
     np.testing.assert_allclose(above.displacement, [0.0, 1.0], atol=0.3)
 
 
@@ -146,7 +157,7 @@ def test_a_zero_displacement_has_no_direction_but_counts() -> None:
 def test_a_vanishing_slice_does_not_overflow() -> None:
     """A weight divided by a tiny norm would be infinite in float32; what is so short has no direction."""
     tiny, long = np.full(3, 1e-35, np.float32), np.full(3, 2.0, np.float32)
-    for vectors, wanted in (([tiny, 2 * tiny], 0.0), ([tiny, long], 1.0), ([long, tiny], 1.0), ([tiny], 1e-35)):
+    for vectors, wanted in (([tiny, 2 * tiny], 1.5e-35), ([tiny, long], 1.0), ([long, tiny], 1.0), ([tiny], 1e-35)):
         merged = folded(spans_of({"w": 3}), "rda", vectors, [1e9] * len(vectors)).displacement
         np.testing.assert_allclose(merged, wanted, rtol=1e-5)
 

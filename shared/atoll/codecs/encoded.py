@@ -37,6 +37,18 @@ class Encoded:
         """Write the numbers to `out`, which is as long as we are."""
         self._over(COPY, (0, self.elements), acc=out)
 
+    def part(self, start: int, stop: int) -> Vector:
+        """Return elements `start` to `stop`; the work is that of their blocks alone."""
+        first, last = start // BLOCK, -(-stop // BLOCK)
+        width = self.codes.size // max(1, self.scales.size)
+        if not self.scales.size:
+            width = 4 * BLOCK if self.kind == F32 else 2 * BLOCK
+        end = min(last * BLOCK, self.elements)
+        blocks = Encoded(
+            self.kind, end - first * BLOCK, self.codes[first * width : last * width], self.scales[first:last]
+        )
+        return blocks.expanded()[start - first * BLOCK : stop - first * BLOCK]
+
     def squares(self, start: int, stop: int) -> float:
         """Return the sum of squares of elements `start` to `stop` in float64: finite if and only if all of them are."""
         lanes = np.zeros(BLOCK)
