@@ -27,7 +27,7 @@ from results import Figure, write
 from rich.progress import track
 
 from atoll.codecs import ENCODINGS, Encoded, framed
-from atoll.kernels import Vector, kernels
+from atoll.kernels import BF16, BLOCK, INT8, Vector, kernels
 
 ELEMENTS = 50_000_000 // 1024 * 1024
 REPEATS = 9
@@ -151,7 +151,7 @@ def outer_step(bench: Bench) -> Figure:
 
 def textbook(bench: Bench, sent: Encoded) -> Callable[[], None]:
     """Return a fold in plain NumPy, which expands the vector first."""
-    bits = {2: ml_dtypes.bfloat16, 4: np.int8}
+    bits = {BF16: ml_dtypes.bfloat16, INT8: np.int8}
     total, keep, take = bench.total, np.float32(0.75), np.float32(0.25)
 
     def fold() -> None:
@@ -160,11 +160,11 @@ def textbook(bench: Bench, sent: Encoded) -> Callable[[], None]:
         elif not sent.scales.size:
             vector = sent.codes.view(np.float32)
         else:
-            pairs = sent.codes.reshape(-1, 64)
+            pairs = sent.codes.reshape(-1, BLOCK // 2)
             codes = np.concatenate([pairs & 15, pairs >> 4], axis=1).reshape(-1)[: sent.elements]
             vector = codes.astype(np.float32) - np.float32(8.0)
         if sent.scales.size:
-            vector = vector * np.repeat(sent.scales, 128)[: sent.elements]
+            vector = vector * np.repeat(sent.scales, BLOCK)[: sent.elements]
         np.add(keep * total, take * vector, out=total)
 
     return fold

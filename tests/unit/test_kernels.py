@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from atoll import kernels as sets
 from atoll.codecs import ENCODINGS
-from atoll.codecs.encoded import Encoded
-from atoll.codecs.encodings import blocks
+from atoll.codecs.encoded import Encoded, codes_bytes, scales_count
 from atoll.errors import ProtocolMisuse
 from atoll.kernels import (
     BLOCK,
@@ -51,9 +50,8 @@ def drawn(elements: int, seed: int, spread: float = 3.0) -> Vector:
 def quantised(kernels: Kernels, name: str, vector: Vector) -> tuple[Encoded, float]:
     """Return the vector in an encoding, by the kernels given, and what they say of its largest magnitude."""
     encoding = ENCODINGS[name]
-    count = blocks(vector.size) if encoding.scaled else 0
-    codes = np.zeros(encoding.size(vector.size) - 2 * count, np.uint8)
-    scales = np.zeros(count, np.float32)
+    codes = np.zeros(codes_bytes(encoding.number, vector.size), np.uint8)
+    scales = np.zeros(scales_count(encoding.number, vector.size), np.float32)
     largest = kernels.quantise(encoding.number, vector, codes, scales)
     return Encoded(encoding.number, vector.size, codes, scales), largest
 

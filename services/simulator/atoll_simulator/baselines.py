@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.advance import MOMENTUM, averaged_in
-from atoll.codecs import ENCODINGS, Encoded, framed
+from atoll.codecs import Encoded, encoding_of, framed
 from atoll.correction import Compass, correction_of
 from atoll.errors import SettingsError
 from atoll.fragments import describe, gather
@@ -48,7 +48,6 @@ from atoll_learner.process import Work
 from atoll_learner.train import init_optimizer, learning_rate, make_evaluator, make_step
 
 Batch = npt.NDArray[np.int32]
-Vector = npt.NDArray[np.float32]
 Method = Literal["data-parallel", "diloco"]
 METHODS: tuple[Method, ...] = ("data-parallel", "diloco")
 EVALUATIONS = 16
@@ -161,8 +160,7 @@ class Diloco:
     def __init__(self, work: Work, params: Params, settings: Settings, learners: int) -> None:
         """Begin from `params` with every learner."""
         protocol = settings.protocol
-        if protocol.codec_up not in ENCODINGS:
-            raise SettingsError("unknown protocol.codec_up", got=protocol.codec_up, allowed=", ".join(ENCODINGS))
+        encoding_of(protocol.codec_up)  # an unknown one is said before anything is trained
         self._step = make_step(work.model, work.train)
         self._protocol, self._correction = protocol, correction_of(protocol)
         self._layout = plan_layout(describe(params), protocol.fragments, embedding_names(work.model))
@@ -187,24 +185,25 @@ class Diloco:
         """Merge every fragment of every learner, take the outer step, and let all go on from the new values."""
         weight = token_weight(self._steps * self._tokens_per_step, self._steps)
         for p in range(self._protocol.fragments):
-            spans = self._layout.spans(p)
+            spans, bends = self._layout.spans(p), self._bends_of(p)
             fold = FragmentFold(spans, self._protocol.merge)
             for params in self._learners:
                 sent = framed(self._globals[p] - gather(self._layout, params, p), self._protocol.codec_up)[1]
                 norms = span_norms(spans, sent)
-                fold.add(sent, norms, weight, bends=self._bends(p, sent, norms))
+                fold.add(sent, norms, weight, bends=bends(sent, norms))
             merged = fold.result().displacement
             self._globals[p], self._momenta[p] = self._outer.update(self._globals[p], merged, self._momenta[p])
         self.params = self._assembled()
         self._learners = [self.params] * len(self._learners)
         self._steps = 0
 
-    def _bends(self, p: int, displacement: Encoded, norms: Sequence[float]) -> Bends | None:
-        """Return how a displacement of fragment `p` is corrected while it is folded."""
-        if self._correction is None:
-            return None
-        spans = self._layout.spans(p)
-        return self._correction.bends(displacement, norms, Compass.of(self._momenta[p][MOMENTUM], spans), spans)
+    def _bends_of(self, p: int) -> Callable[[Encoded, Sequence[float]], Bends | None]:
+        """Return what says how a displacement of fragment `p` is corrected as it is folded; the momentum is measured once."""
+        correction, spans = self._correction, self._layout.spans(p)
+        if correction is None:
+            return lambda _displacement, _norms: None
+        compass = Compass.of(self._momenta[p][MOMENTUM], spans)
+        return lambda displacement, norms: correction.bends(displacement, norms, compass, spans)
 
     def _assembled(self) -> Params:
         """Return the global values as parameters in their own dtypes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.codecs.arrays import pack_arrays, unpack_arrays
 from atoll.codecs.encoded import Encoded
-from atoll.codecs.encodings import CODEC_DOWN, ENCODINGS
+from atoll.codecs.encodings import CODEC_DOWN, ENCODINGS, encoding_of
 from atoll.codecs.frame import decode_frame, encode_frame, frame_bytes, framed, open_frame
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Encoded",
     "decode_frame",
     "encode_frame",
+    "encoding_of",
     "frame_bytes",
     "framed",
     "open_frame",

@@ -3,14 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.errors import ProtocolMisuse
-from atoll.kernels import BEND, BF16, BLEND, BLOCK, COPY, F32, INT8, MULTIPLY, SQUARE, Bytes, Vector, kernels
+from atoll.kernels import (
+    BEND,
+    BF16,
+    BLEND,
+    BLOCK,
+    COPY,
+    E3M0,
+    F32,
+    INT4,
+    INT8,
+    MULTIPLY,
+    SQUARE,
+    Bytes,
+    Vector,
+    kernels,
+)
+
+BLOCK_BYTES: Final = {F32: 4 * BLOCK, BF16: 2 * BLOCK, INT8: BLOCK, INT4: BLOCK // 2, E3M0: BLOCK // 2}
+"""Codes of a block, by kind."""
+SCALED: Final = frozenset({INT8, INT4, E3M0})
+"""Kinds whose blocks have scales, and come whole."""
 
 _NONE = np.empty(0, dtype=np.float32)
+
+
+def blocks(elements: int) -> int:
+    """Return how many blocks hold so many elements."""
+    return -(-elements // BLOCK)
+
+
+def scales_count(kind: int, elements: int) -> int:
+    """Return how many scales go with so many elements."""
+    return blocks(elements) if kind in SCALED else 0
+
+
+def codes_bytes(kind: int, elements: int) -> int:
+    """Return the bytes of the codes of so many elements."""
+    return (scales_count(kind, elements) * BLOCK if kind in SCALED else elements) * BLOCK_BYTES[kind] // BLOCK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,15 +75,11 @@ class Encoded:
 
     def part(self, start: int, stop: int) -> Vector:
         """Return elements `start` to `stop`; the work is that of their blocks alone."""
-        first, last = start // BLOCK, -(-stop // BLOCK)
-        width = self.codes.size // max(1, self.scales.size)
-        if not self.scales.size:
-            width = 4 * BLOCK if self.kind == F32 else 2 * BLOCK
+        first, last, width = start // BLOCK, blocks(stop), BLOCK_BYTES[self.kind]
         end = min(last * BLOCK, self.elements)
-        blocks = Encoded(
-            self.kind, end - first * BLOCK, self.codes[first * width : last * width], self.scales[first:last]
-        )
-        return blocks.expanded()[start - first * BLOCK : stop - first * BLOCK]
+        codes = self.codes[first * width : last * width]
+        around = Encoded(self.kind, end - first * BLOCK, codes, self.scales[first:last])
+        return around.expanded()[start - first * BLOCK : stop - first * BLOCK]
 
     def squares(self, start: int, stop: int) -> float:
         """Return the sum of squares of elements `start` to `stop` in float64: finite if and only if all of them are."""
@@ -95,11 +127,8 @@ class Encoded:
 
     def _whole(self) -> bool:
         """Return whether codes and scales are as many as the elements need."""
-        if self.kind in (F32, BF16):
-            return self.codes.size == (4 if self.kind == F32 else 2) * self.elements
-        blocks = -(-self.elements // BLOCK)
-        codes = blocks * (BLOCK if self.kind == INT8 else BLOCK // 2)
-        return (self.codes.size, self.scales.size) == (codes, blocks)
+        codes = codes_bytes(self.kind, self.elements)
+        return (self.codes.size, self.scales.size) == (codes, scales_count(self.kind, self.elements))
 
 
 def _total(lanes: npt.NDArray[np.float64]) -> float:

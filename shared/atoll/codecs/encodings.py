@@ -22,9 +22,9 @@ from typing import Final
 
 import numpy as np
 
-from atoll.codecs.encoded import Encoded
+from atoll.codecs.encoded import Encoded, codes_bytes, scales_count
 from atoll.errors import FrameRejected, SettingsError
-from atoll.kernels import BF16, BLOCK, E3M0, F32, INT4, INT8, Bytes, Vector, kernels
+from atoll.kernels import BF16, E3M0, F32, INT4, INT8, Bytes, Vector, kernels
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 BFLOAT16_MAX = 2.0**127 * (2 - 2.0**-7)
@@ -36,22 +36,18 @@ CODEC_DOWN: Final = "f32"
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One encoding: its number on the wire, the bytes of a block's codes, whether blocks have scales, what it can hold.
+    """One encoding: its number on the wire, and the largest magnitude it can hold.
 
     `zstd_level` is the level of compression that pays for itself, None where none does (docs/lab/LOG.md).
     """
 
     number: int
-    block_bytes: int
-    scaled: bool
     largest: float
     zstd_level: int | None = None
 
     def size(self, elements: int) -> int:
         """Return the bytes of the payload of so many elements."""
-        if not self.scaled:
-            return elements * self.block_bytes // BLOCK
-        return blocks(elements) * (SCALE_BYTES + self.block_bytes)
+        return SCALE_BYTES * scales_count(self.number, elements) + codes_bytes(self.number, elements)
 
     def encode(self, vector: Vector, payload: Bytes) -> None:
         """Write the payload of `vector` into `payload`, `size` zeroed or used bytes.
@@ -59,7 +55,7 @@ class Encoding:
         Raises:
             FrameRejected: `not_finite`; what would not arrive finite in this encoding is not sent.
         """
-        count = blocks(vector.size) if self.scaled else 0
+        count = scales_count(self.number, vector.size)
         scales = np.empty(count, dtype=np.float32)
         largest = kernels(vector.size).quantise(self.number, vector, payload[SCALE_BYTES * count :], scales)
         if not largest <= self.largest:
@@ -72,7 +68,7 @@ class Encoding:
         Raises:
             FrameRejected: `not_finite`; a scale is none, or larger than any that a sender of ours would use.
         """
-        count = blocks(elements) if self.scaled else 0
+        count = scales_count(self.number, elements)
         bits = payload[: SCALE_BYTES * count].view("<u2").astype(np.uint32) << 16
         scales = bits.view(np.float32)
         largest = float(np.abs(scales).max(initial=0.0))
@@ -81,17 +77,12 @@ class Encoding:
         return Encoded(self.number, elements, payload[SCALE_BYTES * count :], scales)
 
 
-def blocks(elements: int) -> int:
-    """Return how many blocks hold so many elements."""
-    return -(-elements // BLOCK)
-
-
 ENCODINGS = {
-    "f32": Encoding(F32, 4 * BLOCK, scaled=False, largest=FLOAT32_MAX),
-    "bf16": Encoding(BF16, 2 * BLOCK, scaled=False, largest=BFLOAT16_MAX),
-    "int8": Encoding(INT8, BLOCK, scaled=True, largest=SCALED_MAX),
-    "int4": Encoding(INT4, BLOCK // 2, scaled=True, largest=SCALED_MAX, zstd_level=1),
-    "e3m0": Encoding(E3M0, BLOCK // 2, scaled=True, largest=SCALED_MAX, zstd_level=1),
+    "f32": Encoding(F32, largest=FLOAT32_MAX),
+    "bf16": Encoding(BF16, largest=BFLOAT16_MAX),
+    "int8": Encoding(INT8, largest=SCALED_MAX),
+    "int4": Encoding(INT4, largest=SCALED_MAX, zstd_level=1),
+    "e3m0": Encoding(E3M0, largest=SCALED_MAX, zstd_level=1),
 }
 
 

@@ -76,8 +76,8 @@ def quantise(kind: int, vector: Vector, payload: Bytes, scales: Vector) -> float
         if kind == INT8:
             payload.view(np.int8)[:] = ((blocks * inverse + np.float32(128.5)).astype(np.int32) - 128).reshape(-1)
         else:
-            integers = (blocks * inverse + np.float32(8.5)).astype(np.int32)
-            halves = (_exponents(blocks, inverse) if kind == E3M0 else integers).reshape(-1, 2, BLOCK // 2)
+            codes = _exponents(blocks, inverse) if kind == E3M0 else _nibbles(blocks, inverse)
+            halves = codes.reshape(-1, 2, BLOCK // 2)
             payload[:] = (halves[:, 0] | halves[:, 1] << 4).reshape(-1)
     return largest
 
@@ -152,6 +152,12 @@ def _padded(vector: Vector, low: int, high: int, at: int, blocks: int) -> Rows:
     if vector.size:
         rows[low - at : high - at] = vector[low:high]
     return rows.reshape(blocks, BLOCK)
+
+
+def _nibbles(blocks: Rows, inverse: Rows) -> npt.NDArray[np.int32]:
+    """Return codes of INT4: the nearest integer from -7 to 7, plus eight."""
+    codes: npt.NDArray[np.int32] = (blocks * inverse + np.float32(8.5)).astype(np.int32)
+    return codes
 
 
 def _exponents(blocks: Rows, inverse: Rows) -> npt.NDArray[np.int32]:
