@@ -167,9 +167,9 @@ def others() -> Iterator[Figure]:
         "bf16, one leg; twice as many if both legs are counted; the batch is not known, so 4,418 TB is not predicted",
     )
     yield Figure("peak, times lower by fragments", 24 / 3, "x", "published 8 [L]", None, "24 layers, 3 in a fragment")
-    protocol = ProtocolSettings(fragments=37, interval_steps=37)
+    protocol = ProtocolSettings(fragments=37, interval_steps=37, codec_down="bf16")
     link = Links(up=(GIGA,), down=(GIGA,))
-    sized = Question(8_000_000_000, 0.5, link, protocol=protocol, codec_down="bf16")
+    sized = Question(8_000_000_000, 0.5, link, protocol=protocol)
     moved = traffic(sized)
     both = 8.0 * (moved.up + moved.down) / sized.round_every_s / GIGA
     yield Figure("8B, H=37, 0.5 s, both legs in the mean", both, UNIT, "MaxText says 14", None, "our planner's bytes")
@@ -239,8 +239,7 @@ def _twelve(gigabits: float, step_s: float, up: str, down: str, *, windowed: boo
         step_s,
         links,
         learners=REGIONS,
-        protocol=ProtocolSettings(codec_up=up),
-        codec_down=down,
+        protocol=ProtocolSettings(codec_up=up, codec_down=down),
         layers=48,
     )
 

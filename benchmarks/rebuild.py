@@ -170,7 +170,7 @@ async def compare() -> tuple[bool, str]:
             for manifest in shelf.newest()[1]:
                 for piece in manifest.pieces:
                     head = heads[piece.head.fragment]
-                    refs = [ref for ref in (head.blob, head.state, head.books) if ref is not None]
+                    refs = [ref for ref in (head.keyframe, head.state, head.books) if ref is not None]
                     there = [await bus.get_blob(ref, 1 << 33) for ref in refs]
                     kept = [shelf.get_object(manifest.shard, found) for found in piece.objects]
                     same = same and there == kept and head.version == piece.head.version

@@ -270,7 +270,7 @@ class Recorder:
 
     def _note(self, head: Head) -> None:
         shares = [Share(i.learner, i.incarnation, i.push, i.age, i.tokens) for i in head.included]
-        key = (head.fragment, head.version, head.blob.digest)
+        key = (head.fragment, head.version, head.digest)
         self._made[key] = Made(*key, shares)
 
     async def _read(self, extract: Extract) -> None:

@@ -14,15 +14,20 @@ versions since the first, with the weight that versions before the first lack di
 It is for evaluation and export only: nobody trains on it. Version 0 is not in it. It is part of the outer state: the head
 names it with the values it belongs to, so it survives its shard, travels to an heir and into the archive, bit for bit.
 It costs four bytes per parameter in the shard's memory, and as many on the way to the broker with every commit.
+
+**Rounding.** What is sent of a version may be rounded; the values are what its readers put together (`atoll.downleg`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from atoll.codecs import Encoded
+from atoll.downleg import CARRY, Downleg
 from atoll.outer import OuterOptimizer, State
 from atoll.protocol.settings import ProtocolSettings
 
@@ -32,6 +37,7 @@ AVERAGE: Final = "average"
 WEIGHT: Final = "average_weight"
 MOMENTUM: Final = "momentum"
 STATE_BYTES_MAX: Final = 8 << 30
+_OURS: Final = frozenset({AVERAGE, WEIGHT, CARRY})
 
 
 def averaged_in(weight: float, horizon_versions: int) -> tuple[float, float]:
@@ -41,25 +47,38 @@ def averaged_in(weight: float, horizon_versions: int) -> tuple[float, float]:
     return weight, gain / weight
 
 
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """A version's values and state, and the delta that makes it from the one before (None: it is sent whole)."""
+
+    values: Vector
+    state: State
+    delta: Encoded | None = None
+
+
 class Advance:
     """The rules of a run for its global values; pure, as the outer optimizer it wraps."""
 
     def __init__(self, outer: OuterOptimizer, settings: ProtocolSettings) -> None:
         """Keep the rules."""
         self._outer = outer
+        self._downleg = Downleg(settings.codec_down)
         self._restart_versions = settings.outer_restart_versions
         self._average_versions = settings.average_versions
 
     def init(self, values: Vector) -> State:
         """Return the state of version 0 with these values, flat float32."""
-        return self._outer.init(values) | self._averaged({AVERAGE: values, WEIGHT: np.zeros(())}, None)
+        averaged = self._averaged({AVERAGE: values, WEIGHT: np.zeros(())}, None)
+        return self._outer.init(values) | self._downleg.init(values) | averaged
 
-    def step(self, values: Vector, displacement: Vector, state: State, version: int) -> tuple[Vector, State]:
+    def step(self, values: Vector, displacement: Vector, state: State, version: int) -> Advanced:
         """Return values and state of `version`, from those of the version before it and a merged displacement."""
-        advanced, kept = self._outer.update(values, displacement, state)
+        outer = {name: array for name, array in state.items() if name not in _OURS}
+        target, kept = self._outer.update(self._downleg.unrounded(values, state), displacement, outer)
         if self._restart_versions and version % self._restart_versions == 0:
-            kept = self._outer.init(advanced)
-        return advanced, kept | self._averaged(state, advanced)
+            kept = self._outer.init(target)
+        following, carried, delta = self._downleg.rounded(values, target)
+        return Advanced(following, kept | carried | self._averaged(state, following), delta)
 
     def _averaged(self, state: State, values: Vector | None) -> State:
         """Return the average after `values`, None for those of version 0; nothing where none is kept."""

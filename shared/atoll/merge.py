@@ -210,19 +210,16 @@ def span_norms(spans: Sequence[Span], displacement: Encoded) -> list[float]:
 
 
 def validated_norms(
-    displacement: Encoded, spans: Sequence[Span], norms_claimed: Sequence[float], norm_max: float
+    norms: Sequence[float], spans: Sequence[Span], norms_claimed: Sequence[float], norm_max: float
 ) -> list[float]:
-    """Return the norms per slice of a displacement that is finite, as long as its sender says, and not absurdly long.
+    """Return the norms per slice that a finite displacement has, if it is as long as its sender says and not absurdly long.
 
     A norm is a claim that RDA would divide by, so it is computed again, and what was computed is used. Senders claim the
     norms of what they send, after its rounding, so little is tolerated.
 
     Raises:
-        FrameRejected: `not_finite`, `norm_claim` or `norm_bound`.
+        FrameRejected: `norm_claim` or `norm_bound`.
     """
-    norms = span_norms(spans, displacement)
-    if not all(math.isfinite(norm) for norm in norms):
-        raise FrameRejected("not_finite", "a displacement holds infinities or NaN")
     if len(norms_claimed) != len(norms):
         raise FrameRejected("norm_claim", "norms for another layout", got=len(norms_claimed), allowed=len(norms))
     for span, norm, claimed in zip(spans, norms, norms_claimed, strict=True):
@@ -232,7 +229,7 @@ def validated_norms(
             )
         if norm > norm_max:
             raise FrameRejected("norm_bound", f"{span.tensor_name} is too long", got=norm, allowed=norm_max)
-    return norms
+    return list(norms)
 
 
 def l2_norm(vector: Vector) -> float:

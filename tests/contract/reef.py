@@ -202,9 +202,9 @@ class Reef:
         bus = MemoryBus(self.run, broker or self.broker)
         found = {}
         for fragment, head in (await read_heads(bus, Subjects(self.run), self.record.layout)).items():
-            refs: list[BlobRef | None] = [head.blob, head.state, head.books]
+            refs: list[BlobRef | None] = [head.keyframe, head.state, head.books]
             named = [await bus.get_blob(ref, 1 << 20) for ref in refs if ref is not None]
-            found[fragment] = msgspec.structs.replace(head, previous=None), named
+            found[fragment] = msgspec.structs.replace(head, superseded=()), named
         return found
 
     def newest(self) -> list[Manifest]:

@@ -530,10 +530,15 @@ def test_without_a_url_or_a_schedule_nothing_is_archived(folder_reef: Reef) -> N
 
 
 async def test_outer_state_of_every_kind_goes_on_to_the_same_bits_after_a_rebuild(folder_reef: Reef) -> None:
-    """Momentum, average and the place of the next restart: the rebuilt run commits what the lost one would have."""
+    """Momentum, average, carry and the place of the next restart: the rebuilt run commits what the lost one would have."""
     reef = folder_reef
     protocol = msgspec.structs.replace(
-        reef.record.protocol, correction="heloco", outer_restart_versions=3, average_versions=4
+        reef.record.protocol,
+        correction="heloco",
+        outer_restart_versions=3,
+        average_versions=4,
+        codec_down="int4",
+        keyframe_versions=7,
     ).check()
     reef.record = msgspec.structs.replace(reef.record, run="levers", protocol=protocol)
     reef.broker = MemoryBroker()

@@ -60,7 +60,7 @@ async def lie(island: Island, heads: dict[int, Head]) -> dict[int, list[bytes]]:
     try:
         found = {}
         for fragment, head in heads.items():
-            refs = [ref for ref in (head.blob, head.state, head.books) if ref is not None]
+            refs = [ref for ref in (head.keyframe, head.state, head.books) if ref is not None]
             found[fragment] = [await bus.get_blob(ref, 1 << 24) for ref in refs]
         return found
     finally:
@@ -123,7 +123,12 @@ async def test_a_run_outlives_its_brokers_disk(reef: Island, broker: EmbeddedBro
     assert bits == archived(shelf, manifests)
     for fragment, head in heads.items():
         was = pieces[fragment]
-        assert (head.version, head.blob, head.state, head.books) == (was.version, was.blob, was.state, was.books)
+        assert (head.version, head.keyframe, head.state, head.books) == (
+            was.version,
+            was.keyframe,
+            was.state,
+            was.books,
+        )
         assert head.included == was.included
 
     fates = json.loads(reef.answer("fates", "--json"))

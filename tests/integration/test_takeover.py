@@ -26,6 +26,13 @@ def unforked(rounds: list[Event]) -> bool:
     return all(sorted(set(made)) == made for made in versions(rounds).values())
 
 
+FOUR_BITS = {
+    "ATOLL_PROTOCOL__CODEC_UP": "int4",
+    "ATOLL_PROTOCOL__CODEC_DOWN": "int4",
+    "ATOLL_PROTOCOL__KEYFRAME_VERSIONS": "5",
+}
+
+
 async def end(island: Island, learners: list[str]) -> None:
     """Let the learners leave, then the shard, and wait for both."""
     for name in learners:
@@ -35,7 +42,8 @@ async def end(island: Island, learners: list[str]) -> None:
 
 
 async def test_a_standby_takes_over_when_the_owner_is_killed(island: Island) -> None:
-    """The learners train on, no contribution is lost or merged twice, and every token has one fate."""
+    """The learners train on, nothing is lost or merged twice, every token has one fate; with deltas of four bits, too."""
+    island.environment |= FOUR_BITS
     owner = island.start("owner", "synchronizer", "--shard", "0")
     island.start("a", "learner", "--id", "a")
     island.start("b", "learner", "--id", "b")

@@ -59,7 +59,7 @@ def test_a_layout_covers_and_carries_any_tree(tree: list[tuple[tuple[int, ...], 
 @given(vector=vectors, codec=st.sampled_from(list(ENCODINGS)))
 def test_any_vector_travels(vector: npt.NDArray[np.float32], codec: str) -> None:
     """Any finite vector comes back within the encoding's error: half a step, and what rounding its scale up adds."""
-    back = decode_frame(encode_frame(vector, codec), elements_expected=vector.size)
+    back = decode_frame(encode_frame(vector, codec), elements_expected=vector.size, codec=codec)
     largest = float(np.abs(vector).max(initial=0.0))
     share = {"f32": 0.0, "bf16": 2.0**-8, "int8": 0.505 / 127, "int4": 0.505 / 7, "e3m0": 0.2525}[codec]
     bound = largest * share + (2e-36 if share else 0.0)
@@ -67,11 +67,11 @@ def test_any_vector_travels(vector: npt.NDArray[np.float32], codec: str) -> None
 
 
 @quick
-@given(data=st.binary(max_size=200), elements=st.integers(0, 64))
-def test_arbitrary_bytes_are_no_frame(data: bytes, elements: int) -> None:
+@given(data=st.binary(max_size=200), elements=st.integers(0, 64), codec=st.sampled_from(list(ENCODINGS)))
+def test_arbitrary_bytes_are_no_frame(data: bytes, elements: int, codec: str) -> None:
     """Noise is refused, and with `FrameRejected` only."""
     with pytest.raises(FrameRejected):
-        decode_frame(data, elements_expected=elements)
+        decode_frame(data, elements_expected=elements, codec=codec)
 
 
 @quick
@@ -89,7 +89,7 @@ def test_a_mutated_frame_is_refused_or_has_the_right_size(
     for place, value in changes:
         data[place % len(data)] = value
     try:
-        back = decode_frame(bytes(data[: len(data) - cut]), elements_expected=vector.size)
+        back = decode_frame(bytes(data[: len(data) - cut]), elements_expected=vector.size, codec=codec)
     except FrameRejected as error:
         assert error.reason  # noqa: PT017  (either outcome is right; both are checked)
     else:

@@ -47,6 +47,7 @@ def questions(draw: st.DrawFn) -> Question:
         overlap_steps=draw(st.integers(1, min(interval, 10))),
         shards=1,
         codec_up=draw(st.sampled_from(tuple(ENCODINGS))),
+        codec_down=draw(st.sampled_from(tuple(ENCODINGS))),
     )
     link = (10.0 ** draw(st.floats(6.0, 12.0)),)
     return Question(
@@ -55,7 +56,6 @@ def questions(draw: st.DrawFn) -> Question:
         links=Links(link, link, rtt_s=draw(st.floats(0.0, 0.5))),
         learners=draw(st.integers(1, 64)),
         protocol=protocol,
-        codec_down=draw(st.sampled_from(tuple(ENCODINGS))),
     )
 
 

@@ -42,8 +42,11 @@ def both(
         1.0,
         Links(link, link, rtt_s=2.0 * exchange.latency_s, window_bytes=1 << 50),
         learners=learners,
-        protocol=msgspec.structs.replace(ProtocolSettings(**agreed), adoption="carry" if carry else "overwrite"),  # type: ignore[arg-type]
-        codec_down="bf16",
+        protocol=msgspec.structs.replace(
+            ProtocolSettings(**agreed),  # type: ignore[arg-type]
+            codec_down="bf16",
+            adoption="carry" if carry else "overwrite",
+        ),
         chips=chips // learners,
         failures=Failures(mtbi_s=made.mtbi_s),
         stream_bytes_max=1 << 50,

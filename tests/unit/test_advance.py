@@ -34,7 +34,8 @@ def walked(advance: Advance, versions: int, seed: int = 0, stops: frozenset[int]
     state = advance.init(values)
     seen = [(values, state)]
     for version in range(1, versions + 1):
-        values, state = advance.step(values, rng.normal(size=SIZE).astype(np.float32), state, version)
+        advanced = advance.step(values, rng.normal(size=SIZE).astype(np.float32), state, version)
+        values, state = advanced.values, advanced.state
         if version in stops:
             state = unpack_arrays(pack_arrays(state), 1 << 20)
         seen.append((values, state))

@@ -196,7 +196,8 @@ def test_the_average_is_that_of_a_run_over_every_version(corpus: Path, method: M
     state = rules.init(values)
     for version, steps in enumerate(versions):
         reached = flat(train_baseline(settings, work, method, 2, stop_tokens=2 * steps * STEP).params)
-        values, state = rules.step(values, values - reached, state, version + 1)
+        advanced = rules.step(values, values - reached, state, version + 1)
+        values, state = advanced.values, advanced.state
 
     assert got.averaged is not None
     assert np.abs(flat(got.averaged) - state[AVERAGE]).max() < 1e-6

@@ -124,7 +124,6 @@ TROUBLED = {
     "quorum above M": "plan 1B --step-s 2 --bandwidth 10Gbit --quorum 9",
     "H below P": "plan 1B --step-s 2 --bandwidth 10Gbit --interval-steps 12",
     "one learner": "plan 1B --step-s 2 --bandwidth 10Gbit --learners 1",
-    "codec not there": "plan 1B --step-s 2 --bandwidth 10Gbit --down bf16",
     "does not fit the interval": "plan 1B --step-s 2 --bandwidth 500Mbit,4Gbit",
     "not within the overlap": "plan 1B --step-s 2 --bandwidth 400Mbit --interval-steps 48",
     "bound by loss": "plan 100M --step-s 5 --bandwidth 100Mbit,200Mbit --loss 0.0001",

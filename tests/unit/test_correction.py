@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.codecs import Encoded, framed
+from atoll.codecs import Encoded, encoding_of
 from atoll.correction import Compass, Heloco, correction_of
 from atoll.errors import SettingsError
 from atoll.kernels.plain import STRETCH
@@ -60,7 +60,7 @@ def test_a_fold_of_bent_displacements_is_the_merge_of_corrected_ones(method: Met
     fold, wide, changed = FragmentFold(spans, method), [], 0
     for weight in weights:
         towards = weight * m if weight == 7.0 else 0.0
-        sent = framed((weight * rng.normal(size=m.size) + towards).astype(np.float32), codec)[1]
+        sent = encoding_of(codec).encoded((weight * rng.normal(size=m.size) + towards).astype(np.float32))
         norms = span_norms(spans, sent)
         bends = PAPER.bends(sent, norms, Compass.of(m, spans), spans)
         changed += sum(bend is not None for bend in bends.slices)

@@ -23,9 +23,12 @@ def drawn(elements: int) -> Vector:
 def carried(codec: str, vector: Vector) -> Vector:
     """Return what arrives."""
     encoding = ENCODINGS[codec]
+    sent = encoding.encoded(vector)
     payload = np.zeros(encoding.size(vector.size), np.uint8)
-    encoding.encode(vector, payload)
-    return encoding.view(payload, vector.size).expanded()
+    encoding.pack(payload, sent.codes, sent.scales)
+    arrived: Vector = encoding.view(payload, vector.size).expanded()
+    assert arrived.tobytes() == sent.expanded().tobytes()
+    return arrived
 
 
 @pytest.mark.parametrize("elements", LENGTHS)

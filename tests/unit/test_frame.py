@@ -1,7 +1,8 @@
-"""Tensor frames: round trips, and every reason for which a frame is refused."""
+"""Tensor frames: round trips, segments in any order, and every reason for which one is refused."""
 
 from __future__ import annotations
 
+import random
 import tracemalloc
 
 import numpy as np
@@ -9,10 +10,25 @@ import pytest
 import xxhash
 import zstandard
 
-from atoll.codecs import ENCODINGS, decode_frame, encode_frame, frame_bytes, framed, open_frame
-from atoll.codecs.frame import COMPRESSED, HEADER, MAGIC, VERSION
+from atoll.bus.interface import CHUNK_BYTES
+from atoll.codecs import (
+    ENCODINGS,
+    Arriving,
+    Framing,
+    Outgoing,
+    Sealed,
+    Segments,
+    decode_frame,
+    encode_frame,
+    encoding_of,
+    frame_bytes,
+)
+from atoll.codecs.segments import COMPRESSED, HEADER, MAGIC, VERSION
 from atoll.errors import FrameRejected, SettingsError
 from atoll.kernels import BF16, BLOCK, E3M0, F32, INT4, INT8, Vector
+from atoll.layout import Span
+
+CODECS = {encoding.number: name for name, encoding in ENCODINGS.items()}
 
 
 def drawn(elements: int) -> Vector:
@@ -20,39 +36,98 @@ def drawn(elements: int) -> Vector:
     return np.random.default_rng(elements).normal(size=elements).astype(np.float32)
 
 
+def sliced(*sizes: int) -> list[Span]:
+    """Return slices of these sizes, one behind the other."""
+    starts = np.cumsum((0, *sizes))
+    return [
+        Span(str(n), 0, size, int(start), size, direct=False, floating=True)
+        for n, (start, size) in enumerate(zip(starts, sizes, strict=False))
+    ]
+
+
+def sending(vector: Vector, codec: str, spans: list[Span] | None = None) -> Outgoing:
+    """Return a vector on its way out."""
+    return Outgoing(Framing(vector.size, codec), lambda start, stop: vector[start:stop], spans or [])
+
+
 def made(payload: bytes, elements: int, number: int = F32, flags: int = 0) -> bytes:
-    """Return a frame with a right checksum around any payload."""
+    """Return a frame of one segment with a right checksum around any payload."""
     digest = xxhash.xxh3_64_intdigest(payload)
-    return HEADER.pack(MAGIC, VERSION, number, flags, 0, elements, len(payload), digest) + payload
+    head = HEADER.pack(MAGIC, VERSION, number, flags, 0, elements, 0, elements, len(payload), digest)
+    return head + payload
 
 
-def reason(data: bytes | bytearray, elements: int) -> str:
+def reason(data: bytes | bytearray, elements: int, codec: str = "f32") -> str:
     """Return why the frame is refused."""
     with pytest.raises(FrameRejected) as caught:
-        decode_frame(data, elements_expected=elements)
+        decode_frame(data, elements_expected=elements, codec=codec)
     return caught.value.reason
 
 
-@pytest.mark.parametrize("elements", [0, 1, 127, 128, 1000, 1 << 18])
+@pytest.mark.parametrize("elements", [0, 1, 127, 128, 1000, 1 << 18, (1 << 21) + 77])
 @pytest.mark.parametrize("codec", list(ENCODINGS))
 def test_a_reader_sees_what_its_sender_saw(codec: str, elements: int) -> None:
-    """Compressed or not; and no frame is longer than the bound."""
-    sent, seen = framed(drawn(elements), codec)
-    assert len(sent) <= frame_bytes(elements, codec)
-    expected = seen.expanded()
-    for form in (sent, bytes(sent), memoryview(sent)):
-        assert decode_frame(form, elements_expected=elements).tobytes() == expected.tobytes()
-        assert open_frame(form, elements_expected=elements).expanded().tobytes() == expected.tobytes()
+    """Compressed or not; no segment is longer than a message, and no frame longer than the bound."""
+    vector = drawn(elements)
+    sent, seen = sending(vector, codec), encoding_of(codec).encoded(vector)
+    pieces = [sent.piece(number) for number in range(len(sent))]
+    assert max(map(len, pieces)) <= CHUNK_BYTES
+    assert sum(map(len, pieces)) <= frame_bytes(elements, codec)
+    expected = seen.expanded().tobytes()
+    whole = encode_frame(vector, codec)
+    assert whole == b"".join(pieces) == b"".join(Segments(whole).piece(number) for number in range(len(sent)))
+    for form in (whole, bytes(whole), memoryview(whole)):
+        assert decode_frame(form, elements_expected=elements, codec=codec).tobytes() == expected
+    sealed = Sealed(codec, seen)
+    assert [sealed.piece(number) for number in range(len(sealed))] == pieces
+
+
+@pytest.mark.parametrize("codec", list(ENCODINGS))
+def test_segments_may_come_in_any_order_and_again(codec: str) -> None:
+    """The vector and its norms are the sender's, bit for bit, whichever way its segments take."""
+    vector = drawn(5_000_000)
+    spans = sliced(1, 300_000, 3_000_000, 77, 1_699_922)
+    sent = sending(vector, codec, spans)
+    pieces = {number: sent.piece(number) for number in reversed(range(len(sent)))}
+    order = [*pieces, *pieces]
+    random.Random(codec).shuffle(order)
+    arriving = Arriving(vector.size, codec, spans)
+    for number in order:
+        arriving.take(number, pieces[number])
+    assert len(pieces) > 1
+    assert arriving.norms() == sent.norms()
+    expanded = encoding_of(codec).encoded(vector).expanded()
+    assert arriving.values().tobytes() == arriving.encoded().expanded().tobytes() == expanded.tobytes()
+    exact = [np.linalg.norm(expanded[s.offset : s.offset + s.size].astype(np.float64)) for s in spans]
+    assert sent.norms() == pytest.approx(exact, rel=1e-6)
+
+
+def test_what_comes_as_float32_is_not_copied() -> None:
+    """A global fragment is read into the memory in which it is used."""
+    arriving = Arriving(1000, "f32")
+    arriving.take(0, sending(drawn(1000), "f32").piece(0))
+    assert np.shares_memory(arriving.values(), arriving.encoded().codes)
+
+
+def test_a_segment_in_another_place_is_refused() -> None:
+    """Even an honest one: a number follows from nothing but its subject."""
+    sent = sending(drawn(600_000), "f32")
+    arriving = Arriving(600_000, "f32")
+    for number, piece in ((0, 1), (1, 0), (2, 1), (3, 0), (-1, 2)):
+        with pytest.raises(FrameRejected) as caught:
+            arriving.take(number, sent.piece(piece))
+        assert caught.value.reason == "size"
 
 
 def test_nibbles_lie_half_a_block_apart_and_scales_before_them() -> None:
     """The wire, byte by byte: a scale of 1 as bfloat16, then codes of 8 + q."""
     vector = np.zeros(2 * BLOCK, np.float32)
     vector[[0, 1, 64, 127]] = 7.0, -3.0, 2.0, -7.0
-    codes = framed(vector, "int4")[1].codes
+    codes = encoding_of("int4").encoded(vector).codes
     assert bytes(codes[:2]) == bytes([8 + 7 | (8 + 2) << 4, 8 - 3 | 8 << 4])
     assert codes[63] == 8 | (8 - 7) << 4
-    assert decode_frame(encode_frame(vector, "int4"), elements_expected=2 * BLOCK).tobytes() == vector.tobytes()
+    frame = encode_frame(vector, "int4")
+    assert decode_frame(frame, elements_expected=2 * BLOCK, codec="int4").tobytes() == vector.tobytes()
 
 
 @pytest.mark.parametrize("codec", ["int4", "e3m0"])
@@ -84,25 +159,27 @@ def test_what_is_not_finite_is_not_sent(value: float) -> None:
 
 
 def test_a_short_frame_is_truncated() -> None:
-    """Less than a header is no frame."""
+    """Less than a header is no segment."""
     data = encode_frame(drawn(4), "f32")
     assert {reason(data[:length], 4) for length in (0, 1, HEADER.size - 1)} == {"truncated"}
+    assert reason(data + b"x", 4) == "truncated"
 
 
 @pytest.mark.parametrize(
     ("offset", "value", "expected"),
     [
         (0, ord("B"), "foreign"),
-        (4, 2, "version"),
+        (4, 1, "version"),
         (5, 0, "codec"),
-        (5, 3, "codec"),
+        (5, BF16, "codec"),
         (5, 9, "codec"),
         (6, 2, "version"),
         (7, 1, "version"),
         (8, 5, "size"),
         (15, 255, "size"),
-        (16, 0, "size"),
-        (24, 0, "checksum"),
+        (16, 1, "size"),
+        (24, 0, "size"),
+        (32, 0, "checksum"),
         (HEADER.size, 0x7F, "checksum"),
     ],
 )
@@ -119,14 +196,14 @@ def test_another_number_of_elements_is_refused() -> None:
     data = encode_frame(drawn(4), "f32")
     assert reason(data, 5) == "size"
     assert reason(data[:-1], 4) == "size"
-    assert reason(data + b"x", 4) == "size"
+    assert reason(data + data, 4) == "size"
 
 
 @pytest.mark.parametrize("number", [F32, BF16, INT8, INT4, E3M0])
 def test_a_payload_of_another_length_is_refused(number: int) -> None:
     """A right checksum does not save a payload that its encoding cannot fill."""
-    assert reason(made(bytes(3), 4, number), 4) == "size"
-    assert reason(made(bytes(99), 4, number), 4) == "size"
+    assert reason(made(bytes(3), 4, number), 4, CODECS[number]) == "size"
+    assert reason(made(bytes(99), 4, number), 4, CODECS[number]) == "size"
 
 
 @pytest.mark.parametrize("payload", [b"", b"not zstd at all", b"\x28\xb5\x2f\xfd"])
@@ -164,35 +241,32 @@ def test_a_bomb_allocates_no_more_than_an_honest_frame() -> None:
 
 def test_a_frame_in_another_codec_than_agreed_is_refused() -> None:
     """A run has one codec; a few bytes of zeros in a larger one would take its memory."""
-    frame = encode_frame(np.zeros(1 << 12, np.float32), "bf16")
-    assert open_frame(frame, elements_expected=1 << 12, codec="bf16").elements == 1 << 12
-    for read in (open_frame, decode_frame):
-        with pytest.raises(FrameRejected) as caught:
-            read(frame, elements_expected=1 << 12, codec="int4")
-        assert caught.value.reason == "codec"
+    assert reason(encode_frame(np.zeros(1 << 12, np.float32), "bf16"), 1 << 12, "int4") == "codec"
 
 
 @pytest.mark.parametrize("elements", [1, 1 << 18])
 @pytest.mark.parametrize(("number", "bits"), [(F32, b"\x01\x00\x80\x7f"), (BF16, b"\x81\x7f")])
 def test_signalling_not_a_number_is_refused_without_a_warning(number: int, bits: bytes, elements: int) -> None:
     """By either set of kernels."""
-    assert reason(made(bits * elements, elements, number), elements) == "not_finite"
+    count = min(elements, Framing(elements, CODECS[number]).width)
+    assert reason(made(bits * count, count, number), count, CODECS[number]) == "not_finite"
 
 
 def test_hidden_infinities_are_refused() -> None:
     """What no sender of ours would send is refused in every encoding."""
     assert reason(made(np.array([np.nan, 1.0], "<f4").tobytes(), 2), 2) == "not_finite"
-    assert reason(made(b"\x80\x7f", 1, BF16), 1) == "not_finite"
+    assert reason(made(b"\x80\x7f", 1, BF16), 1, "bf16") == "not_finite"
     for number, code in ((INT8, b"\x01"), (INT4, b"\x99"), (E3M0, b"\x11")):
         codes = code * (BLOCK if number == INT8 else BLOCK // 2)
-        assert reason(made(b"\x80\x7f" + codes, BLOCK, number), BLOCK) == "not_finite"
-        assert reason(made(b"\xc0\xff" + codes, BLOCK, number), BLOCK) == "not_finite"
+        assert reason(made(b"\x80\x7f" + codes, BLOCK, number), BLOCK, CODECS[number]) == "not_finite"
+        assert reason(made(b"\xc0\xff" + codes, BLOCK, number), BLOCK, CODECS[number]) == "not_finite"
 
 
 def test_a_finite_scale_that_makes_infinite_numbers_is_refused() -> None:
     """The largest code times the largest scale of ours is finite; no more is accepted."""
     codes = b"\x7f" * BLOCK
-    assert reason(made(b"\x7f\x7f" + codes, BLOCK, INT8), BLOCK) == "not_finite"
-    assert np.isfinite(decode_frame(made(b"\x80\x7b" + codes, BLOCK, INT8), elements_expected=BLOCK)).all()
+    assert reason(made(b"\x7f\x7f" + codes, BLOCK, INT8), BLOCK, "int8") == "not_finite"
+    read = decode_frame(made(b"\x80\x7b" + codes, BLOCK, INT8), elements_expected=BLOCK, codec="int8")
+    assert np.isfinite(read).all()
     with pytest.raises(FrameRejected, match="cannot hold"):
         encode_frame(np.array([2.0**121], np.float32), "int8")

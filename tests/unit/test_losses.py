@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from reef import FRAGMENTS, Reef, TurnedClock, run_record
 
 from atoll.archive.vault import FolderVault
-from atoll.bus.interface import BlobRef
+from atoll.bus.interface import Buffer
 from atoll.bus.memory import MemoryBroker, MemoryBus
+from atoll.bus.pieces import Download
 from atoll.errors import AtollError, BlobGone, BrokerUnavailable, RunLost, RunReplaced, StorageFull
 from atoll.up import recovery
 from atoll.up.folder import RunFile
@@ -22,9 +24,10 @@ class DeafBus(MemoryBus):
 
     error: AtollError
 
-    async def get_blob(self, _ref: BlobRef, _size_bytes_max: int) -> bytes:
+    async def pieces(self, _download: Download) -> AsyncGenerator[tuple[int, Buffer]]:
         """Fail."""
         raise self.error
+        yield 0, b""
 
 
 def continued(out: Path, run: str, versions: int) -> UpPlan:

@@ -305,30 +305,25 @@ def test_norms_are_taken_per_slice_in_float64() -> None:
 @pytest.mark.parametrize("factor", [1.0, 0.9995, 1.0005])
 def test_an_honest_displacement_is_accepted(factor: float) -> None:
     """Claims within what another order of addition changes pass; what was computed is what counts."""
-    displacement = Encoded.exact(np.array([3.0, 4.0, 0.0], np.float32))
-    assert validated_norms(displacement, spans_of({"w": 2, "b": 1}), [5.0 * factor, 0.0], 5.0) == [5.0, 0.0]
+    assert validated_norms([5.0, 0.0], spans_of({"w": 2, "b": 1}), [5.0 * factor, 0.0], 5.0) == [5.0, 0.0]
 
 
 @pytest.mark.parametrize(
-    ("values", "claims", "norm_max", "reason"),
+    ("norms", "claims", "norm_max", "reason"),
     [
-        ([math.nan, 4.0, 0.0], [5.0, 0.0], 10.0, "not_finite"),
-        ([3.0, math.inf, 0.0], [math.inf, 0.0], 10.0, "not_finite"),
-        ([3.0, 4.0, 0.0], [5.0], 10.0, "norm_claim"),
-        ([3.0, 4.0, 0.0], [5.0, 0.0, 0.0], 10.0, "norm_claim"),
-        ([3.0, 4.0, 0.0], [5.006, 0.0], 10.0, "norm_claim"),
-        ([3.0, 4.0, 0.0], [4.994, 0.0], 10.0, "norm_claim"),
-        ([3.0, 4.0, 0.0], [-5.0, 0.0], 10.0, "norm_claim"),
-        ([3.0, 4.0, 0.0], [math.nan, 0.0], 10.0, "norm_claim"),
-        ([3.0, 4.0, 0.0], [math.inf, 0.0], 10.0, "norm_claim"),
-        ([3.0, 4.0, 0.0], [5.0, 0.1], 10.0, "norm_claim"),
-        ([3.0, 4.0, 0.0], [5.0, 0.0], 4.9, "norm_bound"),
+        ([5.0, 0.0], [5.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [5.0, 0.0, 0.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [5.006, 0.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [4.994, 0.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [-5.0, 0.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [math.nan, 0.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [math.inf, 0.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [5.0, 0.1], 10.0, "norm_claim"),
+        ([5.0, 0.0], [5.0, 0.0], 4.9, "norm_bound"),
     ],
 )
-def test_a_false_displacement_is_refused(
-    values: list[float], claims: list[float], norm_max: float, reason: str
-) -> None:
-    """Not finite, falsely claimed and too long are refused, each with its reason."""
+def test_a_false_displacement_is_refused(norms: list[float], claims: list[float], norm_max: float, reason: str) -> None:
+    """Falsely claimed and too long are refused, each with its reason."""
     with pytest.raises(FrameRejected) as caught:
-        validated_norms(Encoded.exact(np.array(values, np.float32)), spans_of({"w": 2, "b": 1}), claims, norm_max)
+        validated_norms(norms, spans_of({"w": 2, "b": 1}), claims, norm_max)
     assert caught.value.reason == reason

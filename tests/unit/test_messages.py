@@ -80,7 +80,18 @@ def test_what_nobody_could_read_is_not_written() -> None:
 
 @pytest.mark.parametrize("kind", [Beat, Call, Contribution, Head])
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", b"[]", b"null", b"\xff\xfe", b"[" * 5000, b'{"learner":NaN}', b" " * (MESSAGE_BYTES_MAX + 1)]
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"learner":"\x80"}',
+        b"[" * 5000,
+        b'{"learner":NaN}',
+        b" " * (MESSAGE_BYTES_MAX + 1),
+    ],
 )
 def test_what_is_no_message_is_refused(kind: type[msgspec.Struct], data: bytes) -> None:
     """Empty, truncated, foreign, nested too deep, not JSON, too large."""

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from atoll.bus.claims import cut
 from atoll.bus.interface import CHUNK_BYTES
-from atoll.codecs import CODEC_DOWN, frame_bytes
+from atoll.codecs import Framing
 from atoll.errors import SettingsError
 from atoll.plan.answer import answer, as_document
 from atoll.plan.failures import Failures, elastic, goodput, rigid
@@ -42,9 +41,9 @@ def test_block_scales_are_counted() -> None:
 
 def test_chunks_are_those_that_the_bus_cuts() -> None:
     moved = traffic(question(parameters=100_000_000))
-    frame = frame_bytes(question(parameters=100_000_000).fragment_elements, CODEC_DOWN)
+    framing = Framing(question(parameters=100_000_000).fragment_elements, "f32")
 
-    assert moved.chunks_down == len(cut("a", memoryview(bytes(frame)), CHUNK_BYTES))
+    assert moved.chunks_down == len(framing) == -(-framing.size_bytes // CHUNK_BYTES)
 
 
 def test_the_hub_carries_every_learner_and_the_broker_the_shards_too() -> None:
@@ -242,9 +241,9 @@ def test_no_speed_up_is_claimed_for_a_plan_that_cannot_work(asked: Question) -> 
 
 
 def test_a_remark_does_not_say_that_a_plan_cannot_work() -> None:
-    found = answer(question(codec_down="bf16"))
+    found = answer(question(learners=1))
 
-    assert [caution.kind for caution in found.cautions] == ["codec not there"]
+    assert [caution.kind for caution in found.cautions] == ["one learner"]
     assert "This plan works, but" in text(found)
     assert "cannot work" not in text(found)
 

@@ -48,7 +48,7 @@ async def read_merged(bus: Bus, run: RunRecord) -> Merged:
     """
     subjects = Subjects(run.run)
     heads = await read_heads(bus, subjects, run.layout)
-    values = {p: (await fetch_frame(bus, subjects, run.layout, head)).values for p, head in sorted(heads.items())}
+    values = {p: (await fetch_frame(bus, run, head)).values for p, head in sorted(heads.items())}
     average = None
     if run.protocol.average_versions:
         kept = {

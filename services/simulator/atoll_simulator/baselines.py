@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.advance import MOMENTUM, averaged_in
-from atoll.codecs import Encoded, encoding_of, framed
+from atoll.codecs import Encoded, encoding_of
 from atoll.correction import Compass, correction_of
 from atoll.errors import SettingsError
 from atoll.fragments import describe, gather
@@ -160,7 +160,7 @@ class Diloco:
     def __init__(self, work: Work, params: Params, settings: Settings, learners: int) -> None:
         """Begin from `params` with every learner."""
         protocol = settings.protocol
-        encoding_of(protocol.codec_up)  # an unknown one is said before anything is trained
+        self._encoding = encoding_of(protocol.codec_up)
         self._step = make_step(work.model, work.train)
         self._protocol, self._correction = protocol, correction_of(protocol)
         self._layout = plan_layout(describe(params), protocol.fragments, embedding_names(work.model))
@@ -188,7 +188,7 @@ class Diloco:
             spans, bends = self._layout.spans(p), self._bends_of(p)
             fold = FragmentFold(spans, self._protocol.merge)
             for params in self._learners:
-                sent = framed(self._globals[p] - gather(self._layout, params, p), self._protocol.codec_up)[1]
+                sent = self._encoding.encoded(self._globals[p] - gather(self._layout, params, p))
                 norms = span_norms(spans, sent)
                 fold.add(sent, norms, weight, bends=bends(sent, norms))
             merged = fold.result().displacement

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -21,6 +22,7 @@ from atoll.bus.feeds import Feed
 from atoll.bus.interface import BlobRef, Buffer, Info, Record, TapeEntry, Whisper
 from atoll.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer, MemoryDelivery
 from atoll.bus.options import DEFAULTS
+from atoll.bus.pieces import Download, Upload
 from atoll.errors import BrokerUnavailable
 
 T = TypeVar("T")
@@ -233,19 +235,23 @@ class LinkedBus(MemoryBus):
     async def _down(self, size_bytes: int) -> None:
         await self.link.carry(self.link.down, size_bytes)
 
-    async def put_blob(self, stem: str, payload: Buffer) -> BlobRef:
+    async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         """Store a blob; see `Bus`."""
-        await self._up(memoryview(payload).nbytes)
-        ref = await super().put_blob(stem, payload)
+        upload = Upload.of(payload)
+        await self._up(sum(len(upload.make(number)) for number in upload.missing()))
+        ref = await super().put_blob(stem, upload)
         await self._down(0)
         return ref
 
-    async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
-        """Return a blob; see `Bus`."""
+    async def pieces(self, download: Download) -> AsyncGenerator[tuple[int, Buffer]]:
+        """Yield a blob's pieces, all at the moment when the last one has arrived; see `Bus`."""
         await self._up(0)
-        data = await super().get_blob(ref, size_bytes_max)
-        await self._down(len(data))
-        return data
+        arrived = [piece async for piece in super().pieces(download.copy())]
+        await self._down(sum(len(piece) for _, piece in arrived))
+        for number, piece in arrived:
+            download.take(number, piece)
+            yield number, piece
+        download.verify()
 
     async def purge(self, subject_filter: str) -> int:
         """Delete what matches; see `Bus`."""

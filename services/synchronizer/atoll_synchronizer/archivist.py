@@ -19,21 +19,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-import xxhash
+import msgspec
 
 from atoll.archive.marks import Manifest, Object, Piece, due_mark, founding, next_mark_s, number
 from atoll.archive.shelf import Shelf
 from atoll.archive.vault import open_vault
 from atoll.bus.interface import BlobRef, Bus, Record
+from atoll.bus.pieces import Cut, Pieces, digest_of
 from atoll.bus.subjects import Subjects
+from atoll.chain import keyframe_of
 from atoll.clock import Clock
-from atoll.codecs import CODEC_DOWN, encode_frame, pack_arrays
+from atoll.codecs import packed
 from atoll.errors import AtollError, PeerMisbehaved, ProtocolMisuse
 from atoll.logs import get
 from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
 from atoll.settings import ArchiveSettings
-from atoll.wire.messages import Member, RunRecord, decode
+from atoll.wire.messages import Head, Member, RunRecord, decode
 from atoll_synchronizer.store import Holding, Store
 
 log = get(__name__)
@@ -83,7 +85,7 @@ class Archivist:
         `finished`: the shard goes no further, so this mark stands for it in all later ones.
         """
         heads = [held.head for held in store.holdings.values()]
-        refs = [ref for head in heads for ref in (head.blob, head.state, head.books) if ref is not None]
+        refs = [ref for head in heads for ref in (head.keyframe, head.state, head.books) if ref is not None]
         patience_s = LEAVING_S
         if finished:
             patience_s = LAST_MARK_S + sum(ref.size_bytes for ref in refs) / SLOW_BYTES_PER_S
@@ -164,27 +166,38 @@ class Archivist:
         head, last = held.head, self._last.get(fragment)
         known: dict[BlobRef, Object] = {}
         if last is not None:
-            pairs = ((last.head.blob, last.frame), (last.head.state, last.state), (last.head.books, last.books))
+            pairs = ((last.head.keyframe, last.frame), (last.head.state, last.state), (last.head.books, last.books))
             known = {ref: found for ref, found in pairs if ref is not None and found in there}
 
-        def stored(ref: BlobRef, encoded: Callable[[], bytes]) -> Object:
+        def stored(ref: BlobRef, pieces: Callable[[], Pieces]) -> Object:
             if ref in known:
                 written.again += 1
                 return known[ref]
-            return self._store(ref, encoded(), written)
+            return self._store(ref, pieces(), written)
 
+        head = self._whole(head, held)
         return Piece(
             head=head,
-            frame=stored(head.blob, lambda: bytes(encode_frame(held.values, CODEC_DOWN))),
-            state=None if head.state is None else stored(head.state, lambda: pack_arrays(held.state)),
-            books=None if head.books is None else stored(head.books, lambda: held.books or b""),
+            frame=stored(head.keyframe, lambda: keyframe_of(held.values)),
+            state=None if head.state is None else stored(head.state, lambda: Cut(*packed(held.state))),
+            books=None if head.books is None else stored(head.books, lambda: Cut(held.books or b"")),
         )
 
-    def _store(self, ref: BlobRef, data: bytes, written: _Written) -> Object:
-        """Return the object of `data`, which must be what `ref` names."""
-        digest = xxhash.xxh3_128_hexdigest(data)
+    def _whole(self, head: Head, held: Holding) -> Head:
+        """Return a head that names its values as a keyframe: a mark needs no deltas."""
+        if head.key_version == head.version:
+            return head
+        pieces = keyframe_of(held.values)
+        stem = Subjects(self._run.run).global_stem(head.fragment, head.version, head.nonce)
+        keyframe = BlobRef(stem, len(pieces), pieces.framing.size_bytes, digest_of(pieces))
+        return msgspec.structs.replace(head, keyframe=keyframe, key_version=head.version, deltas=())
+
+    def _store(self, ref: BlobRef, pieces: Pieces, written: _Written) -> Object:
+        """Return the object of a blob, which must be what `ref` names."""
+        digest = digest_of(pieces)
         if digest != ref.digest:
             raise ProtocolMisuse("a shard holds something else than its head names", got=digest, allowed=ref)
+        data = b"".join(pieces.piece(number) for number in range(len(pieces)))
         written.objects += 1
         written.size_bytes += len(data)
         return self._shelf.put_object(self._shard, data)

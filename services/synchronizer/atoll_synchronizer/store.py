@@ -2,18 +2,19 @@
 
 The commit of version v + 1 of a fragment is four writes in this order, and a crash between any two is harmless:
 
-    1. chunks of the new global frame                (nobody sees them yet)
+    1. chunks of the new delta, keyframe or both      (nobody sees them yet)
     2. chunks of outer state, chunks of the books    (nobody sees them yet)
     3. the head, by compare-and-set                  <- the commit point: it names all three
     4. purge of what was superseded                  (housekeeping)
 
-The previous frame stays until the next commit, because a reader may be in the middle of it. What changes the books alone
-(a refusal, a farewell) is `keep`: new chunks of the books, and the head once more with the same version. A refused
-compare-and-set means that somebody else owns the fragment: it raises `RecordConflict`, and this shard must stand down.
+Frames that the new head does not name any more stay until the next commit, because a reader may be in the middle of them.
+What changes the books alone (a refusal, a farewell) is `keep`: new chunks of the books, and the head once more with the same
+version. A refused compare-and-set means that somebody else owns the fragment: it raises `RecordConflict`, and this shard
+must stand down.
 
 What an owner wrote and nobody can name any more, because it died between the chunks and the head or between the head and
-the purge, lies under its epoch. Once a tenure has made two versions of a fragment, its head names nothing older: then
-what former epochs left is swept away.
+the purge, lies under its epoch. Once a head names nothing of former epochs (`atoll.chain`: deltas are named for a while),
+what they left is swept away.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from atoll.advance import STATE_BYTES_MAX, Advance
+from atoll.advance import STATE_BYTES_MAX, Advance, Advanced
 from atoll.bus.interface import BlobRef, Bus
-from atoll.bus.subjects import Subjects
-from atoll.codecs import CODEC_DOWN, decode_frame, encode_frame, frame_bytes, pack_arrays, unpack_arrays
+from atoll.bus.pieces import Cut, Pieces, Upload
+from atoll.bus.subjects import Subjects, matches
+from atoll.chain import continued, digest_of_values, frames_of, keyframe_of, read_values
+from atoll.codecs import Sealed, packed, unpack_arrays
 from atoll.errors import (
     BlobCorrupt,
     BlobGone,
@@ -46,12 +49,11 @@ from atoll.outer import OuterOptimizer, State
 from atoll.protocol.books import BOOKS_BYTES_MAX, Books, thawed
 from atoll.protocol.events import Commit
 from atoll.protocol.ledger import Ledger
-from atoll.wire.messages import Head, Included, RunRecord, decode, encode
+from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
 
 Vector = npt.NDArray[np.float32]
 
 LOAD_ATTEMPTS = 4
-COMMITS_BEFORE_SWEEP = 2
 SWEPT_EPOCHS = 16
 
 log = get(__name__)
@@ -62,7 +64,7 @@ class Holding:
     """One fragment as its shard holds it: values (of L2 length `norm`), outer state, books as they were frozen, its head.
 
     The head (of `revision`) names exactly these; arrays are never changed in place, so whoever takes them together has
-    what it names. `before` is the frame that the next commit makes superfluous; `commits` counts those of this tenure.
+    what it names. `swept`: nothing of former tenures is left.
     """
 
     head: Head
@@ -71,13 +73,32 @@ class Holding:
     state: State
     norm: float
     books: bytes | None = None
-    before: BlobRef | None = None
-    commits: int = 0
+    swept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where everything lies that the next head names and the former one does not."""
+
+    state: BlobRef
+    books: BlobRef
+    keyframe: BlobRef | None
+    delta: BlobRef | None
+
+    @property
+    def refs(self) -> tuple[BlobRef, ...]:
+        """Return all of it."""
+        return tuple(ref for ref in (self.state, self.books, self.keyframe, self.delta) if ref is not None)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Return what keyframe and delta weigh."""
+        return sum(ref.size_bytes for ref in (self.keyframe, self.delta) if ref is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What one commit wrote: the new head and the bytes of its frame, state and books."""
+    """What one commit wrote: the new head and the bytes of its frames, state and books."""
 
     head: Head
     frame_bytes: int
@@ -126,28 +147,41 @@ class Store:
             raise ProtocolMisuse("a commit on another version than the one we hold", got=got)
         version = command.base_version + 1
         nonce = self._nonce(books)
-        values, state = await asyncio.to_thread(self._advance.step, held.values, displacement, held.state, version)
-        norm = await asyncio.to_thread(l2_norm, values)
-        frame = await asyncio.to_thread(encode_frame, values, CODEC_DOWN)
-        packed = await asyncio.to_thread(pack_arrays, state)
-        blob, state_blob, books_blob = await asyncio.gather(
-            self._bus.put_blob(self._subjects.global_stem(command.fragment, version, nonce), frame),
-            self._bus.put_blob(self._subjects.state_stem(command.fragment, version, nonce), packed),
-            self._bus.put_blob(self._subjects.books_stem(command.fragment, nonce), books),
-        )
-        head = self._head(command, held, nonce, blob, state_blob, books_blob)
+        new = await asyncio.to_thread(self._advance.step, held.values, displacement, held.state, version)
+        norm = await asyncio.to_thread(l2_norm, new.values)
+        digest = await asyncio.to_thread(digest_of_values, new.values)
+        stored = await self._stored(command, held.head, nonce, new)
+        head = self._head(command, held, nonce, stored, digest)
         try:
             revision = await self._write(head, held.revision, _commit_info(head, command))
         except RecordConflict:
-            await self._disown(command.fragment, blob, state_blob, books_blob)
+            await self._disown(command.fragment, *stored.refs)
             raise
-        made = held.commits + 1
-        self.holdings[command.fragment] = Holding(head, revision, values, state, norm, books, held.head.blob, made)
+        self.holdings[command.fragment] = Holding(head, revision, new.values, new.state, norm, books, held.swept)
         self.books[command.fragment] = thawed(books)
-        await self._purge(held.before, held.head.state, held.head.books)
-        if made == COMMITS_BEFORE_SWEEP:
-            await self._sweep(command.fragment)
-        return Written(head, len(frame), len(packed), len(books))
+        await self._purge(*held.head.superseded, held.head.state, held.head.books)
+        await self._sweep(command.fragment)
+        return Written(head, stored.frame_bytes, stored.state.size_bytes, len(books))
+
+    async def _stored(self, command: Commit, former: Head, nonce: str, new: Advanced) -> Stored:
+        """Store what the next head will name: a delta, a keyframe or both, outer state, books."""
+        fragment, version = command.fragment, command.base_version + 1
+        protocol, subjects = self._run.protocol, self._subjects
+        whole = new.delta is None or version - former.key_version >= protocol.keyframe_versions
+        frame: list[tuple[str, Pieces]] = (
+            [(subjects.global_stem(fragment, version, nonce), keyframe_of(new.values))] if whole else []
+        )
+        if new.delta is not None:
+            sealed = Sealed(protocol.codec_down, new.delta)
+            frame.append((subjects.delta_stem(fragment, version, nonce), sealed))
+        todo: list[tuple[str, Pieces]] = [
+            (subjects.state_stem(fragment, version, nonce), Cut(*packed(new.state))),
+            (subjects.books_stem(fragment, nonce), Cut(command.books)),
+            *frame,
+        ]
+        refs = await asyncio.gather(*(self._bus.put_blob(stem, Upload(pieces)) for stem, pieces in todo))
+        keyframe = refs[2] if whole else None
+        return Stored(refs[0], refs[1], keyframe, None if new.delta is None else refs[-1])
 
     async def keep(self, fragment: int, books: bytes) -> None:
         """Make the books of a fragment durable with the version it has. Raises what `commit` raises."""
@@ -192,9 +226,18 @@ class Store:
         await self._remove([f"{old.stem}.*" for old in superseded if old is not None])
 
     async def _sweep(self, fragment: int) -> None:
-        """Remove everything of this fragment that former epochs wrote."""
-        former = range(max(1, self.epoch - SWEPT_EPOCHS), self.epoch)
-        await self._remove([old for epoch in former for old in self._subjects.written_in(fragment, epoch)])
+        """Remove everything of this fragment that former epochs wrote, once its head names none of it."""
+        held, epochs = self.holdings[fragment], range(max(1, self.epoch - SWEPT_EPOCHS), self.epoch)
+        former = [old for epoch in epochs for old in self._subjects.written_in(fragment, epoch)]
+        named = [f"{ref.stem}.0" for ref in self._named(held.head)]
+        if not held.swept and not any(matches(old, chunk) for old in former for chunk in named):
+            held.swept = True
+            await self._remove(former)
+
+    def _named(self, head: Head) -> set[BlobRef]:
+        """Return everything that a head keeps from being removed."""
+        named = (*frames_of(self._subjects, head), *head.superseded, head.state, head.books)
+        return {ref for ref in named if ref is not None}
 
     async def _remove(self, filters: list[str]) -> None:
         """Purge what matches, and what could not be purged before; what cannot be now waits for the next time."""
@@ -219,7 +262,9 @@ class Store:
             log.warning("litter.left", fragment=fragment, reason=str(error))
             return
         head = None if record is None else decode(Head, record.data)
-        if head is not None and not {head.blob, head.state, head.books, head.previous} & set(ours):
+        if head is not None and not {*frames_of(self._subjects, head), head.state, head.books, *head.superseded} & set(
+            ours
+        ):
             await self._purge(*ours)
 
     async def _fence(self, fragment: int) -> tuple[Head, int]:
@@ -251,29 +296,36 @@ class Store:
         )
 
     async def _read(self, fragment: int, head: Head, revision: int) -> Holding:
-        elements = self._run.layout.fragment_sizes()[fragment]
-        frame = await self._bus.get_blob(head.blob, frame_bytes(elements, CODEC_DOWN))
-        values = await asyncio.to_thread(decode_frame, frame, elements_expected=elements, codec=CODEC_DOWN)
+        values = await read_values(self._bus, self._run, head)
         state = self._advance.init(values)
         if head.state is not None:
-            packed = await self._bus.get_blob(head.state, STATE_BYTES_MAX)
-            state = _fitting(await asyncio.to_thread(unpack_arrays, packed, STATE_BYTES_MAX), state)
+            data = await self._bus.get_blob(head.state, STATE_BYTES_MAX)
+            state = _fitting(await asyncio.to_thread(unpack_arrays, data, STATE_BYTES_MAX), state)
         books = None if head.books is None else await self._bus.get_blob(head.books, BOOKS_BYTES_MAX)
         if books is not None:
             self.books[fragment] = thawed(books)
         norm = await asyncio.to_thread(l2_norm, values)
-        return Holding(head, revision, values, state, norm, books, before=head.previous)
+        return Holding(head, revision, values, state, norm, books)
 
-    def _head(self, command: Commit, held: Holding, nonce: str, blob: BlobRef, state: BlobRef, books: BlobRef) -> Head:
-        return Head(
+    def _head(self, command: Commit, held: Holding, nonce: str, stored: Stored, digest: str) -> Head:
+        version, former = command.base_version + 1, held.head
+        deltas: tuple[Delta, ...] = ()
+        if stored.delta is not None:
+            made = stored.delta
+            newest = Delta(version, nonce, made.chunks, made.size_bytes, made.digest)
+            deltas = continued(former.deltas, newest, at_keyframe=stored.keyframe is not None)
+        head = Head(
             fragment=command.fragment,
-            version=command.base_version + 1,
+            version=version,
             epoch=self.epoch,
             nonce=nonce,
             layout=self._run.layout.fingerprint,
-            blob=blob,
-            state=state,
-            books=books,
+            keyframe=stored.keyframe or former.keyframe,
+            key_version=version if stored.keyframe is not None else former.key_version,
+            digest=digest,
+            deltas=deltas,
+            state=stored.state,
+            books=stored.books,
             included=tuple(
                 Included(
                     share.key.learner,
@@ -287,9 +339,11 @@ class Store:
                 )
                 for share in command.shares
             ),
-            tokens_merged=held.head.tokens_merged + sum(share.tokens for share in command.shares),
-            previous=held.head.blob,
+            tokens_merged=former.tokens_merged + sum(share.tokens for share in command.shares),
         )
+        kept = frames_of(self._subjects, head)
+        gone = tuple(ref for ref in frames_of(self._subjects, former) if ref not in kept)
+        return msgspec.structs.replace(head, superseded=gone)
 
 
 def _fitting(state: State, wanted: State) -> State:

@@ -2,33 +2,31 @@
 
 The machine decides by keys; the workbench does what the commands say with the arrays behind those keys. A contribution
 is read and *validated* before the machine hears that it is ready: right layout, right size, finite, its norms as claimed
-and within bounds. It stays encoded until it is folded in, and its memory is let go with the fold, so a shard needs
-O(fragment) for the sums plus the few contributions between `ready` and `fold`, as small as they came. No more than
-`READS_AT_ONCE` are read at once: after an outage hundreds are queued.
+and within bounds. Each of its segments is checked and measured as it arrives. It stays encoded until it is folded in, and
+its memory is let go with the fold, so a shard needs O(fragment) for the sums plus the few contributions between `ready` and
+`fold`, as small as they came. No more than `READS_AT_ONCE` are read at once: after an outage hundreds are queued.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from atoll.advance import MOMENTUM
 from atoll.bus.interface import Bus
-from atoll.codecs import Encoded, frame_bytes, open_frame
+from atoll.bus.pieces import Download
+from atoll.codecs import Arriving, Encoded, Framing
 from atoll.correction import Compass, correction_of
-from atoll.errors import FrameRejected
+from atoll.errors import BrokerUnavailable, FrameRejected
+from atoll.hop import off_loop
 from atoll.kernels import Vector
 from atoll.merge import FragmentFold, validated_norms
 from atoll.outer import State
 from atoll.protocol.events import Fold, PushKey
 from atoll.wire.messages import Contribution, RunRecord
 
-T = TypeVar("T")
-
-INLINE_ELEMENTS_MAX = 1 << 16
 READS_AT_ONCE = 8
 
 
@@ -40,6 +38,14 @@ class Waiting:
     norms: list[float]
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A contribution on its way in; kept where the broker goes away meanwhile, so that it goes on where it was."""
+
+    download: Download
+    frame: Arriving
+
+
 class Workbench:
     """Validated contributions by key and folds by fragment."""
 
@@ -49,6 +55,7 @@ class Workbench:
         self._run = run
         self._sizes = run.layout.fragment_sizes()
         self._correction = correction_of(run.protocol)
+        self._arrivals: dict[PushKey, Arrival] = {}
         self._ready: dict[PushKey, Waiting] = {}
         self._compasses: dict[int, Compass] = {}
         self._folds: dict[int, FragmentFold] = {}
@@ -62,16 +69,37 @@ class Workbench:
             FrameRejected: with the reason; also for a manifest whose blob is larger than any honest frame.
             BlobGone, BlobCorrupt: the chunks are not what the manifest says.
         """
-        elements = self._sizes[key.fragment]
-        limit = frame_bytes(elements, self._run.protocol.codec_up)
-        if manifest.blob.size_bytes > limit:
-            raise FrameRejected("oversized", "a frame is too large", got=manifest.blob.size_bytes, allowed=limit)
         async with self._reading:
-            data = await self._bus.get_blob(manifest.blob, limit)
-            self.bytes_in += len(data)
-            waiting = await self._off_loop(elements, self._opened, key.fragment, data, manifest)
-        self._ready[key] = waiting
-        return math.hypot(*waiting.norms)
+            arrival = self._arrivals.pop(key, None) or self._expected(key.fragment, manifest)
+            try:
+                await self._receive(arrival)
+            except BrokerUnavailable:
+                self._arrivals[key] = arrival
+                raise
+        spans, norm_max = self._run.layout.spans(key.fragment), self._run.protocol.norm_max
+        norms = validated_norms(arrival.frame.norms(), spans, manifest.norms, norm_max)
+        self._ready[key] = Waiting(arrival.frame.encoded(), norms)
+        return math.hypot(*norms)
+
+    def _expected(self, fragment: int, manifest: Contribution) -> Arrival:
+        """Return what is about to arrive; nothing is allocated for what no honest learner sends."""
+        elements, codec = self._sizes[fragment], self._run.protocol.codec_up
+        framing = Framing(elements, codec)
+        if manifest.blob.size_bytes > framing.size_bytes:
+            got = manifest.blob.size_bytes
+            raise FrameRejected("oversized", "a frame is too large", got=got, allowed=framing.size_bytes)
+        if manifest.blob.chunks != len(framing):
+            raise FrameRejected("size", "a frame of another length", got=manifest.blob.chunks, allowed=len(framing))
+        download = Download(manifest.blob, framing.size_bytes)
+        return Arrival(download, Arriving(elements, codec, self._run.layout.spans(fragment)))
+
+    async def _receive(self, arrival: Arrival) -> None:
+        """Check, keep and measure each segment as it comes."""
+        async with contextlib.aclosing(self._bus.pieces(arrival.download)) as pieces:
+            async for number, piece in pieces:
+                self.bytes_in += len(piece)
+                start, stop = arrival.frame.framing.bounds(number)
+                await off_loop(stop - start, arrival.frame.take, number, piece)
 
     async def fold(self, command: Fold, state: State) -> None:
         """Add a ready contribution to its fragment's sum and let its memory go; `state` is the fragment's outer state."""
@@ -81,18 +109,19 @@ class Workbench:
         if fold is None:
             fold = FragmentFold(self._run.layout.spans(key.fragment), self._run.protocol.merge)
             self._folds[key.fragment] = fold
-        await self._off_loop(waiting.displacement.elements, self._add, fold, waiting, command, state)
+        await off_loop(waiting.displacement.elements, self._add, fold, waiting, command, state)
 
     async def merged(self, fragment: int) -> Vector:
         """Return the merged displacement of the fragment's round and begin a new sum."""
         fold = self._folds.pop(fragment)
         self._compasses.pop(fragment, None)
-        result = await self._off_loop(self._sizes[fragment], fold.result)
+        result = await off_loop(self._sizes[fragment], fold.result)
         return result.displacement
 
     def forget(self, key: PushKey) -> None:
         """Let go of a contribution that will not be folded."""
         self._ready.pop(key, None)
+        self._arrivals.pop(key, None)
 
     def _add(self, fold: FragmentFold, waiting: Waiting, command: Fold, state: State) -> None:
         """Fold a displacement in as fresh as it is, corrected where the run wants that."""
@@ -109,16 +138,3 @@ class Workbench:
         if compass is None or compass.momentum is not momentum:
             compass = self._compasses[fragment] = Compass.of(momentum, self._run.layout.spans(fragment))
         return compass
-
-    def _opened(self, fragment: int, data: bytes, manifest: Contribution) -> Waiting:
-        codec = self._run.protocol.codec_up
-        displacement = open_frame(data, elements_expected=self._sizes[fragment], codec=codec)
-        spans = self._run.layout.spans(fragment)
-        return Waiting(displacement, validated_norms(displacement, spans, manifest.norms, self._run.protocol.norm_max))
-
-    @staticmethod
-    async def _off_loop(elements: int, work: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401  (as given)
-        """Run small work here and large work in a thread: a hop costs more than folding a small fragment."""
-        if elements <= INLINE_ELEMENTS_MAX:
-            return work(*arguments)
-        return await asyncio.to_thread(work, *arguments)

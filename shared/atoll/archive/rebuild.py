@@ -34,8 +34,11 @@ import msgspec
 from atoll.archive.marks import Manifest, Mark, Object, Piece
 from atoll.archive.shelf import Shelf
 from atoll.bus.interface import BlobRef, Bus, Record
+from atoll.bus.pieces import Cut, Pieces, Upload
 from atoll.bus.subjects import Subjects
+from atoll.chain import frames_of
 from atoll.clock import Clock
+from atoll.codecs import Segments
 from atoll.errors import AtollError, CheckpointError, PeerMisbehaved, RecordConflict
 from atoll.island.founding import head_info, read_heads, read_run
 from atoll.logs import get
@@ -262,27 +265,29 @@ async def _restore_piece(bus: Bus, subjects: Subjects, shelf: Shelf, shard: int,
     subject = subjects.head(piece.head.fragment)
     if await bus.get_record(subject) is not None:
         return
-    named = [(piece.head.blob, piece.frame), (piece.head.state, piece.state), (piece.head.books, piece.books)]
-    written = []
-    for ref, found in named:
+    head = piece.head
+    written = [await _restore_blob(bus, shelf, shard, head.keyframe, (piece.frame, Segments))]
+    for ref, found in ((head.state, piece.state), (head.books, piece.books)):
         if ref is not None and found is not None:
-            written.append(await _restore_blob(bus, shelf, shard, ref, found))
-    head = msgspec.structs.replace(piece.head, previous=None)
+            written.append(await _restore_blob(bus, shelf, shard, ref, (found, Cut)))
+    head = msgspec.structs.replace(head, deltas=(), superseded=())
     try:
         await bus.put_record(subject, encode(head), expected=0, info=head_info(head))
     except RecordConflict:
         # Somebody rebuilding beside us was faster, and the run may have gone on: what its head does not name is litter.
         there = await bus.get_record(subject)
-        kept = {ref.stem for ref in _refs(decode(Head, there.data))} if there is not None else set()
+        kept = {ref.stem for ref in _refs(subjects, decode(Head, there.data))} if there is not None else set()
         for ref in written:
             if ref.stem not in kept:
                 await bus.purge(f"{ref.stem}.*")
 
 
-async def _restore_blob(bus: Bus, shelf: Shelf, shard: int, ref: BlobRef, found: Object) -> BlobRef:
-    """Store one blob under the very name that its head uses."""
-    data = await asyncio.to_thread(shelf.get_object, shard, found)
-    stored = await bus.put_blob(ref.stem, data)
+async def _restore_blob(
+    bus: Bus, shelf: Shelf, shard: int, ref: BlobRef, found: tuple[Object, Callable[[bytes], Pieces]]
+) -> BlobRef:
+    """Store one blob, cut as it was, under the very name that its head uses."""
+    data = await asyncio.to_thread(shelf.get_object, shard, found[0])
+    stored = await bus.put_blob(ref.stem, Upload(found[1](data)))
     if (stored.size_bytes, stored.digest) != (ref.size_bytes, ref.digest):
         raise CheckpointError(
             "the archive holds other bytes than its head names",
@@ -292,5 +297,5 @@ async def _restore_blob(bus: Bus, shelf: Shelf, shard: int, ref: BlobRef, found:
     return ref
 
 
-def _refs(head: Head) -> list[BlobRef]:
-    return [ref for ref in (head.blob, head.state, head.books, head.previous) if ref is not None]
+def _refs(subjects: Subjects, head: Head) -> list[BlobRef]:
+    return [*frames_of(subjects, head), *head.superseded, *(ref for ref in (head.state, head.books) if ref is not None)]

@@ -1,75 +1,102 @@
-"""Large bytes as chunks in a stream: written with a window of chunks in flight, read back by subject.
+"""Blobs over JetStream: written with a window of pieces in flight, read back by subject.
 
-A chunk's subject is `stem.<i>`, and its stream keeps one message per subject, so writing twice replaces equal by equal.
-The message id carries a nonce of the call: a retry is a duplicate, a second `put_blob` is not (an id remembered from
-before a purge would make the broker acknowledge chunks it no longer has). The reader asks for explicit subjects, a
-bounded number at a time, so that no limit on matching subjects and no wildcard surprise stands in its way.
+A piece's subject is `stem.<i>`, and its stream keeps one message per subject, so writing twice replaces equal by equal.
+The message id carries a nonce of the upload: a retry is a duplicate, a second upload is not (an id remembered from before
+a purge would make the broker acknowledge pieces it no longer has). The reader asks for explicit subjects, a bounded number
+at a time, so that no limit on matching subjects and no wildcard surprise stands in its way.
+
+The window follows the link. Pieces that are acknowledged late have waited behind our own: sending more at once fills
+queues, until an acknowledgement takes so long that the piece is sent again for nothing. So a slow answer closes the
+window by one, a prompt one opens it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any
 
-from atoll.bus.claims import cut
-from atoll.bus.interface import BlobRef
+from atoll.bus.pieces import Download, Upload
 from atoll.bus.stored import JetStream
-from atoll.errors import BlobCorrupt, BlobGone
+from atoll.errors import BlobGone
 
-_PAGE_CHUNKS = 16
 _PAGE_BYTES_MAX = 32 << 20
-_READERS = 2
 _GONE_PAUSE_S = 0.1
+_SLOW = 0.2
+_PROMPT = 0.1
 
 
-async def write(jetstream: JetStream, stem: str, view: memoryview) -> int:
-    """Store `view` under `stem` and return the number of chunks, all acknowledged."""
-    options = jetstream.connection.options
-    chunks = cut(stem, view, options.chunk_bytes)
-    nonce = secrets.token_hex(6)
-    queue = iter(chunks)
+class Window:
+    """How many pieces may be in flight, `most` at most; `patience_s` is when an answer counts as lost."""
+
+    def __init__(self, most: int, patience_s: float) -> None:
+        """Begin with half of it."""
+        self.size = max(1, most // 2)
+        self._most = most
+        self._patience_s = patience_s
+        self._out = 0
+        self._changed = asyncio.Event()
+
+    async def enter(self) -> None:
+        """Wait for room and take it."""
+        while self._out >= self.size:
+            self._changed.clear()
+            await self._changed.wait()
+        self._out += 1
+
+    def leave(self, took_s: float) -> None:
+        """Give room back after an answer that took so long."""
+        if took_s > _SLOW * self._patience_s:
+            self.size = max(1, self.size - 1)
+        elif took_s < _PROMPT * self._patience_s:
+            self.size = min(self._most, self.size + 1)
+        self._out -= 1
+        self._changed.set()
+
+
+async def write(jetstream: JetStream, stem: str, upload: Upload) -> None:
+    """Store what is missing of `upload` under `stem`, all of it acknowledged."""
+    options, loop = jetstream.connection.options, jetstream.connection.loop
+    window = Window(options.window, options.try_s)
+    missing = upload.missing()
+    queue = iter(missing)
 
     async def writer() -> None:
-        for subject, chunk in queue:
-            await jetstream.store(subject, chunk, {"Nats-Msg-Id": f"{subject}:{nonce}"})
+        for number in queue:
+            piece = await upload.made(number)
+            subject = f"{stem}.{number}"
+            await window.enter()
+            began_s = loop.time()
+            try:
+                await jetstream.store(subject, piece, {"Nats-Msg-Id": f"{subject}:{upload.nonce}"})
+            finally:
+                window.leave(loop.time() - began_s)
+            upload.stored(number)
 
-    await _all_of([writer() for _ in range(min(options.window, len(chunks)))])
-    return len(chunks)
-
-
-async def read(jetstream: JetStream, stream: str, ref: BlobRef) -> list[bytes]:
-    """Return the chunks of `ref` in order; raise `BlobGone` if some stay missing, `BlobCorrupt` if too much."""
-    found: dict[str, bytes] = {}
-    subjects = [f"{ref.stem}.{i}" for i in range(ref.chunks)]
-    pages = iter([subjects[i : i + _PAGE_CHUNKS] for i in range(0, len(subjects), _PAGE_CHUNKS)])
-    await _all_of([_read_pages(jetstream, stream, pages, found, ref) for _ in range(_READERS)])
-    return [found[subject] for subject in subjects]
+    await _all_of([writer() for _ in range(min(options.window, len(missing)))])
 
 
-async def _read_pages(
-    jetstream: JetStream, stream: str, pages: Iterator[list[str]], found: dict[str, bytes], ref: BlobRef
-) -> None:
-    """Fill `found` from the pages that no other reader has taken."""
+async def read_page(jetstream: JetStream, stream: str, download: Download, page: list[int]) -> list[tuple[int, bytes]]:
+    """Return the pieces with these numbers; raise `BlobGone` if some stay missing."""
     loop = jetstream.connection.loop
-    for page in pages:
-        missing = page
-        deadline = loop.time() + jetstream.connection.options.gone_s
-        while missing:
-            answer = await jetstream.page(
-                stream, {"multi_last": missing, "batch": len(missing), "max_bytes": _PAGE_BYTES_MAX}
-            )
-            found.update((message.subject, message.data) for message in answer.messages)
-            if sum(map(len, found.values())) > ref.size_bytes:
-                raise BlobCorrupt("a blob is longer than announced", got=ref.stem, allowed=ref.size_bytes)
-            missing = [subject for subject in missing if subject not in found]
-            if missing and not answer.messages:
-                if loop.time() >= deadline:
-                    raise BlobGone(
-                        "chunks of a blob are missing", got=f"{len(missing)} of {ref.chunks}, first {missing[0]}"
-                    )
-                await asyncio.sleep(_GONE_PAUSE_S)
+    missing = {download.subject(number): number for number in page}
+    found: list[tuple[int, bytes]] = []
+    deadline = loop.time() + jetstream.connection.options.gone_s
+    while missing:
+        answer = await jetstream.page(
+            stream, {"multi_last": list(missing), "batch": len(missing), "max_bytes": _PAGE_BYTES_MAX}
+        )
+        found += [
+            (missing.pop(message.subject), message.data) for message in answer.messages if message.subject in missing
+        ]
+        if missing and not answer.messages:
+            if loop.time() >= deadline:
+                first = next(iter(missing))
+                raise BlobGone(
+                    "chunks of a blob are missing", got=f"{len(missing)} of {download.ref.chunks}, first {first}"
+                )
+            await asyncio.sleep(_GONE_PAUSE_S)
+    return found
 
 
 async def _all_of(work: list[Coroutine[Any, Any, None]]) -> None:

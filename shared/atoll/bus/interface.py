@@ -2,7 +2,7 @@
 
 Four kinds of traffic, and no other:
 
-* **blobs**: large immutable bytes, stored as chunks under a stem and read back whole. Nothing sees them until a small
+* **blobs**: large immutable bytes, stored in pieces under a stem (`atoll.bus.pieces`). Nothing sees them until a small
   message names them (claim check), so a writer that dies half way leaves garbage that ages out, never half a tensor.
 * **records**: the last value of a subject, written by compare-and-set. Heads, leases, membership and data leases are
   records. A lost acknowledgement is settled inside the adapter by reading back: `put_record` answers with the revision
@@ -19,11 +19,14 @@ The same contract suite runs against every implementation.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
+
+if TYPE_CHECKING:
+    from atoll.bus.pieces import Download, Upload
 
 Buffer = bytes | bytearray | memoryview
 CHUNK_BYTES = 1 << 20
@@ -38,7 +41,7 @@ Info = Mapping[str, str | int | float | bool]
 
 
 class BlobRef(msgspec.Struct, frozen=True):
-    """Where a blob lies: `chunks` messages at `stem.<0..chunks-1>`, `size_bytes` in all, `digest` = xxh3-128 hex."""
+    """Where a blob lies: `chunks` messages at `stem.<0..chunks-1>`, `size_bytes` in all, `digest` as in `atoll.bus.pieces`."""
 
     stem: str
     chunks: int
@@ -139,15 +142,23 @@ class Bus(Protocol):
 
     stats: BusStats
 
-    async def put_blob(self, stem: str, payload: Buffer) -> BlobRef:
-        """Store `payload` under `stem` and return where it lies once every chunk is acknowledged.
+    async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
+        """Store `payload` under `stem` and return where it lies once every piece is acknowledged.
 
-        Idempotent: storing the same bytes under the same stem again changes nothing. Raises `StorageFull` when the
-        stream refuses for want of room after retries.
+        Idempotent: storing the same bytes under the same stem again changes nothing. An `Upload` that failed goes on where
+        it was when it is given again. Raises `StorageFull` when the stream refuses for want of room after retries, and
+        whatever making a piece raises.
         """
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
         """Return the whole blob; raise `BlobGone`, `BlobCorrupt`, or `PeerMisbehaved` when larger than allowed."""
+
+    def pieces(self, download: Download) -> AsyncGenerator[tuple[int, Buffer]]:
+        """Yield number and bytes of every piece that is missing, in the order of arrival, each once.
+
+        The blob as a whole is verified after the last one: what came before is only as good as the reader's own checks.
+        Raises `BlobGone` or `BlobCorrupt`. A download that failed goes on where it was when it is given again.
+        """
 
     async def purge(self, subject_filter: str) -> int:
         """Delete every stored message that matches and return how many there were."""

@@ -7,24 +7,30 @@ What is behind: `connection` (thread, supervisor, watchdog), `stored` (acknowled
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from nats.aio.msg import Msg
 
 from atoll.bus import blobs, records
-from atoll.bus.claims import assemble, check_ref, check_size, digest_of, flat
+from atoll.bus.claims import check_size
 from atoll.bus.connection import Connection
 from atoll.bus.consumers import QueueConsumer, open_consumer
 from atoll.bus.feeds import Feed
 from atoll.bus.interface import BlobRef, Buffer, BusStats, Info, Record, TapeEntry, Whisper
 from atoll.bus.options import DEFAULTS, BusOptions
+from atoll.bus.pieces import Download, Upload, whole
 from atoll.bus.provision import check_broker, provision
 from atoll.bus.stored import JetStream
 from atoll.bus.streams import StreamPlan, stream_of, stream_plan
 from atoll.bus.subjects import Subjects, token
 from atoll.bus.waiting import Unanswered
 from atoll.errors import BrokerUnavailable
+
+_READERS = 2
 
 
 class JetStreamBus:
@@ -84,20 +90,38 @@ class JetStreamBus:
         if prefix is not None:
             await provision(self._jetstream, self._plans, prefix)
 
-    async def put_blob(self, stem: str, payload: Buffer) -> BlobRef:
-        """Store `payload` under `stem` in acknowledged chunks; see `Bus`."""
+    async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
+        """Store `payload` under `stem` in acknowledged pieces; see `Bus`."""
         stream_of(self._plans, f"{stem}.0")
-        view = flat(payload)
-        digest = await digest_of(view)
-        chunks = await self._connection.call(blobs.write(self._jetstream, stem, view))
-        return BlobRef(stem=stem, chunks=chunks, size_bytes=len(view), digest=digest)
+        upload = Upload.of(payload)
+        await self._connection.call(blobs.write(self._jetstream, stem, upload))
+        return upload.ref(stem)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
         """Return the whole blob, checked; see `Bus`."""
-        check_ref(ref, size_bytes_max)
-        plan = stream_of(self._plans, f"{ref.stem}.0")
-        chunks = await self._connection.call(blobs.read(self._jetstream, plan.name, ref))
-        return await assemble(ref, chunks)
+        return await whole(self, Download(ref, size_bytes_max))
+
+    async def pieces(self, download: Download) -> AsyncGenerator[tuple[int, Buffer]]:
+        """Yield what is missing of a blob as it arrives; see `Bus`."""
+        stream = stream_of(self._plans, download.subject(0)).name
+        pages = iter(download.pages())
+        reading: set[asyncio.Future[list[tuple[int, bytes]]]] = set()
+        try:
+            while True:
+                for page in itertools.islice(pages, _READERS - len(reading)):
+                    work = blobs.read_page(self._jetstream, stream, download, page)
+                    reading.add(asyncio.ensure_future(self._connection.call(work)))
+                if not reading:
+                    break
+                done, reading = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+                for number, piece in itertools.chain.from_iterable([each.result() for each in done]):
+                    download.take(number, piece)
+                    yield number, piece
+        finally:
+            for each in reading:
+                each.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+        download.verify()
 
     async def purge(self, subject_filter: str) -> int:
         """Delete what matches and return how many; see `Bus`."""

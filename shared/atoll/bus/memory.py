@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import AsyncGenerator
 
-from atoll.bus.claims import assemble, check_ref, check_size, cut, digest_of, flat, info_text
+from atoll.bus.claims import check_size, info_text
 from atoll.bus.feeds import Feed
-from atoll.bus.interface import CHUNK_BYTES, BlobRef, Buffer, BusStats, Info, Record, TapeEntry, Whisper
+from atoll.bus.interface import BlobRef, Buffer, BusStats, Info, Record, TapeEntry, Whisper
 from atoll.bus.memory_store import Kept, MemoryStream, Place
+from atoll.bus.pieces import Download, Upload, whole
 from atoll.bus.streams import GIB, stream_of, stream_plan
 from atoll.bus.subjects import Subjects, matches, token
 from atoll.clock import Clock, SystemClock
@@ -160,29 +162,34 @@ class MemoryBus:
         self.stats.messages_down += 1
         self.stats.bytes_down += len(data)
 
-    async def put_blob(self, stem: str, payload: Buffer) -> BlobRef:
+    async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         """Store `payload` under `stem`; see `Bus`."""
         stream = await self._stream(f"{stem}.0")
-        view = flat(payload)
-        nonce = next(self._broker.nonces)
-        chunks = cut(stem, view, CHUNK_BYTES)
-        for subject, chunk in chunks:
-            stream.store(subject, bytes(chunk), f"{subject}:{nonce}", info=None)
-            self._count_up(chunk)
-        return BlobRef(stem=stem, chunks=len(chunks), size_bytes=len(view), digest=await digest_of(view))
+        upload = Upload.of(payload)
+        for number in upload.missing():
+            piece = bytes(upload.make(number))
+            subject = f"{stem}.{number}"
+            stream.store(subject, piece, f"{subject}:{upload.nonce}", info=None)
+            self._count_up(piece)
+            upload.stored(number)
+        return upload.ref(stem)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
         """Return the whole blob, checked; see `Bus`."""
-        check_ref(ref, size_bytes_max)
-        stream = await self._stream(f"{ref.stem}.0")
-        chunks = []
-        for i in range(ref.chunks):
-            kept = stream.last(f"{ref.stem}.{i}")
+        return await whole(self, Download(ref, size_bytes_max))
+
+    async def pieces(self, download: Download) -> AsyncGenerator[tuple[int, Buffer]]:
+        """Yield what is missing of a blob; see `Bus`."""
+        stream = await self._stream(download.subject(0))
+        for number in download.missing():
+            kept = stream.last(download.subject(number))
             if kept is None:
-                raise BlobGone("chunks of a blob are missing", got=f"{ref.stem}.{i} of {ref.chunks}")
+                got = f"{download.subject(number)} of {download.ref.chunks}"
+                raise BlobGone("chunks of a blob are missing", got=got)
             self._count_down(kept.data)
-            chunks.append(kept.data)
-        return await assemble(ref, chunks)
+            download.take(number, kept.data)
+            yield number, kept.data
+        download.verify()
 
     async def purge(self, subject_filter: str) -> int:
         """Delete what matches and return how many; see `Bus`."""

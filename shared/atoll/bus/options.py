@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.bus.interface import CHUNK_BYTES
 from atoll.bus.streams import GIB
 
 
@@ -23,8 +22,7 @@ class BusOptions:
         reconnect_s: pause between attempts to reconnect.
         watch_s: interval of the watchdog's echo.
         echo_s: how long an echo may take; three slow ones in a row cut the connection.
-        chunk_bytes: payload bytes of one chunk.
-        window: chunks in flight while writing a blob.
+        window: pieces in flight while writing a blob, at most.
         ack_pending_max: deliveries a durable consumer may hold unsettled; more than a quorum of every fragment needs, or
             a shard would wait for contributions that the broker does not hand out.
         stream_bytes_max: room of each stream that holds tensors.
@@ -41,7 +39,6 @@ class BusOptions:
     reconnect_s: float = 0.25
     watch_s: float = 10.0
     echo_s: float = 5.0
-    chunk_bytes: int = CHUNK_BYTES
     window: int = 8
     ack_pending_max: int = 1 << 16
     stream_bytes_max: int = 8 * GIB

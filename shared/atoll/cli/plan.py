@@ -137,6 +137,7 @@ def _question(options: dict[str, Any]) -> Question:
         "quorum": "quorum",
         "shards": "shards",
         "up": "codec_up",
+        "down": "codec_down",
     }
     flags = {name: options[flag] for flag, name in names.items() if options[flag] is not None}
     run = _run(options["config"], options["assignments"] or [], flags)
@@ -154,7 +155,6 @@ def _question(options: dict[str, Any]) -> Question:
         stream_bytes_max=run.broker.stream_bytes_max,
         shard_memory_bytes=options["shard_memory_gb"] * 1e9,
         **plain,
-        **({"codec_down": options["down"]} if options["down"] is not None else {}),
     )
 
 

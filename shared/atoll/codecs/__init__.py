@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from atoll.codecs.arrays import pack_arrays, unpack_arrays
+from atoll.codecs.arrays import pack_arrays, packed, unpack_arrays
 from atoll.codecs.encoded import Encoded
-from atoll.codecs.encodings import CODEC_DOWN, ENCODINGS, encoding_of
-from atoll.codecs.frame import decode_frame, encode_frame, frame_bytes, framed, open_frame
+from atoll.codecs.encodings import ENCODINGS, KEYFRAME, encoding_of
+from atoll.codecs.frame import Arriving, Outgoing, Sealed, Segments, decode_frame, encode_frame, frame_bytes
+from atoll.codecs.segments import Framing
 
 __all__ = [
-    "CODEC_DOWN",
     "ENCODINGS",
+    "KEYFRAME",
+    "Arriving",
     "Encoded",
+    "Framing",
+    "Outgoing",
+    "Sealed",
+    "Segments",
     "decode_frame",
     "encode_frame",
     "encoding_of",
     "frame_bytes",
-    "framed",
-    "open_frame",
     "pack_arrays",
+    "packed",
     "unpack_arrays",
 ]

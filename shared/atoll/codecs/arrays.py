@@ -34,14 +34,18 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """Return `arrays` as bytes, in their order."""
+    return b"".join(packed(arrays))
+
+
+def packed(arrays: Mapping[str, npt.NDArray[Any]]) -> list[bytes | memoryview]:
+    """Return what `pack_arrays` puts together: views of the arrays, which must not change while they are used."""
     entries = [Entry(name, array.dtype.name, array.shape) for name, array in arrays.items()]
     foreign = [entry.dtype for entry in entries if entry.dtype not in DTYPES]
     if foreign:
         raise PeerMisbehaved("arrays of these dtypes cannot be packed", got=foreign, allowed=sorted(DTYPES))
     header = msgspec.json.encode(entries)
-    return b"".join(
-        [len(header).to_bytes(8, "little"), header, *(np.ascontiguousarray(a).tobytes() for a in arrays.values())]
-    )
+    raw = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values()]
+    return [len(header).to_bytes(8, "little"), header, *raw]
 
 
 def unpack_arrays(data: bytes, bytes_max: int) -> dict[str, npt.NDArray[Any]]:

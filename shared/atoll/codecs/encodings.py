@@ -30,8 +30,8 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 BFLOAT16_MAX = 2.0**127 * (2 - 2.0**-7)
 SCALED_MAX = 2.0**120
 SCALE_BYTES = 2
-CODEC_DOWN: Final = "f32"
-"""What global frames are encoded with."""
+KEYFRAME: Final = "f32"
+"""What keyframes are encoded in: exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,24 @@ class Encoding:
         """Return the bytes of the payload of so many elements."""
         return SCALE_BYTES * scales_count(self.number, elements) + codes_bytes(self.number, elements)
 
-    def encode(self, vector: Vector, payload: Bytes) -> None:
-        """Write the payload of `vector` into `payload`, `size` zeroed or used bytes.
+    def encoded(self, vector: Vector) -> Encoded:
+        """Return the codes and scales of a vector, as its reader will see them.
 
         Raises:
             FrameRejected: `not_finite`; what would not arrive finite in this encoding is not sent.
         """
-        count = scales_count(self.number, vector.size)
-        scales = np.empty(count, dtype=np.float32)
-        largest = kernels(vector.size).quantise(self.number, vector, payload[SCALE_BYTES * count :], scales)
+        codes = np.empty(codes_bytes(self.number, vector.size), dtype=np.uint8)
+        scales = np.empty(scales_count(self.number, vector.size), dtype=np.float32)
+        largest = kernels(vector.size).quantise(self.number, vector, codes, scales)
         if not largest <= self.largest:
             raise FrameRejected("not_finite", "this encoding cannot hold it", got=largest, allowed=self.largest)
-        payload[: SCALE_BYTES * count].view("<u2")[:] = scales.view(np.uint32) >> 16
+        return Encoded(self.number, vector.size, codes, scales)
+
+    def pack(self, payload: Bytes, codes: Bytes, scales: Vector) -> None:
+        """Write scales and codes into `payload`, which is as long as they are."""
+        split = SCALE_BYTES * scales.size
+        payload[:split].view("<u2")[:] = scales.view(np.uint32) >> 16
+        payload[split:] = codes
 
     def view(self, payload: Bytes, elements: int) -> Encoded:
         """Return what a payload of the right size stands for; nothing is copied but the scales.

@@ -1,129 +1,204 @@
-"""A tensor frame: a fixed header and a payload, safe to read from anybody.
+"""A vector on its way out, and one on its way in: frames, segment by segment (`atoll.codecs.segments`).
 
-    offset  bytes  field
-    0       4      magic "ATOL"
-    4       1      version, 1
-    5       1      encoding
-    6       1      flags: 1 = payload is zstd-compressed
-    7       1      zero
-    8       8      elements
-    16      8      payload bytes as sent
-    24      8      xxh3-64 of the payload as sent
+`Outgoing` encodes a segment when it is due, so a large vector is never encoded as a whole in memory; `Arriving` checks a
+segment when it comes, puts its codes where they belong and measures them while they are hot. Both measure *what was sent*,
+after rounding, in the same pieces and the same order: the norms that a sender claims are those that its reader finds, to
+the last bit. What has arrived stays encoded (`Encoded`) until it is folded in, and everything in it is finite.
 
-A decoder is told how many elements to expect, and in which codec if there is only one that an honest sender would use. It
-checks every size against that before it allocates anything, and decompresses into a buffer of exactly the size that the
-encoding needs: a frame cannot make its reader use more memory than an honest one. What is decoded is finite. Every
-refusal is a `FrameRejected` with a stable reason word.
+A reader says how many elements it expects and in which codec. It allocates what an honest frame needs, before it reads any.
 """
 
 from __future__ import annotations
 
 import math
-import struct
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import xxhash
-import zstandard
 
-from atoll.codecs.encoded import Encoded
-from atoll.codecs.encodings import ENCODINGS, Encoding, encoding_of
+from atoll.bus.interface import Buffer
+from atoll.codecs.encoded import Encoded, blocks, codes_bytes, scales_count
+from atoll.codecs.segments import Framing, cut_frame, opened, seal, unseal
 from atoll.errors import FrameRejected
-from atoll.kernels import Vector
+from atoll.kernels import BLOCK, F32, Bytes, Vector
+from atoll.layout import Span
 
-MAGIC = b"ATOL"
-VERSION = 1
-COMPRESSED = 1
-HEADER = struct.Struct("<4sBBBBQQQ")
+Read = Callable[[int, int], Vector]
+"""Returns elements `start` to `stop` of a vector, flat float32."""
+
+
+class Gauge:
+    """The L2 norms of the slices of a vector that is measured segment by segment, in any order; one slice if none are named."""
+
+    def __init__(self, framing: Framing, spans: Sequence[Span]) -> None:
+        """Begin with nothing measured."""
+        self._framing = framing
+        self._bounds = [(span.offset, span.offset + span.size) for span in spans] or [(0, framing.elements)]
+        self._ends = [stop for _, stop in self._bounds]
+        self._squares: dict[int, list[tuple[int, float]]] = {}
+
+    def measure(self, number: int, segment: Encoded) -> None:
+        """Measure a segment; raise `FrameRejected` `not_finite` unless all of it is."""
+        first, last = self._framing.bounds(number)
+        found = []
+        index = bisect_right(self._ends, first)
+        while index < len(self._bounds) and self._bounds[index][0] < last:
+            start, stop = self._bounds[index]
+            square = segment.squares(max(start, first) - first, min(stop, last) - first)
+            if not math.isfinite(square):
+                raise FrameRejected("not_finite", "a frame holds infinities or NaN")
+            found.append((index, square))
+            index += 1
+        self._squares[number] = found
+
+    def norms(self) -> list[float]:
+        """Return the norms, once all segments are measured."""
+        totals = [0.0] * len(self._bounds)
+        for number in range(len(self._framing)):
+            for index, square in self._squares[number]:
+                totals[index] += square
+        return [math.sqrt(total) for total in totals]
+
+
+class Outgoing:
+    """A frame to be sent: the pieces of a blob. `spans` are the slices to be measured on the way.
+
+    What rounding takes is written to `residue`, a vector as long, where it is wanted.
+    """
+
+    def __init__(self, framing: Framing, read: Read, spans: Sequence[Span] = (), residue: Vector | None = None) -> None:
+        """Look at a vector through `read`, which may be called several times for the same elements, by several threads."""
+        self.framing = framing
+        self._read = read
+        self._residue = residue
+        self._gauge = Gauge(framing, spans)
+
+    def __len__(self) -> int:
+        """Return how many segments there are."""
+        return len(self.framing)
+
+    def piece(self, number: int) -> bytearray:
+        """Return a segment.
+
+        Raises:
+            FrameRejected: `not_finite`; what would not arrive finite in this codec is not sent.
+        """
+        start, stop = self.framing.bounds(number)
+        vector = self._read(start, stop)
+        segment = self.framing.encoding.encoded(vector)
+        self._gauge.measure(number, segment)
+        if self._residue is not None:
+            np.subtract(vector, segment.expanded(), out=self._residue[start:stop])
+        return seal(self.framing, number, segment.codes, segment.scales)
+
+    def norms(self) -> list[float]:
+        """Return the L2 norms per slice of what was sent, once every segment was made."""
+        return self._gauge.norms()
+
+
+class Sealed:
+    """A vector that is encoded already, as the pieces of a blob."""
+
+    def __init__(self, codec: str, vector: Encoded) -> None:
+        """Look at the codes, which must not change while they are sent."""
+        self.framing = Framing(vector.elements, codec)
+        self._vector = vector
+
+    def __len__(self) -> int:
+        """Return how many segments there are."""
+        return len(self.framing)
+
+    def piece(self, number: int) -> bytearray:
+        """Return a segment."""
+        codes, scales = _places(self._vector, *self.framing.bounds(number))
+        return seal(self.framing, number, codes, scales)
+
+
+class Segments:
+    """A frame that lies in one piece, as the pieces of a blob; raises `FrameRejected` `truncated`."""
+
+    def __init__(self, data: Buffer) -> None:
+        """Look at the frame, which must not change while it is sent."""
+        self._segments = cut_frame(data)
+
+    def __len__(self) -> int:
+        """Return how many segments there are."""
+        return len(self._segments)
+
+    def piece(self, number: int) -> memoryview:
+        """Return a segment."""
+        return self._segments[number]
+
+
+class Arriving:
+    """A frame on its way in: `elements` numbers in `codec`. `spans` are the slices to be measured on the way."""
+
+    def __init__(self, elements: int, codec: str, spans: Sequence[Span] = ()) -> None:
+        """Allocate what an honest frame needs."""
+        self.framing = Framing(elements, codec)
+        self._gauge = Gauge(self.framing, spans)
+        kind = self.framing.encoding.number
+        codes = np.empty(codes_bytes(kind, elements), dtype=np.uint8)
+        self._vector = Encoded(kind, elements, codes, np.empty(scales_count(kind, elements), dtype=np.float32))
+
+    def take(self, number: int, data: Buffer) -> None:
+        """Check a segment and keep it; several threads may take different ones.
+
+        Raises:
+            FrameRejected: what `unseal` says, or `not_finite`.
+        """
+        if not 0 <= number < len(self.framing):
+            raise FrameRejected("size", "a segment too many", got=number, allowed=len(self.framing))
+        came = opened(self.framing, number, unseal(self.framing, number, data))
+        start, stop = self.framing.bounds(number)
+        codes, scales = _places(self._vector, start, stop)
+        scales[:], codes[:] = came
+        self._gauge.measure(number, Encoded(self._vector.kind, stop - start, codes, scales))
+
+    def encoded(self) -> Encoded:
+        """Return the vector, once all segments are here."""
+        return self._vector
+
+    def norms(self) -> list[float]:
+        """Return the L2 norms per slice, once all segments are here."""
+        return self._gauge.norms()
+
+    def values(self) -> Vector:
+        """Return the numbers, once all segments are here; what came as float32 is not copied."""
+        vector = self._vector
+        return vector.codes.view(np.float32) if vector.kind == F32 else vector.expanded()
+
+
+def encode_frame(vector: Vector, codec: str) -> bytearray:
+    """Return the frame of a flat float32 vector in one piece.
+
+    Raises:
+        SettingsError: there is no such codec.
+        FrameRejected: `not_finite`; what would not arrive finite in this codec is not sent.
+    """
+    outgoing = Outgoing(Framing(vector.size, codec), lambda start, stop: vector[start:stop])
+    return bytearray().join(outgoing.piece(number) for number in range(len(outgoing)))
+
+
+def decode_frame(data: Buffer, *, elements_expected: int, codec: str) -> Vector:
+    """Return the float32 vector of a frame in one piece, in memory of its own; raise `FrameRejected`."""
+    arriving = Arriving(elements_expected, codec)
+    segments = cut_frame(data)
+    if len(segments) != len(arriving.framing):
+        raise FrameRejected("size", "a frame of another length", got=len(segments), allowed=len(arriving.framing))
+    for number, segment in enumerate(segments):
+        arriving.take(number, segment)
+    return arriving.values()
 
 
 def frame_bytes(elements: int, codec: str) -> int:
     """Return the length of an uncompressed frame of `elements` numbers, which no frame of theirs exceeds."""
-    return HEADER.size + encoding_of(codec).size(elements)
+    return Framing(elements, codec).size_bytes
 
 
-def encode_frame(vector: Vector, codec: str) -> bytearray:
-    """Return the frame of a flat float32 vector, compressed where its encoding gains by that. Raises what `framed` does."""
-    return framed(vector, codec)[0]
-
-
-def framed(vector: Vector, codec: str) -> tuple[bytearray, Encoded]:
-    """Return the frame of a flat float32 vector, and what its reader will see, which may share the frame's memory.
-
-    Raises:
-        SettingsError: there is no such codec.
-        FrameRejected: `not_finite`; what would not arrive finite in this encoding is not sent.
-    """
-    encoding = encoding_of(codec)
-    frame, flags = bytearray(HEADER.size + encoding.size(vector.size)), 0
-    payload = memoryview(frame)[HEADER.size :]
-    codes = np.frombuffer(payload, dtype=np.uint8)
-    encoding.encode(vector, codes)
-    if encoding.zstd_level is not None:
-        shorter = zstandard.ZstdCompressor(level=encoding.zstd_level).compress(payload)
-        if len(shorter) < len(payload):
-            frame, flags = bytearray(HEADER.size + len(shorter)), COMPRESSED
-            payload = memoryview(frame)[HEADER.size :]
-            payload[:] = shorter
-    digest = xxhash.xxh3_64_intdigest(payload)
-    HEADER.pack_into(frame, 0, MAGIC, VERSION, encoding.number, flags, 0, vector.size, len(payload), digest)
-    return frame, encoding.view(codes, vector.size)
-
-
-def open_frame(data: bytes | bytearray | memoryview, *, elements_expected: int, codec: str | None = None) -> Encoded:
-    """Return what a frame that must hold `elements_expected` numbers, in `codec` if one is given, stands for, still encoded.
-
-    An uncompressed frame is not copied: it must not change while the result is used. Whether all numbers are finite is for
-    the first reader of them to see (`Encoded.squares`).
-
-    Raises:
-        FrameRejected: `truncated`, `foreign`, `version`, `codec`, `size`, `checksum` or `compression`.
-    """
-    view = memoryview(data)
-    if len(view) < HEADER.size:
-        raise FrameRejected("truncated", "a frame is shorter than its header", got=len(view), allowed=HEADER.size)
-    magic, version, number, flags, zero, elements, length, digest = HEADER.unpack_from(view)
-    if magic != MAGIC:
-        raise FrameRejected("foreign", "not a tensor frame", got=bytes(magic))
-    if version != VERSION or zero or flags & ~COMPRESSED:
-        raise FrameRejected("version", "a frame of another version", got=(version, flags), allowed=VERSION)
-    encoding = next((e for e in ENCODINGS.values() if e.number == number), None)
-    if encoding is None or (codec is not None and encoding is not ENCODINGS[codec]):
-        raise FrameRejected("codec", "a frame of another encoding", got=number, allowed=codec or list(ENCODINGS))
-    payload = view[HEADER.size :]
-    if elements != elements_expected or length != len(payload):
-        got, allowed = (elements, length), (elements_expected, len(payload))
-        raise FrameRejected("size", "a frame says another size than it has", got=got, allowed=allowed)
-    if xxhash.xxh3_64_intdigest(payload) != digest:
-        raise FrameRejected("checksum", "a frame's payload is damaged")
-    plain = _expanded(payload, encoding, elements, compressed=bool(flags & COMPRESSED))
-    return encoding.view(np.frombuffer(plain, dtype=np.uint8), elements)
-
-
-def decode_frame(data: bytes | bytearray | memoryview, *, elements_expected: int, codec: str | None = None) -> Vector:
-    """Return the float32 vector of a frame, in memory of its own; the arguments are those of `open_frame`.
-
-    Raises:
-        FrameRejected: as `open_frame`, and `not_finite`.
-    """
-    encoded = open_frame(data, elements_expected=elements_expected, codec=codec)
-    if not math.isfinite(encoded.squares(0, elements_expected)):
-        raise FrameRejected("not_finite", "a frame holds infinities or NaN")
-    return encoded.expanded()
-
-
-def _expanded(payload: memoryview, encoding: Encoding, elements: int, *, compressed: bool) -> memoryview:
-    """Return the payload decompressed, exactly as long as its encoding needs."""
-    size = encoding.size(elements)
-    if compressed:
-        try:
-            declared = zstandard.frame_content_size(payload)
-            if declared != size:
-                raise FrameRejected("compression", "a compressed payload of another size", got=declared, allowed=size)
-            payload = memoryview(
-                zstandard.ZstdDecompressor().decompress(payload, max_output_size=size, allow_extra_data=False)
-            )
-        except zstandard.ZstdError as error:
-            raise FrameRejected("compression", "a payload cannot be decompressed", got=str(error)) from error
-    if len(payload) != size:
-        raise FrameRejected("size", "a payload has the wrong length", got=len(payload), allowed=size)
-    return payload
+def _places(vector: Encoded, start: int, stop: int) -> tuple[Bytes, Vector]:
+    """Return where codes and scales of elements `start` (the first of a block) to `stop` lie."""
+    kind = vector.kind
+    first = codes_bytes(kind, start)
+    codes = vector.codes[first : first + codes_bytes(kind, stop - start)]
+    return codes, vector.scales[start // BLOCK : blocks(stop)] if vector.scales.size else vector.scales

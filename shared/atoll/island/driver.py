@@ -8,9 +8,6 @@ It lives on one event loop in a thread of its own; the training thread meets it 
 
 The snapshot is a mapping from tensor names to arrays of the last completed step. JAX arrays do not change, so holding a
 reference costs nothing; a displacement is computed in a worker thread from it, `anchor - theta` in float32.
-
-A push is retried under the same id until it is durable. It may be given up only before its manifest was first sent:
-after that nobody can know that it did not arrive.
 """
 
 from __future__ import annotations
@@ -19,15 +16,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, SupportsFloat, TypeVar
+from typing import Any, SupportsFloat
 
 import msgspec
-import numpy as np
 
 from atoll.bus.interface import Bus, Whisper
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
-from atoll.codecs import framed
 from atoll.errors import (
     AtollError,
     BrokerUnavailable,
@@ -41,8 +36,8 @@ from atoll.fragments import gather
 from atoll.island.founding import Frame, Vector, fetch_frame, is_over, read_head, read_heads
 from atoll.island.losses import LossReader
 from atoll.island.membership import dismissal
+from atoll.island.pushing import Pusher
 from atoll.logs import get
-from atoll.merge import span_norms
 from atoll.protocol.events import (
     Action,
     Adopted,
@@ -62,7 +57,6 @@ from atoll.protocol.events import (
 from atoll.protocol.island import Island
 from atoll.wire.messages import (
     Call,
-    Contribution,
     Control,
     Member,
     RunRecord,
@@ -73,12 +67,8 @@ from atoll.wire.messages import (
 
 log = get(__name__)
 
-T = TypeVar("T")
-
 RESYNC_S = 5.0
-PUSH_PATIENCE_S = 60.0
 PUSHES_AT_ONCE = 4
-RETRY_S_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +124,7 @@ class IslandDriver:
         self.failure: AtollError | None = None
         self.drain_wanted = False
         self.left = asyncio.Event()
-        self._anchors: dict[int, Vector] = {p: frame.values for p, frame in anchors.items()}
+        self._anchors: dict[int, Frame] = dict(anchors)
         self._sent: dict[int, Vector] = {}
         self._snapshot: Mapping[str, Any] = {}
         self._ready: dict[int, Frame] = {}
@@ -144,6 +134,7 @@ class IslandDriver:
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order of their beginning
         self._pushing = asyncio.Semaphore(PUSHES_AT_ONCE)
+        self._pusher = Pusher(bus, run, member, clock)
 
     def begin(self, snapshot: Mapping[str, Any]) -> None:
         """Set the snapshot that stands before the first step."""
@@ -161,7 +152,7 @@ class IslandDriver:
         with self._lock:
             now = [p for p in self._ready if p not in self._encoding]
             self._adopting.update(now)
-            return [Ready(self._ready.pop(p), self._sent.get(p, self._anchors[p])) for p in now]
+            return [Ready(self._ready.pop(p), self._sent.get(p, self._anchors[p].values)) for p in now]
 
     def post_step(self, step: Step) -> None:
         """Hand over a completed step and the adoptions that followed it; returns at once."""
@@ -237,7 +228,7 @@ class IslandDriver:
         for frame in step.adopted:
             self._on_fact(Adopted(at_s=now_s, fragment=frame.fragment, version=frame.version))
             with self._lock:
-                self._anchors[frame.fragment] = frame.values
+                self._anchors[frame.fragment] = frame
                 self._sent.pop(frame.fragment, None)
                 self._adopting.discard(frame.fragment)
         self._snapshot = step.continued
@@ -301,19 +292,20 @@ class IslandDriver:
         if isinstance(action, Push):
             with self._lock:
                 self._encoding.add(action.fragment)
-            origins = self._sent if action.onward else self._anchors
-            self._spawn(self._push(action, self._snapshot, origins[action.fragment]))
+            p = action.fragment
+            origin = self._sent[p] if action.onward else self._anchors[p].values
+            self._spawn(self._push(action, self._snapshot, origin))
         elif isinstance(action, FetchFragment):
             self._spawn(self._fetch(action))
         elif isinstance(action, Leave):
             self.left.set()
 
-    async def _push(self, action: Push, snapshot: Mapping[str, Any], anchor: Vector) -> None:
+    async def _push(self, action: Push, snapshot: Mapping[str, Any], origin: Vector) -> None:
         reason = ""
         async with self._pushing:
             try:
-                frame, norms = await asyncio.to_thread(self._encode, action.fragment, snapshot, anchor)
-                await self._send(action, frame, norms)
+                theta = await asyncio.to_thread(self._gathered, action.fragment, snapshot, origin)
+                await self._pusher.push(action, origin, theta, lambda: self.losses.read(self.report.loss))
             except FrameRejected as error:
                 reason = error.reason
             except (BusError, BrokerUnavailable, StorageFull, RuntimeError) as error:
@@ -323,60 +315,17 @@ class IslandDriver:
             PushSettled(at_s=self.clock.monotonic(), fragment=action.fragment, push=action.push, reason=reason)
         )
 
-    def _encode(self, fragment: int, snapshot: Mapping[str, Any], anchor: Vector) -> tuple[bytearray, list[float]]:
-        """Return the encoded displacement and the norms it has there, and note what was sent. Runs in a worker thread."""
+    def _gathered(self, fragment: int, snapshot: Mapping[str, Any], origin: Vector) -> Vector:
+        """Return a fragment of the snapshot, and note what is sent. Runs in a worker thread."""
         try:
             theta = gather(self.run.layout, snapshot, fragment)
             with self._lock:
-                if self._anchors[fragment] is anchor:
+                if self._anchors[fragment].values is origin:
                     self._sent[fragment] = theta
         finally:
             with self._lock:
                 self._encoding.discard(fragment)
-        frame, encoded = framed(np.subtract(anchor, theta), self.run.protocol.codec_up)
-        return frame, span_norms(self.run.layout.spans(fragment), encoded)
-
-    async def _send(self, action: Push, frame: bytearray, norms: list[float]) -> None:
-        """Store the chunks (bounded patience), then queue the manifest (until it is durable)."""
-        member, p = self.member, action.fragment
-        stem = self.subjects.contribution_stem(member.learner, p, member.incarnation, action.push)
-        blob = await self._patiently(lambda: self.bus.put_blob(stem, frame), self.clock.monotonic() + PUSH_PATIENCE_S)
-        loss = await self.losses.read(self.report.loss)
-        manifest = Contribution(
-            learner=member.learner,
-            incarnation=member.incarnation,
-            fragment=p,
-            push=action.push,
-            base_version=action.base_version,
-            tokens=action.tokens,
-            steps=action.steps,
-            trained_tokens=action.trained_tokens,
-            loss=loss,
-            norms=tuple(norms),
-            layout=self.run.layout.fingerprint,
-            run_nonce=self.run.nonce,
-            blob=blob,
-            final=action.final,
-            cause_id=action.cause_id,
-            sent_at_s=self.clock.wall(),
-        )
-        subject = self.subjects.contribution(self.run.protocol.shard_of(p), p, member.learner)
-        msg_id = f"{member.learner}-{member.incarnation}-{p}-{action.push}"
-        info = {"fragment": p, "push": action.push, "base": action.base_version, "tokens": action.tokens}
-        data = encode(manifest)
-        await self._patiently(lambda: self.bus.publish(subject, data, msg_id=msg_id, info=info), None)
-
-    async def _patiently(self, attempt: Callable[[], Coroutine[Any, Any, T]], deadline_s: float | None) -> T:
-        """Return what `attempt` returns, trying again with growing pauses until `deadline_s` (None: for ever)."""
-        pause_s = 0.1
-        while True:
-            try:
-                return await attempt()
-            except (BusError, BrokerUnavailable, StorageFull):
-                if deadline_s is not None and self.clock.monotonic() > deadline_s:
-                    raise
-                await asyncio.sleep(pause_s)
-                pause_s = min(2.0 * pause_s, RETRY_S_MAX)
+        return theta
 
     async def _fetch(self, action: FetchFragment) -> None:
         p = action.fragment
@@ -396,4 +345,6 @@ class IslandDriver:
         head = await read_head(self.bus, self.subjects, self.run.layout, fragment)
         if head is None:
             raise BusError("the head is gone", got=fragment)
-        return await fetch_frame(self.bus, self.subjects, self.run.layout, head)
+        with self._lock:
+            held = self._ready.get(fragment) or self._anchors[fragment]
+        return await fetch_frame(self.bus, self.run, head, held)

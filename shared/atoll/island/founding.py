@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.bus.interface import Bus, Record
+from atoll.bus.pieces import Upload
 from atoll.bus.subjects import Subjects
+from atoll.chain import digest_of_values, keyframe_of, newest_bytes, read_values
 from atoll.clock import Clock
-from atoll.codecs import CODEC_DOWN, decode_frame, encode_frame, frame_bytes
 from atoll.errors import (
     BlobCorrupt,
     BlobGone,
@@ -126,13 +127,21 @@ async def publish_origin(
     identity = identity or this_process()
     for fragment, vector in values.items():
         nonce = identity.nonce(4)
-        frame = await asyncio.to_thread(encode_frame, vector, CODEC_DOWN)
-        blob = await bus.put_blob(subjects.global_stem(fragment, 0, nonce), frame)
-        head = Head(fragment=fragment, version=0, epoch=0, nonce=nonce, layout=run.layout.fingerprint, blob=blob)
+        keyframe = await bus.put_blob(subjects.global_stem(fragment, 0, nonce), Upload(keyframe_of(vector)))
+        head = Head(
+            fragment=fragment,
+            version=0,
+            epoch=0,
+            nonce=nonce,
+            layout=run.layout.fingerprint,
+            keyframe=keyframe,
+            key_version=0,
+            digest=digest_of_values(vector),
+        )
         try:
             await bus.put_record(subjects.head(fragment), encode(head), expected=0, info=head_info(head))
         except RecordConflict:
-            await bus.purge(f"{blob.stem}.*")
+            await bus.purge(f"{keyframe.stem}.*")
 
 
 async def wait_for_heads(bus: Bus, subjects: Subjects, run: RunRecord, clock: Clock) -> dict[int, Head] | None:
@@ -189,26 +198,25 @@ async def is_over(bus: Bus, subjects: Subjects, run: RunRecord) -> bool:
     return True
 
 
-async def fetch_frame(bus: Bus, subjects: Subjects, layout: Layout, head: Head) -> Frame:
+async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: Frame | None = None) -> Frame:
     """Return the frame of `head`, or of a newer head when that one was superseded while it was being read.
+
+    What is `held` of the fragment already saves reading it whole, where only deltas have been added since.
 
     Raises:
         BlobGone: the frame vanished faster than it could be read, several times.
     """
-    elements = layout.fragment_sizes()[head.fragment]
+    known = None if held is None else (held.version, held.values)
     for _ in range(READ_ATTEMPTS):
         try:
-            data = await bus.get_blob(head.blob, frame_bytes(elements, CODEC_DOWN))
+            return Frame(head.fragment, head.version, await read_values(bus, run, head, known))
         except (BlobGone, BlobCorrupt):
-            newer = await read_head(bus, subjects, layout, head.fragment)
+            newer = await read_head(bus, Subjects(run.run), run.layout, head.fragment)
             if newer is None:
                 break
             head = newer
-            continue
-        values = await asyncio.to_thread(decode_frame, data, elements_expected=elements, codec=CODEC_DOWN)
-        return Frame(head.fragment, head.version, values)
     raise BlobGone(
-        f"fragment {head.fragment} cannot be read", got=head.blob.stem, todo="is a writer purging too early?"
+        f"fragment {head.fragment} cannot be read", got=head.keyframe.stem, todo="is a writer purging too early?"
     )
 
 
@@ -219,6 +227,6 @@ def head_info(head: Head) -> dict[str, str | int | float | bool]:
         "version": head.version,
         "contributors": len(head.included),
         "tokens": sum(share.tokens for share in head.included),
-        "bytes": head.blob.size_bytes,
+        "bytes": newest_bytes(head),
         "epoch": head.epoch,
     }

@@ -98,7 +98,7 @@ class Session:
 
         async def fetch(p: int) -> Frame:
             async with gate:
-                return await fetch_frame(self.bus, subjects, self.run.layout, heads[p])
+                return await fetch_frame(self.bus, self.run, heads[p])
 
         frames = await asyncio.gather(*(fetch(p) for p in sorted(heads)))
         self.driver = IslandDriver(self.bus, self.run, self.member, {f.fragment: f for f in frames}, self._clock)

@@ -92,7 +92,7 @@ def answer(question: Question) -> Answer:
 def assumptions(question: Question) -> tuple[str, ...]:
     """Return what the figures rest on, each in a sentence with its number."""
     protocol, links, broken = question.protocol, question.links, question.failures
-    up, down = bits_per_number(protocol.codec_up), bits_per_number(question.codec_down)
+    up, down = bits_per_number(protocol.codec_up), bits_per_number(protocol.codec_down)
     overlap = "hidden in the backward pass" if question.backward_overlap else "with nothing beside it"
     failing = (
         f"{as_share(broken.loss_per_hour)} of the learners are lost per hour and are away for {as_time(broken.return_s)}; "
@@ -106,7 +106,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
     rtt = f"{1000 * links.rtt_s:g} ms"
     return (
         (
-            f"a number is {up:.3g} bits up ({protocol.codec_up}) and {down:.3g} bits down ({question.codec_down}), block "
+            f"a number is {up:.3g} bits up ({protocol.codec_up}) and {down:.3g} bits down ({protocol.codec_down}), block "
             "scales counted; no zstd; headers of NATS, heartbeats and the tape are not counted (below 0.1 % of a large model)"
         ),
         f"all {question.learners} learners contribute to every round and read every frame, through one broker (a star); {hub}",
@@ -136,8 +136,8 @@ def assumptions(question: Question) -> tuple[str, ...]:
         f"and what it did since it kept its progress, every {broken.checkpoint_s:g} s"
         + (" and waits for who is away" if broken.loss_per_hour else ""),
         (
-            f"the outer optimizer ({protocol.outer}) keeps {question.state_numbers} float32 numbers per parameter, and stores "
-            "them with every commit"
+            f"the outer optimizer ({protocol.outer}) keeps {question.state_numbers:g} float32 numbers per parameter, and "
+            "stores them with every commit"
         ),
         f"a step of one learner trains {question.step_tokens} tokens; equal tokens are taken to be worth the same",
     )

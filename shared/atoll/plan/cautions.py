@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from atoll.bus.options import DEFAULTS
-from atoll.codecs import CODEC_DOWN
 from atoll.errors import SettingsError
 from atoll.plan import ways
 from atoll.plan.failures import goodput
@@ -141,7 +140,6 @@ def _agreement(found: Findings) -> Iterator[Trouble]:
             lambda: iter((Way("--learners 2", replace(question, learners=2)),)),
             grave=False,
         )
-    yield from _down(found)
 
 
 def _missed(found: Findings) -> Iterator[Trouble]:
@@ -158,19 +156,6 @@ def _missed(found: Findings) -> Iterator[Trouble]:
             f"{as_share(could)} with a quorum of one",
             "protocol.quorum (--quorum); 1 with grace is the default",
             lambda: iter((alone,)),
-        )
-
-
-def _down(found: Findings) -> Iterator[Trouble]:
-    question = found.question
-    if question.codec_down != CODEC_DOWN:
-        way = Way(f"--down {CODEC_DOWN}", replace(question, codec_down=CODEC_DOWN))
-        yield Trouble(
-            "codec not there",
-            f"this version of Atoll does not send --down {question.codec_down}; the figures are what it would be",
-            f"to what it sends today: {CODEC_DOWN} down",
-            lambda: iter((way,)),
-            grave=False,
         )
 
 

@@ -1,10 +1,10 @@
 """Room that a run needs where nobody looks until it is full: a synchronizer's memory, the broker's streams.
 
 A shard holds its fragments as float32 with their outer state. A round that is open adds its sum, while it commits the new
-values and state and their frame, and up to eight contributions that are read at once, twice each: as chunks and as one
-frame, or as zstd left it and as it was (`atoll_synchronizer.workbench`). A stream of frames holds two of each
-fragment, since the one before stays until the next commit; that of states one, and the next while it is written; that of
-contributions what learners have pushed and no commit has settled.
+values and state and their frame, and up to eight contributions that are read at once (`atoll_synchronizer.workbench`). A
+stream of frames holds two of each fragment, since the one before stays until the next commit, or two keyframes and the
+deltas since; that of states one, and the next while it is written; that of contributions what learners have pushed and no
+commit has settled.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from atoll.chain import DELTAS_BEHIND
 from atoll.plan.question import Question
 from atoll.plan.traffic import Traffic
 
@@ -52,11 +53,15 @@ def room(question: Question, moved: Traffic, journey_s: float) -> Room:
     fragment = FLOAT_BYTES * question.fragment_elements
     at_once = min(protocol.fragments, 1 + math.floor(journey_s / question.round_every_s))
     open_here = min(-(-protocol.fragments // protocol.shards), -(-at_once // protocol.shards))
-    reading = min(READS_AT_ONCE, question.learners) * 2 * moved.up
+    reading = min(READS_AT_ONCE, question.learners) * moved.up
     working = open_here * (fragment * (1 + held) + moved.down + moved.state) + reading
+    frames = (2 * protocol.fragments + at_once) * moved.down
+    if not question.exact_down:
+        deltas = (protocol.keyframe_versions + DELTAS_BEHIND) * protocol.fragments + at_once
+        frames = 2 * protocol.fragments * fragment + deltas * moved.down
     return Room(
         shard=held * fragment * -(-protocol.fragments // protocol.shards) + working,
-        frames=(2 * protocol.fragments + at_once) * moved.down,
+        frames=frames,
         states=(protocol.fragments + at_once) * moved.state,
         contributions=at_once * moved.hub_in,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from atoll.bus.interface import CHUNK_BYTES
 from atoll.bus.options import DEFAULTS
-from atoll.codecs import CODEC_DOWN, ENCODINGS
+from atoll.codecs import ENCODINGS, KEYFRAME
 from atoll.errors import SettingsError
 from atoll.plan.failures import Failures
 from atoll.protocol.settings import LEARNERS_MAX, ProtocolSettings
@@ -75,8 +75,7 @@ class Question:
         step_s: seconds of one inner step of one learner, compute only.
         links: see there.
         learners: M.
-        protocol: P, H, tau, K, shards, codec up, outer momentum, token target.
-        codec_down: encoding of the global frame.
+        protocol: P, H, tau, K, shards, codecs up and down, outer momentum, token target.
         step_tokens: tokens of one inner step of one learner.
         layers: layers of the model, for what a synchronous reduction can hide in its backward pass.
         reduce_bits: bits per parameter of a synchronous reduction.
@@ -94,7 +93,6 @@ class Question:
     links: Links
     learners: int = 8
     protocol: ProtocolSettings = field(default_factory=ProtocolSettings)
-    codec_down: str = CODEC_DOWN
     step_tokens: int = 1 << 18
     layers: int = 32
     reduce_bits: float = 16.0
@@ -112,11 +110,20 @@ class Question:
         return -(-self.parameters // self.protocol.fragments)
 
     @property
-    def state_numbers(self) -> int:
-        """Return the numbers of outer state per parameter: momentum, or two as of Adam where optax is outside."""
+    def state_numbers(self) -> float:
+        """Return the float32 numbers of outer state per parameter: momentum, or two as of Adam where optax is outside.
+
+        What rounding took from what was sent down counts for half of one (`atoll.downleg`).
+        """
+        carried = 0.0 if self.exact_down else 0.5
         if self.protocol.outer != "nesterov":
-            return 2
-        return 1 if self.protocol.outer_momentum else 0
+            return 2 + carried
+        return carried + (1 if self.protocol.outer_momentum else 0)
+
+    @property
+    def exact_down(self) -> bool:
+        """Return whether every version is sent whole."""
+        return self.protocol.codec_down == KEYFRAME
 
     @property
     def round_every_s(self) -> float:
@@ -132,7 +139,7 @@ class Question:
         """Return self, or raise `SettingsError` for the first value that makes no plan."""
         self._check_protocol()
         self.failures.check()
-        for name, codec in (("--up", self.protocol.codec_up), ("--down", self.codec_down)):
+        for name, codec in (("--up", self.protocol.codec_up), ("--down", self.protocol.codec_down)):
             if codec not in ENCODINGS:
                 raise SettingsError(
                     f"{name} is no codec", got=codec, allowed=", ".join(ENCODINGS), todo=f"set {name} to one of them"

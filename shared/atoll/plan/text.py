@@ -23,7 +23,7 @@ def _question(found: Answer) -> Iterator[str]:
     yield (
         f"{as_count(question.parameters)} parameters, {question.learners} learners of {as_count(question.chips)} chips, "
         f"{question.step_s:g} s a step; P={protocol.fragments} H={protocol.interval_steps} tau={protocol.overlap_steps} "
-        f"K={protocol.quorum}, {protocol.shards} shards; {protocol.codec_up} up, {question.codec_down} down"
+        f"K={protocol.quorum}, {protocol.shards} shards; {protocol.codec_up} up, {protocol.codec_down} down"
     )
     yield ""
 

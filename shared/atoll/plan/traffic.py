@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.bus.interface import CHUNK_BYTES, BlobRef
-from atoll.codecs import frame_bytes
-from atoll.codecs.frame import HEADER
+from atoll.bus.interface import BlobRef
+from atoll.chain import DELTAS_BEHIND
+from atoll.codecs import KEYFRAME, Framing, encoding_of
+from atoll.kernels import BLOCK
 from atoll.plan.question import Question
-from atoll.wire.messages import Contribution, Head, Included, encode
+from atoll.wire.messages import Contribution, Delta, Head, Included, encode
 
 _SLICES = 8
 _STEM = "atoll.run-0123.gl.c.12.345678.1.0123456789ab"
@@ -34,7 +35,7 @@ class Traffic:
         chunks_up, chunks_down: messages they are cut into.
         hub_in, hub_out: what crosses the hub's link to all M learners.
         broker_in, broker_out: what the broker's network card carries, shards included.
-        shard_in, shard_out: what the fragment's shard reads and writes.
+        shard_in, shard_out: what the fragment's shard reads and writes; its share of a keyframe, read by who joins, counts.
     """
 
     up: int
@@ -52,24 +53,28 @@ class Traffic:
 
 def bits_per_number(codec: str) -> float:
     """Return the bits of a number in `codec`, block scales counted."""
-    return 8.0 * (frame_bytes(1 << 20, codec) - HEADER.size) / (1 << 20)
+    return 8.0 * encoding_of(codec).size(BLOCK) / BLOCK
 
 
 def traffic(question: Question) -> Traffic:
     """Return the bytes of one round."""
     elements, learners = question.fragment_elements, question.learners
-    up = frame_bytes(elements, question.protocol.codec_up)
-    down = frame_bytes(elements, question.codec_down)
-    state = 4 * elements * question.state_numbers
-    sent = up + len(_manifest(up))
-    read = down + len(_head(learners, down))
-    commit = read + state
+    frame_up, frame_down = (
+        Framing(elements, question.protocol.codec_up),
+        Framing(elements, question.protocol.codec_down),
+    )
+    up, down = frame_up.size_bytes, frame_down.size_bytes
+    state = round(4 * elements * question.state_numbers)
+    keyframe = 0 if question.exact_down else Framing(elements, KEYFRAME).size_bytes
+    sent = up + len(_manifest(_blob(frame_up)))
+    read = down + len(_head(question, _blob(frame_down)))
+    commit = read + state + keyframe // question.protocol.keyframe_versions
     return Traffic(
         up=sent,
         down=read,
         state=state,
-        chunks_up=_chunks(up),
-        chunks_down=_chunks(down),
+        chunks_up=len(frame_up),
+        chunks_down=len(frame_down),
         hub_in=learners * sent,
         hub_out=learners * read,
         broker_in=learners * sent + commit,
@@ -79,15 +84,11 @@ def traffic(question: Question) -> Traffic:
     )
 
 
-def _chunks(size: int) -> int:
-    return -(-size // CHUNK_BYTES)
+def _blob(framing: Framing) -> BlobRef:
+    return BlobRef(_STEM, len(framing), framing.size_bytes, "0" * 32)
 
 
-def _blob(size: int) -> BlobRef:
-    return BlobRef(_STEM, _chunks(size), size, "0" * 32)
-
-
-def _manifest(size: int) -> bytes:
+def _manifest(blob: BlobRef) -> bytes:
     """Return a manifest like those that learners send, for its length."""
     return encode(
         Contribution(
@@ -103,15 +104,18 @@ def _manifest(size: int) -> bytes:
             norms=(0.12345678901234567,) * _SLICES,
             layout="0" * 16,
             run_nonce="0" * 12,
-            blob=_blob(size),
+            blob=blob,
             cause_id="call-12-123456-1",
             sent_at_s=1234567890.1234567,
         )
     )
 
 
-def _head(learners: int, size: int) -> bytes:
-    """Return a head that lists all learners, for its length."""
+def _head(question: Question, frame: BlobRef) -> bytes:
+    """Return a head that lists all learners, and deltas to half the next keyframe, for its length."""
+    learners = question.learners
+    deltas = 0 if question.exact_down else DELTAS_BEHIND + question.protocol.keyframe_versions // 2
+    delta = Delta(123456, "0" * 14, frame.chunks, frame.size_bytes, frame.digest)
     included = Included("learner-12", 1, 123456, 123456, 123456789, 123, 12345678901.234567, 0)
     return encode(
         Head(
@@ -120,11 +124,14 @@ def _head(learners: int, size: int) -> bytes:
             epoch=1,
             nonce="0" * 14,
             layout="0" * 16,
-            blob=_blob(size),
-            state=_blob(size),
-            books=_blob(4096),
+            keyframe=frame,
+            key_version=123456,
+            digest="0" * 32,
+            deltas=(delta,) * deltas,
+            state=frame,
+            books=BlobRef(_STEM, 1, 4096, "0" * 32),
             included=(included,) * learners,
             tokens_merged=123456789012,
-            previous=_blob(size),
+            superseded=(frame,),
         )
     )

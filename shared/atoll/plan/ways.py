@@ -111,9 +111,7 @@ def for_blobs(question: Question, size: int) -> Iterator[Way]:
     """Yield smaller fragments, or a smaller codec with them."""
     least = math.ceil(question.protocol.fragments * size / BLOB_BYTES_MAX) + 1
     yield agree(question, fragments=min(least, FRAGMENTS_MAX))
-    narrow = replace(question, codec_down="int8")
-    small = agree(narrow, codec_up="int8", fragments=min(least, FRAGMENTS_MAX))
-    yield Way(f"{small.flags} --down int8", small.question)
+    yield agree(question, codec_up="int8", codec_down="int8", fragments=min(least, FRAGMENTS_MAX))
 
 
 def for_memory(question: Question, moved: Traffic, needs: float, journey_s: float) -> Iterator[Way]:

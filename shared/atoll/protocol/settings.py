@@ -15,6 +15,7 @@ from atoll.errors import SettingsError
 
 FRAGMENTS_MAX: Final = 4096
 LEARNERS_MAX: Final = 4096
+KEYFRAME_VERSIONS_MAX: Final = 1024
 
 
 class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +48,9 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         adoption: "overwrite" (the paper), "blend" or "carry".
         blend_alpha: share of its own values a learner keeps when it blends.
         codec_up: encoding of displacements.
+        error_feedback: whether a learner adds what rounding took from a displacement to the next one of the fragment.
+        codec_down: encoding of what a new version adds to the one before; "f32" sends every version whole.
+        keyframe_versions: how often a version is also stored whole, for learners that join (`atoll.chain`).
         ending: "apart": learners that leave push once per fragment and rounds end as always; "together": what they trained
             after a push is pushed as well, and the last rounds wait for everybody who is still there.
         tokens_target: tokens after which the run drains; 0 runs until told.
@@ -83,6 +87,9 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     adoption: Literal["overwrite", "blend", "carry"] = "overwrite"
     blend_alpha: float = 0.5
     codec_up: str = "bf16"
+    error_feedback: bool = False
+    codec_down: str = "f32"
+    keyframe_versions: int = 32
     ending: Literal["apart", "together"] = "apart"
     tokens_target: int = 0
     lease_s: float = 3.0
@@ -117,6 +124,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _within("outer_restart_versions", self.outer_restart_versions, 0, 1 << 20)
         _within("average_versions", self.average_versions, 0, 1 << 20)
         _within("blend_alpha", self.blend_alpha, 0.0, 1.0)
+        _within("keyframe_versions", self.keyframe_versions, 1, KEYFRAME_VERSIONS_MAX)
         _within("tokens_target", self.tokens_target, 0, 1 << 62)
         _within("lease_s", self.lease_s, 0.2, 3600.0)
         _within("silence_s", self.silence_s, 0.2, 3600.0)

@@ -10,7 +10,7 @@ import msgspec
 
 from atoll.bus.interface import Bus, Record
 from atoll.bus.subjects import Subjects
-from atoll.codecs import CODEC_DOWN, frame_bytes
+from atoll.chain import read_values
 from atoll.errors import BlobCorrupt, BlobGone, RunLost, RunReplaced
 from atoll.island.accounts import read_ledger
 from atoll.island.founding import read_heads
@@ -57,8 +57,7 @@ async def check_kept(bus: Bus, run: str, versions: int) -> None:
         raise _lost(f"{kept} of {versions} commits")
     for head in heads.values():
         try:
-            elements = record.layout.fragment_sizes()[head.fragment]
-            await bus.get_blob(head.blob, frame_bytes(elements, CODEC_DOWN))
+            await read_values(bus, record, head)
         except (BlobGone, BlobCorrupt) as error:
             raise _lost(f"fragment {head.fragment} version {head.version}: {error}") from error
 

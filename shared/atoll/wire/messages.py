@@ -82,12 +82,24 @@ class Included(msgspec.Struct, frozen=True):
     age: int
 
 
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """Where the delta lies that makes `version` of the one before it: a blob, whose stem follows from version and nonce."""
+
+    version: int
+    nonce: str
+    chunks: int
+    size_bytes: int
+    digest: str
+
+
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The record that makes version `version` of a fragment visible: the one commit point of a round.
 
-    `blob` is the global frame, `state` the outer-optimizer state that belongs to it, `previous` the frame before it (kept
-    until the next commit, for readers that are in the middle of it). `books` says which contributions of the fragment have
-    a fate; an owner may write the same version again with newer books, and a new owner does with its own epoch.
+    Its values are `keyframe`, those of `key_version`, and the `deltas` after it (`atoll.chain`), and have this `digest`.
+    `state` is the outer-optimizer state that belongs to them, `superseded` are frames that the head before this one named
+    (kept until the next commit, for readers that are in the middle of them). `books` says which contributions of the
+    fragment have a fate; an owner may write the same version again with newer books, and a new owner does with its own
+    epoch.
     """
 
     fragment: int
@@ -95,12 +107,15 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     nonce: str
     layout: str
-    blob: BlobRef
+    keyframe: BlobRef
+    key_version: int
+    digest: str
+    deltas: tuple[Delta, ...] = ()
     state: BlobRef | None = None
     books: BlobRef | None = None
     included: tuple[Included, ...] = ()
     tokens_merged: int = 0
-    previous: BlobRef | None = None
+    superseded: tuple[BlobRef, ...] = ()
     schema: int = SCHEMA
 
 
@@ -279,7 +294,7 @@ def decode(kind: type[M], data: bytes) -> M:
         raise PeerMisbehaved(f"a {kind.__name__} is too large", got=f"{len(data)} bytes", allowed=MESSAGE_BYTES_MAX)
     try:
         message = msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise PeerMisbehaved(f"not a {kind.__name__}", got=str(error)) from error
     schema = getattr(message, "schema", SCHEMA)
     if schema != SCHEMA:

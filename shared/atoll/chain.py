@@ -1,0 +1,133 @@
+"""A global fragment on the broker: a keyframe and the deltas after it, as in a film.
+
+    keyframe k ── delta k+1 ── delta k+2 ── ... ── delta v        all named by the head of version v
+
+A keyframe is the float32 values of its version, bit for bit. A delta is what the next version adds to the one before, in
+the run's `codec_down`: a learner that holds version v - 1 reads a few bits per parameter, adds them and holds version v;
+who comes new, or was away for long, reads the keyframe and every delta after it. Each adds the same decoded numbers in the
+same order in float32, so all hold the same bits as the shard itself, whose own values are that sum too: what rounding took
+from a delta it keeps and sends with a later one (`atoll.downleg`). Nothing drifts. The head says the digest of the values,
+so whoever has put them together wrongly knows it, and begins again at the keyframe.
+
+Every `keyframe_versions` versions there is a new keyframe. Deltas before it are kept for learners that are a little behind:
+they need not read it. In float32 every version is a keyframe and there are no deltas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+
+import xxhash
+
+from atoll.bus.interface import BlobRef, Bus
+from atoll.bus.pieces import Download
+from atoll.bus.subjects import Subjects
+from atoll.codecs import KEYFRAME, Arriving, Framing, Outgoing
+from atoll.errors import BlobCorrupt, FrameRejected, PeerMisbehaved
+from atoll.hop import off_loop
+from atoll.kernels import Vector
+from atoll.logs import get
+from atoll.wire.messages import Delta, Head, RunRecord
+
+log = get(__name__)
+
+DELTAS_BEHIND = 8
+"""Deltas before a keyframe that its head still names."""
+_AHEAD = 8
+
+
+def keyframe_of(values: Vector) -> Outgoing:
+    """Return the frame of float32 values; they must not change while it is sent."""
+    return Outgoing(Framing(values.size, KEYFRAME), lambda start, stop: values[start:stop])
+
+
+def digest_of_values(values: Vector) -> str:
+    """Return what a head says of its values: xxh3-128 of their bytes, in hex."""
+    return str(xxhash.xxh3_128_hexdigest(values.data))
+
+
+def delta_ref(subjects: Subjects, fragment: int, delta: Delta) -> BlobRef:
+    """Return where a delta lies."""
+    stem = subjects.delta_stem(fragment, delta.version, delta.nonce)
+    return BlobRef(stem, delta.chunks, delta.size_bytes, delta.digest)
+
+
+def frames_of(subjects: Subjects, head: Head) -> tuple[BlobRef, ...]:
+    """Return every frame that a head names: the keyframe, then the deltas."""
+    return head.keyframe, *(delta_ref(subjects, head.fragment, delta) for delta in head.deltas)
+
+
+def newest_bytes(head: Head) -> int:
+    """Return how large the frame is that a learner reads who holds the version before."""
+    return head.deltas[-1].size_bytes if head.deltas else head.keyframe.size_bytes
+
+
+def continued(deltas: Sequence[Delta], newest: Delta, *, at_keyframe: bool) -> tuple[Delta, ...]:
+    """Return the deltas that a head names after one more; a new keyframe makes most of them superfluous."""
+    kept = (*deltas, newest)
+    return kept[-DELTAS_BEHIND:] if at_keyframe else kept
+
+
+async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vector] | None = None) -> Vector:
+    """Return the values of `head`, flat float32 in layout order, in memory of their own.
+
+    `held` is a version of the fragment and its values; if they are of use, only the deltas after them are read.
+
+    Raises:
+        BlobGone: what the head names was superseded and removed while it was being read.
+        BlobCorrupt, FrameRejected, PeerMisbehaved: what it names is not what a shard writes.
+    """
+    if held is not None and held[0] <= head.version and _unbroken(head, held[0]):
+        values = held[1].copy()
+        if await _advanced(bus, run, head, held[0], values):
+            return values
+        log.warning("fragment.begun_again", fragment=head.fragment, version=head.version, held=held[0])
+    if not _unbroken(head, head.key_version):
+        raise PeerMisbehaved("a head without its deltas", got=[delta.version for delta in head.deltas][:9])
+    arriving = await _read(bus, head.keyframe, run.layout.fragment_sizes()[head.fragment], KEYFRAME)
+    values = arriving.values()
+    if not await _advanced(bus, run, head, head.key_version, values):
+        got = f"fragment {head.fragment} version {head.version}"
+        raise BlobCorrupt("a keyframe and its deltas do not make what their head says", got=got, allowed=head.digest)
+    return values
+
+
+def _unbroken(head: Head, since: int) -> bool:
+    """Return whether a head names every delta after the version `since`."""
+    return {delta.version for delta in head.deltas} >= set(range(since + 1, head.version + 1))
+
+
+async def _advanced(bus: Bus, run: RunRecord, head: Head, since: int, values: Vector) -> bool:
+    """Add every delta after the version `since` to `values`, several read ahead; return whether the head's values came out."""
+    subjects, codec = Subjects(run.run), run.protocol.codec_down
+    todo = deque(sorted((delta for delta in head.deltas if delta.version > since), key=lambda delta: delta.version))
+    ahead: deque[asyncio.Task[Arriving]] = deque()
+    try:
+        while todo or ahead:
+            while todo and len(ahead) < _AHEAD:
+                ref = delta_ref(subjects, head.fragment, todo.popleft())
+                ahead.append(asyncio.create_task(_read(bus, ref, values.size, codec)))
+            delta = (await ahead[0]).encoded()
+            ahead.popleft()
+            await off_loop(values.size, delta.blend, values, 0, values.size, 1.0, 1.0)
+    finally:
+        for task in ahead:
+            task.cancel()
+        await asyncio.gather(*ahead, return_exceptions=True)
+    digest = await off_loop(values.size, digest_of_values, values)
+    return digest == head.digest
+
+
+async def _read(bus: Bus, ref: BlobRef, elements: int, codec: str) -> Arriving:
+    """Return a frame that is here as a whole."""
+    arriving = Arriving(elements, codec)
+    framing = arriving.framing
+    if ref.chunks != len(framing):
+        raise FrameRejected("size", "a frame of another length", got=ref.chunks, allowed=len(framing))
+    async with contextlib.aclosing(bus.pieces(Download(ref, framing.size_bytes))) as pieces:
+        async for number, piece in pieces:
+            await off_loop(elements, arriving.take, number, piece)
+    return arriving

@@ -1,0 +1,158 @@
+"""A displacement on its way: what arrives, what is kept for the next one, and when it is given up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from atoll.bus.interface import BlobRef, Buffer
+from atoll.bus.memory import MemoryBroker, MemoryBus
+from atoll.bus.pieces import Upload
+from atoll.bus.subjects import Subjects
+from atoll.codecs import decode_frame
+from atoll.errors import BrokerUnavailable, FrameRejected
+from atoll.island.pushing import PUSH_PATIENCE_S, Pusher
+from atoll.kernels import Vector
+from atoll.layout import TensorSpec, plan_layout
+from atoll.protocol.events import Push
+from atoll.protocol.settings import ProtocolSettings
+from atoll.testing import unique_run
+from atoll.wire.messages import Contribution, Member, RunRecord, decode
+
+SIZE = 600_000
+
+
+class HandClock:
+    """A clock that a test moves."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        """Return seconds."""
+        return self.now_s
+
+    def wall(self) -> float:
+        """Return the same."""
+        return self.now_s
+
+
+class Rough(MemoryBus):
+    """A bus that stores `through` pieces per attempt, and then says that the broker is away."""
+
+    through = 1 << 30
+    clock: HandClock
+
+    async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
+        """Store some of it."""
+        upload = Upload.of(payload)
+        for number in upload.missing()[: self.through]:
+            upload.make(number)
+            upload.stored(number)
+        if upload.missing():
+            self.clock.now_s += 0.6 * PUSH_PATIENCE_S
+            raise BrokerUnavailable("away")
+        return upload.ref(stem)
+
+
+class Isle:
+    """A learner's way to the broker, and what lies there."""
+
+    def __init__(self, codec: str, bus: type[MemoryBus] = MemoryBus, *, feedback: bool = False) -> None:
+        """Found a run in memory."""
+        protocol = ProtocolSettings(
+            fragments=1, shards=1, interval_steps=4, codec_up=codec, error_feedback=feedback
+        ).check()
+        layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)
+        self.run = RunRecord(
+            run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol
+        )
+        self.clock = HandClock()
+        self.bus = bus(self.run.run, MemoryBroker())
+        member = Member(learner="a", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)
+        self.pusher = Pusher(self.bus, self.run, member, self.clock)
+        self.pushes = 0
+
+    async def push(self, origin: Vector, theta: Vector) -> None:
+        """Push."""
+        self.pushes += 1
+        action = Push(fragment=0, push=self.pushes, base_version=0, tokens=10, steps=1, trained_tokens=10, cause_id="c")
+
+        async def loss() -> float | None:
+            return 2.5
+
+        await self.pusher.push(action, origin, theta, loss)
+
+    async def arrived(self) -> tuple[Contribution, Vector]:
+        """Return the newest manifest, and the displacement that it names."""
+        subject = Subjects(self.run.run).contribution(0, 0, "a")
+        newest = (await self.bus.replay(subject))[-1]
+        manifest = decode(Contribution, newest.data)
+        frame = await self.bus.get_blob(manifest.blob, 1 << 30)
+        return manifest, decode_frame(frame, elements_expected=SIZE, codec=self.run.protocol.codec_up)
+
+
+def drawn(seed: int) -> Vector:
+    """Return values."""
+    return np.random.default_rng(seed).normal(size=SIZE).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try again at once."""
+    monkeypatch.setattr("atoll.island.pushing.RETRY_S", 0.0)
+
+
+@pytest.mark.parametrize("codec", ["f32", "int4"])
+async def test_a_manifest_says_what_was_sent(codec: str) -> None:
+    """The displacement as its reader will see it, and its norm; the counters are those of the push."""
+    isle = Isle(codec)
+    origin, theta = drawn(1), drawn(2)
+    await isle.push(origin, theta)
+    manifest, got = await isle.arrived()
+    assert got == pytest.approx(origin - theta, abs=0.0 if codec == "f32" else 0.6)
+    (norm,) = manifest.norms
+    assert norm == pytest.approx(float(np.linalg.norm(got.astype(np.float64))), rel=1e-9)
+    assert (manifest.tokens, manifest.steps, manifest.loss) == (10, 1, 2.5)
+    assert manifest.blob.chunks == (3 if codec == "f32" else 1)
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+async def test_what_rounding_took_is_sent_with_the_next(feedback: bool) -> None:  # noqa: FBT001
+    """With feedback the sum of what arrives is that of what was meant, but for one rounding; without, errors add up."""
+    isle = Isle("int4", feedback=feedback)
+    origin, theta, arrived = drawn(1), drawn(2), np.zeros(SIZE, np.float64)
+    for _ in range(8):
+        await isle.push(origin, theta)
+        arrived += (await isle.arrived())[1]
+        await isle.bus.purge(f"{Subjects(isle.run.run).prefix}.up.m.>")
+    error = float(np.abs(arrived - 8.0 * (origin - theta)).max())
+    assert (error < 0.8) == feedback
+
+
+async def test_what_is_not_finite_leaves_nothing_behind() -> None:
+    """It is refused here, and segments that were stored before it was noticed are removed."""
+    isle = Isle("f32")
+    theta = drawn(2)
+    theta[-1] = np.nan
+    with pytest.raises(FrameRejected):
+        await isle.push(drawn(1), theta)
+    assert await isle.bus.get_records(f"{Subjects(isle.run.run).prefix}.up.c.>") == []
+
+
+async def test_a_push_that_gets_on_is_never_given_up() -> None:
+    """However long it takes: each attempt of this one stores a segment and takes more than half of the patience."""
+    isle = Isle("f32", Rough)
+    assert isinstance(isle.bus, Rough)
+    isle.bus.clock, isle.bus.through = isle.clock, 1
+    await isle.push(drawn(1), drawn(2))
+    assert isle.clock.now_s > PUSH_PATIENCE_S
+
+
+async def test_a_push_that_does_not_get_on_is_given_up() -> None:
+    """After a while without a segment; its learner says so, and trains on."""
+    isle = Isle("f32", Rough)
+    assert isinstance(isle.bus, Rough)
+    isle.bus.clock, isle.bus.through = isle.clock, 0
+    with pytest.raises(BrokerUnavailable):
+        await isle.push(drawn(1), drawn(2))
+    assert PUSH_PATIENCE_S < isle.clock.now_s < 3 * PUSH_PATIENCE_S
