@@ -41,6 +41,9 @@ agree(globals(), "E3M0_UNIT")
 
 _F32_ROWS = types.Array(types.float32, 2, "C", readonly=True)
 _F32_ROWS_OUT = types.Array(types.float32, 2, "C")
+_PAIRS = types.Array(types.uint8, 2, "C", readonly=True)
+_INTEGERS = types.Array(types.int8, 2, "C", readonly=True)
+_INTEGERS_OUT = types.Array(types.int8, 2, "C")
 _LANES = types.Array(types.float64, 1, "C")
 _FACTORS = (types.float32, types.float32, types.float32)
 
@@ -71,28 +74,36 @@ def _number_of(x: Any) -> Any:  # noqa: ANN401  (a type of numba)
     return _of_bfloat16 if x == types.uint16 else _of_float_or_integer
 
 
-def _squared(row: Any, square: Any, lanes: Any) -> None:  # noqa: ANN401
-    """Add the squares of a row's numbers to the lanes: of integers one exact sum, `square` times, to the first lane."""
+@compiled(
+    *[
+        types.void(types.Array(kind, 2, "C", readonly=fixed), _LANES)
+        for kind, fixed in ((types.float32, True), (types.float32, False), (types.uint16, True))
+    ],
+    fastmath={"contract"},
+)
+def _square_floats(rows: Rows, lanes: Lanes) -> None:
+    """Add the squares of rows of f32 or bf16, four of a block to one lane.
+
+    Here products may be fused with sums: in float64 the square of a float32 is exact, so rounding it changes nothing.
+    """
+    for block in range(rows.shape[0]):
+        row = rows[block]
+        first, second, third, last = row[:QUARTER], row[QUARTER:HALF], row[HALF : HALF + QUARTER], row[HALF + QUARTER :]
+        for i in range(QUARTER):
+            a, b = np.float64(_number(first[i])), np.float64(_number(second[i]))
+            c, d = np.float64(_number(third[i])), np.float64(_number(last[i]))
+            lanes[i] += (a * a + b * b) + (c * c + d * d)
 
 
-def _squared_integers(row: Any, square: Any, lanes: Any) -> None:  # noqa: ANN401
-    total = np.int32(0)
-    for i in range(BLOCK):
-        total += np.int32(row[i]) * np.int32(row[i])
-    lanes[0] += square * np.float64(total)
-
-
-def _squared_floats(row: Any, square: Any, lanes: Any) -> None:  # noqa: ANN401, ARG001  (floats have no scales)
-    first, second, third, last = row[:QUARTER], row[QUARTER:HALF], row[HALF : HALF + QUARTER], row[HALF + QUARTER :]
-    for i in range(QUARTER):
-        a, b = np.float64(_number(first[i])), np.float64(_number(second[i]))
-        c, d = np.float64(_number(third[i])), np.float64(_number(last[i]))
-        lanes[i] += (a * a + b * b) + (c * c + d * d)
-
-
-@overload(_squared, inline="always")
-def _squared_of(row: Any, square: Any, lanes: Any) -> Any:  # noqa: ANN401, ARG001  (types of numba)
-    return _squared_integers if row.dtype == types.int8 else _squared_floats
+@compiled(types.void(_INTEGERS, F32_IN, _LANES), types.void(_INTEGERS_OUT, F32_IN, _LANES))
+def _square_integers(rows: Rows, units: Vector, lanes: Lanes) -> None:
+    """Add the squares of rows of integers, in `units`, to the first lane; those of a block are one exact sum."""
+    for block in range(rows.shape[0]):
+        row, total = rows[block], np.int32(0)
+        for i in range(BLOCK):
+            total += np.int32(row[i]) * np.int32(row[i])
+        wide = np.float64(units[block])
+        lanes[0] += wide * wide * np.float64(total)
 
 
 @compiled(
@@ -116,7 +127,7 @@ def _operate(
     take: float,
     add: float,
 ) -> None:
-    """Do `operation` with rows and what lies beside them; no scales are scales of one."""
+    """Do `operation`, any but SQUARE, with rows and what lies beside them; no scales are scales of one."""
     count, scaled = rows.shape[0], scales.size > 0
     unit = E3M0_UNIT if kind == E3M0 else np.float32(1.0)
     if operation == BLEND:
@@ -137,10 +148,6 @@ def _operate(
             scale = unit * scales[block] if scaled else unit
             for i in range(BLOCK):
                 out[i] = scale * _number(row[i])
-    elif operation == SQUARE:
-        for block in range(count):
-            wide = np.float64(unit * scales[block] if scaled else unit)
-            _squared(rows[block], wide * wide, lanes)
     else:
         for block in range(count):
             row, beside = rows[block], others[block]
@@ -149,7 +156,7 @@ def _operate(
                 lanes[i] += wide * (np.float64(_number(row[i])) * np.float64(beside[i]))
 
 
-@compiled(types.void(types.intp, types.Array(types.uint8, 2, "C", readonly=True), F32_IN, _LANES))
+@compiled(types.void(types.intp, _PAIRS, F32_IN, _LANES))
 def _square_nibbles(kind: int, pairs: Rows, scales: Vector, lanes: Lanes) -> None:
     """Add the squares of blocks of nibbles to the first lane."""
     for block in range(pairs.shape[0]):
@@ -171,7 +178,7 @@ def _square_nibbles(kind: int, pairs: Rows, scales: Vector, lanes: Lanes) -> Non
             lanes[0] += wide * wide * np.float64(total)
 
 
-@compiled(types.void(types.intp, types.Array(types.uint8, 2, "C", readonly=True), types.Array(types.int8, 3, "C")))
+@compiled(types.void(types.intp, _PAIRS, types.Array(types.int8, 3, "C")))
 def _unpack(kind: int, pairs: Rows, halves: Rows) -> None:
     """Write what blocks of nibbles stand for: the low ones of a block's bytes are its first half, the high ones its second.
 
@@ -193,6 +200,31 @@ def _unpack(kind: int, pairs: Rows, halves: Rows) -> None:
             for i in range(HALF):
                 size = np.int16(np.int16(np.int16(1) << np.int16((pair[i] >> 4) & 7)) >> 1)
                 high[i] = np.int8(np.int16(-size) if pair[i] & 128 else size)
+
+
+@compiled(types.void(types.intp, _PAIRS, F32_IN, _F32_ROWS_OUT, types.float32, types.float32))
+def _blend_nibbles(kind: int, pairs: Rows, scales: Vector, here: Rows, keep: float, take: float) -> None:
+    """Do BLEND with nibbles: `_unpack` and `_operate`, block by block, which hides the unpacking behind the memory."""
+    codes = np.empty(BLOCK, dtype=np.int8)
+    low, high = codes[:HALF], codes[HALF:]
+    unit = E3M0_UNIT if kind == E3M0 else np.float32(1.0)
+    for block in range(pairs.shape[0]):
+        pair, out = pairs[block], here[block]
+        if kind == INT4:
+            for i in range(HALF):
+                low[i] = np.int8(pair[i] & 15) - np.int8(8)
+            for i in range(HALF):
+                high[i] = np.int8(pair[i] >> 4) - np.int8(8)
+        else:
+            for i in range(HALF):
+                size = np.int16(np.int16(np.int16(1) << np.int16(pair[i] & 7)) >> 1)
+                low[i] = np.int8(np.int16(-size) if pair[i] & 8 else size)
+            for i in range(HALF):
+                size = np.int16(np.int16(np.int16(1) << np.int16((pair[i] >> 4) & 7)) >> 1)
+                high[i] = np.int8(np.int16(-size) if pair[i] & 128 else size)
+        share = take * (unit * scales[block])
+        for i in range(BLOCK):
+            out[i] = keep * out[i] + share * np.float32(codes[i])
 
 
 _OVER = (types.intp, types.intp, BYTES, F32_IN, types.intp, types.intp, F32_IN, F32_OUT, _LANES, *_FACTORS)
@@ -219,17 +251,29 @@ def _blocks(
     own = scales[first:last]
     if kind == F32:
         rows = payload[4 * BLOCK * first : 4 * BLOCK * last].view(np.float32).reshape(-1, BLOCK)
-        _operate(operation, kind, rows, own, beside, here, lanes, keep, take, add)
+        if operation == SQUARE:
+            _square_floats(rows, lanes)
+        else:
+            _operate(operation, kind, rows, own, beside, here, lanes, keep, take, add)
     elif kind == BF16:
         halves = payload[2 * BLOCK * first : 2 * BLOCK * last].view(np.uint16).reshape(-1, BLOCK)
-        _operate(operation, kind, halves, own, beside, here, lanes, keep, take, add)
+        if operation == SQUARE:
+            _square_floats(halves, lanes)
+        else:
+            _operate(operation, kind, halves, own, beside, here, lanes, keep, take, add)
     elif kind == INT8:
         signed = payload[BLOCK * first : BLOCK * last].view(np.int8).reshape(-1, BLOCK)
-        _operate(operation, kind, signed, own, beside, here, lanes, keep, take, add)
+        if operation == SQUARE:
+            _square_integers(signed, own, lanes)
+        else:
+            _operate(operation, kind, signed, own, beside, here, lanes, keep, take, add)
     else:
         pairs = payload[HALF * first : HALF * last].reshape(-1, HALF)
         if operation == SQUARE:
             _square_nibbles(kind, pairs, own, lanes)
+            return
+        if operation == BLEND:
+            _blend_nibbles(kind, pairs, own, here, keep, take)
             return
         codes = np.empty(TILE_BLOCKS * BLOCK, dtype=np.int8)
         for at in range(0, last - first, TILE_BLOCKS):
@@ -271,7 +315,10 @@ def _part(
             halves = payload[2 * start : 2 * stop].view(np.uint16)
             for i in range(halves.size):
                 wide[low + i] = _number(halves[i])
-        _operate(operation, kind, wide.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
+        if operation == SQUARE:
+            _square_floats(wide.reshape(1, BLOCK), lanes)
+        else:
+            _operate(operation, kind, wide.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
     else:
         if kind == INT8:
             codes[low:high] = payload[BLOCK * block + low : BLOCK * block + high].view(np.int8)
@@ -280,7 +327,10 @@ def _part(
             _unpack(kind, pairs, codes.reshape(1, 2, HALF))
             codes[:low] = 0
             codes[high:] = 0
-        _operate(operation, kind, codes.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
+        if operation == SQUARE:
+            _square_integers(codes.reshape(1, BLOCK), E3M0_UNIT * own if kind == E3M0 else own, lanes)
+        else:
+            _operate(operation, kind, codes.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
     if acc.size:
         acc[start:stop] = here[0, low:high]
 
