@@ -30,7 +30,7 @@ def compiled(*signatures: Any, fastmath: Collection[str] = ()) -> Callable[[F], 
 
     `fastmath` names the liberties that LLVM may take with floating point: none unless they change no bit.
     """
-    options = {"nogil": True, "fastmath": set(fastmath)}
+    options: dict[str, Any] = {"nogil": True, "fastmath": set(fastmath)}
 
     def wrap(function: F) -> F:
         made: Any
