@@ -23,13 +23,14 @@ happen to those. It does to small ones, of which the smallest, a single number, 
 `SMALL` numbers the mean of values is kept too, and taken. A slice shorter than 1e-20 counts as zero: float32 could not hold
 the inverse of its norm.
 
-A fold holds one running mean, so memory is O(fragment) whatever M is, and a contribution is folded in by one pass as it
-came over the wire. With W the weights so far, one of weight w enters as mean <- (1 - w/W) mean + (w/W) v: both factors lie
-within 0..1, so no weight, however large its claim, makes finite displacements merge to infinity. Under RDA the mean of a
-slice is that of directions, in units of the first one's length r: v enters as r phi(v). Its length is set right at the
-end, and where there was one contribution it is right already. The order of additions decides the last bits; it is the
-order in which the head lists the contributions, so a replay gives the same bits. One fresh contribution alone is returned
-as it came, bit for bit. A fold gives its result once and is then spent: the result is its own memory.
+A fold holds one running mean, so memory is O(fragment) whatever M is, and a contribution is folded in as it came over
+the wire, several of them in one pass (`atoll.passes`). With W the weights so far, one of weight w enters as
+mean <- (1 - w/W) mean + (w/W) v: both factors lie within 0..1, so no weight, however large its claim, makes finite
+displacements merge to infinity. Under RDA the mean of a slice is that of directions, in units of the first one's length
+r: v enters as r phi(v). Its length is set right at the end, and where there was one contribution it is right already.
+The order of additions decides the last bits; it is the order in which the head lists the contributions, so a replay
+gives the same bits. One fresh contribution alone is returned as it came, bit for bit. A fold gives its result once and
+is then spent: the result is its own memory.
 
 A displacement that disagrees with the outer momentum may be bent on its way in (`Bend`, `atoll.correction`): v is then
 a v + b m, in the same pass.
@@ -47,7 +48,9 @@ import numpy as np
 from atoll.codecs.encoded import Encoded
 from atoll.errors import FrameRejected, ProtocolMisuse
 from atoll.kernels import Vector
+from atoll.kernels.threads import each, parts
 from atoll.layout import Span
+from atoll.passes import Entry, Pass, Step
 
 Method = Literal["mean", "rda"]
 
@@ -95,7 +98,8 @@ class FragmentFold:
         """Start empty; `spans` say which elements belong together."""
         self._spans = tuple(spans)
         self._radially = tuple(method == "rda" and not span.direct for span in self._spans)
-        self._mean: Vector | None = None
+        self._pass = Pass(self._spans)
+        self._elements: int | None = None
         self._freshest = 0.0
         self._unit = [0.0] * len(self._spans)
         self._radial = [0.0] * len(self._spans)
@@ -113,7 +117,7 @@ class FragmentFold:
         freshness: float = 1.0,
         bends: Bends | None = None,
     ) -> None:
-        """Fold in a displacement (layout order) with a positive weight; it is not kept.
+        """Fold in a displacement (layout order) with a positive weight; it must not change until the result is there.
 
         `norms` are its L2 norms per slice (`span_norms`). `freshness` is 1 for what is in time, and nothing is heard of what
         has none left, 0.
@@ -126,27 +130,25 @@ class FragmentFold:
             )
         self.count += 1
         self._freshest = max(self._freshest, freshness)
+        self._elements = displacement.elements
         weight *= freshness
         if weight == 0.0:
-            self._mean = np.zeros(displacement.elements, dtype=np.float32) if self._mean is None else self._mean
             return
         self.weight_sum += weight
         share = weight / self.weight_sum
-        mean = self._mean
-        if mean is None or share == 1.0:
-            share, mean = 1.0, displacement.expanded()
-            self._mean = mean
+        anew = share == 1.0
+        steps: list[Step | None] = []
         for number, span in enumerate(self._spans):
             bend = None if bends is None else bends.slices[number]
             take = self._share(number, norms[number] if bend is None else bend.norm, share)
-            start, stop = span.offset, span.offset + span.size
             if self._radially[number] and span.size <= SMALL:
-                self._keep(number, displacement.part(start, stop), share, (bends, bend))
-            if bends is not None and bend is not None:
-                factors = 1.0 - share, take * bend.keep, take * bend.add
-                displacement.bend(mean, (start, stop), factors, bends.momentum)
-            elif share != 1.0:
-                displacement.blend(mean, start, stop, 1.0 - share, take)
+                values = displacement.part(span.offset, span.offset + span.size)
+                self._keep(number, values, share, (bends, bend))
+            if bend is not None:
+                steps.append(Step(1.0 - share, take * bend.keep, take * bend.add))
+            else:
+                steps.append(None if anew else Step(1.0 - share, take))
+        self._pass.add(Entry(displacement, steps, None if bends is None else bends.momentum, anew))
 
     def result(self) -> Merged:
         """Return the merge of everything that was added; the fold is spent, for its memory is the result.
@@ -156,18 +158,15 @@ class FragmentFold:
         """
         if self._spent:
             raise ProtocolMisuse("this fold has given its result already")
-        if self._mean is None:
+        if self._elements is None:
             raise ProtocolMisuse("nothing was folded")
         self._spent = True
-        merged, self._mean = self._mean, None
-        for number, span in enumerate(self._spans):
-            here = merged[span.offset : span.offset + span.size]
-            length = self._length(number, merged) if self.count > 1 else 1.0
-            if length == 0.0 and number in self._values:
-                here[:], length = self._values[number], 1.0
-            factor = self._freshest * length
-            if factor != 1.0:
-                np.multiply(here, np.float32(factor), out=here)
+        merged = self._pass.total(self._elements)
+        lengths = self._lengths(merged) if self.count > 1 else [1.0] * len(self._spans)
+        for number, values in self._values.items():
+            if lengths[number] == 0.0:
+                merged[slice(*_ends(self._spans[number]))], lengths[number] = values, 1.0
+        scale(merged, self._spans, [self._freshest * length for length in lengths])
         return Merged(merged, self.weight_sum, self.count)
 
     def _share(self, number: int, norm: float, share: float) -> float:
@@ -194,19 +193,21 @@ class FragmentFold:
             values = np.float32(1.0 - share) * before + np.float32(share) * values
         self._values[number] = values
 
-    def _length(self, number: int, merged: Vector) -> float:
-        """Return what a slice of the mean of directions is multiplied by, to be as long as the mean of lengths."""
-        unit, span = self._unit[number], self._spans[number]
-        if not self._radially[number]:
-            return 1.0
-        length = l2_norm(merged[span.offset : span.offset + span.size])
-        shortest = unit * self._heard[number] * self.count * ROUNDING
-        return self._radial[number] / length if unit and length > shortest else 0.0
+    def _lengths(self, merged: Vector) -> list[float]:
+        """Return what each slice of the mean of directions is multiplied by, to be as long as the mean of lengths."""
+        lengths = [1.0] * len(self._spans)
+        radial = [number for number in range(len(self._spans)) if self._radially[number]]
+        norms = span_norms([self._spans[number] for number in radial], Encoded.exact(merged))
+        for number, norm in zip(radial, norms, strict=True):
+            unit = self._unit[number]
+            shortest = unit * self._heard[number] * self.count * ROUNDING
+            lengths[number] = self._radial[number] / norm if unit and norm > shortest else 0.0
+        return lengths
 
 
 def span_norms(spans: Sequence[Span], displacement: Encoded) -> list[float]:
     """Return the L2 norm of each slice, accumulated in float64."""
-    return [math.sqrt(displacement.squares(span.offset, span.offset + span.size)) for span in spans]
+    return [math.sqrt(squares) for squares in displacement.squares_of([_ends(span) for span in spans])]
 
 
 def validated_norms(
@@ -232,6 +233,27 @@ def validated_norms(
     return list(norms)
 
 
+def scale(vector: Vector, spans: Sequence[Span], factors: Sequence[float]) -> None:
+    """Multiply each slice of a float32 vector by its factor."""
+    pieces = [
+        (part, np.float32(factor))
+        for span, factor in zip(spans, factors, strict=True)
+        if factor != 1.0
+        for part in parts(*_ends(span))
+    ]
+
+    def take(piece: tuple[tuple[int, int], np.float32]) -> None:
+        here = vector[slice(*piece[0])]
+        np.multiply(here, piece[1], out=here)
+
+    each(take, pieces, vector.size)
+
+
 def l2_norm(vector: Vector) -> float:
     """Return the L2 norm of a float32 vector, accumulated in float64: no overflow, no large temporary."""
     return math.sqrt(Encoded.exact(vector).squares(0, vector.size))
+
+
+def _ends(span: Span) -> tuple[int, int]:
+    """Return where a slice begins and ends."""
+    return span.offset, span.offset + span.size

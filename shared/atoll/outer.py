@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.errors import ProtocolMisuse, SettingsError
-from atoll.kernels import Vector, kernels
+from atoll.kernels import Vector, kernels, memory
+from atoll.kernels.threads import each, parts
 
 State = dict[str, npt.NDArray[Any]]
 
@@ -55,9 +56,14 @@ class Nesterov:
         if {displacement.shape, former.shape} != {params.shape} or former.dtype != np.float32:
             got = (params.shape, displacement.shape, former.shape, former.dtype.name)
             raise ProtocolMisuse("values, displacement and momentum that do not belong together", got=got)
-        values, momentum = np.empty_like(params), np.empty_like(params)
-        step = kernels(params.size).nesterov
-        step(params, displacement, former, self.lr, self.momentum, values, momentum)
+        values, momentum = memory.empty(params.size), memory.empty(params.size)
+        step, vectors = kernels(params.size).nesterov, (params, displacement, former, values, momentum)
+
+        def take(part: tuple[int, int]) -> None:
+            now, delta, before, after, kept = (vector[slice(*part)] for vector in vectors)
+            step(now, delta, before, self.lr, self.momentum, after, kept)
+
+        each(take, parts(0, params.size), params.size)
         return values, {"momentum": momentum}
 
 

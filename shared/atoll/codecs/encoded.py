@@ -1,7 +1,12 @@
-"""A vector as it was sent: measured, folded in and expanded without ever lying in memory as float32 (`atoll.kernels`)."""
+"""A vector as it was sent: measured, folded in and expanded without ever lying in memory as float32 (`atoll.kernels`).
+
+Sums over a stretch of elements are taken part by part and added in the order of the parts (`atoll.kernels.threads`), so
+that large ones may be taken by several threads.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +29,9 @@ from atoll.kernels import (
     Bytes,
     Vector,
     kernels,
+    memory,
 )
+from atoll.kernels.threads import each, parts
 
 BLOCK_BYTES: Final = {F32: 4 * BLOCK, BF16: 2 * BLOCK, INT8: BLOCK, INT4: BLOCK // 2, E3M0: BLOCK // 2}
 """Codes of a block, by kind."""
@@ -65,13 +72,17 @@ class Encoded:
 
     def expanded(self) -> Vector:
         """Return the numbers."""
-        out = np.empty(self.elements, dtype=np.float32)
+        out = memory.empty(self.elements)
         self.expand_into(out)
         return out
 
     def expand_into(self, out: Vector) -> None:
         """Write the numbers to `out`, which is as long as we are."""
-        self._over(COPY, (0, self.elements), acc=out)
+        each(lambda part: self.copy(out, *part), parts(0, self.elements), self.elements)
+
+    def copy(self, out: Vector, start: int, stop: int) -> None:
+        """Write elements `start` to `stop` to their places in `out`, which is as long as we are."""
+        self._over(COPY, (start, stop), acc=out)
 
     def part(self, start: int, stop: int) -> Vector:
         """Return elements `start` to `stop`; the work is that of their blocks alone."""
@@ -83,15 +94,15 @@ class Encoded:
 
     def squares(self, start: int, stop: int) -> float:
         """Return the sum of squares of elements `start` to `stop` in float64: finite if and only if all of them are."""
-        lanes = np.zeros(BLOCK)
-        self._over(SQUARE, (start, stop), lanes=lanes)
-        return _total(lanes)
+        return self.squares_of([(start, stop)])[0]
+
+    def squares_of(self, spans: Sequence[tuple[int, int]]) -> list[float]:
+        """Return the sums of squares of several stretches of elements."""
+        return self._sums(SQUARE, spans, _NONE)
 
     def product(self, start: int, stop: int, other: Vector) -> float:
         """Return the scalar product of elements `start` to `stop` with those of `other`, which is as long as we are."""
-        lanes = np.zeros(BLOCK)
-        self._over(MULTIPLY, (start, stop), others=other, lanes=lanes)
-        return _total(lanes)
+        return self._sums(MULTIPLY, [(start, stop)], other)[0]
 
     def blend(self, acc: Vector, start: int, stop: int, keep: float, take: float) -> None:
         """Do `acc <- keep acc + take v` for elements `start` to `stop`; `acc` is as long as we are."""
@@ -100,6 +111,20 @@ class Encoded:
     def bend(self, acc: Vector, span: tuple[int, int], factors: tuple[float, float, float], other: Vector) -> None:
         """Do `acc <- keep acc + (take v + add other)` for the elements of `span`; factors are keep, take and add."""
         self._over(BEND, span, others=other, acc=acc, factors=factors)
+
+    def _sums(self, operation: int, spans: Sequence[tuple[int, int]], others: Vector) -> list[float]:
+        """Return what `operation` sums up over the elements of each span: per part, lanes in their order, then the parts."""
+        pieces = [(number, part) for number, span in enumerate(spans) for part in parts(*span) or [span]]
+        lanes = np.zeros((len(pieces), BLOCK))
+
+        def take(at: int) -> None:
+            self._over(operation, pieces[at][1], others=others, lanes=lanes[at])
+
+        each(take, range(len(pieces)), sum(stop - start for start, stop in spans))
+        sums = [0.0] * len(spans)
+        for (number, _), total in zip(pieces, np.add.accumulate(lanes, axis=1)[:, -1], strict=True):
+            sums[number] += float(total)
+        return sums
 
     def _over(
         self,
@@ -129,8 +154,3 @@ class Encoded:
         """Return whether codes and scales are as many as the elements need."""
         codes = codes_bytes(self.kind, self.elements)
         return (self.codes.size, self.scales.size) == (codes, scales_count(self.kind, self.elements))
-
-
-def _total(lanes: npt.NDArray[np.float64]) -> float:
-    """Return the sum of the lanes, in their order."""
-    return float(np.add.accumulate(lanes)[-1])

@@ -4,12 +4,13 @@ A contribution is folded in as it was sent. Nobody writes its float32 form to me
 encoding, stages those that need it in the nearest cache, and does one *operation* on them. What is left of the cost is the
 traffic that cannot be avoided: the payload read once, the running sum read and written once.
 
-There are two sets. `fast` and `quantising` are compiled by numba and run without the interpreter's lock; `plain` is NumPy.
-**They agree bit for bit**, so which one runs is a matter of speed alone: a shard without numba, a small fragment and a
-replay elsewhere make the same model. For that, sums have an order that no vector length changes: element i adds to lane i mod
-`BLOCK` in float64 (where products of two float32 are exact), and lanes are added up in their order at the end; squares of
-integer codes are summed as integers, block by block. No multiplication is fused with an addition, and a block's scale is
-multiplied into its share before either meets the elements.
+There are two sets. `fast` and `quantising` are compiled by numba and run without the interpreter's lock; `plain` is
+NumPy. **They agree bit for bit**, so which one runs is a matter of speed alone: a shard without numba, a small fragment
+and a replay elsewhere make the same model. For that, sums have an order that no vector length changes: they are made in
+float64 (where products of two float32 are exact), block by block, in lanes that are added up in their order at the end.
+A product of elements i of two blocks adds to lane i; squares of floats are added up in fours first, those at the same
+place in the quarters of a block; squares of integer codes are summed as integers. No multiplication is fused with an
+addition, and a block's scale is multiplied into its share before either meets the elements.
 
 Compiling takes ten seconds and more, once where numba can keep the code (beside the module, in a cache of the user, or in
 `NUMBA_CACHE_DIR`), else at every start; `fast` is loaded
@@ -47,6 +48,8 @@ MULTIPLY: Final = 4
 """Operations, see `Kernels.over`."""
 
 SCALE_MIN: Final = np.float32(1e-38)
+E3M0_UNIT: Final = np.float32(2.0**-6)
+"""The least magnitude of E3M0 before its scale; all of them are integer multiples of it, 64 at most."""
 FAST_ELEMENTS: Final = 1 << 17
 
 

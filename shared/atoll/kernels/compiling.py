@@ -7,7 +7,7 @@ damaged or not ours is no reason to stop: then every process compiles for itself
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
 from numba import njit, types
@@ -25,16 +25,20 @@ F32_IN = types.Array(types.float32, 1, "C", readonly=True)
 F32_OUT = types.Array(types.float32, 1, "C")
 
 
-def compiled(*signatures: Any) -> Callable[[F], F]:  # noqa: ANN401  (signatures of numba)
-    """Compile for these signatures now, and keep the code where numba finds a place for it."""
+def compiled(*signatures: Any, fastmath: Collection[str] = ()) -> Callable[[F], F]:  # noqa: ANN401  (of numba)
+    """Compile for these signatures now, and keep the code where numba finds a place for it.
+
+    `fastmath` names the liberties that LLVM may take with floating point: none unless they change no bit.
+    """
+    options: dict[str, Any] = {"nogil": True, "fastmath": set(fastmath)}
 
     def wrap(function: F) -> F:
         made: Any
         try:
-            made = njit(list(signatures), nogil=True, cache=True)(function)
+            made = njit(list(signatures), cache=True, **options)(function)
         except Exception as error:  # noqa: BLE001  (numba, pickle and the file system have their own)
             log.warning("kernels.not_kept", kernel=function.__name__, reason=repr(error))
-            made = njit(list(signatures), nogil=True)(function)
+            made = njit(list(signatures), **options)(function)
         return cast("F", made)
 
     return wrap

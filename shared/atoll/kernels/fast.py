@@ -1,12 +1,14 @@
 """The compiled set. `atoll.kernels` says what each function does; `plain` says the same in NumPy, to the bit.
 
-An operation is done on rows: blocks before their scale. Rows of f32, bf16 and int8 are views of the payload; nibbles
-are staged, a tile at a time, in memory that stays in the first cache. A block that a span shares with its neighbours is
-done on copies, of which only the span's part counts.
+An operation is done on rows, one for each block. Rows of f32, bf16 and int8 are views of the payload; nibbles are
+unpacked to bytes, a tile at a time, in memory that stays in the first cache, but for sums of squares, which are taken
+from them as they are. A block that a span shares with its neighbours is done on copies, of which only the span's part
+counts.
 
 Written so that LLVM turns inner loops into vector instructions by itself: rows of a view first, then indices from zero to a
-constant (no wrap-around to check, no remainder), one plain statement per element, nibbles unpacked to bytes before they are
-widened, a lane per element of a block. Functions are no arguments here: numba could not keep such code.
+constant (no wrap-around to check, no remainder), one plain statement per element, integers kept as narrow as their sums
+allow. What differs by the type of a row is chosen when it is compiled, and put in its place by numba: what LLVM puts in
+place later has lost its vector loops. Functions are no arguments here: numba could not keep such code.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
 from atoll.kernels import Bytes, Vector
@@ -32,11 +34,16 @@ BLOCK = 128
 agree(globals(), "COPY", "BLEND", "BEND", "SQUARE", "MULTIPLY", "F32", "BF16", "INT8", "INT4", "E3M0", "BLOCK")
 
 HALF = BLOCK // 2
-TILE_BLOCKS = 16
-TILE = TILE_BLOCKS * BLOCK
+QUARTER = BLOCK // 4
+TILE_BLOCKS = 64
+E3M0_UNIT = np.float32(2.0**-6)
+agree(globals(), "E3M0_UNIT")
 
 _F32_ROWS = types.Array(types.float32, 2, "C", readonly=True)
 _F32_ROWS_OUT = types.Array(types.float32, 2, "C")
+_PAIRS = types.Array(types.uint8, 2, "C", readonly=True)
+_INTEGERS = types.Array(types.int8, 2, "C", readonly=True)
+_INTEGERS_OUT = types.Array(types.int8, 2, "C")
 _LANES = types.Array(types.float64, 1, "C")
 _FACTORS = (types.float32, types.float32, types.float32)
 
@@ -44,7 +51,7 @@ _FACTORS = (types.float32, types.float32, types.float32)
 def _on_rows(*kinds: Any) -> list[Any]:  # noqa: ANN401  (types of numba)
     """Return the signatures of `_operate` for rows of these types."""
     return [
-        types.void(types.intp, rows, F32_IN, _F32_ROWS, _F32_ROWS_OUT, _LANES, *_FACTORS)
+        types.void(types.intp, types.intp, rows, F32_IN, _F32_ROWS, _F32_ROWS_OUT, _LANES, *_FACTORS)
         for rows in (types.Array(kind, 2, "C", readonly=fixed) for kind, fixed in kinds)
     ]
 
@@ -62,40 +69,55 @@ def _of_float_or_integer(x: Any) -> Any:  # noqa: ANN401
     return np.float32(x)
 
 
-@overload(_number)
+@overload(_number, inline="always")
 def _number_of(x: Any) -> Any:  # noqa: ANN401  (a type of numba)
     return _of_bfloat16 if x == types.uint16 else _of_float_or_integer
 
 
-def _squared(row: Any, square: Any, lanes: Any) -> None:  # noqa: ANN401
-    """Add the squares of a row's numbers, `square` times, to the lanes; of integers to the first, in one exact sum."""
+@compiled(
+    *[
+        types.void(types.Array(kind, 2, "C", readonly=fixed), _LANES)
+        for kind, fixed in ((types.float32, True), (types.float32, False), (types.uint16, True))
+    ],
+    fastmath={"contract"},
+)
+def _square_floats(rows: Rows, lanes: Lanes) -> None:
+    """Add the squares of rows of f32 or bf16, four of a block to one lane.
+
+    Here products may be fused with sums: in float64 the square of a float32 is exact, so rounding it changes nothing.
+    """
+    for block in range(rows.shape[0]):
+        row = rows[block]
+        first, second, third, last = row[:QUARTER], row[QUARTER:HALF], row[HALF : HALF + QUARTER], row[HALF + QUARTER :]
+        for i in range(QUARTER):
+            a, b = np.float64(_number(first[i])), np.float64(_number(second[i]))
+            c, d = np.float64(_number(third[i])), np.float64(_number(last[i]))
+            lanes[i] += (a * a + b * b) + (c * c + d * d)
 
 
-def _squared_integers(row: Any, square: Any, lanes: Any) -> None:  # noqa: ANN401
-    total = np.int32(0)
-    for i in range(BLOCK):
-        total += np.int32(row[i]) * np.int32(row[i])
-    lanes[0] += square * np.float64(total)
-
-
-def _squared_floats(row: Any, square: Any, lanes: Any) -> None:  # noqa: ANN401
-    for i in range(BLOCK):
-        wide = np.float64(_number(row[i]))
-        lanes[i] += square * (wide * wide)
-
-
-@overload(_squared)
-def _squared_of(row: Any, square: Any, lanes: Any) -> Any:  # noqa: ANN401, ARG001  (types of numba)
-    return _squared_integers if row.dtype == types.int8 else _squared_floats
+@compiled(types.void(_INTEGERS, F32_IN, _LANES), types.void(_INTEGERS_OUT, F32_IN, _LANES))
+def _square_integers(rows: Rows, units: Vector, lanes: Lanes) -> None:
+    """Add the squares of rows of integers, in `units`, to the first lane; those of a block are one exact sum."""
+    for block in range(rows.shape[0]):
+        row, total = rows[block], np.int32(0)
+        for i in range(BLOCK):
+            total += np.int32(row[i]) * np.int32(row[i])
+        wide = np.float64(units[block])
+        lanes[0] += wide * wide * np.float64(total)
 
 
 @compiled(
     *_on_rows(
-        (types.float32, True), (types.float32, False), (types.uint16, True), (types.int8, True), (types.int8, False)
+        (types.float32, True),
+        (types.float32, False),
+        (types.uint16, True),
+        (types.int8, True),
+        (types.int8, False),
     )
 )
 def _operate(
     operation: int,
+    kind: int,
     rows: Rows,
     scales: Vector,
     others: Rows,
@@ -105,60 +127,104 @@ def _operate(
     take: float,
     add: float,
 ) -> None:
-    """Do `operation` with rows and what lies beside them; no scales are scales of one."""
-    count, scaled, one = rows.shape[0], scales.size > 0, np.float32(1.0)
+    """Do `operation`, any but SQUARE, with rows and what lies beside them; no scales are scales of one."""
+    count, scaled = rows.shape[0], scales.size > 0
+    unit = E3M0_UNIT if kind == E3M0 else np.float32(1.0)
     if operation == BLEND:
         for block in range(count):
             row, out = rows[block], here[block]
-            share = take * scales[block] if scaled else take
+            share = take * (unit * scales[block]) if scaled else take
             for i in range(BLOCK):
                 out[i] = keep * out[i] + share * _number(row[i])
     elif operation == BEND:
         for block in range(count):
             row, out, beside = rows[block], here[block], others[block]
-            share = take * scales[block] if scaled else take
+            share = take * (unit * scales[block]) if scaled else take
             for i in range(BLOCK):
                 out[i] = keep * out[i] + (share * _number(row[i]) + add * beside[i])
     elif operation == COPY:
         for block in range(count):
             row, out = rows[block], here[block]
-            scale = scales[block] if scaled else one
+            scale = unit * scales[block] if scaled else unit
             for i in range(BLOCK):
                 out[i] = scale * _number(row[i])
-    elif operation == SQUARE:
-        for block in range(count):
-            row = rows[block]
-            wide = np.float64(scales[block] if scaled else one)
-            _squared(row, wide * wide, lanes)
     else:
         for block in range(count):
             row, beside = rows[block], others[block]
-            wide = np.float64(scales[block] if scaled else one)
+            wide = np.float64(unit * scales[block] if scaled else unit)
             for i in range(BLOCK):
                 lanes[i] += wide * (np.float64(_number(row[i])) * np.float64(beside[i]))
 
 
-@njit(nogil=True)
-def _unpack(kind: int, pairs: Rows, codes: Codes) -> None:
-    """Write the codes of blocks of nibbles: the low ones of a block's bytes are its first half, the high ones its second."""
-    zero = np.int8(8) if kind == INT4 else np.int8(0)
-    halves = codes.reshape(-1, 2, HALF)
+@compiled(types.void(types.intp, _PAIRS, F32_IN, _LANES))
+def _square_nibbles(kind: int, pairs: Rows, scales: Vector, lanes: Lanes) -> None:
+    """Add the squares of blocks of nibbles to the first lane."""
     for block in range(pairs.shape[0]):
-        pair, low, high = pairs[block], halves[block, 0], halves[block, 1]
-        for i in range(HALF):
-            low[i] = np.int8(pair[i] & 15) - zero
-        for i in range(HALF):
-            high[i] = np.int8(pair[i] >> 4) - zero
+        pair = pairs[block]
+        small, total = np.int16(0), np.int32(0)
+        if kind == INT4:
+            for i in range(HALF):
+                a = np.int16(np.int16(pair[i] & 15) - np.int16(8))
+                b = np.int16(np.int16(pair[i] >> 4) - np.int16(8))
+                small = np.int16(small + np.int16(np.int16(a * a) + np.int16(b * b)))  # 128 times 64 at most
+            wide = np.float64(scales[block])
+            lanes[0] += wide * wide * np.float64(small)
+        else:
+            for i in range(HALF):
+                both = np.int32(pair[i])
+                total += np.int32((np.int32(1) << np.int32((both & 7) << 1)) >> 2)  # (2^p / 2)^2, and nothing for p = 0
+                total += np.int32((np.int32(1) << np.int32((both >> 3) & 14)) >> 2)
+            wide = np.float64(E3M0_UNIT * scales[block])
+            lanes[0] += wide * wide * np.float64(total)
 
 
-@njit(nogil=True)
-def _powers(codes: Codes, wide: Vector) -> None:
-    """Write what codes of E3M0 stand for: a sign and 2^-6 to 2^0, or zero."""
-    bits = wide.view(np.int32)
-    for i in range(wide.size):
-        code = np.int32(codes[i])
-        power = code & 7
-        bits[i] = ((power + 120) << 23) * np.int32(power > 0) | (code & 8) << 28
+@compiled(types.void(types.intp, _PAIRS, types.Array(types.int8, 3, "C")))
+def _unpack(kind: int, pairs: Rows, halves: Rows) -> None:
+    """Write what blocks of nibbles stand for: the low ones of a block's bytes are its first half, the high ones its second.
+
+    Of E3M0 in units of 2^-6: zero, or a sign and 1 to 64.
+    """
+    if kind == INT4:
+        for block in range(pairs.shape[0]):
+            pair, low, high = pairs[block], halves[block, 0], halves[block, 1]
+            for i in range(HALF):
+                low[i] = np.int8(pair[i] & 15) - np.int8(8)
+            for i in range(HALF):
+                high[i] = np.int8(pair[i] >> 4) - np.int8(8)
+    else:
+        for block in range(pairs.shape[0]):
+            pair, low, high = pairs[block], halves[block, 0], halves[block, 1]
+            for i in range(HALF):
+                size = np.int16(np.int16(np.int16(1) << np.int16(pair[i] & 7)) >> 1)
+                low[i] = np.int8(np.int16(-size) if pair[i] & 8 else size)
+            for i in range(HALF):
+                size = np.int16(np.int16(np.int16(1) << np.int16((pair[i] >> 4) & 7)) >> 1)
+                high[i] = np.int8(np.int16(-size) if pair[i] & 128 else size)
+
+
+@compiled(types.void(types.intp, _PAIRS, F32_IN, _F32_ROWS_OUT, types.float32, types.float32))
+def _blend_nibbles(kind: int, pairs: Rows, scales: Vector, here: Rows, keep: float, take: float) -> None:
+    """Do BLEND with nibbles: `_unpack` and `_operate`, block by block, which hides the unpacking behind the memory."""
+    codes = np.empty(BLOCK, dtype=np.int8)
+    low, high = codes[:HALF], codes[HALF:]
+    unit = E3M0_UNIT if kind == E3M0 else np.float32(1.0)
+    for block in range(pairs.shape[0]):
+        pair, out = pairs[block], here[block]
+        if kind == INT4:
+            for i in range(HALF):
+                low[i] = np.int8(pair[i] & 15) - np.int8(8)
+            for i in range(HALF):
+                high[i] = np.int8(pair[i] >> 4) - np.int8(8)
+        else:
+            for i in range(HALF):
+                size = np.int16(np.int16(np.int16(1) << np.int16(pair[i] & 7)) >> 1)
+                low[i] = np.int8(np.int16(-size) if pair[i] & 8 else size)
+            for i in range(HALF):
+                size = np.int16(np.int16(np.int16(1) << np.int16((pair[i] >> 4) & 7)) >> 1)
+                high[i] = np.int8(np.int16(-size) if pair[i] & 128 else size)
+        share = take * (unit * scales[block])
+        for i in range(BLOCK):
+            out[i] = keep * out[i] + share * np.float32(codes[i])
 
 
 _OVER = (types.intp, types.intp, BYTES, F32_IN, types.intp, types.intp, F32_IN, F32_OUT, _LANES, *_FACTORS)
@@ -185,28 +251,37 @@ def _blocks(
     own = scales[first:last]
     if kind == F32:
         rows = payload[4 * BLOCK * first : 4 * BLOCK * last].view(np.float32).reshape(-1, BLOCK)
-        _operate(operation, rows, own, beside, here, lanes, keep, take, add)
-        return
-    if kind == BF16:
+        if operation == SQUARE:
+            _square_floats(rows, lanes)
+        else:
+            _operate(operation, kind, rows, own, beside, here, lanes, keep, take, add)
+    elif kind == BF16:
         halves = payload[2 * BLOCK * first : 2 * BLOCK * last].view(np.uint16).reshape(-1, BLOCK)
-        _operate(operation, halves, own, beside, here, lanes, keep, take, add)
-        return
-    if kind == INT8:
+        if operation == SQUARE:
+            _square_floats(halves, lanes)
+        else:
+            _operate(operation, kind, halves, own, beside, here, lanes, keep, take, add)
+    elif kind == INT8:
         signed = payload[BLOCK * first : BLOCK * last].view(np.int8).reshape(-1, BLOCK)
-        _operate(operation, signed, own, beside, here, lanes, keep, take, add)
-        return
-    codes, wide = np.empty(TILE, dtype=np.int8), np.empty(TILE, dtype=np.float32)
-    for at in range(first, last, TILE_BLOCKS):
-        end = min(at + TILE_BLOCKS, last)
-        a, b, size = at - first, end - first, (end - at) * BLOCK
-        _unpack(kind, payload[HALF * at : HALF * end].reshape(-1, HALF), codes[:size])
-        if kind == INT4:
-            nibbles = codes[:size].reshape(-1, BLOCK)
-            _operate(operation, nibbles, own[a:b], beside[a:b], here[a:b], lanes, keep, take, add)
-            continue
-        _powers(codes[:size], wide[:size])
-        floats = wide[:size].reshape(-1, BLOCK)
-        _operate(operation, floats, own[a:b], beside[a:b], here[a:b], lanes, keep, take, add)
+        if operation == SQUARE:
+            _square_integers(signed, own, lanes)
+        else:
+            _operate(operation, kind, signed, own, beside, here, lanes, keep, take, add)
+    else:
+        pairs = payload[HALF * first : HALF * last].reshape(-1, HALF)
+        if operation == SQUARE:
+            _square_nibbles(kind, pairs, own, lanes)
+            return
+        if operation == BLEND:
+            _blend_nibbles(kind, pairs, own, here, keep, take)
+            return
+        codes = np.empty(TILE_BLOCKS * BLOCK, dtype=np.int8)
+        for at in range(0, last - first, TILE_BLOCKS):
+            end = min(at + TILE_BLOCKS, last - first)
+            tile = codes[: (end - at) * BLOCK]
+            _unpack(kind, pairs[at:end], tile.reshape(-1, 2, HALF))
+            signed = tile.reshape(-1, BLOCK)
+            _operate(operation, kind, signed, own[at:end], beside[at:end], here[at:end], lanes, keep, take, add)
 
 
 @compiled(types.void(*_OVER))
@@ -233,24 +308,29 @@ def _part(
     if acc.size:
         here[0, low:high] = acc[start:stop]
     own, codes, wide = scales[block : block + 1], np.zeros(BLOCK, np.int8), np.zeros(BLOCK, np.float32)
-    if kind == INT8:
-        codes[low:high] = payload[BLOCK * block + low : BLOCK * block + high].view(np.int8)
-    elif kind in (INT4, E3M0):
-        _unpack(kind, payload[HALF * block : HALF * (block + 1)].reshape(1, HALF), codes)
-        codes[:low] = 0
-        codes[high:] = 0
-    if kind in (INT8, INT4):
-        _operate(operation, codes.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
-    else:
+    if kind in (F32, BF16):
         if kind == F32:
             wide[low:high] = payload[4 * start : 4 * stop].view(np.float32)
-        elif kind == BF16:
+        else:
             halves = payload[2 * start : 2 * stop].view(np.uint16)
             for i in range(halves.size):
                 wide[low + i] = _number(halves[i])
+        if operation == SQUARE:
+            _square_floats(wide.reshape(1, BLOCK), lanes)
         else:
-            _powers(codes, wide)
-        _operate(operation, wide.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
+            _operate(operation, kind, wide.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
+    else:
+        if kind == INT8:
+            codes[low:high] = payload[BLOCK * block + low : BLOCK * block + high].view(np.int8)
+        else:
+            pairs = payload[HALF * block : HALF * (block + 1)].reshape(1, HALF)
+            _unpack(kind, pairs, codes.reshape(1, 2, HALF))
+            codes[:low] = 0
+            codes[high:] = 0
+        if operation == SQUARE:
+            _square_integers(codes.reshape(1, BLOCK), E3M0_UNIT * own if kind == E3M0 else own, lanes)
+        else:
+            _operate(operation, kind, codes.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
     if acc.size:
         acc[start:stop] = here[0, low:high]
 

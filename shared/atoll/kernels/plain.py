@@ -12,7 +12,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.kernels import BEND, BF16, BLEND, BLOCK, COPY, E3M0, F32, INT4, INT8, SCALE_MIN, SQUARE, Bytes, Vector
+from atoll.kernels import (
+    BEND,
+    BF16,
+    BLEND,
+    BLOCK,
+    COPY,
+    E3M0,
+    E3M0_UNIT,
+    F32,
+    INT4,
+    INT8,
+    SCALE_MIN,
+    SQUARE,
+    Bytes,
+    Vector,
+)
 
 Lanes = npt.NDArray[np.float64]
 Rows = npt.NDArray[Any]
@@ -44,6 +59,7 @@ def over(
         rows.reshape(-1)[: low - at] = 0
         rows.reshape(-1)[high - at :] = 0
         scale = scales[first : first + blocks, None] if scales.size else np.ones((blocks, 1), np.float32)
+        scale = E3M0_UNIT * scale if kind == E3M0 else scale
         beside = _padded(others, low, high, at, blocks)
         if operation in (COPY, BLEND, BEND):
             result = _combined(operation, rows, scale, beside, _padded(acc, low, high, at, blocks), (keep, take, add))
@@ -114,10 +130,8 @@ def _rows(kind: int, payload: Bytes, at: int, end: int, blocks: int) -> Rows:
     if kind == INT4:
         codes -= np.int8(8)
         return codes
-    wide = codes.astype(np.int32)
-    power = wide & 7
-    bits: Rows = ((power + 120) << 23) * np.minimum(power, 1) | (wide & 8) << 28
-    return bits.view(np.float32)
+    powers: Rows = np.left_shift(np.int16(1), (codes & 7).astype(np.int16)) >> 1
+    return np.where(codes & 8, -powers, powers).astype(np.int8)
 
 
 def _combined(
@@ -142,7 +156,10 @@ def _addends(operation: int, rows: Rows, wide: Rows, others: Rows) -> Rows:
         addends[:, 0] = (wide * wide)[:, 0] * np.square(rows.astype(np.int32)).sum(axis=1)
         return addends
     if operation == SQUARE:
-        return wide * wide * np.square(rows.astype(np.float64))
+        squares = np.square(rows.astype(np.float64)).reshape(-1, 4, BLOCK // 4)
+        addends = np.zeros(rows.shape)
+        addends[:, : BLOCK // 4] = (squares[:, 0] + squares[:, 1]) + (squares[:, 2] + squares[:, 3])
+        return addends
     return wide * (rows.astype(np.float64) * others.astype(np.float64))
 
 

@@ -1,0 +1,60 @@
+"""Memory of large vectors, used again when nobody holds it any more.
+
+Memory that is new to a process comes from the operating system in pages, each of which is cleared and mapped when it is
+first touched: for large vectors that costs as much as the arithmetic. A shard needs the same sizes round after round: a
+sum, the next values, the next momentum; and with every commit it lets go of as many. So the last `KEPT` vectors that
+were let go are kept, and the next one of their size takes their place.
+
+Whether a vector is let go is not ours to say: it is when the interpreter drops the last array, view or buffer that looks
+into it. `empty` returns such an array, with anything in it, for its taker alone. Vectors below `KEPT_ELEMENTS` are
+left to the allocator, which does the same for them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections import deque
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.kernels import Vector
+
+KEPT: Final = 3
+KEPT_ELEMENTS: Final = 1 << 20
+
+# Its ends are safe to use from any thread, also from a garbage collection in the midst of `_taken`.
+_spent: deque[mmap.mmap] = deque(maxlen=KEPT)
+
+
+class _Lent(np.ndarray[Any, Any]):
+    """The whole of a kept memory; a class of its own, so that every view keeps this array and not the memory below it."""
+
+
+def empty(elements: int) -> Vector:
+    """Return a float32 vector of anything."""
+    if elements < KEPT_ELEMENTS:
+        return np.empty(elements, dtype=np.float32)
+    memory = _taken(4 * elements)
+    lent = np.ndarray.__new__(_Lent, (elements,), np.float32, memory)
+    weakref.finalize(lent, _spent.append, memory).atexit = False
+    vector: npt.NDArray[np.float32] = lent.view(np.ndarray)
+    return vector
+
+
+def _taken(size: int) -> mmap.mmap:
+    """Return so many bytes that were let go, new ones where there are none."""
+    for _ in range(len(_spent)):
+        try:
+            memory = _spent.popleft()
+        except IndexError:  # another thread was faster
+            break
+        if len(memory) == size:
+            return memory
+        _spent.append(memory)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

@@ -1,0 +1,163 @@
+"""Large work in parts: the same bits with any number of threads, in one pass or in many, in new memory or in used."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from atoll.codecs import ENCODINGS, Encoded
+from atoll.kernels import Vector, memory, threads
+from atoll.layout import Span
+from atoll.merge import Bend, Bends, FragmentFold, span_norms
+from atoll.outer import Nesterov
+from atoll.passes import Entry, Pass, Step
+
+ELEMENTS = threads.SPREAD_ELEMENTS + 3 * 128 + 5
+SIZES = [threads.PART + 77, 100, ELEMENTS - threads.PART - 177]
+
+
+def spans() -> tuple[Span, ...]:
+    """Return three slices that begin within blocks and end within parts."""
+    offsets = np.cumsum([0, *SIZES])
+    return tuple(
+        Span(f"w{at}", 0, size, int(at), size, direct=False, floating=True)
+        for at, size in zip(offsets, SIZES, strict=False)
+    )
+
+
+def drawn(seed: int, elements: int = ELEMENTS) -> Vector:
+    """Return normally distributed numbers."""
+    return np.random.default_rng(seed).standard_normal(elements, dtype=np.float32)
+
+
+def sent(codec: str, seed: int) -> Encoded:
+    """Return a vector as it was sent."""
+    payload = np.zeros(ENCODINGS[codec].size(ELEMENTS), np.uint8)
+    ENCODINGS[codec].encode(drawn(seed), payload)
+    return ENCODINGS[codec].view(payload, ELEMENTS)
+
+
+def a_round(codec: str) -> bytes:
+    """Return the bits of a round of three contributions, one of them bent, and its outer step."""
+    fold, momentum = FragmentFold(spans(), "rda"), drawn(9)
+    for number, weight in enumerate([2.0, 1.0, 3.0]):
+        displacement = sent(codec, number)
+        norms = span_norms(spans(), displacement)
+        bends = Bends(momentum, [Bend(0.5, 0.25, norms[0]), None, None]) if number == 1 else None
+        fold.add(displacement, norms, weight, 1.0 if number else 0.5, bends)
+    merged = fold.result().displacement
+    values, state = Nesterov(0.6, 0.3).update(drawn(8), merged, {"momentum": momentum})
+    return b"".join(vector.tobytes() for vector in (merged, values, state["momentum"]))
+
+
+@pytest.fixture
+def _helpers_made_anew() -> Iterator[None]:
+    """Let a test say how many cores there are."""
+    threads._helpers.cache_clear()
+    yield
+    threads._helpers.cache_clear()
+
+
+@pytest.mark.parametrize("codec", list(ENCODINGS))
+@pytest.mark.usefixtures("_helpers_made_anew")
+def test_a_round_has_the_same_bits_with_any_number_of_threads(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums are made of parts that do not depend on who takes them."""
+    results = set()
+    for cores in (1, 2, 5):
+        threads._helpers.cache_clear()
+        monkeypatch.setattr(threads, "cores", lambda cores=cores: cores)
+        results.add(a_round(codec))
+    assert len(results) == 1
+
+
+def test_parts_are_cut_where_vectors_are_not_where_work_begins() -> None:
+    """All multiples of the part and the two ends, and nothing for nothing."""
+    part = threads.PART
+    assert threads.parts(0, 2 * part) == [(0, part), (part, 2 * part)]
+    assert threads.parts(part - 1, 2 * part + 1) == [(part - 1, part), (part, 2 * part), (2 * part, 2 * part + 1)]
+    assert threads.parts(5, 7) == [(5, 7)]
+    assert threads.parts(5, 5) == []
+
+
+def test_every_item_is_done_once_and_small_work_by_the_caller() -> None:
+    """Whoever helps, and whoever else asks for help at the same time."""
+    done: list[int] = []
+    with ThreadPoolExecutor(4) as callers:
+        for asked in [callers.submit(threads.each, done.append, range(50), threads.SPREAD_ELEMENTS) for _ in range(4)]:
+            asked.result()
+    assert sorted(done) == sorted(4 * list(range(50)))
+    by: set[int] = set()
+    threads.each(lambda _: by.add(threading.get_ident()), range(100), threads.SPREAD_ELEMENTS - 1)
+    assert by == {threading.get_ident()}
+
+
+def test_what_the_work_raises_is_raised() -> None:
+    """By a helper or by the caller."""
+
+    def work(number: int) -> None:
+        if number >= 0:
+            raise ValueError(number)
+
+    with pytest.raises(ValueError, match="0"):
+        threads.each(work, [0], 1)
+    with pytest.raises(ValueError, match=r"\d"):
+        threads.each(work, range(20), threads.SPREAD_ELEMENTS)
+
+
+@pytest.mark.parametrize("codec", ["f32", "int8", "int4"])
+def test_one_pass_does_what_many_would(codec: str) -> None:
+    """To the bit: every element sees the same operations in the same order."""
+    entries = [
+        Entry(sent(codec, number), [None if number == 0 else Step(0.5, 0.25)] * 3, None, anew=number == 0)
+        for number in range(10)
+    ]
+    by_itself, together = entries[0].displacement.expanded(), Pass(spans())
+    for entry in entries:
+        together.add(entry)
+        if entry is not entries[0]:
+            entry.displacement.blend(by_itself, 0, ELEMENTS, 0.5, 0.25)
+    assert together.total(ELEMENTS).tobytes() == by_itself.tobytes()
+
+
+def test_no_more_waits_than_a_sum() -> None:
+    """Eight contributions of four bits; one in float32 is entered at once."""
+    for codec, most in (("f32", 0), ("bf16", 1), ("int8", 3), ("int4", 7)):
+        waiting, entered = 0, Pass(spans())
+        for number in range(9):
+            entered.add(Entry(sent(codec, 1), [Step(0.5, 0.5)] * 3, None, anew=number == 0))
+            waiting = max(waiting, len(entered._waiting))
+        assert waiting == most
+
+
+def test_nothing_added_is_a_sum_of_zeros() -> None:
+    """A round in which nothing had any freshness left."""
+    assert not Pass(spans()).total(ELEMENTS).any()
+
+
+def test_memory_is_used_again_when_nobody_holds_it() -> None:
+    """Not before: a view or a buffer of it is enough to keep it."""
+    elements = memory.KEPT_ELEMENTS + 11
+    vector = memory.empty(elements)
+    assert (vector.dtype.name, vector.size, vector.flags.writeable) == ("float32", elements, True)
+    place, view, buffer = vector.ctypes.data, vector[5:9].view(np.uint8), vector.data
+    del vector
+    held = [memory.empty(elements) for _ in range(3)]
+    del view
+    held.append(memory.empty(elements))
+    assert place not in {other.ctypes.data for other in held}
+    del buffer
+    gc.collect()
+    assert memory.empty(elements).ctypes.data == place
+
+
+def test_a_bounded_number_of_vectors_is_kept() -> None:
+    """What one commit lets go of."""
+    held = [memory.empty(memory.KEPT_ELEMENTS + number) for number in range(2 * memory.KEPT)]
+    held.clear()
+    gc.collect()
+    assert len(memory._spent) == memory.KEPT
