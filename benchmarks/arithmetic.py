@@ -30,7 +30,7 @@ from numba import njit
 from results import Figure, write
 from rich.progress import track
 
-from atoll.codecs import ENCODINGS, Encoded, framed
+from atoll.codecs import ENCODINGS, Encoded, Framing, encode_frame
 from atoll.codecs.encoded import BLOCK_BYTES
 from atoll.kernels import BF16, BLOCK, INT8, Vector, kernels
 from atoll.kernels.threads import PART
@@ -109,10 +109,9 @@ def main() -> int:
 def figures_of(bench: Bench, codec: str) -> list[Figure]:
     """Return what one encoding costs and keeps."""
     encoding, count = ENCODINGS[codec], bench.vector.size
-    payload = np.zeros(encoding.size(count), np.uint8)
-    encoding.encode(bench.vector, payload)
-    sent = encoding.view(payload, count)
-    fold_bytes = 8.0 + payload.size / count
+    sent, framing = encoding.encoded(bench.vector), Framing(count, codec)
+    segments = [bench.vector[slice(*framing.bounds(number))] for number in range(len(framing))]
+    fold_bytes = 8.0 + encoding.size(count) / count
     out = np.empty_like(bench.vector)
 
     def fold() -> None:
@@ -126,9 +125,9 @@ def figures_of(bench: Bench, codec: str) -> list[Figure]:
 
     folded = bench.beside_memory(fold, fold_bytes)
     both = bench.timed_beside_memory(check_and_fold, fold_bytes)
-    encoded = bench.beside_copy(lambda: encoding.encode(bench.vector, payload))
+    encoded = bench.beside_copy(lambda: [encoding.encoded(segment) for segment in segments])
     decoded = bench.beside_copy(lambda: sent.copy(out, 0, count))
-    wire = 8.0 * len(framed(bench.vector, codec)[0]) / count
+    wire = 8.0 * len(encode_frame(bench.vector, codec)) / count
     error, cosine = kept(bench.vector, sent)
     how = f"{count / 1e6:.0f}M numbers, best of {bench.repeats}"
     least = (ENCODE_MIN, DECODE_MIN) if codec == "int4" else (None, None)

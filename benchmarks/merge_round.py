@@ -57,10 +57,10 @@ LIMIT_BYTES = 12.0
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What a shard has when a round ends: payloads, the norms that their senders claim, weights, values and momentum."""
+    """What a shard has when a round ends: contributions, the norms that their senders claim, weights, values and momentum."""
 
     spans: tuple[Span, ...]
-    payloads: Sequence[np.typing.NDArray[np.uint8]]
+    sent: Sequence[Encoded]
     norms: Sequence[Sequence[float]]
     weights: Sequence[float]
     values: Vector
@@ -72,33 +72,26 @@ class Shard:
         dice, encoding = np.random.default_rng(seed), ENCODINGS["int4"]
         common, values, momentum = (dice.standard_normal(elements, dtype=np.float32) for _ in range(3))
         spans = spans_of(elements)
-        payloads, norms = [], []
-        for _ in range(M):
-            payload = np.zeros(encoding.size(elements), np.uint8)
-            encoding.encode(np.float32(1e-3) * (common + dice.standard_normal(elements, dtype=np.float32)), payload)
-            payloads.append(payload)
-            norms.append(span_norms(spans, encoding.view(payload, elements)))
-        return cls(spans, payloads, norms, [float(w) for w in dice.uniform(1.0, 4.0, M)], values, momentum)
+        sent = [
+            encoding.encoded(np.float32(1e-3) * (common + dice.standard_normal(elements, dtype=np.float32)))
+            for _ in range(M)
+        ]
+        norms = [span_norms(spans, one) for one in sent]
+        return cls(spans, sent, norms, [float(w) for w in dice.uniform(1.0, 4.0, M)], values, momentum)
 
     def merge(self) -> Vector:
         """Do the round and return the next values; nothing of ours changes."""
         fold = FragmentFold(self.spans, "rda")
-        for payload, claimed, weight in zip(self.payloads, self.norms, self.weights, strict=True):
-            sent = self.opened(payload)
-            fold.add(sent, validated_norms(sent, self.spans, claimed, NORM_MAX), weight)
+        for sent, claimed, weight in zip(self.sent, self.norms, self.weights, strict=True):
+            fold.add(sent, validated_norms(span_norms(self.spans, sent), self.spans, claimed, NORM_MAX), weight)
         merged = fold.result().displacement
         return Nesterov(RATE, MOMENTUM).update(self.values, merged, {"momentum": self.momentum})[0]
 
-    def opened(self, payload: np.typing.NDArray[np.uint8]) -> Encoded:
-        """Return what a payload stands for."""
-        return ENCODINGS["int4"].view(payload, self.values.size)
-
     def round(self) -> Round:
         """Return the same for those who do it in another way."""
-        sent = [self.opened(payload) for payload in self.payloads]
         return Round(
-            [one.codes for one in sent],
-            [one.scales for one in sent],
+            [one.codes for one in self.sent],
+            [one.scales for one in self.sent],
             np.asarray(self.weights, np.float32),
             self.values,
             self.momentum,

@@ -37,9 +37,7 @@ def drawn(seed: int, elements: int = ELEMENTS) -> Vector:
 
 def sent(codec: str, seed: int) -> Encoded:
     """Return a vector as it was sent."""
-    payload = np.zeros(ENCODINGS[codec].size(ELEMENTS), np.uint8)
-    ENCODINGS[codec].encode(drawn(seed), payload)
-    return ENCODINGS[codec].view(payload, ELEMENTS)
+    return ENCODINGS[codec].encoded(drawn(seed))
 
 
 def a_round(codec: str) -> bytes:
