@@ -18,6 +18,7 @@ from atoll.bus.connection import Connection
 from atoll.bus.consumers import QueueConsumer, open_consumer
 from atoll.bus.feeds import Feed
 from atoll.bus.interface import BlobRef, Buffer, BusStats, Info, Record, TapeEntry, Whisper
+from atoll.bus.lanes import Lanes
 from atoll.bus.options import DEFAULTS, BusOptions
 from atoll.bus.provision import check_broker, provision
 from atoll.bus.stored import JetStream
@@ -35,6 +36,7 @@ class JetStreamBus:
         self.stats: BusStats = connection.stats
         self._connection = connection
         self._jetstream = JetStream(connection)
+        self._bulk = Lanes(connection)
         self._plans = plans
         self._feeds: dict[Feed, int] = {}
         self._consumers: list[QueueConsumer] = []
@@ -89,14 +91,14 @@ class JetStreamBus:
         stream_of(self._plans, f"{stem}.0")
         view = flat(payload)
         digest = await digest_of(view)
-        chunks = await self._connection.call(blobs.write(self._jetstream, stem, view))
+        chunks = await self._connection.call(blobs.write(self._bulk, stem, view))
         return BlobRef(stem=stem, chunks=chunks, size_bytes=len(view), digest=digest)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
         """Return the whole blob, checked; see `Bus`."""
         check_ref(ref, size_bytes_max)
         plan = stream_of(self._plans, f"{ref.stem}.0")
-        chunks = await self._connection.call(blobs.read(self._jetstream, plan.name, ref))
+        chunks = await self._connection.call(blobs.read(self._bulk, plan.name, ref))
         return await assemble(ref, chunks)
 
     async def purge(self, subject_filter: str) -> int:

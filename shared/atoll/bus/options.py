@@ -24,6 +24,9 @@ class BusOptions:
         watch_s: interval of the watchdog's echo.
         echo_s: how long an echo may take; three slow ones in a row cut the connection.
         chunk_bytes: payload bytes of one chunk.
+        bulk_connections: connections that carry chunks and nothing else, so many for writing and so many for reading, each
+            opened when it is first wanted; 0 sends chunks where all else goes. More than one pays only where loss bounds
+            what one connection carries.
         window: chunks in flight while writing a blob.
         ack_pending_max: deliveries a durable consumer may hold unsettled; more than a quorum of every fragment needs, or
             a shard would wait for contributions that the broker does not hand out.
@@ -42,6 +45,7 @@ class BusOptions:
     watch_s: float = 10.0
     echo_s: float = 5.0
     chunk_bytes: int = CHUNK_BYTES
+    bulk_connections: int = 1
     window: int = 8
     ack_pending_max: int = 1 << 16
     stream_bytes_max: int = 8 * GIB
