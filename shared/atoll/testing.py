@@ -13,6 +13,7 @@ from typing import Literal, Self
 
 Direction = Literal["up", "down"]
 _PIECE_BYTES = 1 << 16
+_SHARED_PIECE_BYTES = 1 << 14
 
 
 def unique_run() -> str:
@@ -24,12 +25,17 @@ class LinkProxy:
     """A TCP relay on the loopback whose link can be cut, swallowed or healed; an async context manager.
 
     `up` is from client to server. `blackhole` swallows bytes of one direction and lets the other pass; `cut` closes
-    every connection and refuses new ones until `heal`.
+    every connection and refuses new ones until `heal`. With `bytes_s` each direction carries so many bytes a second, which
+    its connections share piece by piece.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, bytes_s: float | None = None) -> None:
         """Relay to `port` of the loopback."""
         self._target = port
+        self._bytes_s = bytes_s
+        self._link: dict[Direction, asyncio.Lock] = {"up": asyncio.Lock(), "down": asyncio.Lock()}
+        self.carried_bytes: dict[Direction, int] = {"up": 0, "down": 0}
+        self.accepted = 0
         self._server: asyncio.Server | None = None
         self._relays: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -76,6 +82,7 @@ class LinkProxy:
         if self._cut:
             writer.transport.abort()
             return
+        self.accepted += 1
         task = asyncio.current_task()
         if task is not None:
             self._relays.add(task)
@@ -94,7 +101,11 @@ class LinkProxy:
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
         """Copy one direction; its end ends the connection."""
         with contextlib.suppress(OSError):
-            while piece := await reader.read(_PIECE_BYTES):
+            while piece := await reader.read(_PIECE_BYTES if self._bytes_s is None else _SHARED_PIECE_BYTES):
+                if self._bytes_s is not None:
+                    async with self._link[direction]:
+                        await asyncio.sleep(len(piece) / self._bytes_s)
+                self.carried_bytes[direction] += len(piece)
                 if direction in self._swallowed:
                     self.swallowed_bytes += len(piece)
                     continue

@@ -123,6 +123,8 @@ TESTED_BY = {
     "atoll.bus.connect": "test_bus_jetstream.py",
     "atoll.bus.connection": "test_bus_jetstream.py",
     "atoll.bus.stored": "test_bus_jetstream.py",
+    "atoll.bus.lanes": "test_bus_wire.py",
+    "atoll.bus.thread": "test_bus_jetstream.py",
     "atoll.bus.waiting": "test_bus_jetstream.py",
 }
 

@@ -79,7 +79,7 @@ class TapeEntry:
 
 @dataclass(slots=True)
 class BusStats:
-    """Counters since the bus was opened; bytes are payload bytes."""
+    """Counters since the bus was opened; bytes are payload bytes, but those on the wire: all that its sockets carry."""
 
     bytes_up: int = 0
     bytes_down: int = 0
@@ -88,6 +88,8 @@ class BusStats:
     retries: int = 0
     reconnects: int = 0
     whispers_dropped: int = 0
+    wire_bytes_up: int = 0
+    wire_bytes_down: int = 0
 
 
 class Delivery(Protocol):

@@ -21,6 +21,7 @@ from atoll.bus.connection import Connection
 from atoll.bus.consumers import QueueConsumer, open_consumer
 from atoll.bus.feeds import Feed
 from atoll.bus.interface import BlobRef, Buffer, BusStats, Info, Record, TapeEntry, Whisper
+from atoll.bus.lanes import Lanes
 from atoll.bus.options import DEFAULTS, BusOptions
 from atoll.bus.pieces import Download, Upload, whole
 from atoll.bus.provision import check_broker, provision
@@ -41,6 +42,7 @@ class JetStreamBus:
         self.stats: BusStats = connection.stats
         self._connection = connection
         self._jetstream = JetStream(connection)
+        self._bulk = Lanes(connection)
         self._plans = plans
         self._feeds: dict[Feed, int] = {}
         self._consumers: list[QueueConsumer] = []
@@ -94,7 +96,7 @@ class JetStreamBus:
         """Store `payload` under `stem` in acknowledged pieces; see `Bus`."""
         stream_of(self._plans, f"{stem}.0")
         upload = Upload.of(payload)
-        await self._connection.call(blobs.write(self._jetstream, stem, upload))
+        await self._connection.call(blobs.write(self._bulk, stem, upload))
         return upload.ref(stem)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
@@ -109,7 +111,7 @@ class JetStreamBus:
         try:
             while True:
                 for page in itertools.islice(pages, _READERS - len(reading)):
-                    work = blobs.read_page(self._jetstream, stream, download, page)
+                    work = blobs.read_page(self._bulk, stream, download, page)
                     reading.add(asyncio.ensure_future(self._connection.call(work)))
                 if not reading:
                     break

@@ -22,6 +22,9 @@ class BusOptions:
         reconnect_s: pause between attempts to reconnect.
         watch_s: interval of the watchdog's echo.
         echo_s: how long an echo may take; three slow ones in a row cut the connection.
+        bulk_connections: connections that carry chunks and nothing else, so many for writing and so many for reading, each
+            opened when it is first wanted; 0 sends chunks where all else goes. More than one pays only where loss bounds
+            what one connection carries.
         window: pieces in flight while writing a blob, at most.
         ack_pending_max: deliveries a durable consumer may hold unsettled; more than a quorum of every fragment needs, or
             a shard would wait for contributions that the broker does not hand out.
@@ -39,6 +42,7 @@ class BusOptions:
     reconnect_s: float = 0.25
     watch_s: float = 10.0
     echo_s: float = 5.0
+    bulk_connections: int = 1
     window: int = 8
     ack_pending_max: int = 1 << 16
     stream_bytes_max: int = 8 * GIB

@@ -201,29 +201,26 @@ class JetStream:
     async def _page_once(self, stream: str, body: Mapping[str, Any]) -> Page:
         """Ask for a page through a private inbox and collect until the end-of-batch marker."""
         done: asyncio.Future[Msg] = self.connection.loop.create_future()
-        lost: asyncio.Future[None] = self.connection.lost
         messages: list[Stored] = []
-        progress = 0
 
         def collect(message: Msg) -> None:
-            nonlocal progress
             headers = message.headers or {}
             if "Nats-Sequence" in headers and "Status" not in headers:
                 messages.append(Stored(int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data))
-                progress += 1
             elif not done.done():
                 done.set_result(message)
 
         inbox = self.connection.inbox()
         key = await self.connection.subscribe(inbox, collect, confirm=False)
+        lost = self.connection.lost
         try:
             await self.connection.send(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=inbox)
-            seen = -1
+            moves = self.connection.movement()
             while not done.done():
-                if progress == seen or lost.done():
-                    raise Unanswered(f"batched get from {stream} stalled")
-                seen = progress
+                # On a slow link even one message may take longer than a try; what counts is that bytes move.
                 await first_of(self.connection.options.try_s, done, lost)
+                if not done.done() and (lost.done() or not moves()):
+                    raise Unanswered(f"batched get from {stream} stalled")
         finally:
             await self.connection.unsubscribe(key)
         return self._page_of(messages, done.result().headers or {}, stream)

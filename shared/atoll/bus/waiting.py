@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -24,11 +24,18 @@ async def first_of(timeout_s: float, *futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
 
 
-async def bounded(work: Awaitable[T], timeout_s: float, *also: asyncio.Future[None]) -> T:
-    """Return the result of `work`; raise `TimeoutError` after `timeout_s` or once one of `also` is done."""
+async def bounded(
+    work: Awaitable[T], timeout_s: float, *also: asyncio.Future[None], moves: Callable[[], bool] | None = None
+) -> T:
+    """Return the result of `work`; raise `TimeoutError` after `timeout_s` or once one of `also` is done.
+
+    Where `moves` says at the time-out that there was progress since it was asked last, it is waited as long again.
+    """
     task = asyncio.ensure_future(work)
     try:
         await first_of(timeout_s, task, *also)
+        while not (task.done() or any(each.done() for each in also)) and moves is not None and moves():
+            await first_of(timeout_s, task, *also)
     except asyncio.CancelledError:
         _abandon(task)
         raise

@@ -1,0 +1,292 @@
+"""What our transport adds under the JetStream bus: lanes for chunks, counted bytes; and what of nats-py must go on working."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import ipaddress
+import json
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from nats import errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from atoll.bus.broker import EmbeddedBroker, find_server
+from atoll.bus.client import WireClient
+from atoll.bus.interface import BusStats
+from atoll.bus.jetstream import JetStreamBus
+from atoll.bus.options import BusOptions
+from atoll.bus.subjects import Subjects
+from atoll.testing import LinkProxy
+
+pytestmark = pytest.mark.connected
+MIB = 1 << 20
+SOON_S = 10.0
+LINK_BYTES_S = 4e6
+OPTIONS = BusOptions(try_s=1.0, watch_s=0.2, echo_s=0.2, reconnect_s=0.1)
+
+
+@asynccontextmanager
+async def opened(url: str, run: str, options: BusOptions = OPTIONS) -> AsyncIterator[JetStreamBus]:
+    """Open one bus."""
+    bus = await JetStreamBus.open(url, run, name="bus", options=options)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def test_beats_are_prompt_while_chunks_saturate_a_link_both_ways(broker: EmbeddedBroker, run: str) -> None:
+    """Eight megabytes up and eight down at four a second: the link is busy for seconds, a whisper waits for none of it.
+
+    No time-out of a chunk (1 s) and no late echo (0.2 s, three in a row) is taken for a failure: things move.
+    """
+    data, subjects = np.random.default_rng(0).bytes(8 * MIB), Subjects(run)
+    async with (
+        LinkProxy(broker.port, LINK_BYTES_S) as link,
+        opened(link.url, run) as bus,
+        opened(broker.url, run) as ear,
+    ):
+        down = await ear.put_blob(subjects.global_stem(1, 1, "n"), data)
+        feed = await ear.listen(subjects.beat("*"))
+        moving = asyncio.gather(bus.put_blob(subjects.global_stem(0, 1, "n"), data), bus.get_blob(down, len(data)))
+        loop, waits = asyncio.get_running_loop(), []
+        while not moving.done():
+            began_s = loop.time()
+            await bus.tell(subjects.beat("a"), b"alive")
+            assert await feed.next(SOON_S) is not None
+            waits.append(loop.time() - began_s)
+            await asyncio.sleep(0.05)
+
+        ref, read = await moving
+
+        assert len(waits) > 10
+        assert max(waits) < 0.5
+        assert (read == data, await ear.get_blob(ref, len(data)) == data) == (True, True)
+        assert (bus.stats.retries, bus.stats.reconnects) == (0, 0)
+        assert link.accepted == 3
+
+
+async def test_on_one_connection_a_beat_waits_behind_the_chunks(broker: EmbeddedBroker, run: str) -> None:
+    """What the lane is for: without it the same whisper comes seconds late."""
+    data, subjects = bytes(8 * MIB), Subjects(run)
+    options = replace(OPTIONS, bulk_connections=0, watch_s=60.0)
+    async with (
+        LinkProxy(broker.port, LINK_BYTES_S) as link,
+        opened(link.url, run, options) as bus,
+        opened(broker.url, run) as ear,
+    ):
+        feed = await ear.listen(subjects.beat("*"))
+        storing = asyncio.create_task(bus.put_blob(subjects.global_stem(0, 1, "n"), data))
+        await asyncio.sleep(0.3)
+        began_s = asyncio.get_running_loop().time()
+        telling = asyncio.create_task(bus.tell(subjects.beat("a"), b"alive"))
+        assert await feed.next(SOON_S) is not None
+        waited_s = asyncio.get_running_loop().time() - began_s
+        await storing
+        await telling
+
+    assert waited_s > 0.7
+    assert link.accepted == 1
+
+
+async def test_a_lane_is_opened_for_the_first_chunk(broker: EmbeddedBroker, run: str) -> None:
+    """Who only keeps records holds one connection; more lanes are an option."""
+    async with LinkProxy(broker.port) as link, opened(link.url, run, replace(OPTIONS, bulk_connections=3)) as bus:
+        await bus.put_record(Subjects(run).head(0), b"a", expected=0)
+        before = link.accepted
+        ref = await bus.put_blob(Subjects(run).global_stem(0, 1, "n"), bytes(4 * MIB))
+
+        assert await bus.get_blob(ref, 4 * MIB) == bytes(4 * MIB)
+        assert (before, link.accepted) == (1, 7)
+
+
+async def test_the_bytes_of_the_sockets_are_what_the_link_carries(broker: EmbeddedBroker, run: str) -> None:
+    """Payloads, protocol, acknowledgements and echoes of all connections, to the byte."""
+    async with LinkProxy(broker.port) as link, opened(link.url, run, replace(OPTIONS, watch_s=60.0)) as bus:
+        ref = await bus.put_blob(Subjects(run).global_stem(0, 1, "n"), bytes(5 * MIB + 17))
+        await bus.get_blob(ref, 6 * MIB)
+        await bus.put_record(Subjects(run).head(0), b"a", expected=0)
+        await asyncio.sleep(0.1)
+
+        assert (bus.stats.wire_bytes_up, bus.stats.wire_bytes_down) == (
+            link.carried_bytes["up"],
+            link.carried_bytes["down"],
+        )
+        assert bus.stats.bytes_up < bus.stats.wire_bytes_up < 1.01 * bus.stats.bytes_up
+
+
+async def test_a_dead_lane_is_cut_by_its_watchdog_and_comes_back(broker: EmbeddedBroker, run: str) -> None:
+    """A link that swallows what it is sent does not count as one that moves."""
+    async with LinkProxy(broker.port) as link, opened(link.url, run) as bus:
+        first = await bus.put_blob(Subjects(run).global_stem(0, 1, "n"), bytes(MIB))
+        link.blackhole("down")
+        lane = bus._connection._branches[0]
+        async with asyncio.timeout(SOON_S):
+            while lane._up.is_set():  # noqa: ASYNC110  # another thread's event
+                await asyncio.sleep(0.01)
+        link.heal()
+        again = await bus.put_blob(first.stem, bytes(MIB))
+
+        assert again == first
+        assert await bus.get_blob(first, MIB) == bytes(MIB)
+        assert lane._up.is_set()
+
+
+# -- nats-py over our transport ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def server(folder: Path, config: str) -> Iterator[str]:
+    """Run a nats-server with `config` and yield host and port."""
+    (folder / "nats.conf").write_text(config)
+    arguments = ["-c", str(folder / "nats.conf"), "-a", "127.0.0.1", "-p", "-1", "--ports_file_dir", str(folder)]
+    process = subprocess.Popen([find_server(), *arguments], stderr=subprocess.DEVNULL)
+    try:
+        ports = folder / f"nats-server_{process.pid}.ports"
+        for _ in range(1000):
+            if ports.exists() and ports.read_text():
+                break
+            process.poll()
+            subprocess.run(["sleep", "0.01"], check=True)  # noqa: S607
+        yield json.loads(ports.read_text())["nats"][0].partition("://")[2]
+    finally:
+        process.terminate()
+        process.wait(SOON_S)
+
+
+@asynccontextmanager
+async def client(url: str, **options: Any) -> AsyncIterator[WireClient]:  # noqa: ANN401  # passed on
+    """Connect one client."""
+    made = WireClient(BusStats())
+    await made.connect(
+        url, **{"connect_timeout": 5, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, **options}
+    )
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def exchange(ours: WireClient, theirs: Client) -> None:
+    """Send messages of many sizes, with and without headers, both ways; they arrive as they were."""
+    for sender, hearer in ((ours, theirs), (theirs, ours)):
+        heard: asyncio.Queue[Msg] = asyncio.Queue()
+        subscription = await hearer.subscribe("talk", cb=heard.put)
+        if hearer is theirs:
+            await asyncio.sleep(0.05)  # stock nats-py lets its ping overtake the subscription
+        await hearer.flush()
+        for size in (0, 1, 100, 65535, 65536, 900_000):
+            for headers in (None, {"A": "b c", "Zoë".encode("ascii", "ignore").decode(): "ü"}):
+                payload = np.random.default_rng(size).bytes(size)
+                await sender.publish("talk", payload, headers=headers)
+                message = await asyncio.wait_for(heard.get(), SOON_S)
+                assert (message.data == payload, message.headers) == (True, headers)
+        await subscription.unsubscribe()
+
+
+async def test_messages_of_all_kinds_go_both_ways_beside_stock_nats_py(broker: EmbeddedBroker) -> None:
+    """Requests, questions to nobody, sizes and headers that are refused."""
+    theirs = Client()
+    await theirs.connect(broker.url)
+    async with client(broker.url) as ours:
+        await exchange(ours, theirs)
+
+        async def answer(message: Msg) -> None:
+            await message.respond(message.data[::-1])
+
+        await theirs.subscribe("ask", cb=answer)
+        await asyncio.sleep(0.05)
+        await theirs.flush()
+        assert (await ours.request("ask", b"abc", timeout=SOON_S)).data == b"cba"
+        with pytest.raises(errors.NoRespondersError):
+            await ours.request("nobody", b"", timeout=SOON_S)
+        with pytest.raises(errors.MaxPayloadError):
+            await ours.publish("talk", bytes(ours.max_payload + 1))
+        with pytest.raises(errors.BadHeaderError):
+            await ours.publish("talk", b"", headers={"a b": "c"})
+        assert await ours.rtt() > 0.0
+    await theirs.close()
+
+
+async def test_a_password_is_asked_for(tmp_path: Path) -> None:
+    """The right one connects; a wrong one is the broker's refusal, in its words."""
+    with server(tmp_path, "authorization { user: u, password: p }") as place:
+        async with client(f"nats://u:p@{place}") as ours:
+            assert ours.is_connected
+        refused = WireClient(BusStats())
+        with pytest.raises(errors.Error, match="Authorization Violation"):
+            await refused.connect(f"nats://u:x@{place}", allow_reconnect=False)
+
+
+def certificate(folder: Path) -> ssl.SSLContext:
+    """Write a key and a certificate for the loopback and return who believes it."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    kind = serialization.PrivateFormat.PKCS8
+    plain = serialization.NoEncryption()
+    (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, kind, plain))
+    return ssl.create_default_context(cafile=folder / "cert.pem")
+
+
+@pytest.mark.parametrize("scheme", ["tls", "nats"])
+@pytest.mark.parametrize("first", [False, True])
+async def test_tls_is_agreed_and_carries_everything(tmp_path: Path, scheme: str, *, first: bool) -> None:
+    """After the greeting, by address or because the broker demands it, and before it; a stranger is not believed."""
+    trusted = certificate(tmp_path)
+    files = f'cert_file: "{tmp_path}/cert.pem", key_file: "{tmp_path}/key.pem"'
+    config = f"tls {{ {files}, handshake_first: {str(first).lower()} }}"
+    with server(tmp_path, config) as place:
+        url, theirs = f"{scheme}://{place}", Client()
+        await theirs.connect(url, tls=trusted, tls_handshake_first=first)
+        async with client(url, tls=trusted, tls_handshake_first=first) as ours:
+            await exchange(ours, theirs)
+            assert ours.wire is not None
+            assert ours.wire._connected().get_extra_info("cipher") is not None
+        await theirs.close()
+        refused = WireClient(BusStats())
+        with pytest.raises(ssl.SSLError):
+            await refused.connect(url, tls_handshake_first=first, allow_reconnect=False)
+
+
+async def test_what_was_queued_for_a_lost_connection_is_dropped(broker: EmbeddedBroker) -> None:
+    """Subscriptions come back; a publish between two connections is refused, and none is sent late."""
+    async with LinkProxy(broker.port) as link, client(link.url) as ours:
+        heard: asyncio.Queue[Msg] = asyncio.Queue()
+        await ours.subscribe("talk", cb=heard.put)
+        await link.cut()
+        async with asyncio.timeout(SOON_S):
+            while ours.is_connected:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        with pytest.raises(errors.Error):
+            await ours.publish("talk", b"lost")
+        link.heal()
+        async with asyncio.timeout(SOON_S):
+            while not ours.is_connected:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await ours.publish("talk", b"after")
+
+        assert (await asyncio.wait_for(heard.get(), SOON_S)).data == b"after"
+        assert ours.sent > 0

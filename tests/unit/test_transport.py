@@ -1,0 +1,192 @@
+"""The socket under nats-py: bounded, counted, and never reading a buffer that is not its own any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from urllib.parse import urlparse
+
+import pytest
+
+from atoll.bus.framing import Message
+from atoll.bus.interface import Buffer, BusStats
+from atoll.bus.transport import QUEUE_BYTES, SocketTransport
+
+MIB = 1 << 20
+SOON_S = 10.0
+
+
+@dataclass
+class Peer:
+    """The other end: reads while `reading` is set, and keeps what came."""
+
+    server: asyncio.Server | None = None
+    reading: asyncio.Event = field(default_factory=asyncio.Event)
+    came: bytearray = field(default_factory=bytearray)
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        """Return where it listens."""
+        assert self.server is not None
+        return int(self.server.sockets[0].getsockname()[1])
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Read to the end."""
+        self.writers.append(writer)
+        await self.reading.wait()
+        while piece := await reader.read(MIB):
+            self.came += piece
+        writer.transport.abort()
+
+    async def until(self, size: int) -> None:
+        """Wait for so many bytes."""
+        self.reading.set()
+        async with asyncio.timeout(SOON_S):
+            while len(self.came) < size:  # noqa: ASYNC110  # bytes set no event
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    """One that listens."""
+    made = Peer()
+    made.server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    yield made
+    made.reading.set()
+    for writer in made.writers:
+        writer.transport.abort()
+    made.server.close()
+    await made.server.wait_closed()
+
+
+@pytest.fixture
+async def wire(peer: Peer) -> AsyncIterator[SocketTransport]:
+    """A connection to the peer."""
+    made = SocketTransport(BusStats())
+    await made.connect(urlparse(f"nats://127.0.0.1:{peer.port}"), 0, SOON_S)
+    yield made
+    made.abort()
+    await made.wait_closed()
+
+
+async def test_pieces_arrive_in_order_and_are_counted(peer: Peer, wire: SocketTransport) -> None:
+    """Small ones, large ones, empty ones, from every kind of buffer."""
+    large = bytes(range(256)) * (12 << 10)
+    pieces: list[Buffer] = [
+        b"head",
+        bytearray(large),
+        b"\r\n",
+        b"",
+        memoryview(large)[5 : MIB + 7],
+        b"x" * 4095,
+        b"y" * 4096,
+        b"end",
+    ]
+
+    peer.reading.set()
+    for piece in pieces:
+        wire.write(piece)
+    await wire.gone(wire.accepted)
+
+    told = b"".join(pieces)
+    await peer.until(len(told))
+    assert bytes(peer.came) == told
+    assert (wire.accepted, wire.sent, wire.queued) == (len(told), len(told), 0)
+    assert wire._stats.wire_bytes_up == len(told)
+
+
+async def test_a_slow_reader_holds_the_writers_back(peer: Peer, wire: SocketTransport) -> None:
+    """Sixty-four writers of a mebibyte: no more is queued than the bound and one message, and all of it arrives."""
+
+    async def publish() -> None:
+        await wire.room()
+        wire.writelines([bytes(MIB)])
+
+    writers = [asyncio.create_task(publish()) for _ in range(64)]
+    await asyncio.sleep(0.2)
+
+    done = sum(writer.done() for writer in writers)
+    assert wire.queued <= QUEUE_BYTES + MIB
+    assert done < 64
+    await peer.until(64 * MIB)
+    await asyncio.gather(*writers)
+    assert wire.queued == 0
+
+
+async def test_a_buffer_is_its_owners_again_once_it_is_gone_or_given_up(peer: Peer, wire: SocketTransport) -> None:
+    """What the owner writes into it afterwards nobody receives; a bytearray may even shrink."""
+    first, second = bytearray(b"a" * MIB), bytearray(b"b" * 32 * MIB)
+    peer.reading.set()
+    wire.writelines([first])
+    await wire.gone(wire.accepted)
+    first[:] = b"X" * MIB
+    wire.writelines([second])
+    wire._push()
+    assert wire.queued > 0
+
+    wire.own(second)
+    second[:] = b"X" * 32 * MIB
+
+    await peer.until(33 * MIB)
+    assert peer.came.count(b"X") == 0
+
+
+async def test_a_lost_connection_is_told_to_all_who_wait(wire: SocketTransport) -> None:
+    """Readers see the end; whoever waits for room or for a position gets an error, and so does who comes later."""
+    wire.writelines([bytes(QUEUE_BYTES + 32 * MIB)])
+    room, gone = asyncio.create_task(wire.room()), asyncio.create_task(wire.gone(wire.accepted))
+    reading = asyncio.create_task(wire.read(0))
+    await asyncio.sleep(0.05)
+
+    wire.abort()
+
+    assert await reading == []
+    for waiting in (room, gone):
+        with pytest.raises(ConnectionResetError):
+            await waiting
+    assert wire.at_eof()
+    assert await wire.readline() == b""
+    with pytest.raises(ConnectionResetError):
+        await wire.drain()
+
+
+async def test_closing_sends_what_is_queued(peer: Peer, wire: SocketTransport) -> None:
+    """A polite end, even when the peer reads late."""
+    wire.writelines([b"z" * 16 * MIB])
+    wire.close()
+    await asyncio.sleep(0.05)
+
+    await peer.until(16 * MIB)
+    await wire.wait_closed()
+
+    assert len(peer.came) == 16 * MIB
+
+
+async def test_a_reader_that_falls_behind_stops_the_socket(peer: Peer, wire: SocketTransport) -> None:
+    """Nobody reads, so a bounded number of frames waits; then all of them arrive."""
+    message, count = b"MSG a 1 %d\r\n" % MIB + bytes(MIB) + b"\r\n", 128
+    peer.reading.set()
+    await asyncio.sleep(0.05)
+    writer = peer.writers[0]
+    for _ in range(count):
+        writer.write(message)
+    await asyncio.sleep(0.5)
+
+    assert wire._framer.waiting_bytes <= 34 * MIB
+    found = 0
+    while found < count:
+        found += sum(isinstance(frame, Message) for frame in await wire.read(0))
+    assert wire.received == count * len(message) == wire._stats.wire_bytes_down
+
+
+async def test_nobody_there_is_an_error_of_the_system() -> None:
+    """Refused, and nothing left open."""
+    probe = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = probe.sockets[0].getsockname()[1]
+    probe.close()
+    await probe.wait_closed()
+
+    with pytest.raises(OSError, match="onnect"):
+        await SocketTransport(BusStats()).connect(urlparse(f"nats://127.0.0.1:{port}"), 0, SOON_S)
