@@ -39,11 +39,11 @@ from nats.aio.msg import Msg
 from results import Figure, write
 from rich.progress import track
 
-from atoll.bus import blobs
 from atoll.bus.broker import EmbeddedBroker
-from atoll.bus.interface import CHUNK_BYTES, BlobRef
+from atoll.bus.interface import CHUNK_BYTES
 from atoll.bus.jetstream import JetStreamBus
 from atoll.bus.options import BusOptions
+from atoll.bus.pieces import Download, Upload
 from atoll.bus.subjects import Subjects
 
 SIZE = 256 << 20

@@ -49,6 +49,24 @@ books. `make results-check` computes every figure of the table again from these 
 ![participation against faults per minute](chaos-participation.svg)
 ![held-out loss after the same time against faults per minute](chaos-loss.svg)
 """,
+    "bench-round": """\
+A round as a shard does it, from eight encoded contributions (int4) in memory to the next values: norms checked, RDA,
+Nesterov. What is counted, and what is not, is said in [`benchmarks/merge_round.py`](../../benchmarks/merge_round.py). A
+share *on arrival* counts bytes as if every contribution were folded in by itself; contributions that wait for each
+other are entered in one pass ([`atoll.passes`](../../shared/atoll/passes.py)), so it may be above 1. *Every byte once*
+counts what no order of work could leave out.
+
+NumPy and `jax.jit` do the same round from the same bytes, in our environment. Flower and tsugi-mend do less: a weighted
+mean of float32 arrays that are decoded already, with no check, no RDA and no step; each runs in an environment of its
+own, from [`benchmarks/peers`](../../benchmarks/peers).
+
+""",
+    "bench-arithmetic": """\
+One thread. Every figure is the best of its rounds over the best of its limit in the same rounds; what is measured is
+said in [`benchmarks/arithmetic.py`](../../benchmarks/arithmetic.py). *Check and fold* takes the sums of squares chunk
+by chunk, in the cache, and folds from memory later, as a shard does that checks what arrives.
+
+""",
     "bench-bandwidth": """\
 Nothing here is measured: the figures follow from a graph of compute and communication
 ([`atoll.plan.timeline`](../../shared/atoll/plan/timeline.py)) and from assumptions, which
