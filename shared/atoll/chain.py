@@ -129,5 +129,6 @@ async def _read(bus: Bus, ref: BlobRef, elements: int, codec: str) -> Arriving:
         raise FrameRejected("size", "a frame of another length", got=ref.chunks, allowed=len(framing))
     async with contextlib.aclosing(bus.pieces(Download(ref, framing.size_bytes))) as pieces:
         async for number, piece in pieces:
+            bus.stats.frame_bytes_down += len(piece)
             await off_loop(elements, arriving.take, number, piece)
     return arriving

@@ -41,6 +41,7 @@ def test_help_lists_every_verb() -> None:
     for verb in (
         "up",
         "tap",
+        "top",
         "fates",
         "archive",
         "plan",

@@ -12,12 +12,12 @@ import pytest
 from atoll.bus.interface import CHUNK_BYTES
 from atoll.codecs import Framing
 from atoll.errors import SettingsError
+from atoll.moved import ring_bits
 from atoll.plan.answer import answer, as_document
 from atoll.plan.failures import Failures, elastic, goodput, rigid
 from atoll.plan.links import ROUND_TRIPS, burst
 from atoll.plan.memory import room
 from atoll.plan.question import Links, Prices, Question
-from atoll.plan.systems import ring_bits
 from atoll.plan.text import text
 from atoll.plan.traffic import bits_per_number, traffic
 from atoll.protocol.settings import ProtocolSettings
@@ -203,8 +203,8 @@ def test_time_and_cost_follow_from_pace() -> None:
 
 
 def test_a_ring_sends_twice_the_model_but_for_its_own_part() -> None:
-    assert ring_bits(question(learners=4)) == 2 * 3 / 4 * 16e9
-    assert ring_bits(question(learners=1)) == 0.0
+    assert ring_bits(4, 1_000_000_000, 16.0) == 2 * 3 / 4 * 16e9
+    assert ring_bits(1, 1_000_000_000, 16.0) == 0.0
 
 
 def test_a_shard_holds_values_and_momentum() -> None:

@@ -6,6 +6,7 @@ its answer down. While a link is cut nothing travels. A request that was on its 
 and fails like the real adapter's after `TOTAL_S`; what it asked for may have happened. A whisper is lost, now and then
 also for no reason. A process that dies lets go of its link without a word.
 
+What both legs carry, each message with what it weighs beside its payload, is what a real bus reads from its sockets.
 What is not modelled: retransmission and congestion inside a leg, and a broker that needs time of its own.
 """
 
@@ -13,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from atoll.bus.claims import check_size
 from atoll.bus.feeds import Feed
-from atoll.bus.interface import BlobRef, Buffer, Info, Record, TapeEntry, Whisper
+from atoll.bus.interface import BlobRef, Buffer, BusStats, Info, Record, TapeEntry, Whisper
 from atoll.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer, MemoryDelivery
 from atoll.bus.options import DEFAULTS
 from atoll.bus.pieces import Download, Upload
@@ -45,12 +46,12 @@ class LinkShape:
 class Leg:
     """One direction of a link: first in, first out."""
 
-    def __init__(self, bytes_s: float, latency_s: float) -> None:
-        """Begin with nothing on the way."""
+    def __init__(self, bytes_s: float, latency_s: float, count: Callable[[int], None]) -> None:
+        """Begin with nothing on the way; `count` hears what each message weighs."""
         self._bytes_s = bytes_s
         self._latency_s = latency_s
         self.free_s = 0.0
-        self.carried_bytes = 0
+        self._count = count
 
     def arrival_s(self, now_s: float, size_bytes: int) -> float:
         """Put a message on the leg and return when it arrives."""
@@ -58,7 +59,7 @@ class Leg:
         if self._bytes_s > 0:
             leaves_s += (size_bytes + MESSAGE_BYTES) / self._bytes_s
         self.free_s = leaves_s
-        self.carried_bytes += size_bytes + MESSAGE_BYTES
+        self._count(size_bytes + MESSAGE_BYTES)
         return leaves_s + self._latency_s
 
 
@@ -67,8 +68,9 @@ class Link:
 
     def __init__(self, shape: LinkShape, dice: random.Random) -> None:
         """Begin whole; `dice` decides which whispers are lost. Belongs to the running loop."""
-        self.up = Leg(shape.up_bytes_s, shape.latency_s)
-        self.down = Leg(shape.down_bytes_s, shape.latency_s)
+        self.stats = BusStats()
+        self.up = Leg(shape.up_bytes_s, shape.latency_s, self._count_up)
+        self.down = Leg(shape.down_bytes_s, shape.latency_s, self._count_down)
         self._loss = shape.loss
         self._dice = dice
         self._loop = asyncio.get_running_loop()
@@ -82,6 +84,12 @@ class Link:
     def whole(self) -> bool:
         """Return whether messages travel."""
         return self._whole.is_set() and not self.gone
+
+    def _count_up(self, size_bytes: int) -> None:
+        self.stats.wire_bytes_up += size_bytes
+
+    def _count_down(self, size_bytes: int) -> None:
+        self.stats.wire_bytes_down += size_bytes
 
     def cut(self, reason: str) -> None:
         """Let nothing through, and lose what is on its way, until every reason is healed."""
@@ -211,6 +219,7 @@ class LinkedBus(MemoryBus):
         """Join `broker` for `run`."""
         super().__init__(run, broker)
         self.link = link
+        self.stats = link.stats
 
     def sever(self) -> None:
         """Let go without a word, as a killed process does."""

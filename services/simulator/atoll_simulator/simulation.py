@@ -267,17 +267,8 @@ class Simulation:
         if now_s - self._shown_s < SHOW_REAL_S:
             return
         self._shown_s = now_s
-        protocol = self._settings.protocol
-        self._face.show(
-            Picture(
-                view=self._view,
-                run=self._settings.run,
-                target=protocol.tokens_target,
-                silence_s=protocol.silence_s,
-                began_s=0.0,
-                now_s=self.clock.monotonic(),
-            )
-        )
+        settings = self._settings
+        self._face.show(Picture(self._view, settings.run, settings.protocol, 0.0, self.clock.monotonic()))
 
 
 def simulate(

@@ -13,6 +13,7 @@ until the last learner has left and its queue is empty, or until that time is ov
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from atoll.bus.interface import Bus
@@ -22,12 +23,13 @@ from atoll.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConf
 from atoll.identity import Identity, this_process
 from atoll.island.founding import the_run
 from atoll.logs import get, say_in_this_task
+from atoll.moved import TOLD_EVERY_S, moved_by
 from atoll.protocol.balance import BEATS_PER_LEASE, Balance, HostHeard
 from atoll.settings import ArchiveSettings
 from atoll.wire.messages import Presence, RunRecord, decode, encode
 from atoll_synchronizer.archivist import make_archivist
 from atoll_synchronizer.service import HANDED_OVER, ShardService
-from atoll_synchronizer.tape import patiently
+from atoll_synchronizer.tape import Tape, patiently
 
 log = get(__name__)
 
@@ -61,6 +63,8 @@ class Host:
         self._services: dict[int, ShardService] = {}
         self._moving: dict[int, asyncio.Task[None]] = {}
         self._leaving = False
+        self._tape = Tape(bus, self._subjects, self.name, clock)
+        self._served: set[int] = set()
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Serve until every shard is finished; when `stop` is set give all away, and when it is set again stop at once.
@@ -69,7 +73,7 @@ class Host:
             AtollError: whatever ended a candidacy that neither the run nor another owner ended.
         """
         candidacies = [asyncio.create_task(self._want(shard)) for shard in self._shards]
-        talk = [asyncio.create_task(work) for work in (self._listen(), self._tell())]
+        talk = [asyncio.create_task(work) for work in (self._listen(), self._tell(), self._write_down_moved())]
         stopping = asyncio.create_task(stop.wait())
         all_done = asyncio.gather(*candidacies)
         try:
@@ -79,6 +83,9 @@ class Host:
                 stop.clear()
                 await self._leave(all_done, stop)
             await all_done
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._record_moved()
         finally:
             for task in (*talk, stopping, *candidacies, *self._moving.values()):
                 task.cancel()
@@ -196,9 +203,20 @@ class Host:
             await self._say()
             await asyncio.sleep(self._run.protocol.lease_s / BEATS_PER_LEASE)
 
+    async def _write_down_moved(self) -> None:
+        """Tell the tape now and then what our link has carried, so that it is known of a process that is killed."""
+        while True:
+            await asyncio.sleep(TOLD_EVERY_S)
+            await self._record_moved()
+
+    async def _record_moved(self) -> None:
+        moved = moved_by(self._bus.stats)
+        await self._tape.record("moved", role="synchronizer", shards=sorted(self._served), moved=moved)
+
     async def _say(self) -> None:
         """Tell the other hosts what we own and want."""
         own = self._own()
+        self._served |= own.owns
         presence = Presence(
             name=self.name,
             host=self.identity.host,
@@ -206,6 +224,7 @@ class Host:
             wants=tuple(sorted(own.wants)),
             owns=tuple(sorted(own.owns)),
             leaving=own.leaving,
+            moved=moved_by(self._bus.stats),
         )
         try:
             await self._bus.tell(self._subjects.presence(self.name), encode(presence))

@@ -32,6 +32,7 @@ from atoll.errors import (
 )
 from atoll.identity import Identity
 from atoll.logs import get
+from atoll.moved import moved_by
 from atoll.outer import make_outer
 from atoll.protocol.events import (
     Acknowledge,
@@ -367,8 +368,10 @@ class ShardService:
             "merge_s": round(merged_s - began_s, 4),
             "commit_s": round(now_s - merged_s, 4),
             "run_tokens": self.machine.ledger.run_tokens,
+            "parameters": displacement.size,
         }
-        log.info("round.committed", **{**line, "contributors": len(command.shares)})
+        link = moved_by(self.bus.stats).told
+        log.info("round.committed", **{**line, "contributors": len(command.shares), "link": link})
         self.haste.see(now_s - (command.called_s or now_s), self.machine.step_s(now_s))
         await self.tape.record("round", **line)
 
@@ -382,9 +385,8 @@ class ShardService:
             self._ended.set_result(reason)
 
     async def _record_ledger(self, ledger: Ledger, reason: str) -> None:
-        sums = {"commits": self.commits, "bytes_up": self.bench.bytes_in, "bytes_down": self.bus.stats.bytes_up}
         for number, part in enumerate(parts(ledger)):
-            await self.tape.record("ledger", ledger=part, part=number, reason=reason, **sums)
+            await self.tape.record("ledger", ledger=part, part=number, reason=reason, commits=self.commits)
 
     async def _keep_lease(self) -> None:
         """Renew the lease; stand down when somebody else holds it."""

@@ -180,8 +180,9 @@ class Store:
             *frame,
         ]
         refs = await asyncio.gather(*(self._bus.put_blob(stem, Upload(pieces)) for stem, pieces in todo))
-        keyframe = refs[2] if whole else None
-        return Stored(refs[0], refs[1], keyframe, None if new.delta is None else refs[-1])
+        stored = Stored(refs[0], refs[1], refs[2] if whole else None, None if new.delta is None else refs[-1])
+        self._bus.stats.frame_bytes_up += stored.frame_bytes
+        return stored
 
     async def keep(self, fragment: int, books: bytes) -> None:
         """Make the books of a fragment durable with the version it has. Raises what `commit` raises."""

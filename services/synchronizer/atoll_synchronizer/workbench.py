@@ -60,7 +60,6 @@ class Workbench:
         self._compasses: dict[int, Compass] = {}
         self._folds: dict[int, FragmentFold] = {}
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
-        self.bytes_in = 0
 
     async def fetch(self, key: PushKey, manifest: Contribution) -> float:
         """Read and validate a contribution, keep it, and return its L2 norm.
@@ -97,7 +96,7 @@ class Workbench:
         """Check, keep and measure each segment as it comes."""
         async with contextlib.aclosing(self._bus.pieces(arrival.download)) as pieces:
             async for number, piece in pieces:
-                self.bytes_in += len(piece)
+                self._bus.stats.frame_bytes_down += len(piece)
                 start, stop = arrival.frame.framing.bounds(number)
                 await off_loop(stop - start, arrival.frame.take, number, piece)
 

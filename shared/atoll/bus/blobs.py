@@ -71,6 +71,7 @@ async def write(jetstream: JetStream, stem: str, upload: Upload) -> None:
                 await jetstream.store(subject, piece, {"Nats-Msg-Id": f"{subject}:{upload.nonce}"})
             finally:
                 window.leave(loop.time() - began_s)
+            jetstream.connection.stats.blob_bytes_up += len(piece)
             upload.stored(number)
 
     await _all_of([writer() for _ in range(min(options.window, len(missing)))])
@@ -86,6 +87,7 @@ async def read_page(jetstream: JetStream, stream: str, download: Download, page:
         answer = await jetstream.page(
             stream, {"multi_last": list(missing), "batch": len(missing), "max_bytes": _PAGE_BYTES_MAX}
         )
+        jetstream.connection.stats.blob_bytes_down += sum(len(message.data) for message in answer.messages)
         found += [
             (missing.pop(message.subject), message.data) for message in answer.messages if message.subject in missing
         ]

@@ -79,7 +79,11 @@ class TapeEntry:
 
 @dataclass(slots=True)
 class BusStats:
-    """Counters since the bus was opened; bytes are payload bytes, but those on the wire: all that its sockets carry."""
+    """Counters since the bus was opened; `atoll.moved` says which bytes are part of which.
+
+    The bus counts payload, that of blobs, and what its sockets carry (`wire_`; 0 where it has none). Which blobs are frames
+    only their senders and readers know, and count: bytes, and the parameters that fragments fetched had.
+    """
 
     bytes_up: int = 0
     bytes_down: int = 0
@@ -90,6 +94,11 @@ class BusStats:
     whispers_dropped: int = 0
     wire_bytes_up: int = 0
     wire_bytes_down: int = 0
+    blob_bytes_up: int = 0
+    blob_bytes_down: int = 0
+    frame_bytes_up: int = 0
+    frame_bytes_down: int = 0
+    parameters_down: int = 0
 
 
 class Delivery(Protocol):

@@ -171,6 +171,7 @@ class MemoryBus:
             subject = f"{stem}.{number}"
             stream.store(subject, piece, f"{subject}:{upload.nonce}", info=None)
             self._count_up(piece)
+            self.stats.blob_bytes_up += len(piece)
             upload.stored(number)
         return upload.ref(stem)
 
@@ -187,6 +188,7 @@ class MemoryBus:
                 got = f"{download.subject(number)} of {download.ref.chunks}"
                 raise BlobGone("chunks of a blob are missing", got=got)
             self._count_down(kept.data)
+            self.stats.blob_bytes_down += len(kept.data)
             download.take(number, kept.data)
             yield number, kept.data
         download.verify()

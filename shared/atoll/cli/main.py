@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from atoll.cli import INTERRUPTED, archive, fates, look, plan, sim, tap, up
+from atoll.cli import INTERRUPTED, archive, fates, look, plan, sim, tap, top, up
 from atoll.errors import AtollError
 
 GROUP = "atoll.commands"
@@ -50,6 +50,7 @@ def build() -> typer.Typer:
     for register in (
         up.register,
         tap.register,
+        top.register,
         fates.register,
         archive.register,
         plan.register,

@@ -128,6 +128,7 @@ async def publish_origin(
     for fragment, vector in values.items():
         nonce = identity.nonce(4)
         keyframe = await bus.put_blob(subjects.global_stem(fragment, 0, nonce), Upload(keyframe_of(vector)))
+        bus.stats.frame_bytes_up += keyframe.size_bytes
         head = Head(
             fragment=fragment,
             version=0,
@@ -209,12 +210,15 @@ async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: Frame | None =
     known = None if held is None else (held.version, held.values)
     for _ in range(READ_ATTEMPTS):
         try:
-            return Frame(head.fragment, head.version, await read_values(bus, run, head, known))
+            values = await read_values(bus, run, head, known)
         except (BlobGone, BlobCorrupt):
             newer = await read_head(bus, Subjects(run.run), run.layout, head.fragment)
             if newer is None:
                 break
             head = newer
+        else:
+            bus.stats.parameters_down += values.size
+            return Frame(head.fragment, head.version, values)
     raise BlobGone(
         f"fragment {head.fragment} cannot be read", got=head.keyframe.stem, todo="is a writer purging too early?"
     )

@@ -66,6 +66,7 @@ class Pusher:
         framing = Framing(theta.size, self._run.protocol.codec_up)
         outgoing = Outgoing(framing, displacement, self._run.layout.spans(fragment), residue)
         blob = await self._stored(action, Upload(outgoing))
+        self._bus.stats.frame_bytes_up += blob.size_bytes
         await self._queue(action, blob, outgoing.norms(), await loss())
         if residue is not None:
             self._residues[fragment] = residue

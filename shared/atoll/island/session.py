@@ -19,7 +19,7 @@ from typing import Any
 from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
-from atoll.errors import BrokerUnavailable, BusError
+from atoll.errors import BrokerUnavailable, BusError, StorageFull
 from atoll.health import show_life
 from atoll.identity import Identity, this_process
 from atoll.island.driver import IslandDriver, Ready
@@ -28,6 +28,7 @@ from atoll.island.leases import DataLeases
 from atoll.island.lending import Lender, Standing
 from atoll.island.membership import claim, release
 from atoll.logs import get
+from atoll.moved import TOLD_EVERY_S, moved_by
 from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
 from atoll.wire.messages import Beat, Member, RunRecord, encode, event
@@ -122,7 +123,8 @@ class Session:
         self._state = "training"
         await self.lender.start()
         loop = asyncio.get_running_loop()
-        self._chores = [loop.create_task(work) for work in (self._beat_for_ever(), self.leases.renew_for_ever())]
+        chores = (self._beat_for_ever(), self._write_down_moved(), self.leases.renew_for_ever())
+        self._chores = [loop.create_task(work) for work in chores]
         for chore in self._chores:
             chore.add_done_callback(self.driver.on_task_done)
         took_s = self._clock.monotonic() - self._began_s
@@ -167,6 +169,7 @@ class Session:
                 subject = subjects.farewell(shard, self.member.learner)
                 await self.bus.publish(subject, farewell, msg_id=msg_id, info={"incarnation": self.member.incarnation})
             await self.bus.tell(subjects.beat(self.member.learner), farewell)
+            await self._record_moved()
             await self.record("left", incarnation=self.member.incarnation, **_books(machine))
             await release(self.bus, subjects, self.member)
         log.info("learner.left", incarnation=self.member.incarnation, **_books(machine))
@@ -199,6 +202,20 @@ class Session:
                 log.warning("beat.failed", reason=str(error))
             await asyncio.sleep(pause_s)
 
+    async def _write_down_moved(self) -> None:
+        """Tell the tape and the log now and then what our link has carried; what is missed now is in what is said later."""
+        while True:
+            await asyncio.sleep(TOLD_EVERY_S)
+            try:
+                await self._record_moved()
+            except (BusError, BrokerUnavailable, StorageFull) as error:
+                log.warning("moved.unrecorded", reason=str(error))
+
+    async def _record_moved(self) -> None:
+        moved = moved_by(self.bus.stats)
+        await self.record("moved", role="learner", incarnation=self.member.incarnation, moved=moved)
+        log.info("learner.moved", step=self.driver.machine.steps, **moved.told)
+
     def _standing(self) -> Standing:
         """Say whether we train soundly: several steps of this life done, and the last loss known is a number."""
         machine, loss = self.driver.machine, self.driver.losses.known
@@ -208,7 +225,7 @@ class Session:
 
     async def _beat(self) -> Beat:
         loss = await self.driver.losses.read(self.driver.report.loss)
-        machine, report, stats = self.driver.machine, self.driver.report, self.bus.stats
+        machine, report = self.driver.machine, self.driver.report
         return Beat(
             learner=self.member.learner,
             incarnation=self.member.incarnation,
@@ -226,8 +243,7 @@ class Session:
             overhead=report.overhead,
             lag_versions=machine.lag_versions,
             pending_pushes=len(machine.in_flight),
-            bytes_up=stats.bytes_up,
-            bytes_down=stats.bytes_down,
+            moved=moved_by(self.bus.stats),
             run_tokens=max(self.driver.run_tokens, machine.tokens),
         )
 

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from atoll.moved import ring_bits
 from atoll.plan import utilisation
 from atoll.plan.failures import HOUR_S, goodput
 from atoll.plan.links import Region, required
@@ -56,11 +57,6 @@ class System:
     cost_egress: float
 
 
-def ring_bits(question: Question) -> float:
-    """Return the bits that each site sends in one reduction of the whole model."""
-    return 2.0 * (question.learners - 1) / question.learners * question.parameters * question.reduce_bits
-
-
 def systems(question: Question, moved: Traffic, regions: tuple[Region, ...]) -> tuple[System, ...]:
     """Return Atoll, synchronous DiLoCo and data-parallel, elastic and rigid, in this order."""
     protocol = question.protocol
@@ -72,8 +68,10 @@ def systems(question: Question, moved: Traffic, regions: tuple[Region, ...]) -> 
     slowest = min(min(region.up_usable, region.down_usable) for region in regions)
     step = Step(question.step_s, question.layers)
 
+    reduced_bits = ring_bits(question.learners, question.parameters, question.reduce_bits)
+
     def reduce_s(rate: float) -> float:
-        return ring_bits(question) / rate + (question.learners - 1) * question.links.rtt_s
+        return reduced_bits / rate + (question.learners - 1) * question.links.rtt_s
 
     def diloco(rate: float) -> float:
         return utilisation.diloco(step, reduce_s(rate), protocol.interval_steps, overlap=False)
@@ -81,7 +79,7 @@ def systems(question: Question, moved: Traffic, regions: tuple[Region, ...]) -> 
     def parallel(rate: float) -> float:
         return utilisation.diloco(step, reduce_s(rate), 1, overlap=question.backward_overlap)
 
-    site = ring_bits(question) / 8.0
+    site = reduced_bits / 8.0
     wide = question.learners * site
     atoll_site, atoll_wide = moved.up * per_step, (moved.hub_in + moved.hub_out) * per_step
     every = protocol.interval_steps

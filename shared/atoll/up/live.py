@@ -20,22 +20,50 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.clock import Clock
-from atoll.up.view import LearnerView, RunView
+from atoll.moved import Meter, Moved
+from atoll.protocol.settings import ProtocolSettings
+from atoll.up.links import byte_ledger, name_of, total
+from atoll.up.view import HostView, LearnerView, RunView
 
 STATUS_EVERY_S: Final = 10.0
 FRAGMENTS_SHOWN: Final = 48
+WIDE: Final = 100
+_HEADINGS: Final = (
+    "process",
+    "state",
+    "life",
+    "step",
+    "loss",
+    "tokens/s",
+    "lag",
+    "overhead",
+    "up/s",
+    "down/s",
+    "up",
+    "down",
+)
+_ONLY_WIDE: Final = ("life", "overhead")
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A run at one moment: `target` tokens or 0, `now_s` by the clock of the view's arrivals, `began_s` likewise."""
+    """A run at one moment: `now_s` by the clock of the view's arrivals, `began_s` likewise."""
 
     view: RunView
     run: str
-    target: int
-    silence_s: float
+    protocol: ProtocolSettings
     began_s: float
     now_s: float
+
+    @property
+    def target(self) -> int:
+        """Return the tokens that the run is to train, 0 without a bound."""
+        return self.protocol.tokens_target
+
+    @property
+    def silence_s(self) -> float:
+        """Return after how long a learner no longer counts as live."""
+        return self.protocol.silence_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -63,6 +91,12 @@ class Picture:
             return "left"
         silent = learner.heard_s is None or self.now_s - learner.heard_s > self.silence_s
         return "silent" if silent else life.beat.state
+
+    def hosts(self) -> list[HostView]:
+        """Return the synchronizer processes heard of lately, by the shards that they have owned."""
+        heard = [host for host in self.view.hosts.values() if host.heard_s is not None]
+        since_s = self.now_s - max(self.protocol.silence_s, self.protocol.lease_s)
+        return sorted((host for host in heard if (host.heard_s or 0.0) >= since_s), key=name_of)
 
 
 class Face(Protocol):
@@ -148,7 +182,7 @@ class TerminalFace:
         if self._live is None:
             self._live = Live(console=self._console, refresh_per_second=4)
             self._live.start()
-        self._live.update(draw(picture))
+        self._live.update(draw(picture, self._console.width))
 
     def rest(self) -> None:
         """Leave the picture as it is and let the cursor go on below it."""
@@ -163,40 +197,68 @@ def make_face(clock: Clock) -> Face:
     return TerminalFace(console, clock) if console.is_terminal else PlainFace(console, clock)
 
 
-def draw(picture: Picture) -> RenderableType:
-    """Return the whole picture."""
+def draw_once(picture: Picture) -> None:
+    """Print the picture to standard output; nothing is left out for a file or a pipe."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(draw(picture, console.width))
+
+
+def draw(picture: Picture, width: int) -> RenderableType:
+    """Return the whole picture for so many columns of text."""
     view = picture.view
     shown = sorted(view.fragments.items())[:FRAGMENTS_SHOWN]
     cells = [Text(f"p{p:<3} v{f.version:<5} {f.contributors}/{f.live}  grace {f.grace_s:4.1f} s") for p, f in shown]
     rest = len(view.fragments) - len(shown)
     if rest > 0:
         cells.append(Text(f"and {rest} more"))
-    return Group(_learner_table(picture), Columns(cells, padding=(0, 3)), Text(status_line(picture), style="bold"))
+    table = process_table(picture, wide=width >= WIDE)
+    return Group(table, Columns(cells, padding=(0, 3)), Text(status_line(picture), style="bold"))
 
 
-def _learner_table(picture: Picture) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for heading in ("learner", "state", "life", "step", "loss", "tokens/s", "lag", "overhead"):
-        table.add_column(heading, justify="left" if heading in ("learner", "state") else "right")
+def process_table(picture: Picture, *, wide: bool) -> Table:
+    """Return a row per learner and one per synchronizer process, the wire's bytes last: both ways per second, and in all."""
+    headings = [heading for heading in _HEADINGS if wide or heading not in _ONLY_WIDE]
+    table = Table(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("process", "state") else "right", no_wrap=True)
+    for row in (*_learner_rows(picture), *_host_rows(picture)):
+        table.add_row(*(row.get(heading, Text("-")) for heading in headings))
+    return table
+
+
+def _learner_rows(picture: Picture) -> Iterator[dict[str, Text]]:
     for name, learner in sorted(picture.view.learners.items()):
         life = learner.latest
-        beat = None if life is None else life.beat
         state = picture.state(learner)
         style = {"training": "green", "silent": "red", "draining": "yellow"}.get(state, "")
-        if life is None or beat is None:
-            table.add_row(Text(name), Text(state, style=style), str(life.incarnation if life else "-"))
-            continue
-        table.add_row(
-            Text(name),
-            Text(state, style=style),
-            str(life.incarnation),
-            str(beat.step),
-            "-" if beat.loss is None else f"{beat.loss:.3f}",
-            f"{beat.tokens_per_s:,.0f}",
-            str(beat.lag_versions),
-            f"{100 * beat.overhead:.1f}%",
-        )
-    return table
+        row = {"process": Text(name), "state": Text(state, style=style)}
+        if life is not None:
+            moved = total(other.meter.moved for other in learner.lives.values())
+            row |= {"life": Text(str(life.incarnation)), **_carried(life.meter, moved)}
+        if life is not None and (beat := life.beat) is not None:
+            row |= {
+                "step": Text(str(beat.step)),
+                "loss": Text("-" if beat.loss is None else f"{beat.loss:.3f}"),
+                "tokens/s": Text(f"{beat.tokens_per_s:,.0f}"),
+                "lag": Text(str(beat.lag_versions)),
+                "overhead": Text(f"{100 * beat.overhead:.1f}%"),
+            }
+        yield row
+
+
+def _host_rows(picture: Picture) -> Iterator[dict[str, Text]]:
+    for host in picture.hosts():
+        state = Text("serving" if host.serving else "waiting")
+        yield {"process": Text(name_of(host)), "state": state, **_carried(host.meter, host.meter.moved)}
+
+
+def _carried(meter: Meter, moved: Moved) -> dict[str, Text]:
+    """Return a link's pace and what it has carried, up and down."""
+    up, down = (size(round(pace)) for pace in meter.pace())
+    cells = {"up/s": up, "down/s": down, "up": size(moved.wire_up), "down": size(moved.wire_down)}
+    return {heading: Text(cell) for heading, cell in cells.items()}
 
 
 def status_line(picture: Picture) -> str:
@@ -207,8 +269,11 @@ def status_line(picture: Picture) -> str:
     quality = f" · {view.validations[-1].validation.bits_per_byte:.3f} bits/byte" if view.validations else ""
     left = "" if picture.left_s is None else f" · {duration(picture.left_s)} to go"
     training = sum(picture.state(learner) == "training" for learner in view.learners.values())
-    up, down = view.moved_bytes
-    traffic = f"{size(up)} up {size(down)} down"
+    ledger = byte_ledger(view, picture.protocol.fragments)
+    moved, less = ledger.sum("learner"), ledger.times_less("learner")
+    traffic = f"{size(moved.wire_up)} up {size(moved.wire_down)} down"
+    if less is not None:
+        traffic += f", {less:,.3g} times less than data-parallel"
     return (
         f"{duration(picture.now_s - picture.began_s)} · {training} training · {view.run_tokens:,}{target} tokens"
         f" · {picture.tokens_per_s:,.0f}/s · {view.commits} commits · {traffic}{goodput}{quality}{left}"

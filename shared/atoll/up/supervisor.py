@@ -351,15 +351,8 @@ class Supervisor:
         return not self._fleet.alive(others) and not any(_left_well(self._fleet, others))
 
     def _picture(self, now_s: float) -> Picture:
-        protocol = self._up.settings.protocol
-        return Picture(
-            view=self._view,
-            run=self._up.settings.run,
-            target=protocol.tokens_target,
-            silence_s=protocol.silence_s,
-            began_s=self._journal.began_s,
-            now_s=now_s,
-        )
+        settings = self._up.settings
+        return Picture(self._view, settings.run, settings.protocol, self._journal.began_s, now_s)
 
 
 def _program() -> str:

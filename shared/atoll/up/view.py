@@ -21,12 +21,16 @@ from typing import Final, TypeVar
 import msgspec
 
 from atoll.errors import PeerMisbehaved
+from atoll.moved import Meter, Moved
 from atoll.protocol.ledger import Ledger, continued
-from atoll.wire.messages import Beat, Event
+from atoll.wire.messages import Beat, Event, Presence
 
 ROUNDS_MAX: Final = 100_000
 VALIDATIONS_MAX: Final = 10_000
 LIVES_MAX: Final = 10_000
+HOSTS_MAX: Final = 1_000
+FORMER: Final = ""
+"""Where the bytes of synchronizer processes go that are forgotten."""
 
 F = TypeVar("F", bound=msgspec.Struct)
 
@@ -58,6 +62,7 @@ class Round(msgspec.Struct, frozen=True):
     end: str = ""
     live: int = 0
     run_tokens: int = 0
+    parameters: int = 0
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -99,9 +104,16 @@ class Closed(msgspec.Struct, frozen=True):
     ledger: Ledger
     part: int = 0
     commits: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
     reason: str = ""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The fields of a `moved` event: what the link of a learner's life, or of a process that serves `shards`, has carried."""
+
+    role: str
+    moved: Moved
+    incarnation: int = 0
+    shards: tuple[int, ...] = ()
 
 
 class Validation(msgspec.Struct, frozen=True):
@@ -135,7 +147,8 @@ class RoundLine:
 class Life:
     """One incarnation of a learner; `beat` is its latest heartbeat, if one was heard.
 
-    `open_s` is the time heard of, no longer than a step, in which it may have been on a step that has not ended.
+    `meter` is that of its link. `open_s` is the time heard of, no longer than a step, in which it may have been on a step
+    that has not ended.
     """
 
     incarnation: int
@@ -146,6 +159,7 @@ class Life:
     tokens: int = 0
     steps: int = 0
     beat: Beat | None = None
+    meter: Meter = field(default_factory=Meter)
     open_s: float = 0.0
 
     def stepped(self, former: Beat, beat: Beat, between_s: float) -> float:
@@ -179,14 +193,25 @@ class LearnerView:
 
 
 @dataclass(slots=True)
+class HostView:
+    """A synchronizer process: shards it has owned, whether it owns any, its link, when it was last heard (arrival, seconds)."""
+
+    shards: set[int] = field(default_factory=set)
+    serving: bool = False
+    meter: Meter = field(default_factory=Meter)
+    heard_s: float | None = None
+
+
+@dataclass(slots=True)
 class FragmentView:
-    """A fragment's newest commit."""
+    """A fragment's newest commit, and its parameters."""
 
     version: int
     contributors: int
     live: int
     grace_s: float
     end: str
+    parameters: int = 0
 
 
 @dataclass(slots=True)
@@ -194,6 +219,7 @@ class RunView:
     """The state of a run as far as heard."""
 
     learners: dict[str, LearnerView] = field(default_factory=dict)
+    hosts: dict[str, HostView] = field(default_factory=dict)
     fragments: dict[int, FragmentView] = field(default_factory=dict)
     rounds: deque[RoundLine] = field(default_factory=lambda: deque(maxlen=ROUNDS_MAX))
     validations: deque[Measured] = field(default_factory=lambda: deque(maxlen=VALIDATIONS_MAX))
@@ -203,6 +229,8 @@ class RunView:
     commits: int = 0
     bytes_merged: int = 0
     bytes_published: int = 0
+    parameters_merged: int = 0
+    parameters_published: int = 0
     token_fragments_merged: int = 0
     tokens_told: int = 0
     unreadable: int = 0
@@ -226,7 +254,7 @@ class RunView:
     def moved_bytes(self) -> tuple[int, int]:
         """Return the payload bytes that learners sent and read in this session, by their own counters."""
         beats = [life.beat for learner in self.learners.values() for life in learner.lives.values() if life.beat]
-        return sum(beat.bytes_up for beat in beats), sum(beat.bytes_down for beat in beats)
+        return sum(beat.moved.payload_up for beat in beats), sum(beat.moved.payload_down for beat in beats)
 
     def tokens_per_s(self, now_s: float, silence_s: float) -> float:
         """Return the speed of the learners that are training and were heard within `silence_s`."""
@@ -254,8 +282,17 @@ class RunView:
         # One that said goodbye is no longer present; whoever comes later under its id begins anew.
         learner.heard_s = None if beat.state == "left" else at_s
         life.beat = beat
+        life.meter.take(beat.moved, at_s)
         life.left = life.left or beat.state == "left"
         life.tokens, life.steps = max(life.tokens, beat.tokens), max(life.steps, beat.step)
+
+    def on_presence(self, presence: Presence, at_s: float) -> None:
+        """Take what a synchronizer process says of itself, as it arrived at `at_s`."""
+        host = self._host(presence.name)
+        host.shards.update(presence.owns)
+        host.serving = bool(presence.owns)
+        host.meter.take(presence.moved, at_s)
+        host.heard_s = at_s
 
     def on_event(self, event: Event) -> None:
         """Take an entry of the tape. Kinds that are not known are passed over, malformed ones counted."""
@@ -273,12 +310,14 @@ class RunView:
         self.commits += 1
         self.bytes_merged += line.bytes_up
         self.bytes_published += line.bytes_down
+        self.parameters_merged += line.parameters * len(line.contributors)
+        self.parameters_published += line.parameters
         self.token_fragments_merged += line.tokens
         self.tokens_told = max(self.tokens_told, line.run_tokens)
         known = self.fragments.get(line.fragment)
         if known is None or line.version >= known.version:
             self.fragments[line.fragment] = FragmentView(
-                line.version, len(line.contributors), line.live, line.grace_s, line.end
+                line.version, len(line.contributors), line.live, line.grace_s, line.end, line.parameters
             )
 
     def _on_joined(self, event: Event) -> None:
@@ -306,11 +345,29 @@ class RunView:
         self.closed[event.who] = msgspec.structs.replace(told, ledger=books)
         self.tokens_told = max(self.tokens_told, books.run_tokens)
 
+    def _on_moved(self, event: Event) -> None:
+        told = _fields(event, Told)
+        if told.role == "learner":
+            self._life(event.who, told.incarnation)[1].meter.take(told.moved)
+        else:
+            host = self._host(event.who)
+            host.shards.update(told.shards)
+            host.meter.take(told.moved)
+
     def _on_validation(self, event: Event) -> None:
         """Keep the point; an evaluator that has just begun to listen knows fewer tokens than the tape."""
         told = _fields(event, Validation)
         told = msgspec.structs.replace(told, run_tokens=max(told.run_tokens, self.tokens_told))
         self.validations.append(Measured(told, self.token_fragments_merged))
+
+    def _host(self, name: str) -> HostView:
+        """Return a synchronizer process, made known when new; of the oldest only sums stay when there are too many."""
+        if name not in self.hosts and len(self.hosts) >= HOSTS_MAX:
+            oldest = self.hosts.pop(next(key for key in self.hosts if key != FORMER))
+            former = self.hosts.setdefault(FORMER, HostView())
+            former.shards |= oldest.shards
+            former.meter.moved = former.meter.moved.plus(oldest.meter.moved)
+        return self.hosts.setdefault(name, HostView())
 
     def _life(self, learner: str, incarnation: int) -> tuple[LearnerView, Life]:
         """Return the learner and its incarnation, made known when new; the oldest life goes when there are too many."""
@@ -320,7 +377,7 @@ class RunView:
         return view, view.lives.setdefault(incarnation, Life(incarnation))
 
 
-_KINDS: Final = frozenset({"round", "joined", "left", "refused", "quarantined", "ledger", "validation"})
+_KINDS: Final = frozenset({"round", "joined", "left", "refused", "quarantined", "ledger", "moved", "validation"})
 
 
 def _fields(event: Event, kind: type[F]) -> F:

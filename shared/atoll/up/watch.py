@@ -1,4 +1,4 @@
-"""Keeps a `RunView` current from a bus: heartbeats as they are heard, the tape from its beginning.
+"""Keeps a `RunView` current from a bus: heartbeats and presences as they are heard, the tape from its beginning.
 
 It only reads. A broker that is away or streams that do not exist yet make it wait; a message that no correct peer sends
 is counted and passed over. The tape is read by sequence number, so that each entry is applied once.
@@ -7,6 +7,7 @@ is counted and passed over. The tape is read by sequence number, so that each en
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
@@ -14,7 +15,7 @@ from atoll.clock import Clock
 from atoll.errors import AtollError, PeerMisbehaved
 from atoll.logs import get
 from atoll.up.view import RunView
-from atoll.wire.messages import Beat, Event, decode
+from atoll.wire.messages import Beat, Event, M, Presence, decode
 
 log = get(__name__)
 
@@ -37,7 +38,8 @@ class Watch:
     async def follow(self) -> None:
         """Keep the view current until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._hear())
+            tasks.create_task(self._hear(self._subjects.beat("*"), Beat, self.view.on_beat))
+            tasks.create_task(self._hear(self._subjects.presence("*"), Presence, self.view.on_presence))
             tasks.create_task(self._follow_tape())
 
     async def catch_up(self) -> None:
@@ -62,18 +64,19 @@ class Watch:
                 log.info("tape.unreadable", reason=str(error))
             await asyncio.sleep(POLL_S)
 
-    async def _hear(self) -> None:
+    async def _hear(self, subject: str, kind: type[M], take: Callable[[M, float], None]) -> None:
+        """Let the view `take` every whisper on `subject`, with its time of arrival."""
         while True:
             try:
-                beats = await self._bus.listen(self._subjects.beat("*"))
+                feed = await self._bus.listen(subject)
                 break
             except AtollError as error:
-                log.info("beats.unheard", reason=str(error))
+                log.info("whispers.unheard", subject=subject, reason=str(error))
                 await asyncio.sleep(POLL_S)
-        async for whisper in beats:
+        async for whisper in feed:
             try:
-                beat = decode(Beat, whisper.data)
+                message = decode(kind, whisper.data)
             except PeerMisbehaved:
                 self.view.unreadable += 1
             else:
-                self.view.on_beat(beat, self._clock.monotonic())
+                take(message, self._clock.monotonic())

@@ -18,6 +18,7 @@ import msgspec
 from atoll.bus.interface import BlobRef
 from atoll.errors import PeerMisbehaved, ProtocolMisuse
 from atoll.layout import Layout
+from atoll.moved import NOTHING, Moved
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 
@@ -187,8 +188,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     overhead: float = 0.0
     lag_versions: Count = 0
     pending_pushes: Count = 0
-    bytes_up: Count = 0
-    bytes_down: Count = 0
+    moved: Moved = NOTHING
     run_tokens: Count = 0
     schema: int = SCHEMA
 
@@ -233,6 +233,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     wants: Annotated[tuple[Count, ...], msgspec.Meta(max_length=NORMS_MAX)]
     owns: Annotated[tuple[Count, ...], msgspec.Meta(max_length=NORMS_MAX)]
     leaving: bool = False
+    moved: Moved = NOTHING
     schema: int = SCHEMA
 
 

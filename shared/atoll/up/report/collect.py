@@ -7,7 +7,7 @@ books, every account balances and nothing has two fates.
 
 **Bytes** are payload bytes. Up and down are what the learners sent and read, by their own counters: of a killed one, up
 to its last heartbeat. Merged is what the contributions weighed that entered a commit, published the frames of those
-commits, each once; both come from the tape, so they survive any kill.
+commits, each once; both come from the tape, so they survive any kill. `moved` is the ledger of every link (`up.links`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 import atoll
+from atoll.moved import NOTHING
 from atoll.protocol.ledger import Account, Ledger, apportion, settle
 from atoll.up.folder import SessionRecord
+from atoll.up.links import as_report, byte_ledger
 from atoll.up.view import LearnerView, Life, RunView
 
 SCHEMA: Final = 1
@@ -71,6 +73,7 @@ def collect(view: RunView, facts: Facts) -> dict[str, Any]:
         "bytes_down": sum(session.bytes_down for session in facts.sessions),
         "bytes_merged": view.bytes_merged,
         "bytes_published": view.bytes_published,
+        "moved": as_report(byte_ledger(view, fragments)),
         "goodput": _goodput(facts.sessions),
         "commits": view.commits,
         "rounds": _rounds(view),
@@ -229,7 +232,7 @@ def _life(life: Life, account: Account, fragments: int) -> dict[str, Any]:
 
     Its tokens are those of the books, which know more than heartbeats when the life ended before this session began.
     """
-    beat = life.beat
+    beat, moved = life.beat, life.meter.moved
     return {
         "incarnation": life.incarnation,
         "founder": life.founder,
@@ -240,8 +243,8 @@ def _life(life: Life, account: Account, fragments: int) -> dict[str, Any]:
         "join_s": life.took_s,
         "tokens_per_s": None if beat is None else round(beat.tokens_per_s, 1),
         "overhead": None if beat is None else round(beat.overhead, 5),
-        "bytes_up": None if beat is None else beat.bytes_up,
-        "bytes_down": None if beat is None else beat.bytes_down,
+        "bytes_up": None if moved == NOTHING else moved.payload_up,
+        "bytes_down": None if moved == NOTHING else moved.payload_down,
     }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any, Final
 
+from atoll.up.live import size
 from atoll.up.report.charts import Series, Span, lines, stack, timeline
 from atoll.up.report.collect import thinned
 from atoll.up.view import RoundLine, RunView
@@ -41,7 +42,7 @@ def page(report: Mapping[str, Any], view: RunView, sample: str) -> str:
         ("What became of the tokens", stack(report["tokens_by_fate"]) + _errors(report)),
         ("Validation", _validation_chart(report)),
         ("Contributors per round", _contributors_chart(rounds, began_s)),
-        ("Bytes", _bytes_chart(view, began_s)),
+        ("Bytes", _bytes_chart(view, began_s) + _links(report["moved"])),
         ("Rounds", _rounds_chart(rounds, began_s, int(report["settings"]["protocol.fragments"]))),
         ("Learners", _learners(report)),
         ("A sample of its text", f"<pre>{escape(sample[:SAMPLE_CHARS_MAX])}</pre>" if sample else _NOTHING),
@@ -132,6 +133,38 @@ def _bytes_chart(view: RunView, began_s: float) -> str:
         "seconds",
         "bytes",
     )
+
+
+def _links(moved: Mapping[str, Any]) -> str:
+    """Return every link with what it carried, and what that means per token."""
+    sums = [
+        {"link": "all learners", "processes": "", **moved["learners"]},
+        {"link": "all", "processes": "", **moved["all"]},
+    ]
+    rows = [
+        [
+            str(link["link"]),
+            str(link["processes"]),
+            *(size(link[f"{what}_{way}"]) for what in ("frames", "payload", "wire") for way in ("up", "down")),
+            size(link["overhead"]),
+        ]
+        for link in [*moved["links"], *sums]
+    ]
+    heads = [f"{what} {way}" for what in ("frames", "payload", "wire") for way in ("up", "down")]
+    per_token = [
+        ["bytes per token over the learners' links, over all", _both(moved, "bytes_per_token")],
+        ["data-parallel training in bf16, bytes per token", _number(moved["data_parallel_bytes_per_token"])],
+        ["times less than data-parallel, learners' links, all", _both(moved, "times_less")],
+        [
+            "bits per parameter merged, fetched, published",
+            ", ".join(_number(moved[f"bits_per_parameter_{way}"]) for way in ("up", "down", "published")),
+        ],
+    ]
+    return _table(["link", "processes", *heads, "overhead"], rows) + _table(["", ""], per_token)
+
+
+def _both(moved: Mapping[str, Any], name: str) -> str:
+    return f"{_number(moved[name])}, {_number(moved[f'{name}_all_links'])}"
 
 
 def _rounds_chart(rounds: list[RoundLine], began_s: float, fragments: int) -> str:

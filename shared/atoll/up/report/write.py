@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from atoll.protocol.ledger import Ledger
 from atoll.up.folder import RunFile, RunFolder
+from atoll.up.live import size
 from atoll.up.report.collect import Facts, collect
 from atoll.up.report.html import page
 from atoll.up.view import RunView
@@ -57,8 +58,21 @@ def summary(report: Mapping[str, Any], out: Path) -> str:
             f"  fates:         {shown or 'none'} ({'exact' if report['fates_exact'] else 'NOT EXACT, see the report'})",
             f"  bits per byte: {bits}",
             f"  goodput:       {goodput}, {report['commits']:,} commits",
+            f"  bytes:         {_moved(report['moved'])}",
             f"  report:        {out / 'report.html'}",
         ]
+    )
+
+
+def _moved(moved: Mapping[str, Any]) -> str:
+    """Return what the learners' links carried, and how much less that is than data-parallel training would have moved."""
+    both = (
+        f"{size(moved['learners']['wire_up'])} up, {size(moved['learners']['wire_down'])} down over the learners' links"
+    )
+    if moved["times_less"] is None:
+        return both
+    return (
+        f"{both}; {moved['bytes_per_token']:,.4g} per token, {moved['times_less']:,.4g} times less than data-parallel"
     )
 
 

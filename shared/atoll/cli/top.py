@@ -1,0 +1,91 @@
+"""`atoll top`: who is in a run and what its links carry, on a run that anybody started.
+
+The picture is the one that `atoll up` draws: a row per learner and per synchronizer process, with steps, loss, speed, lag,
+and the bytes on its wire per second and in all. Heartbeats and presences are heard live; what links carried before is on the
+tape. It only reads, and can change nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
+
+if TYPE_CHECKING:
+    from atoll.protocol.settings import ProtocolSettings
+    from atoll.settings import Settings
+
+SHOW_S = 0.5
+BEATS_HEARD = 2.5
+"""How many heartbeats `--once` waits for: two make a pace."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(name="top", help="Show the learners and shards of a run, live: speed, loss, lag, bytes.")(top)
+
+
+def top(
+    *,
+    run: Run = None,
+    broker: Broker = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and leave.")] = False,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Show a run until Ctrl-C, or once."""
+    from atoll.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.settings import load  # noqa: PLC0415
+
+    settings = load(config, with_flags(assignments, run=run, broker__url=broker)).settings
+    configure(settings.log.format, "error", role="top", run=settings.run)
+    asyncio.run(_show(settings, once=once))
+
+
+def _beat_s(protocol: ProtocolSettings) -> float:
+    """Return the seconds between two signs of life of whoever gives them most rarely."""
+    from atoll.island.session import BEATS_PER_SILENCE  # noqa: PLC0415
+    from atoll.protocol.balance import BEATS_PER_LEASE  # noqa: PLC0415
+
+    return max(protocol.silence_s / BEATS_PER_SILENCE, protocol.lease_s / BEATS_PER_LEASE)
+
+
+async def _show(settings: Settings, *, once: bool) -> None:
+    from atoll.bus.connect import open_bus  # noqa: PLC0415
+    from atoll.bus.subjects import Subjects  # noqa: PLC0415
+    from atoll.clock import SystemClock  # noqa: PLC0415
+    from atoll.errors import SettingsError  # noqa: PLC0415
+    from atoll.island.founding import read_run  # noqa: PLC0415
+    from atoll.settings import bus_options  # noqa: PLC0415
+    from atoll.up.live import Picture, draw_once, make_face  # noqa: PLC0415
+    from atoll.up.view import RunView  # noqa: PLC0415
+    from atoll.up.watch import Watch  # noqa: PLC0415
+
+    clock, view = SystemClock(), RunView()
+    bus = await open_bus(settings.broker.url, settings.run, name="top", provision=False, options=bus_options(settings))
+    face, began_s = make_face(clock), clock.monotonic()
+    following: asyncio.Task[None] | None = None
+    try:
+        record = await read_run(bus, Subjects(settings.run))
+        if record is None:
+            raise SettingsError("nobody has founded this run", got=settings.run, todo="check --run and --broker")
+        watch = Watch(bus, settings.run, view, clock)
+        following = asyncio.create_task(watch.follow())
+        await watch.catch_up()
+        await asyncio.sleep(BEATS_HEARD * _beat_s(record.protocol) if once else SHOW_S)
+        while not following.done():
+            picture = Picture(view, settings.run, record.protocol, began_s, clock.monotonic())
+            if once:
+                draw_once(picture)
+                return
+            face.show(picture)
+            await asyncio.sleep(SHOW_S)
+        following.result()
+    finally:
+        face.rest()
+        if following is not None:
+            following.cancel()
+        await bus.close()
