@@ -44,10 +44,11 @@ class BusContract(BlobContract, RecordContract, QueueContract, TapeContract, Whi
             await bus.publish(Subjects(run).call(0), b"", msg_id="m")
 
     async def test_traffic_is_counted(self, make_bus: MakeBus, run: str) -> None:
-        """Payload bytes and messages of both directions are in the stats."""
+        """Payload bytes and messages of both directions are in the stats, and those of blobs among them."""
         bus = await make_bus()
         ref = await bus.put_blob(Subjects(run).global_stem(0, 1, "n"), noise(MIB + 5))
         await bus.get_blob(ref, 2 * MIB)
+        assert (bus.stats.blob_bytes_up, bus.stats.blob_bytes_down) == (MIB + 5, MIB + 5)
 
         stats = bus.stats
         assert (
@@ -56,6 +57,8 @@ class BusContract(BlobContract, RecordContract, QueueContract, TapeContract, Whi
             stats.bytes_down,
             stats.messages_down,
         ) == (MIB + 5, 2, MIB + 5, 2)
+        await bus.put_record(Subjects(run).head(0), b"small", expected=None)
+        assert (stats.bytes_up, stats.blob_bytes_up) == (MIB + 10, MIB + 5)
 
     async def test_a_closed_bus_refuses_and_ends_its_feeds(self, make_bus: MakeBus, run: str) -> None:
         """Closing twice is harmless; later calls say that the bus is closed."""

@@ -11,6 +11,7 @@ import pytest
 from bus_contract import BusContract
 from bus_contract_data import MakeBus
 
+from atoll.bus.interface import BusStats
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
 from atoll.errors import BrokerUnavailable
@@ -78,6 +79,22 @@ def test_a_blob_takes_its_bytes_up_and_down_and_the_latency_of_four_legs() -> No
 
     assert stored_s == pytest.approx(0.5 + 1.0 + MESSAGE_BYTES * (1 / 1e6 + 1 / 2e6))
     assert read_s == pytest.approx(0.5 + 0.5 + MESSAGE_BYTES * (1 / 1e6 + 1 / 2e6))
+
+
+def test_the_wire_of_a_simulated_bus_is_what_its_link_carries() -> None:
+    """Payload, and what every message and its answer weigh beside it."""
+    size = 1_000_000
+
+    async def main() -> BusStats:
+        bus = linked(MemoryBroker())
+        await bus.put_blob(SUBJECTS.global_stem(0, 1, "n"), bytes(size))
+        await bus.tell(SUBJECTS.call(0), bytes(100))
+        return bus.stats
+
+    stats = virtually(main())
+
+    assert (stats.bytes_up, stats.bytes_down) == (size + 100, 0)
+    assert (stats.wire_bytes_up, stats.wire_bytes_down) == (size + 100 + 2 * MESSAGE_BYTES, MESSAGE_BYTES)
 
 
 def test_a_leg_carries_one_message_after_the_other_and_the_other_leg_is_free() -> None:

@@ -67,9 +67,10 @@ class Reef:
 
     async def read(self, held: Frame | None = None) -> tuple[Vector, int]:
         """Return what a reader gets of the newest head, and the bytes it read."""
-        before = self.reader.stats.bytes_down
+        before, frames = self.reader.stats.bytes_down, self.reader.stats.frame_bytes_down
         known = None if held is None else (held.version, held.values)
         values = await read_values(self.reader, self.run, self.head, known)
+        assert self.reader.stats.frame_bytes_down - frames == self.reader.stats.bytes_down - before
         return values, self.reader.stats.bytes_down - before
 
     @property
