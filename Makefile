@@ -20,7 +20,7 @@ EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),
 # The tests that start processes of their own are one worker's, all others the other's (tests/conftest.py).
 TWO_WORKERS = --numprocesses 2 --dist loadgroup
 
-.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-round bench-bandwidth bench-goodput chaos dst bench-dst experiment experiments results results-check clean
+.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-round bench-bandwidth bench-bytes bench-goodput chaos dst bench-dst experiment experiments results results-check clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -98,6 +98,9 @@ bench-round: $(READY)  ## measure a whole round of merging beside what memory al
 
 bench-bandwidth: $(READY)  ## compute the published bandwidth figures from the planner's model, and compare
 	$(PY) benchmarks/bandwidth.py $(BENCH_FLAGS)
+
+bench-bytes: $(READY)  ## measure the bytes per trained token by ledger and at the sockets, beside data-parallel training
+	$(PY) benchmarks/bytes_moved.py $(BENCH_FLAGS)
 
 bench-goodput: $(READY)  ## fit the simulated fleets on four of the paper's cells and check the others (docs/goodput.md)
 	$(PY) benchmarks/goodput_fit.py $(BENCH_FLAGS)

@@ -67,6 +67,18 @@ said in [`benchmarks/arithmetic.py`](../../benchmarks/arithmetic.py). *Check and
 by chunk, in the cache, and folds from memory later, as a shard does that checks what arrives.
 
 """,
+    "bench-bytes": """\
+One run of `atoll up`, real processes, four bits up and down, every process behind a relay that counts the bytes it copies. The
+*ledger* is what the processes say of themselves, in the run's report ([`moved`](../report.md)); the *count at the sockets* is
+the relays'. What a step of data-parallel training moves is computed, by the planner's formula. Founding the run, joining,
+leaving, heartbeats and the tape are in our bytes. What is measured, and why so small a batch will do, is said in
+[`benchmarks/bytes_moved.py`](../../benchmarks/bytes_moved.py).
+
+Learners' links are the wide area: a shard stands beside the broker, and its link also carries the outer state that it
+stores with every version. *Fetched* counts all that learners read over the parameters of the versions that it gave them,
+the first keyframe included; *published* counts every keyframe once, though followers read none.
+
+""",
     "bench-bandwidth": """\
 Nothing here is measured: the figures follow from a graph of compute and communication
 ([`atoll.plan.timeline`](../../shared/atoll/plan/timeline.py)) and from assumptions, which

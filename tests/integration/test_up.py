@@ -156,9 +156,30 @@ def test_a_run_trains_reports_and_leaves_nothing_behind(run_dir: Path, corpus: P
     assert validation["average_bits_per_byte"] < validation["initial_bits_per_byte"] - 0.5
     assert any("average_bits_per_byte" in point for point in validation["curve"])
     assert (run_dir / "sample.txt").read_text(encoding="utf-8").startswith("def ")
+    check_ledger(report)
     page = (run_dir / "report.html").read_text(encoding="utf-8")
+    assert "times less than data-parallel" in page
     assert 'src="http' not in page
     assert 'href="http' not in page
+
+
+def check_ledger(report: dict[str, object]) -> None:
+    """Every link's bytes are there, each kind within the next, and what learners sent is what the shards have read."""
+    moved = report["moved"]
+    assert isinstance(moved, dict)
+    links = {link["link"]: link for link in moved["links"]}
+    assert set(links) == {"learner-1", "learner-2", "shard-0", "shard-1"}
+    for link in links.values():
+        for way in ("up", "down"):
+            assert 0 < link[f"frames_{way}"] <= link[f"blobs_{way}"] < link[f"payload_{way}"] < link[f"wire_{way}"]
+    assert moved["all"]["frames_down"] > moved["all"]["frames_up"] > moved["learners"]["frames_up"]
+    read = links["shard-0"]["frames_down"] + links["shard-1"]["frames_down"]
+    assert 0.5 * moved["learners"]["frames_up"] < read <= moved["learners"]["frames_up"]
+    assert moved["learners"]["payload_up"] >= report["bytes_up"]
+    assert moved["tokens"] == report["tokens_trained"]
+    assert moved["data_parallel_bytes_per_token"] > moved["bytes_per_token_all_links"] > moved["bytes_per_token"] > 0
+    assert 16.0 < moved["bits_per_parameter_up"] < 17.0
+    assert 32.0 < moved["bits_per_parameter_published"] < 33.0
 
 
 def test_a_killed_learner_returns_under_its_id_and_the_books_add_up(run_dir: Path, corpus: Path) -> None:
@@ -180,6 +201,9 @@ def test_a_killed_learner_returns_under_its_id_and_the_books_add_up(run_dir: Pat
     assert float(str(again["loss"])) < float(str(born["loss"])) - 0.3
     assert report["fates_exact"] is True, report["fates_errors"]
     assert {entry["learner"]: len(entry["incarnations"]) for entry in learners}["learner-2"] == 2
+    moved = report["moved"]
+    assert isinstance(moved, dict)
+    assert {link["link"]: link["processes"] for link in moved["links"]}["learner-2"] == 2
 
 
 def test_ctrl_c_drains_and_the_run_can_be_continued(run_dir: Path, corpus: Path) -> None:
@@ -282,7 +306,10 @@ def fill(ballast: Path) -> None:
 
 
 def test_a_learner_that_somebody_else_started_leaves_with_the_run(run_dir: Path, corpus: Path) -> None:
-    """Its broker is about to end, so a guest is told to drain like everybody; its tokens have their fates too."""
+    """Its broker is about to end, so a guest is told to drain like everybody; its tokens have their fates too.
+
+    While it trains, `atoll top` of somebody else's shows it beside the others.
+    """
     process = start(run_dir, corpus, "--learners", "1", "--tokens", "0", "--set", "run=guests")
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 2)
     url = (run_dir / "nats" / "url").read_text(encoding="utf-8")
@@ -293,6 +320,8 @@ def test_a_learner_that_somebody_else_started_leaves_with_the_run(run_dir: Path,
     with (run_dir / "guest.log").open("wb") as log:
         guest = subprocess.Popen([sys.executable, "-m", "atoll.cli", *words], stdout=log, stderr=log)
     wait_for_line(run_dir / "guest.log", "learner.first_step")
+    asked = [sys.executable, "-m", "atoll.cli", "top", "--once", "--run", "guests", "--broker", url]
+    table = subprocess.run(asked, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
     process.send_signal(signal.SIGINT)
     finish(process)
     report = report_of(run_dir)
@@ -301,3 +330,7 @@ def test_a_learner_that_somebody_else_started_leaves_with_the_run(run_dir: Path,
     assert report["fates_exact"] is True, report["fates_errors"]
     assert isinstance(report["learners"], list)
     assert {learner["learner"] for learner in report["learners"]} == {"guest", "learner-1"}
+    rows = {line.split()[0]: line.split() for line in table.splitlines() if line.strip()}
+    assert {"guest", "learner-1", "shard-0"} <= rows.keys()
+    assert rows["guest"][1] == rows["learner-1"][1] == "training"
+    assert rows["shard-0"][1] == "serving"

@@ -152,6 +152,10 @@ def test_a_run_without_faults_learns_and_every_token_is_merged(plain: Ran) -> No
     assert all(0 <= at - number * 1_600 <= per_round for number, at in enumerate(merged[:-1]))
     # 128 tokens a step, three learners, a step every 50 ms: the clock of the report is the simulated one.
     assert report["wall_s"] == pytest.approx(40_000 / (3 * 128) * 0.05, rel=0.25)
+    links = {link["link"]: link for link in report["moved"]["links"]}
+    assert {"learner-1", "learner-2", "learner-3", "shard-0"} <= links.keys()
+    assert all(link["wire_up"] > link["payload_up"] > 0 for link in links.values())
+    assert report["moved"]["times_less"] > report["moved"]["times_less_all_links"] > 1
     assert {"model.safetensors", "sample.txt", "report.html", "journal.jsonl"} <= {p.name for p in ran.out.iterdir()}
 
 

@@ -103,6 +103,8 @@ TESTED_BY = {
     "atoll.cli.options": "test_cli.py",
     "atoll.cli.schema": "test_cli.py",
     "atoll.cli.tap": "test_cli.py",
+    "atoll.cli.top": "test_up.py",
+    "atoll.plan.systems": "test_plan.py",
     "atoll.settings": "test_cli.py",
     "atoll.up.options": "test_cli.py",
     "atoll.logs": "test_cli.py",

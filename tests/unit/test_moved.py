@@ -10,7 +10,7 @@ from atoll.moved import BYTES_MAX, METER_S, NOTHING, Meter, Moved, bits_per_para
 from atoll.up import view as views
 from atoll.up.links import STANDBY, as_report, byte_ledger
 from atoll.up.view import FORMER, RunView
-from atoll.wire.messages import Beat, Presence, decode, encode, event
+from atoll.wire.messages import Beat, Event, Presence, decode, encode, event
 
 FULL = Moved(*([BYTES_MAX] * len(NOTHING.told)))
 
@@ -34,7 +34,7 @@ def beat(learner: str, incarnation: int, moved: Moved, *, tokens: int = 0, steps
     )
 
 
-def committed(fragment: int, parameters: int, contributors: int = 2) -> views.Event:
+def committed(fragment: int, parameters: int, contributors: int = 2) -> Event:
     """Return the round event of a commit: four bits up and eight down for every parameter."""
     shares = [{"learner": f"l{i}", "incarnation": 1, "age": 0, "tokens": 1, "weight": 1.0} for i in range(contributors)]
     sizes = {"bytes_up": contributors * parameters // 2, "bytes_down": parameters, "parameters": parameters}
