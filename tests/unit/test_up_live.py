@@ -70,6 +70,7 @@ def test_who_is_not_heard_any_more_is_silent_or_gone() -> None:
     lines = drawn(running(), 100.0, 80)
 
     assert lines[1].split()[1] == "silent"
+    assert lines[1].split()[-6:] == ["-", "-", "2.0", "kB", "1.0", "MB"]
     assert not any(line.startswith("shard-0") for line in lines)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.island.accounts import closing_ledger
+from atoll.moved import Moved
 from atoll.protocol.ledger import ACCOUNTS_MAX, Ledger, parts, settle
 from atoll.up.report.collect import Facts, believe_the_dead, collect
 from atoll.up.report.html import page
@@ -77,6 +78,24 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
     assert report["token_fragments_by_fate"]["lost"] == 500
     assert not report["fates_exact"]
     assert report["fates_errors"] == ["shard-1 did not close its books: what it had not settled counts as lost"]
+
+
+def test_bytes_of_a_life_that_died_in_an_earlier_session_are_over_the_tokens_that_the_books_know() -> None:
+    """The tape has its bytes and no tokens; without the books' its bytes would be paid for by everybody else's."""
+    closing = Ledger()
+    closing.reported("a", 1, 500, 0, 0, 0)
+    closing.reported("a", 2, 300, 0, 0, 0)
+    view = RunView(learners={"a": LearnerView("a", lives={2: Life(2, tokens=300, left=True)})})
+    for incarnation in (1, 2):
+        moved = Moved(wire_up=2000 * incarnation, wire_down=400)
+        view.on_event(event("moved", "a", 1.0, role="learner", incarnation=incarnation, moved=moved))
+    view.on_event(event("ledger", "shard-0", 2.0, ledger=closing))
+    settings = {"protocol.fragments": 1, "protocol.shards": 1}
+    report = collect(view, Facts(run="r", settings=settings, sessions=[], validation={}, data_hash=""))
+
+    assert report["moved"]["tokens"] == 800
+    assert report["moved"]["bytes_per_token"] == 6800 / 800
+    assert [life["tokens"] for life in report["learners"][0]["incarnations"]] == [500, 300]
 
 
 def test_large_books_come_in_parts_that_add_up() -> None:

@@ -236,7 +236,8 @@ def _learner_rows(picture: Picture) -> Iterator[dict[str, Text]]:
         row = {"process": Text(name), "state": Text(state, style=style)}
         if life is not None:
             moved = total(other.meter.moved for other in learner.lives.values())
-            row |= {"life": Text(str(life.incarnation)), **_carried(life.meter, moved)}
+            meter = None if state in ("left", "silent") else life.meter
+            row |= {"life": Text(str(life.incarnation)), **_carried(meter, moved)}
         if life is not None and (beat := life.beat) is not None:
             row |= {
                 "step": Text(str(beat.step)),
@@ -254,10 +255,11 @@ def _host_rows(picture: Picture) -> Iterator[dict[str, Text]]:
         yield {"process": Text(name_of(host)), "state": state, **_carried(host.meter, host.meter.moved)}
 
 
-def _carried(meter: Meter, moved: Moved) -> dict[str, Text]:
-    """Return a link's pace and what it has carried, up and down."""
-    up, down = (size(round(pace)) for pace in meter.pace())
-    cells = {"up/s": up, "down/s": down, "up": size(moved.wire_up), "down": size(moved.wire_down)}
+def _carried(meter: Meter | None, moved: Moved) -> dict[str, Text]:
+    """Return what a link has carried, up and down, and its pace unless nobody is there any more."""
+    cells = {"up": size(moved.wire_up), "down": size(moved.wire_down)}
+    if meter is not None:
+        cells |= zip(("up/s", "down/s"), (size(round(pace)) for pace in meter.pace()), strict=True)
     return {heading: Text(cell) for heading, cell in cells.items()}
 
 

@@ -131,11 +131,13 @@ def believe_the_dead(view: RunView, books: Ledger, ended: Collection[str] = (), 
 
 
 def remember_the_lost(view: RunView, books: Ledger) -> None:
-    """Show incarnations that only the books know, because the tape that told of them went with a broker's disk."""
+    """Show incarnations that only the books know (the tape that told of them went with a broker's disk), and their tokens."""
     for name, account in books.accounts.items():
         learner, _, incarnation = name.rpartition("/")
         lives = view.learners.setdefault(learner, LearnerView(learner)).lives
-        lives.setdefault(int(incarnation), Life(int(incarnation), left=account.left))
+        life = lives.setdefault(int(incarnation), Life(int(incarnation), left=account.left))
+        # Of a life that died in an earlier session the tape says what it moved, and only the books what it trained.
+        life.tokens = max(life.tokens, account.trained)
 
 
 def _doubts(view: RunView, facts: Facts, books: Ledger) -> list[str]:
@@ -228,16 +230,13 @@ def _learner(learner: LearnerView, books: Ledger, fragments: int) -> dict[str, A
 
 
 def _life(life: Life, account: Account, fragments: int) -> dict[str, Any]:
-    """Return one incarnation; figures only heartbeats carry are None for a life of an earlier session.
-
-    Its tokens are those of the books, which know more than heartbeats when the life ended before this session began.
-    """
+    """Return one incarnation; figures only heartbeats carry are None for a life of an earlier session."""
     beat, moved = life.beat, life.meter.moved
     return {
         "incarnation": life.incarnation,
         "founder": life.founder,
         "left": life.left,
-        "tokens": max(life.tokens, account.trained),
+        "tokens": life.tokens,
         "steps": life.steps if beat is not None or (life.left and life.steps) else None,
         "tokens_by_fate": dict(sorted(apportion(account.fates(fragments), fragments).items())),
         "join_s": life.took_s,
