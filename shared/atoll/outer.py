@@ -27,7 +27,12 @@ State = dict[str, npt.NDArray[Any]]
 
 
 class OuterOptimizer(Protocol):
-    """Pure pair: neither call changes its arguments."""
+    """Pure pair: neither call changes its arguments.
+
+    `elementwise`: a number of the result depends on the numbers in its place alone, and so does every array of the state.
+    """
+
+    elementwise: bool
 
     def init(self, params: Vector) -> State:
         """Return the state for a fragment with values `params`, flat float32."""
@@ -38,6 +43,8 @@ class OuterOptimizer(Protocol):
 
 class Nesterov:
     """SGD with Nesterov momentum; equal to `optax.sgd(lr, momentum, nesterov=True)` on `displacement`."""
+
+    elementwise = True
 
     def __init__(self, lr: float, momentum: float) -> None:
         """Keep eta and mu."""
@@ -69,6 +76,8 @@ class Nesterov:
 
 class OptaxOuter:
     """Any optax transformation whose update is added to the parameters (so it holds its own learning rate)."""
+
+    elementwise = False
 
     def __init__(self, transformation: Any) -> None:  # noqa: ANN401  (optax is loaded lazily)
         """Keep the transformation."""

@@ -20,6 +20,7 @@ what they left is swept away.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from dataclasses import dataclass
 
@@ -29,10 +30,10 @@ import numpy.typing as npt
 
 from atoll.advance import STATE_BYTES_MAX, Advance, Advanced
 from atoll.bus.interface import BlobRef, Bus
-from atoll.bus.pieces import Cut, Pieces, Upload
+from atoll.bus.pieces import Cut, Download, Pieces, Upload
 from atoll.bus.subjects import Subjects, matches
 from atoll.chain import continued, digest_of_values, frames_of, keyframe_of, read_values
-from atoll.codecs import Sealed, packed, unpack_arrays
+from atoll.codecs import ArrivingArrays, Packed, Sealed
 from atoll.errors import (
     BlobCorrupt,
     BlobGone,
@@ -42,6 +43,7 @@ from atoll.errors import (
     RecordConflict,
     StorageFull,
 )
+from atoll.hop import off_loop
 from atoll.island.founding import head_info, the_run
 from atoll.logs import get
 from atoll.merge import l2_norm
@@ -175,7 +177,7 @@ class Store:
             sealed = Sealed(protocol.codec_down, new.delta)
             frame.append((subjects.delta_stem(fragment, version, nonce), sealed))
         todo: list[tuple[str, Pieces]] = [
-            (subjects.state_stem(fragment, version, nonce), Cut(*packed(new.state))),
+            (subjects.state_stem(fragment, version, nonce), Packed(new.state)),
             (subjects.books_stem(fragment, nonce), Cut(command.books)),
             *frame,
         ]
@@ -299,13 +301,20 @@ class Store:
         values = await read_values(self._bus, self._run, head)
         state = self._advance.init(values)
         if head.state is not None:
-            data = await self._bus.get_blob(head.state, STATE_BYTES_MAX)
-            state = _fitting(await asyncio.to_thread(unpack_arrays, data, STATE_BYTES_MAX), state)
+            state = _fitting(await self._read_state(head.state), state)
         books = None if head.books is None else await self._bus.get_blob(head.books, BOOKS_BYTES_MAX)
         if books is not None:
             self.books[fragment] = thawed(books)
         norm = await asyncio.to_thread(l2_norm, values)
         return Holding(head, revision, values, state, norm, books)
+
+    async def _read_state(self, ref: BlobRef) -> State:
+        """Return the arrays of an outer state."""
+        arriving, download = ArrivingArrays(ref.size_bytes), Download(ref, STATE_BYTES_MAX)
+        async with contextlib.aclosing(self._bus.pieces(download)) as pieces:
+            async for number, piece in pieces:
+                await off_loop(len(piece), arriving.take, number, piece)
+        return arriving.arrays()
 
     def _head(self, command: Commit, held: Holding, nonce: str, stored: Stored, digest: str) -> Head:
         version, former = command.base_version + 1, held.head
