@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll.codecs.arrays import ArrivingArrays, Packed, pack_arrays, unpack_arrays
 from atoll.codecs.encoded import Encoded
 from atoll.codecs.encodings import ENCODINGS, KEYFRAME, encoding_of
-from atoll.codecs.frame import Arriving, Outgoing, Sealed, Segments, decode_frame, encode_frame, frame_bytes
+from atoll.codecs.frame import Arriving, Outgoing, Read, Sealed, Segments, decode_frame, encode_frame, frame_bytes
 from atoll.codecs.segments import Framing
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Framing",
     "Outgoing",
     "Packed",
+    "Read",
     "Sealed",
     "Segments",
     "decode_frame",
