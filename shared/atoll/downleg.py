@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from atoll.codecs import KEYFRAME, Encoded, encoding_of
-from atoll.kernels import BF16, Vector
+from atoll.kernels import BF16, Vector, spill
 from atoll.outer import State
 
 CARRY: Final = "carry"
@@ -39,7 +39,7 @@ class Downleg:
 
     def init(self, values: Vector) -> State:
         """Return what is carried at version 0: nothing."""
-        return {} if self.exact else {CARRY: np.zeros(values.size, dtype=ml_dtypes.bfloat16)}
+        return {} if self.exact else {CARRY: spill.zeros(values.size, ml_dtypes.bfloat16)}
 
     def unrounded(self, values: Vector, state: State) -> Vector:
         """Return the values as they would be without rounding."""

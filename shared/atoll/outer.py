@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.errors import ProtocolMisuse, SettingsError
-from atoll.kernels import Vector, kernels, memory
+from atoll.kernels import Vector, kernels, memory, spill
 from atoll.kernels.threads import each, parts
 
 State = dict[str, npt.NDArray[Any]]
@@ -53,7 +53,7 @@ class Nesterov:
 
     def init(self, params: Vector) -> State:
         """Return zero momentum, or nothing when there is none."""
-        return {"momentum": np.zeros_like(params)} if self.momentum else {}
+        return {"momentum": spill.zeros(params.size, np.float32)} if self.momentum else {}
 
     def update(self, params: Vector, displacement: Vector, state: State) -> tuple[Vector, State]:
         """Take one step."""

@@ -56,6 +56,7 @@ def test_an_array_is_an_array_wherever_it_lies(spilling: Path, dtype: np.typing.
         assert (spill.home_of(array) is not None) == outside
         if outside:
             assert spill.home_of(array[5:99].view(np.uint8)) is spill.home_of(np.frombuffer(array.view(np.uint8).data))
+        assert not spill.zeros(count, dtype).astype(np.float32).any()
     assert list(spilling.iterdir()) == []
 
 

@@ -74,6 +74,12 @@ def spare(count: int, dtype: npt.DTypeLike) -> Array:
     return array
 
 
+def zeros(count: int, dtype: npt.DTypeLike) -> Array:
+    """Return an array of zeros that need not lie in memory; a new file is zeros that nobody has written."""
+    kind = np.dtype(dtype)
+    return spare(count, kind) if count * kind.itemsize >= policy.bytes_min else np.zeros(count, dtype=kind)
+
+
 def home_of(array: Array) -> Spilled | None:
     """Return the file that an array looks into, None for one in memory."""
     below: object = array
