@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -98,6 +98,32 @@ class Stored:
         return sum(ref.size_bytes for ref in (self.keyframe, self.delta) if ref is not None)
 
 
+@dataclass(slots=True)
+class Effort:
+    """A commit that is being made: the outer step is taken, and uploads go on where an attempt that failed has left them."""
+
+    nonce: str
+    new: Advanced
+    norm: float
+    digest: str = ""
+    uploads: dict[str, tuple[str, Upload]] = field(default_factory=dict)
+
+    def add(self, what: str, stem: str, pieces: Pieces) -> None:
+        """Note something to be stored."""
+        self.uploads[what] = (stem, Upload(pieces))
+
+    async def stored(self, bus: Bus) -> Stored:
+        """Store what is not stored yet."""
+        tasks = [asyncio.ensure_future(bus.put_blob(stem, upload)) for stem, upload in self.uploads.values()]
+        try:
+            by_name = dict(zip(self.uploads, await asyncio.gather(*tasks), strict=True))
+        finally:  # where one has failed, the others go on with the next attempt
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return Stored(by_name["state"], by_name["books"], by_name.get("keyframe"), by_name.get("delta"))
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """What one commit wrote: the new head and the bytes of its frames, state and books."""
@@ -121,6 +147,7 @@ class Store:
         self.epoch = 0
         self.holdings: dict[int, Holding] = {}
         self.books: dict[int, Books] = {}
+        self._efforts: dict[int, Effort] = {}
         self._litter: list[str] = []
 
     async def open(self, epoch: int) -> None:
@@ -147,43 +174,40 @@ class Store:
         if held.head.version != command.base_version:
             got = (command.fragment, held.head.version, command.base_version)
             raise ProtocolMisuse("a commit on another version than the one we hold", got=got)
-        version = command.base_version + 1
-        nonce = self._nonce(books)
-        new = await asyncio.to_thread(self._advance.step, held.values, displacement, held.state, version)
-        norm = await asyncio.to_thread(l2_norm, new.values)
-        digest = await asyncio.to_thread(digest_of_values, new.values)
-        stored = await self._stored(command, held.head, nonce, new)
-        head = self._head(command, held, nonce, stored, digest)
+        effort = self._efforts.get(command.fragment)
+        if effort is None or effort.nonce != self._nonce(books):
+            effort = self._efforts[command.fragment] = await self._begun(command, held, displacement)
+        stored = await effort.stored(self._bus)
+        head = self._head(command, held, stored, effort)
         try:
             revision = await self._write(head, held.revision, _commit_info(head, command))
         except RecordConflict:
             await self._disown(command.fragment, *stored.refs)
             raise
-        self.holdings[command.fragment] = Holding(head, revision, new.values, new.state, norm, books, held.swept)
+        del self._efforts[command.fragment]
+        new = effort.new
+        self.holdings[command.fragment] = Holding(
+            head, revision, new.values, new.state, effort.norm, books, swept=held.swept
+        )
         self.books[command.fragment] = thawed(books)
         await self._purge(*held.head.superseded, held.head.state, held.head.books)
         await self._sweep(command.fragment)
         return Written(head, stored.frame_bytes, stored.state.size_bytes, len(books))
 
-    async def _stored(self, command: Commit, former: Head, nonce: str, new: Advanced) -> Stored:
-        """Store what the next head will name: a delta, a keyframe or both, outer state, books."""
-        fragment, version = command.fragment, command.base_version + 1
+    async def _begun(self, command: Commit, held: Holding, displacement: Vector) -> Effort:
+        """Take the outer step, and say what is to be stored of it: a delta, a keyframe or both, outer state, books."""
+        fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.books)
         protocol, subjects = self._run.protocol, self._subjects
-        whole = new.delta is None or version - former.key_version >= protocol.keyframe_versions
-        frame: list[tuple[str, Pieces]] = (
-            [(subjects.global_stem(fragment, version, nonce), keyframe_of(new.values))] if whole else []
-        )
+        new = await asyncio.to_thread(self._advance.step, held.values, displacement, held.state, version)
+        effort = Effort(nonce, new, await asyncio.to_thread(l2_norm, new.values))
+        effort.digest = await asyncio.to_thread(digest_of_values, new.values)
+        effort.add("state", subjects.state_stem(fragment, version, nonce), Packed(new.state))
+        effort.add("books", subjects.books_stem(fragment, nonce), Cut(command.books))
+        if new.delta is None or version - held.head.key_version >= protocol.keyframe_versions:
+            effort.add("keyframe", subjects.global_stem(fragment, version, nonce), keyframe_of(new.values))
         if new.delta is not None:
-            sealed = Sealed(protocol.codec_down, new.delta)
-            frame.append((subjects.delta_stem(fragment, version, nonce), sealed))
-        todo: list[tuple[str, Pieces]] = [
-            (subjects.state_stem(fragment, version, nonce), Packed(new.state)),
-            (subjects.books_stem(fragment, nonce), Cut(command.books)),
-            *frame,
-        ]
-        refs = await asyncio.gather(*(self._bus.put_blob(stem, Upload(pieces)) for stem, pieces in todo))
-        keyframe = refs[2] if whole else None
-        return Stored(refs[0], refs[1], keyframe, None if new.delta is None else refs[-1])
+            effort.add("delta", subjects.delta_stem(fragment, version, nonce), Sealed(protocol.codec_down, new.delta))
+        return effort
 
     async def keep(self, fragment: int, books: bytes) -> None:
         """Make the books of a fragment durable with the version it has. Raises what `commit` raises."""
@@ -316,22 +340,22 @@ class Store:
                 await off_loop(len(piece), arriving.take, number, piece)
         return arriving.arrays()
 
-    def _head(self, command: Commit, held: Holding, nonce: str, stored: Stored, digest: str) -> Head:
+    def _head(self, command: Commit, held: Holding, stored: Stored, effort: Effort) -> Head:
         version, former = command.base_version + 1, held.head
         deltas: tuple[Delta, ...] = ()
         if stored.delta is not None:
             made = stored.delta
-            newest = Delta(version, nonce, made.chunks, made.size_bytes, made.digest)
+            newest = Delta(version, effort.nonce, made.chunks, made.size_bytes, made.digest)
             deltas = continued(former.deltas, newest, at_keyframe=stored.keyframe is not None)
         head = Head(
             fragment=command.fragment,
             version=version,
             epoch=self.epoch,
-            nonce=nonce,
+            nonce=effort.nonce,
             layout=self._run.layout.fingerprint,
             keyframe=stored.keyframe or former.keyframe,
             key_version=version if stored.keyframe is not None else former.key_version,
-            digest=digest,
+            digest=effort.digest,
             deltas=deltas,
             state=stored.state,
             books=stored.books,
