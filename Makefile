@@ -20,7 +20,7 @@ EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),
 # The tests that start processes of their own are one worker's, all others the other's (tests/conftest.py).
 TWO_WORKERS = --numprocesses 2 --dist loadgroup
 
-.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-round bench-bandwidth bench-bytes bench-goodput chaos dst bench-dst experiment experiments results results-check clean
+.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-bandwidth bench-bytes bench-goodput chaos dst bench-dst experiment experiments results results-check clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -89,6 +89,9 @@ bench-takeover: $(READY)  ## kill the owner of a shard over and over and measure
 
 bench-arithmetic: $(READY)  ## measure folding, encoding and the outer step beside what memory allows
 	$(PY) benchmarks/arithmetic.py $(if $(SEED),--seed $(SEED))
+
+bench-memory: $(READY)  ## measure what a fragment of 2 GB costs a shard and a learner in memory
+	$(PY) benchmarks/large_fragments.py $(if $(SEED),--seed $(SEED))
 
 bench-broker: $(READY)  ## measure blobs through a broker beside stock nats-py and a bare socket
 	$(PY) benchmarks/broker.py $(if $(SEED),--seed $(SEED))

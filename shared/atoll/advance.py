@@ -28,6 +28,8 @@ import numpy.typing as npt
 
 from atoll.codecs import Encoded
 from atoll.downleg import CARRY, Downleg
+from atoll.kernels import spill
+from atoll.kernels.threads import each, parts
 from atoll.outer import OuterOptimizer, State
 from atoll.protocol.settings import ProtocolSettings
 
@@ -37,7 +39,7 @@ AVERAGE: Final = "average"
 WEIGHT: Final = "average_weight"
 MOMENTUM: Final = "momentum"
 STATE_BYTES_MAX: Final = 8 << 30
-_OURS: Final = frozenset({AVERAGE, WEIGHT, CARRY})
+_AVERAGES: Final = frozenset({AVERAGE, WEIGHT})
 
 
 def averaged_in(weight: float, horizon_versions: int) -> tuple[float, float]:
@@ -72,13 +74,39 @@ class Advance:
         return self._outer.init(values) | self._downleg.init(values) | averaged
 
     def step(self, values: Vector, displacement: Vector, state: State, version: int) -> Advanced:
-        """Return values and state of `version`, from those of the version before it and a merged displacement."""
-        outer = {name: array for name, array in state.items() if name not in _OURS}
+        """Return values and state of `version`, from those of the version before it and a merged displacement.
+
+        What the outer optimizer does number by number is done part by part: a part is in a cache while it goes through all
+        of it, and what need not lie in memory does not.
+        """
+        count, restart = values.size, bool(self._restart_versions) and version % self._restart_versions == 0
+        mine = {name: array for name, array in state.items() if name not in _AVERAGES}
+        delta = self._downleg.blank(count)
+        if self._outer.elementwise:
+            following = spill.spare(count, np.float32)
+            kept = {name: spill.spare(count, array.dtype) for name, array in mine.items()}
+
+            def take(part: tuple[int, int]) -> None:
+                now, then = slice(*part), None if delta is None else delta.stretch(*part)
+                ours = {name: array[now] for name, array in mine.items()}
+                following[now], made = self._stretch(values[now], displacement[now], ours, then, restart=restart)
+                for name, array in made.items():
+                    kept[name][now] = array
+                spill.let_go(values[now], following[now], *ours.values(), *(array[now] for array in kept.values()))
+
+            each(take, parts(0, count), count)
+        else:
+            following, kept = self._stretch(values, displacement, mine, delta, restart=restart)
+        return Advanced(following, kept | self._averaged(state, following), delta)
+
+    def _stretch(
+        self, values: Vector, displacement: Vector, state: State, delta: Encoded | None, *, restart: bool
+    ) -> tuple[Vector, State]:
+        """Return the next values and state of a stretch, and write what is sent of it into `delta`."""
+        outer = {name: array for name, array in state.items() if name != CARRY}
         target, kept = self._outer.update(self._downleg.unrounded(values, state), displacement, outer)
-        if self._restart_versions and version % self._restart_versions == 0:
-            kept = self._outer.init(target)
-        following, carried, delta = self._downleg.rounded(values, target)
-        return Advanced(following, kept | carried | self._averaged(state, following), delta)
+        following, carried = self._downleg.rounded(values, target, delta)
+        return following, (self._outer.init(target) if restart else kept) | carried
 
     def _averaged(self, state: State, values: Vector | None) -> State:
         """Return the average after `values`, None for those of version 0; nothing where none is kept."""

@@ -28,7 +28,8 @@ from atoll.bus.subjects import Subjects
 from atoll.codecs import KEYFRAME, Arriving, Framing, Outgoing
 from atoll.errors import BlobCorrupt, FrameRejected, PeerMisbehaved
 from atoll.hop import off_loop
-from atoll.kernels import Vector
+from atoll.kernels import Vector, spill
+from atoll.kernels.threads import parts
 from atoll.logs import get
 from atoll.wire.messages import Delta, Head, RunRecord
 
@@ -46,7 +47,11 @@ def keyframe_of(values: Vector) -> Outgoing:
 
 def digest_of_values(values: Vector) -> str:
     """Return what a head says of its values: xxh3-128 of their bytes, in hex."""
-    return str(xxhash.xxh3_128_hexdigest(values.data))
+    digest = xxhash.xxh3_128()
+    for start, stop in parts(0, values.size):
+        digest.update(values[start:stop].data)
+        spill.let_go(values[start:stop])
+    return digest.hexdigest()
 
 
 def delta_ref(subjects: Subjects, fragment: int, delta: Delta) -> BlobRef:

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from atoll.codecs import KEYFRAME, Encoded, encoding_of
-from atoll.kernels import BF16, Vector
+from atoll.kernels import BF16, Vector, spill
 from atoll.outer import State
 
 CARRY: Final = "carry"
@@ -39,7 +39,7 @@ class Downleg:
 
     def init(self, values: Vector) -> State:
         """Return what is carried at version 0: nothing."""
-        return {} if self.exact else {CARRY: np.zeros(values.size, dtype=ml_dtypes.bfloat16)}
+        return {} if self.exact else {CARRY: spill.zeros(values.size, ml_dtypes.bfloat16)}
 
     def unrounded(self, values: Vector, state: State) -> Vector:
         """Return the values as they would be without rounding."""
@@ -50,16 +50,21 @@ class Downleg:
         Encoded(BF16, values.size, carry, _NO_SCALES).blend(target, 0, values.size, 1.0, 1.0)
         return target
 
-    def rounded(self, values: Vector, target: Vector) -> tuple[Vector, State, Encoded | None]:
-        """Return the next values, which are near `target`, what is carried, and the delta that makes them.
+    def blank(self, elements: int) -> Encoded | None:
+        """Return a place for the delta of so many elements, None where there is none."""
+        return None if self.exact else Encoded.blank(self._encoding.number, elements)
+
+    def rounded(self, values: Vector, target: Vector, delta: Encoded | None) -> tuple[Vector, State]:
+        """Return the next values, which are near `target`, and what is carried; write what makes them into `delta`.
 
         Raises:
             FrameRejected: `not_finite`; the codec cannot hold the difference.
         """
-        if self.exact:
-            return target, {}, None
-        delta = self._encoding.encoded(np.subtract(target, values))
+        if delta is None:
+            return target, {}
+        sent = self._encoding.encoded(np.subtract(target, values))
+        delta.hold(sent)
         following = values.copy()
-        delta.blend(following, 0, values.size, 1.0, 1.0)
+        sent.blend(following, 0, values.size, 1.0, 1.0)
         carry = encoding_of("bf16").encoded(np.subtract(target, following))
-        return following, {CARRY: carry.codes.view(ml_dtypes.bfloat16)}, delta
+        return following, {CARRY: carry.codes.view(ml_dtypes.bfloat16)}

@@ -32,24 +32,30 @@ def describe(tree: Any) -> tuple[TensorSpec, ...]:  # noqa: ANN401  (any JAX pyt
     )
 
 
-def gather(layout: Layout, leaves: Mapping[str, Any], fragment: int) -> Vector:
-    """Return the fragment as a new flat float32 vector, from arrays by name."""
-    vector = np.zeros(layout.fragment_sizes()[fragment], dtype=np.float32)
+def gather(layout: Layout, leaves: Mapping[str, Any], fragment: int, start: int = 0, stop: int | None = None) -> Vector:
+    """Return the fragment, or elements `start` to `stop` of it, as a new flat float32 vector, from arrays by name."""
+    stop = layout.fragment_sizes()[fragment] if stop is None else stop
+    vector = np.zeros(stop - start, dtype=np.float32)
     for span in layout.spans(fragment):
-        if span.floating:
-            vector[span.offset : span.offset + span.size] = _rows(leaves, span).reshape(-1)
+        low, high = max(start, span.offset), min(stop, span.offset + span.size)
+        if span.floating and low < high:
+            here = _rows(leaves, span).reshape(-1)[low - span.offset : high - span.offset]
+            vector[low - start : high - start] = here
     return vector
 
 
 def scatter(layout: Layout, fragment: int, vector: Vector, leaves: Mapping[str, Any]) -> Pieces:
-    """Return, by tensor name, the pieces (start row, stop row, array in the tensor's dtype) that `vector` holds."""
+    """Return, by tensor name, the pieces (start row, stop row, array in the tensor's dtype) that `vector` holds.
+
+    Where the tensor is float32 they look into it.
+    """
     pieces: Pieces = {}
     for span in layout.spans(fragment):
         if not span.floating:
             continue
         leaf = leaves[span.tensor_name]
         shape = (span.stop - span.start, *leaf.shape[1:]) if leaf.ndim else ()
-        rows = vector[span.offset : span.offset + span.size].reshape(shape).astype(leaf.dtype)
+        rows = vector[span.offset : span.offset + span.size].reshape(shape).astype(leaf.dtype, copy=False)
         pieces.setdefault(span.tensor_name, []).append((span.start, span.stop, rows))
     return pieces
 

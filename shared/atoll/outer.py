@@ -20,14 +20,19 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.errors import ProtocolMisuse, SettingsError
-from atoll.kernels import Vector, kernels, memory
+from atoll.kernels import Vector, kernels, memory, spill
 from atoll.kernels.threads import each, parts
 
 State = dict[str, npt.NDArray[Any]]
 
 
 class OuterOptimizer(Protocol):
-    """Pure pair: neither call changes its arguments."""
+    """Pure pair: neither call changes its arguments.
+
+    `elementwise`: a number of the result depends on the numbers in its place alone, and so does every array of the state.
+    """
+
+    elementwise: bool
 
     def init(self, params: Vector) -> State:
         """Return the state for a fragment with values `params`, flat float32."""
@@ -39,6 +44,8 @@ class OuterOptimizer(Protocol):
 class Nesterov:
     """SGD with Nesterov momentum; equal to `optax.sgd(lr, momentum, nesterov=True)` on `displacement`."""
 
+    elementwise = True
+
     def __init__(self, lr: float, momentum: float) -> None:
         """Keep eta and mu."""
         self.lr = np.float32(lr)
@@ -46,7 +53,7 @@ class Nesterov:
 
     def init(self, params: Vector) -> State:
         """Return zero momentum, or nothing when there is none."""
-        return {"momentum": np.zeros_like(params)} if self.momentum else {}
+        return {"momentum": spill.zeros(params.size, np.float32)} if self.momentum else {}
 
     def update(self, params: Vector, displacement: Vector, state: State) -> tuple[Vector, State]:
         """Take one step."""
@@ -69,6 +76,8 @@ class Nesterov:
 
 class OptaxOuter:
     """Any optax transformation whose update is added to the parameters (so it holds its own learning rate)."""
+
+    elementwise = False
 
     def __init__(self, transformation: Any) -> None:  # noqa: ANN401  (optax is loaded lazily)
         """Keep the transformation."""

@@ -75,11 +75,14 @@ class DataSettings(Section):
 class SynchronizerSettings(Section):
     """One synchronizer process: the only shard it serves, or a fair share of all beside other processes.
 
-    `restore` is the URL of an archive from which a run that the broker does not have is rebuilt.
+    `restore` is the URL of an archive from which a run that the broker does not have is rebuilt. Arrays of `spill_bytes` and
+    more lie in scratch files in `scratch_dir` (where the system keeps temporary files, if not said) and not in memory.
     """
 
     shard: int | None = Field(default=None, ge=0)
     restore: str = ""
+    spill_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    scratch_dir: Path | None = None
 
 
 class ArchiveSettings(Section):

@@ -80,7 +80,7 @@ class Isle:
         async def loss() -> float | None:
             return 2.5
 
-        await self.pusher.push(action, origin, theta, loss)
+        await self.pusher.push(action, origin, lambda start, stop: theta[start:stop], loss)
 
     async def arrived(self) -> tuple[Contribution, Vector]:
         """Return the newest manifest, and the displacement that it names."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 
+from atoll.advance import Advanced
+from atoll.bus.interface import BlobRef, Buffer
 from atoll.bus.memory import MemoryBroker, MemoryBus
+from atoll.bus.pieces import Upload
 from atoll.bus.subjects import Subjects
-from atoll.errors import RecordConflict
+from atoll.errors import RecordConflict, StorageFull
 from atoll.island.founding import publish_origin
+from atoll.kernels import Vector
 from atoll.layout import Layout, TensorSpec, plan_layout
-from atoll.outer import make_outer
+from atoll.outer import State, make_outer
 from atoll.protocol.books import Books
 from atoll.protocol.events import PushKey
 from atoll.protocol.ledger import Ledger
@@ -128,3 +133,44 @@ async def test_a_deposed_owner_removes_what_it_wrote_in_vain(desk: Desk) -> None
         await first.commit(one_commit(1), STEP)
 
     assert await desk.chunks() == desk.named(heir)
+
+
+class Cramped(MemoryBus):
+    """A bus whose broker has no room for an outer state, so many times."""
+
+    refusals = 2
+    stored: list[str]
+
+    async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
+        """Refuse some, note the others that were not stored before."""
+        if ".st.c." in stem and self.refusals:
+            self.refusals -= 1
+            raise StorageFull("no room")
+        self.stored += [stem] if Upload.of(payload).missing() else []
+        return await super().put_blob(stem, payload)
+
+
+async def test_a_commit_that_failed_goes_on_where_it_was(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outer step is taken once, and what was stored is not stored again; what comes out is what would have."""
+    other = Desk()
+    await publish_origin(other.bus, other.subjects, other.run, {0: np.zeros(SIZE, dtype=np.float32)})
+    smooth = await other.owner(1)
+    await smooth.commit(one_commit(0), STEP)
+    desk.bus = bus = Cramped(desk.name, desk.bus._broker)
+    bus.stored = []
+    store = await desk.owner(1)
+    steps, step = Counter[int](), store._advance.step
+
+    def counted(values: Vector, displacement: Vector, state: State, version: int) -> Advanced:
+        steps[version] += 1
+        return step(values, displacement, state, version)
+
+    monkeypatch.setattr(store._advance, "step", counted)
+    for _ in range(2):
+        with pytest.raises(StorageFull):
+            await store.commit(one_commit(0), STEP)
+    await store.commit(one_commit(0), STEP)
+    assert steps == {1: 1}
+    assert len(bus.stored) == len(set(bus.stored)) == 3
+    assert store.holdings[0].values.tobytes() == smooth.holdings[0].values.tobytes()
+    assert await desk.chunks() == desk.named(store)

@@ -29,7 +29,7 @@ from atoll.bus.pieces import Cut, Pieces, digest_of
 from atoll.bus.subjects import Subjects
 from atoll.chain import keyframe_of
 from atoll.clock import Clock
-from atoll.codecs import packed
+from atoll.codecs import Packed
 from atoll.errors import AtollError, PeerMisbehaved, ProtocolMisuse
 from atoll.logs import get
 from atoll.protocol.data import DataLedger
@@ -179,7 +179,7 @@ class Archivist:
         return Piece(
             head=head,
             frame=stored(head.keyframe, lambda: keyframe_of(held.values)),
-            state=None if head.state is None else stored(head.state, lambda: Cut(*packed(held.state))),
+            state=None if head.state is None else stored(head.state, lambda: Packed(held.state)),
             books=None if head.books is None else stored(head.books, lambda: Cut(held.books or b"")),
         )
 

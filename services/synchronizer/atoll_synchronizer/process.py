@@ -24,6 +24,7 @@ from atoll.clock import SystemClock
 from atoll.errors import BrokerUnavailable, SettingsError
 from atoll.health import live
 from atoll.island.founding import read_heads, read_run
+from atoll.kernels import spill
 from atoll.logs import configure, get
 from atoll.settings import Settings, bus_options
 from atoll.wire.messages import RunRecord
@@ -39,6 +40,7 @@ SAY_S = 10.0
 def serve_shards(settings: Settings) -> None:
     """Serve the shard that `settings` names, or all, in a loop of its own."""
     configure(settings.log.format, settings.log.level, role="synchronizer", run=settings.run)
+    spill.policy.bytes_min, spill.policy.folder = settings.synchronizer.spill_bytes, settings.synchronizer.scratch_dir
     asyncio.run(serve(settings))
 
 

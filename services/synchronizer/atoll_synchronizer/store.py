@@ -20,8 +20,9 @@ what they left is swept away.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -29,10 +30,10 @@ import numpy.typing as npt
 
 from atoll.advance import STATE_BYTES_MAX, Advance, Advanced
 from atoll.bus.interface import BlobRef, Bus
-from atoll.bus.pieces import Cut, Pieces, Upload
+from atoll.bus.pieces import Cut, Download, Pieces, Upload
 from atoll.bus.subjects import Subjects, matches
 from atoll.chain import continued, digest_of_values, frames_of, keyframe_of, read_values
-from atoll.codecs import Sealed, packed, unpack_arrays
+from atoll.codecs import ArrivingArrays, Packed, Sealed
 from atoll.errors import (
     BlobCorrupt,
     BlobGone,
@@ -42,6 +43,7 @@ from atoll.errors import (
     RecordConflict,
     StorageFull,
 )
+from atoll.hop import off_loop
 from atoll.island.founding import head_info, the_run
 from atoll.logs import get
 from atoll.merge import l2_norm
@@ -96,6 +98,32 @@ class Stored:
         return sum(ref.size_bytes for ref in (self.keyframe, self.delta) if ref is not None)
 
 
+@dataclass(slots=True)
+class Effort:
+    """A commit that is being made: the outer step is taken, and uploads go on where an attempt that failed has left them."""
+
+    nonce: str
+    new: Advanced
+    norm: float
+    digest: str = ""
+    uploads: dict[str, tuple[str, Upload]] = field(default_factory=dict)
+
+    def add(self, what: str, stem: str, pieces: Pieces) -> None:
+        """Note something to be stored."""
+        self.uploads[what] = (stem, Upload(pieces))
+
+    async def stored(self, bus: Bus) -> Stored:
+        """Store what is not stored yet."""
+        tasks = [asyncio.ensure_future(bus.put_blob(stem, upload)) for stem, upload in self.uploads.values()]
+        try:
+            by_name = dict(zip(self.uploads, await asyncio.gather(*tasks), strict=True))
+        finally:  # where one has failed, the others go on with the next attempt
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return Stored(by_name["state"], by_name["books"], by_name.get("keyframe"), by_name.get("delta"))
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """What one commit wrote: the new head and the bytes of its frames, state and books."""
@@ -119,6 +147,7 @@ class Store:
         self.epoch = 0
         self.holdings: dict[int, Holding] = {}
         self.books: dict[int, Books] = {}
+        self._efforts: dict[int, Effort] = {}
         self._litter: list[str] = []
 
     async def open(self, epoch: int) -> None:
@@ -145,44 +174,41 @@ class Store:
         if held.head.version != command.base_version:
             got = (command.fragment, held.head.version, command.base_version)
             raise ProtocolMisuse("a commit on another version than the one we hold", got=got)
-        version = command.base_version + 1
-        nonce = self._nonce(books)
-        new = await asyncio.to_thread(self._advance.step, held.values, displacement, held.state, version)
-        norm = await asyncio.to_thread(l2_norm, new.values)
-        digest = await asyncio.to_thread(digest_of_values, new.values)
-        stored = await self._stored(command, held.head, nonce, new)
-        head = self._head(command, held, nonce, stored, digest)
+        effort = self._efforts.get(command.fragment)
+        if effort is None or effort.nonce != self._nonce(books):
+            effort = self._efforts[command.fragment] = await self._begun(command, held, displacement)
+        stored = await effort.stored(self._bus)
+        head = self._head(command, held, stored, effort)
         try:
             revision = await self._write(head, held.revision, _commit_info(head, command))
         except RecordConflict:
             await self._disown(command.fragment, *stored.refs)
             raise
-        self.holdings[command.fragment] = Holding(head, revision, new.values, new.state, norm, books, held.swept)
+        del self._efforts[command.fragment]
+        self._bus.stats.frame_bytes_up += stored.frame_bytes
+        new = effort.new
+        self.holdings[command.fragment] = Holding(
+            head, revision, new.values, new.state, effort.norm, books, swept=held.swept
+        )
         self.books[command.fragment] = thawed(books)
         await self._purge(*held.head.superseded, held.head.state, held.head.books)
         await self._sweep(command.fragment)
         return Written(head, stored.frame_bytes, stored.state.size_bytes, len(books))
 
-    async def _stored(self, command: Commit, former: Head, nonce: str, new: Advanced) -> Stored:
-        """Store what the next head will name: a delta, a keyframe or both, outer state, books."""
-        fragment, version = command.fragment, command.base_version + 1
+    async def _begun(self, command: Commit, held: Holding, displacement: Vector) -> Effort:
+        """Take the outer step, and say what is to be stored of it: a delta, a keyframe or both, outer state, books."""
+        fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.books)
         protocol, subjects = self._run.protocol, self._subjects
-        whole = new.delta is None or version - former.key_version >= protocol.keyframe_versions
-        frame: list[tuple[str, Pieces]] = (
-            [(subjects.global_stem(fragment, version, nonce), keyframe_of(new.values))] if whole else []
-        )
+        new = await asyncio.to_thread(self._advance.step, held.values, displacement, held.state, version)
+        effort = Effort(nonce, new, await asyncio.to_thread(l2_norm, new.values))
+        effort.digest = await asyncio.to_thread(digest_of_values, new.values)
+        effort.add("state", subjects.state_stem(fragment, version, nonce), Packed(new.state))
+        effort.add("books", subjects.books_stem(fragment, nonce), Cut(command.books))
+        if new.delta is None or version - held.head.key_version >= protocol.keyframe_versions:
+            effort.add("keyframe", subjects.global_stem(fragment, version, nonce), keyframe_of(new.values))
         if new.delta is not None:
-            sealed = Sealed(protocol.codec_down, new.delta)
-            frame.append((subjects.delta_stem(fragment, version, nonce), sealed))
-        todo: list[tuple[str, Pieces]] = [
-            (subjects.state_stem(fragment, version, nonce), Cut(*packed(new.state))),
-            (subjects.books_stem(fragment, nonce), Cut(command.books)),
-            *frame,
-        ]
-        refs = await asyncio.gather(*(self._bus.put_blob(stem, Upload(pieces)) for stem, pieces in todo))
-        stored = Stored(refs[0], refs[1], refs[2] if whole else None, None if new.delta is None else refs[-1])
-        self._bus.stats.frame_bytes_up += stored.frame_bytes
-        return stored
+            effort.add("delta", subjects.delta_stem(fragment, version, nonce), Sealed(protocol.codec_down, new.delta))
+        return effort
 
     async def keep(self, fragment: int, books: bytes) -> None:
         """Make the books of a fragment durable with the version it has. Raises what `commit` raises."""
@@ -300,30 +326,37 @@ class Store:
         values = await read_values(self._bus, self._run, head)
         state = self._advance.init(values)
         if head.state is not None:
-            data = await self._bus.get_blob(head.state, STATE_BYTES_MAX)
-            state = _fitting(await asyncio.to_thread(unpack_arrays, data, STATE_BYTES_MAX), state)
+            state = _fitting(await self._read_state(head.state), state)
         books = None if head.books is None else await self._bus.get_blob(head.books, BOOKS_BYTES_MAX)
         if books is not None:
             self.books[fragment] = thawed(books)
         norm = await asyncio.to_thread(l2_norm, values)
         return Holding(head, revision, values, state, norm, books)
 
-    def _head(self, command: Commit, held: Holding, nonce: str, stored: Stored, digest: str) -> Head:
+    async def _read_state(self, ref: BlobRef) -> State:
+        """Return the arrays of an outer state."""
+        arriving, download = ArrivingArrays(ref.size_bytes), Download(ref, STATE_BYTES_MAX)
+        async with contextlib.aclosing(self._bus.pieces(download)) as pieces:
+            async for number, piece in pieces:
+                await off_loop(len(piece), arriving.take, number, piece)
+        return arriving.arrays()
+
+    def _head(self, command: Commit, held: Holding, stored: Stored, effort: Effort) -> Head:
         version, former = command.base_version + 1, held.head
         deltas: tuple[Delta, ...] = ()
         if stored.delta is not None:
             made = stored.delta
-            newest = Delta(version, nonce, made.chunks, made.size_bytes, made.digest)
+            newest = Delta(version, effort.nonce, made.chunks, made.size_bytes, made.digest)
             deltas = continued(former.deltas, newest, at_keyframe=stored.keyframe is not None)
         head = Head(
             fragment=command.fragment,
             version=version,
             epoch=self.epoch,
-            nonce=nonce,
+            nonce=effort.nonce,
             layout=self._run.layout.fingerprint,
             keyframe=stored.keyframe or former.keyframe,
             key_version=version if stored.keyframe is not None else former.key_version,
-            digest=digest,
+            digest=effort.digest,
             deltas=deltas,
             state=stored.state,
             books=stored.books,

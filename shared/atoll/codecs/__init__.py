@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from atoll.codecs.arrays import pack_arrays, packed, unpack_arrays
+from atoll.codecs.arrays import ArrivingArrays, Packed, pack_arrays, unpack_arrays
 from atoll.codecs.encoded import Encoded
 from atoll.codecs.encodings import ENCODINGS, KEYFRAME, encoding_of
-from atoll.codecs.frame import Arriving, Outgoing, Sealed, Segments, decode_frame, encode_frame, frame_bytes
+from atoll.codecs.frame import Arriving, Outgoing, Read, Sealed, Segments, decode_frame, encode_frame, frame_bytes
 from atoll.codecs.segments import Framing
 
 __all__ = [
     "ENCODINGS",
     "KEYFRAME",
     "Arriving",
+    "ArrivingArrays",
     "Encoded",
     "Framing",
     "Outgoing",
+    "Packed",
+    "Read",
     "Sealed",
     "Segments",
     "decode_frame",
@@ -22,6 +25,5 @@ __all__ = [
     "encoding_of",
     "frame_bytes",
     "pack_arrays",
-    "packed",
     "unpack_arrays",
 ]

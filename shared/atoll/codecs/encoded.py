@@ -30,6 +30,7 @@ from atoll.kernels import (
     Vector,
     kernels,
     memory,
+    spill,
 )
 from atoll.kernels.threads import each, parts
 
@@ -70,6 +71,27 @@ class Encoded:
         """Return a float32 vector as it is; its memory is shared."""
         return cls(F32, vector.size, np.ascontiguousarray(vector, dtype=np.float32).view(np.uint8), _NONE)
 
+    @classmethod
+    def blank(cls, kind: int, elements: int) -> Encoded:
+        """Return a place for so many numbers, with anything in it; it need not lie in memory (`atoll.kernels.spill`)."""
+        codes = spill.spare(codes_bytes(kind, elements), np.uint8)
+        return cls(kind, elements, codes, np.empty(scales_count(kind, elements), dtype=np.float32))
+
+    def stretch(self, start: int, stop: int) -> Encoded:
+        """Return elements `start`, the first of a block, to `stop` as they lie here; memory is shared."""
+        first = codes_bytes(self.kind, start)
+        codes = self.codes[first : first + codes_bytes(self.kind, stop - start)]
+        scales = self.scales[start // BLOCK : blocks(stop)] if self.scales.size else self.scales
+        return Encoded(self.kind, stop - start, codes, scales)
+
+    def hold(self, other: Encoded) -> None:
+        """Take over the codes and scales of a vector of the same kind and length."""
+        self.codes[:], self.scales[:] = other.codes, other.scales
+
+    def let_go(self) -> None:
+        """Let our pages leave the process, where we do not lie in memory."""
+        spill.let_go(self.codes)
+
     def expanded(self) -> Vector:
         """Return the numbers."""
         out = memory.empty(self.elements)
@@ -106,7 +128,8 @@ class Encoded:
 
     def blend(self, acc: Vector, start: int, stop: int, keep: float, take: float) -> None:
         """Do `acc <- keep acc + take v` for elements `start` to `stop`; `acc` is as long as we are."""
-        self._over(BLEND, (start, stop), acc=acc, factors=(keep, take, 0.0))
+        factors = keep, take, 0.0
+        each(lambda part: self._over(BLEND, part, acc=acc, factors=factors), parts(start, stop), stop - start)
 
     def bend(self, acc: Vector, span: tuple[int, int], factors: tuple[float, float, float], other: Vector) -> None:
         """Do `acc <- keep acc + (take v + add other)` for the elements of `span`; factors are keep, take and add."""
@@ -149,6 +172,12 @@ class Encoded:
             sums = np.empty(BLOCK) if lanes is None else lanes
             over = kernels(self.elements).over
             over(operation, self.kind, self.codes, self.scales, *span, others, acc, sums, *factors)
+            spill.let_go(self._codes_of(*span), others[start:stop], acc[start:stop])
+
+    def _codes_of(self, start: int, stop: int) -> Bytes:
+        """Return the codes that elements `start` to `stop` are read from."""
+        width = BLOCK_BYTES[self.kind]
+        return self.codes[start // BLOCK * width : blocks(stop) * width]
 
     def _whole(self) -> bool:
         """Return whether codes and scales are as many as the elements need."""

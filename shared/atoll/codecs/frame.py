@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from atoll.bus.interface import Buffer
-from atoll.codecs.encoded import Encoded, blocks, codes_bytes, scales_count
-from atoll.codecs.segments import Framing, cut_frame, opened, seal, unseal
+from atoll.codecs.encoded import Encoded
+from atoll.codecs.segments import Framing, cut_frame, seal, unseal
 from atoll.errors import FrameRejected
-from atoll.kernels import BLOCK, F32, Bytes, Vector
+from atoll.kernels import F32, Vector, spill
 from atoll.layout import Span
 
 Read = Callable[[int, int], Vector]
@@ -40,16 +40,15 @@ class Gauge:
     def measure(self, number: int, segment: Encoded) -> None:
         """Measure a segment; raise `FrameRejected` `not_finite` unless all of it is."""
         first, last = self._framing.bounds(number)
-        found = []
+        here: list[tuple[int, int]] = []
         index = bisect_right(self._ends, first)
-        while index < len(self._bounds) and self._bounds[index][0] < last:
-            start, stop = self._bounds[index]
-            square = segment.squares(max(start, first) - first, min(stop, last) - first)
-            if not math.isfinite(square):
-                raise FrameRejected("not_finite", "a frame holds infinities or NaN")
-            found.append((index, square))
-            index += 1
-        self._squares[number] = found
+        while index + len(here) < len(self._bounds) and self._bounds[index + len(here)][0] < last:
+            start, stop = self._bounds[index + len(here)]
+            here.append((max(start, first) - first, min(stop, last) - first))
+        squares = segment.squares_of(here)
+        if not math.isfinite(sum(squares)):
+            raise FrameRejected("not_finite", "a frame holds infinities or NaN")
+        self._squares[number] = list(enumerate(squares, index))
 
     def norms(self) -> list[float]:
         """Return the norms, once all segments are measured."""
@@ -89,6 +88,7 @@ class Outgoing:
         self._gauge.measure(number, segment)
         if self._residue is not None:
             np.subtract(vector, segment.expanded(), out=self._residue[start:stop])
+        spill.let_go(vector)
         return seal(self.framing, number, segment.codes, segment.scales)
 
     def norms(self) -> list[float]:
@@ -110,8 +110,10 @@ class Sealed:
 
     def piece(self, number: int) -> bytearray:
         """Return a segment."""
-        codes, scales = _places(self._vector, *self.framing.bounds(number))
-        return seal(self.framing, number, codes, scales)
+        part = self._vector.stretch(*self.framing.bounds(number))
+        data = seal(self.framing, number, part.codes, part.scales)
+        part.let_go()
+        return data
 
 
 class Segments:
@@ -137,9 +139,7 @@ class Arriving:
         """Allocate what an honest frame needs."""
         self.framing = Framing(elements, codec)
         self._gauge = Gauge(self.framing, spans)
-        kind = self.framing.encoding.number
-        codes = np.empty(codes_bytes(kind, elements), dtype=np.uint8)
-        self._vector = Encoded(kind, elements, codes, np.empty(scales_count(kind, elements), dtype=np.float32))
+        self._vector = Encoded.blank(self.framing.encoding.number, elements)
 
     def take(self, number: int, data: Buffer) -> None:
         """Check a segment and keep it; several threads may take different ones.
@@ -149,11 +149,14 @@ class Arriving:
         """
         if not 0 <= number < len(self.framing):
             raise FrameRejected("size", "a segment too many", got=number, allowed=len(self.framing))
-        came = opened(self.framing, number, unseal(self.framing, number, data))
         start, stop = self.framing.bounds(number)
-        codes, scales = _places(self._vector, start, stop)
-        scales[:], codes[:] = came
-        self._gauge.measure(number, Encoded(self._vector.kind, stop - start, codes, scales))
+        came = self.framing.encoding.view(
+            np.frombuffer(unseal(self.framing, number, data), dtype=np.uint8), stop - start
+        )
+        here = self._vector.stretch(start, stop)
+        here.hold(came)
+        self._gauge.measure(number, here)
+        here.let_go()
 
     def encoded(self) -> Encoded:
         """Return the vector, once all segments are here."""
@@ -194,11 +197,3 @@ def decode_frame(data: Buffer, *, elements_expected: int, codec: str) -> Vector:
 def frame_bytes(elements: int, codec: str) -> int:
     """Return the length of an uncompressed frame of `elements` numbers, which no frame of theirs exceeds."""
     return Framing(elements, codec).size_bytes
-
-
-def _places(vector: Encoded, start: int, stop: int) -> tuple[Bytes, Vector]:
-    """Return where codes and scales of elements `start` (the first of a block) to `stop` lie."""
-    kind = vector.kind
-    first = codes_bytes(kind, start)
-    codes = vector.codes[first : first + codes_bytes(kind, stop - start)]
-    return codes, vector.scales[start // BLOCK : blocks(stop)] if vector.scales.size else vector.scales

@@ -30,7 +30,6 @@ import xxhash
 import zstandard
 
 from atoll.bus.interface import CHUNK_BYTES, Buffer
-from atoll.codecs.encoded import Encoded
 from atoll.codecs.encodings import Encoding, encoding_of
 from atoll.errors import FrameRejected
 from atoll.kernels import BLOCK, Bytes, Vector
@@ -125,13 +124,6 @@ def unseal(framing: Framing, number: int, data: Buffer) -> memoryview:
     if len(payload) != size:
         raise FrameRejected("size", "a payload has the wrong length", got=len(payload), allowed=size)
     return payload
-
-
-def opened(framing: Framing, number: int, payload: memoryview) -> tuple[Vector, Bytes]:
-    """Return the scales and codes of a payload; raise `FrameRejected` `not_finite` for a scale that no sender would use."""
-    start, stop = framing.bounds(number)
-    encoded: Encoded = framing.encoding.view(np.frombuffer(payload, dtype=np.uint8), stop - start)
-    return encoded.scales, encoded.codes
 
 
 def cut_frame(data: Buffer) -> list[memoryview]:

@@ -7,14 +7,14 @@ network. `IslandHandle` puts a thread of its own around it, a simulator runs it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, SupportsFloat
 
 import msgspec
 import numpy as np
 
 from atoll.clock import Clock
-from atoll.fragments import describe, gather
+from atoll.fragments import Vector, describe, gather
 from atoll.island.adoption import adopt
 from atoll.island.driver import Ready, Step, StepReport
 from atoll.island.session import Session
@@ -105,12 +105,33 @@ class Boundary:
         return params
 
 
-def planned(params: Any, fragments: int, direct: tuple[str, ...]) -> tuple[Layout, dict[int, Any]]:  # noqa: ANN401
+class Origin(Mapping[int, Vector]):
+    """What a founder brings: its parameters, flat by fragment, each put together when it is asked for."""
+
+    def __init__(self, layout: Layout, leaves: Mapping[str, Any]) -> None:
+        """Look at arrays that do not change."""
+        self._layout = layout
+        self._leaves = leaves
+
+    def __getitem__(self, fragment: int) -> Vector:
+        """Return one fragment."""
+        return gather(self._layout, self._leaves, fragment)
+
+    def __iter__(self) -> Iterator[int]:
+        """Go through the fragments."""
+        return iter(range(len(self._layout.fragments)))
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._layout.fragments)
+
+
+def planned(params: Any, fragments: int, direct: tuple[str, ...]) -> tuple[Layout, Origin]:  # noqa: ANN401
     """Return how `params` travels in `fragments` parts, and the parts, flat: what a founder brings."""
     layout = plan_layout(describe(params), fragments, direct=direct)
     leaves, _, names = flattened(params)
     named = dict(zip(names, leaves, strict=True))
-    return layout, {p: gather(layout, named, p) for p in range(len(layout.fragments))}
+    return layout, Origin(layout, named)
 
 
 def flattened(params: Any) -> tuple[list[Any], Any, list[str]]:  # noqa: ANN401  (any pytree)

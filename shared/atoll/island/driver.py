@@ -7,7 +7,7 @@ It lives on one event loop in a thread of its own; the training thread meets it 
                     ◄─ take_ready() ── ready frames ◄── loop: FetchFragment ◄─ heads (taps, calls, anti-entropy)
 
 The snapshot is a mapping from tensor names to arrays of the last completed step. JAX arrays do not change, so holding a
-reference costs nothing; a displacement is computed in a worker thread from it, `anchor - theta` in float32.
+reference costs nothing; a displacement, `anchor - theta` in float32, is computed from it in worker threads as it is sent.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, SupportsFloat
 
 import msgspec
@@ -23,6 +24,7 @@ import msgspec
 from atoll.bus.interface import Bus, Whisper
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
+from atoll.codecs import Read
 from atoll.errors import (
     AtollError,
     BrokerUnavailable,
@@ -304,7 +306,7 @@ class IslandDriver:
         reason = ""
         async with self._pushing:
             try:
-                theta = await asyncio.to_thread(self._gathered, action.fragment, snapshot, origin)
+                theta = await asyncio.to_thread(self._reader, action.fragment, snapshot, origin)
                 await self._pusher.push(action, origin, theta, lambda: self.losses.read(self.report.loss))
             except FrameRejected as error:
                 reason = error.reason
@@ -315,17 +317,24 @@ class IslandDriver:
             PushSettled(at_s=self.clock.monotonic(), fragment=action.fragment, push=action.push, reason=reason)
         )
 
-    def _gathered(self, fragment: int, snapshot: Mapping[str, Any], origin: Vector) -> Vector:
-        """Return a fragment of the snapshot, and note what is sent. Runs in a worker thread."""
+    def _reader(self, fragment: int, snapshot: Mapping[str, Any], origin: Vector) -> Read:
+        """Return how a fragment of the snapshot is read, and note what is sent where that will be asked for.
+
+        Runs in a worker thread. A copy is made only for runs that carry progress over, or push onward from it: the
+        snapshot's arrays do not change.
+        """
+        layout, protocol = self.run.layout, self.run.protocol
         try:
-            theta = gather(self.run.layout, snapshot, fragment)
+            if protocol.adoption != "carry" and protocol.ending != "together":
+                return partial(gather, layout, snapshot, fragment)
+            theta = gather(layout, snapshot, fragment)
             with self._lock:
                 if self._anchors[fragment].values is origin:
                     self._sent[fragment] = theta
         finally:
             with self._lock:
                 self._encoding.discard(fragment)
-        return theta
+        return lambda start, stop: theta[start:stop]
 
     async def _fetch(self, action: FetchFragment) -> None:
         p = action.fragment

@@ -21,7 +21,7 @@ from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.pieces import Upload
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
-from atoll.codecs import Framing, Outgoing
+from atoll.codecs import Framing, Outgoing, Read
 from atoll.errors import BrokerUnavailable, BusError, StorageFull
 from atoll.kernels import Vector
 from atoll.protocol.events import Push
@@ -47,9 +47,9 @@ class Pusher:
         self._residues: dict[int, Vector] = {}
 
     async def push(
-        self, action: Push, origin: Vector, theta: Vector, loss: Callable[[], Coroutine[Any, Any, float | None]]
+        self, action: Push, origin: Vector, theta: Read, loss: Callable[[], Coroutine[Any, Any, float | None]]
     ) -> None:
-        """Send `origin - theta`, flat float32, and return when its manifest is durable.
+        """Send `origin - theta`, flat float32, and return when its manifest is durable; `theta` is read as it is sent.
 
         Raises:
             FrameRejected: it would not arrive finite; nothing of it stays on the broker.
@@ -57,13 +57,13 @@ class Pusher:
         """
         fragment, feedback = action.fragment, self._run.protocol.error_feedback
         kept = self._residues.get(fragment)
-        residue = np.empty(theta.size, dtype=np.float32) if feedback else None
+        residue = np.empty(origin.size, dtype=np.float32) if feedback else None
 
         def displacement(start: int, stop: int) -> Vector:
-            here: Vector = np.subtract(origin[start:stop], theta[start:stop])
+            here: Vector = np.subtract(origin[start:stop], theta(start, stop))
             return here if kept is None else np.add(here, kept[start:stop], out=here)
 
-        framing = Framing(theta.size, self._run.protocol.codec_up)
+        framing = Framing(origin.size, self._run.protocol.codec_up)
         outgoing = Outgoing(framing, displacement, self._run.layout.spans(fragment), residue)
         blob = await self._stored(action, Upload(outgoing))
         self._bus.stats.frame_bytes_up += blob.size_bytes

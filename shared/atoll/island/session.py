@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,7 @@ class Session:
             heads = await wait_for_heads(self.bus, subjects, self.run, self._clock)
         if heads is None:
             raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")
+        self._request = replace(self._request, origin={})  # the arrays that it looks at may go
         gate = asyncio.Semaphore(FETCHES_AT_ONCE)
 
         async def fetch(p: int) -> Frame:

@@ -7,7 +7,8 @@ were let go are kept, and the next one of their size takes their place.
 
 Whether a vector is let go is not ours to say: it is when the interpreter drops the last array, view or buffer that looks
 into it. `empty` returns such an array, with anything in it, for its taker alone. Vectors below `KEPT_ELEMENTS` are
-left to the allocator, which does the same for them.
+left to the allocator, which does the same for them, and so are those above `KEPT_ELEMENTS_MAX`: memory that lies idle is
+dearer then than time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from atoll.kernels import Vector
 
 KEPT: Final = 3
 KEPT_ELEMENTS: Final = 1 << 20
+KEPT_ELEMENTS_MAX: Final = 1 << 26
 
 # Its ends are safe to use from any thread, also from a garbage collection in the midst of `_taken`.
 _spent: deque[mmap.mmap] = deque(maxlen=KEPT)
@@ -35,7 +37,7 @@ class _Lent(np.ndarray[Any, Any]):
 
 def empty(elements: int) -> Vector:
     """Return a float32 vector of anything."""
-    if elements < KEPT_ELEMENTS:
+    if not KEPT_ELEMENTS <= elements <= KEPT_ELEMENTS_MAX:
         return np.empty(elements, dtype=np.float32)
     memory = _taken(4 * elements)
     lent = np.ndarray.__new__(_Lent, (elements,), np.float32, memory)

@@ -1,10 +1,12 @@
 """Room that a run needs where nobody looks until it is full: a synchronizer's memory, the broker's streams.
 
-A shard holds its fragments as float32 with their outer state. A round that is open adds its sum, while it commits the new
-values and state and their frame, and up to eight contributions that are read at once (`atoll_synchronizer.workbench`). A
-stream of frames holds two of each fragment, since the one before stays until the next commit, or two keyframes and the
-deltas since; that of states one, and the next while it is written; that of contributions what learners have pushed and no
-commit has settled.
+A shard holds its fragments as float32 with their outer state. A round that is open adds its sum and contributions that wait
+to be entered, as large as a sum at most (`atoll.passes`), while it commits the new values and state, and up to eight
+contributions that are read at once (`atoll_synchronizer.workbench`); the last vectors that were let go are kept
+(`atoll.kernels.memory`). Fragments of a gibibyte and more lie in scratch files: what is in memory then is a multiple of the
+fragments whose rounds are open (`make bench-memory`). A stream of frames holds two of each fragment, since the one before
+stays until the next commit, or two keyframes and the deltas since; that of states one, and the next while it is written; that
+of contributions what learners have pushed and no commit has settled.
 """
 
 from __future__ import annotations
@@ -15,11 +17,15 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from atoll.chain import DELTAS_BEHIND
+from atoll.codecs import KEYFRAME
+from atoll.kernels.memory import KEPT, KEPT_ELEMENTS, KEPT_ELEMENTS_MAX
 from atoll.plan.question import Question
 from atoll.plan.traffic import Traffic
 
 READS_AT_ONCE = 8
 FLOAT_BYTES = 4
+SPILL_BYTES = 1 << 30
+SPILLED = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +60,18 @@ def room(question: Question, moved: Traffic, journey_s: float) -> Room:
     at_once = min(protocol.fragments, 1 + math.floor(journey_s / question.round_every_s))
     open_here = min(-(-protocol.fragments // protocol.shards), -(-at_once // protocol.shards))
     reading = min(READS_AT_ONCE, question.learners) * moved.up
-    working = open_here * (fragment * (1 + held) + moved.down + moved.state) + reading
+    here = -(-protocol.fragments // protocol.shards)
+    waiting = 0.0 if protocol.codec_up == KEYFRAME else min(fragment, question.learners * moved.up)
+    kept = KEPT * fragment if KEPT_ELEMENTS <= question.fragment_elements <= KEPT_ELEMENTS_MAX else 0
+    shard = held * fragment * (here + open_here) + open_here * (fragment + waiting) + reading + kept
+    if fragment >= SPILL_BYTES:
+        shard = SPILLED * fragment * open_here
     frames = (2 * protocol.fragments + at_once) * moved.down
     if not question.exact_down:
         deltas = (protocol.keyframe_versions + DELTAS_BEHIND) * protocol.fragments + at_once
         frames = 2 * protocol.fragments * fragment + deltas * moved.down
     return Room(
-        shard=held * fragment * -(-protocol.fragments // protocol.shards) + working,
+        shard=shard,
         frames=frames,
         states=(protocol.fragments + at_once) * moved.state,
         contributions=at_once * moved.hub_in,

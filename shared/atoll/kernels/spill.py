@@ -1,0 +1,102 @@
+"""Large arrays that need not lie in memory: in files without a name, whose pages come and go.
+
+A shard of a very large fragment holds its values, its momentum and every contribution that waits, each as large as the
+fragment; only the sum that is being made must be at hand. So what is at least `bytes_min` large may lie in a scratch file
+that is mapped into the process: whoever reads or writes it does so part by part, and lets each part go when he is done
+(`let_go`). Its pages then belong to the system, which keeps them cached while it has memory to spare, and the process is as
+large as the parts in use. Arrays are the same to all who compute with them; for those in memory `let_go` does nothing.
+
+Nothing is spilled unless a process says so. The file is gone with the last array that looks into it, or with the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.errors import StorageFull
+from atoll.kernels import memory
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class Policy:
+    """From what size arrays are spilled, and where to (None: where the system keeps temporary files)."""
+
+    bytes_min: float = math.inf
+    folder: Path | None = None
+
+
+policy = Policy()
+
+
+class Spilled(mmap.mmap):
+    """A mapped file; `address` is where it begins in this process."""
+
+    address: int
+
+
+def spare(count: int, dtype: npt.DTypeLike) -> Array:
+    """Return an array of anything that need not lie in memory.
+
+    Raises:
+        StorageFull: the scratch folder has no room for it, or cannot be used.
+    """
+    kind = np.dtype(dtype)
+    size = count * kind.itemsize
+    if not count or size < policy.bytes_min:
+        return memory.empty(-(-size // 4)).view(np.uint8)[:size].view(kind)
+    try:
+        with tempfile.TemporaryFile(dir=policy.folder, prefix="atoll-") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error now, and no signal later
+            else:
+                os.ftruncate(file.fileno(), size)
+            home = Spilled(file.fileno(), size)
+    except OSError as error:
+        raise StorageFull(
+            "no room for a scratch file",
+            got=f"{size} bytes in {policy.folder or tempfile.gettempdir()}: {errno.errorcode.get(error.errno or 0, error)}",
+            todo="free the disk, set synchronizer.scratch_dir, or raise synchronizer.spill_bytes and have the memory",
+        ) from error
+    array: Array = np.frombuffer(home, dtype=kind)
+    home.address = array.ctypes.data
+    return array
+
+
+def zeros(count: int, dtype: npt.DTypeLike) -> Array:
+    """Return an array of zeros that need not lie in memory; a new file is zeros that nobody has written."""
+    kind = np.dtype(dtype)
+    return spare(count, kind) if count * kind.itemsize >= policy.bytes_min else np.zeros(count, dtype=kind)
+
+
+def home_of(array: Array) -> Spilled | None:
+    """Return the file that an array looks into, None for one in memory."""
+    below: object = array
+    while isinstance(below, np.ndarray | memoryview):
+        below = below.base if isinstance(below, np.ndarray) else below.obj
+    return below if isinstance(below, Spilled) else None
+
+
+def let_go(*arrays: Array) -> None:
+    """Let the pages of these arrays leave the process; what is in them stays. Contiguous arrays only."""
+    if policy.bytes_min == math.inf:
+        return
+    for array in arrays:
+        home = home_of(array)
+        if home is None or not array.nbytes:
+            continue
+        begin = array.ctypes.data - home.address
+        first, last = -(-begin // mmap.PAGESIZE), (begin + array.nbytes) // mmap.PAGESIZE
+        if last > first:
+            home.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
