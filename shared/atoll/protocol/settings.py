@@ -89,7 +89,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     codec_up: str = "bf16"
     error_feedback: bool = False
     codec_down: str = "f32"
-    keyframe_versions: int = 32
+    keyframe_versions: int = 48
     ending: Literal["apart", "together"] = "apart"
     tokens_target: int = 0
     lease_s: float = 3.0
