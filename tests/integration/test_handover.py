@@ -5,6 +5,9 @@ from __future__ import annotations
 from islands import DEADLINE_S, Island
 from test_takeover import end, unforked
 
+from atoll.up.links import byte_ledger
+from atoll.up.view import RunView
+
 SHARED = {"ATOLL_PROTOCOL__SHARDS": "2"}
 
 
@@ -14,7 +17,10 @@ def serving(island: Island, name: str) -> list[int]:
 
 
 async def test_shards_are_shared_with_who_comes_and_handed_over_by_who_leaves(island: Island) -> None:
-    """One process serves both shards; a second is given one; the first leaves, the second has both, nobody waits a lease."""
+    """One process serves both shards; a second is given one; the first leaves, the second has both, nobody waits a lease.
+
+    What every process moved is on the tape when it has left, whoever listened.
+    """
     first = island.start("first", "synchronizer", **SHARED)
     island.start("a", "learner", "--id", "a", **SHARED)
     island.start("b", "learner", "--id", "b", **SHARED)
@@ -38,5 +44,11 @@ async def test_shards_are_shared_with_who_comes_and_handed_over_by_who_leaves(is
     assert sorted(serving(island, "first")) == [0, 1]
     assert sorted(serving(island, "second")) == [0, 1]
     assert [line["reason"] for line in island.lines("first", "shard.given_up")] == ["handed over"]
+    view = RunView()
+    for one in await island.tape("moved"):
+        view.on_event(one)
+    links = {link.name: link for link in byte_ledger(view, 1).links}
+    assert {name: link.processes for name, link in links.items()} == {"a": 1, "b": 1, "shard-0, shard-1": 2}
+    assert all(link.moved.wire_up > link.moved.payload_up > link.moved.frames_up > 0 for link in links.values())
     reasons = {line["reason"] for line in island.lines("first", "shard.finished")}
     assert reasons == {"handed over", "nothing to own"}
