@@ -33,6 +33,7 @@ from results import Figure, write
 
 from atoll.bus.broker import EmbeddedBroker
 from atoll.testing import Direction, LinkProxy
+from atoll.protocol.settings import ProtocolSettings
 from atoll.up.options import shard_names
 
 LEARNERS, SHARDS, FRAGMENTS = 2, 1, 24
@@ -57,6 +58,7 @@ SETTINGS = (
 )
 UP_MAX_S = 900.0
 BITS_UP_MAX, BITS_DOWN_MAX = 3.8, 4.4
+KEYFRAME_VERSIONS = ProtocolSettings().keyframe_versions
 DISAGREEMENT_MAX = 0.001
 Carried = dict[str, dict[Direction, int]]
 WAYS: tuple[Direction, ...] = ("up", "down")
@@ -151,8 +153,8 @@ def bits(moved: dict[str, Any], versions_each: float) -> Iterator[Figure]:
         (
             "published",
             "a version as the shard published it",
-            "every keyframe included, which only joiners read: one in 32 versions",
-            None,
+            f"every keyframe included, which only joiners read: one in {KEYFRAME_VERSIONS} versions",
+            BITS_DOWN_MAX,
         ),
     )
     for way, what, how, most in goals:
