@@ -128,6 +128,6 @@ async def _read(bus: Bus, ref: BlobRef, elements: int, codec: str) -> Arriving:
     if ref.chunks != len(framing):
         raise FrameRejected("size", "a frame of another length", got=ref.chunks, allowed=len(framing))
     async with contextlib.aclosing(bus.pieces(Download(ref, framing.size_bytes))) as pieces:
-        async for number, piece in pieces:
-            await off_loop(elements, arriving.take, number, piece)
+        async for portion in pieces:
+            await off_loop(elements, arriving.take_all, portion)
     return arriving

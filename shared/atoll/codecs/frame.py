@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from atoll.bus.interface import Buffer
+from atoll.bus.interface import Buffer, Portion
 from atoll.codecs.encoded import Encoded, blocks, codes_bytes, scales_count
 from atoll.codecs.segments import Framing, cut_frame, opened, seal, unseal
 from atoll.errors import FrameRejected
@@ -154,6 +154,11 @@ class Arriving:
         codes, scales = _places(self._vector, start, stop)
         scales[:], codes[:] = came
         self._gauge.measure(number, Encoded(self._vector.kind, stop - start, codes, scales))
+
+    def take_all(self, portion: Portion) -> None:
+        """Check and keep segments that came together, by number; raise what `take` raises."""
+        for number, data in portion:
+            self.take(number, data)
 
     def encoded(self) -> Encoded:
         """Return the vector, once all segments are here."""
