@@ -20,7 +20,7 @@ EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),
 # The tests that start processes of their own are one worker's, all others the other's (tests/conftest.py).
 TWO_WORKERS = --numprocesses 2 --dist loadgroup
 
-.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-bandwidth bench-bytes bench-goodput chaos dst bench-dst experiment experiments results results-check clean
+.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput chaos dst bench-dst experiment experiments results results-check clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -98,6 +98,12 @@ bench-broker: $(READY)  ## measure blobs through a broker beside stock nats-py a
 
 bench-round: $(READY)  ## measure a whole round of merging beside what memory allows, and beside what others do
 	$(PY) benchmarks/merge_round.py $(if $(SEED),--seed $(SEED))
+
+bench-ends: $(READY)  ## measure a round from call to adoption beside moving and merging the same bytes
+	$(PY) benchmarks/ends.py $(if $(SEED),--seed $(SEED))
+
+bench-link: $(READY)  ## measure how much of a slow, far and lossy link is used (Linux, root)
+	$(PY) benchmarks/link.py $(if $(SEED),--seed $(SEED))
 
 bench-bandwidth: $(READY)  ## compute the published bandwidth figures from the planner's model, and compare
 	$(PY) benchmarks/bandwidth.py $(BENCH_FLAGS)

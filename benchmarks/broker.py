@@ -79,8 +79,8 @@ async def ours(bus: JetStreamBus, data: bytes, costs: Costs) -> None:
     costs["put, ours"].append(await measured(lambda: bus.put_blob(stem, upload)))
 
     async def fetch() -> None:
-        async for _, piece in bus.pieces(Download(upload.ref(stem), len(data))):
-            del piece
+        async for portion in bus.pieces(Download(upload.ref(stem), len(data))):
+            del portion
 
     costs["get, ours"].append(await measured(fetch))
 

@@ -32,8 +32,8 @@ from typing import Any
 from results import Figure, write
 
 from atoll.bus.broker import EmbeddedBroker
-from atoll.testing import Direction, LinkProxy
 from atoll.protocol.settings import ProtocolSettings
+from atoll.testing import Direction, LinkProxy
 from atoll.up.options import shard_names
 
 LEARNERS, SHARDS, FRAGMENTS = 2, 1, 24

@@ -61,6 +61,26 @@ mean of float32 arrays that are decoded already, with no check, no RDA and no st
 own, from [`benchmarks/peers`](../../benchmarks/peers).
 
 """,
+    "bench-ends": """\
+A round of one fragment from the shard's call until the last learner holds the new version, checked and ready to adopt at
+its next step boundary; beside it, measured in the pause after each round by the same processes through the same broker,
+what no round can do without: putting and getting the contributions' bytes, storing those of frame and state, reading the
+frame, and the arithmetic in memory. What is counted is said in [`benchmarks/ends.py`](../../benchmarks/ends.py). Stages are
+from their first beginning to their last end, counted from the call, and overlap. All processes and the broker share the
+machine's cores, so CPU time that others of these processes spend is in every stage.
+
+""",
+    "bench-link": """\
+100 Mbit/s, 50 ms there and back, 1 % of packets lost each way, a queue of 50 ms: the kernel's own TCP between two network
+namespaces, through the shaper of [`benchmarks/shaper.py`](../../benchmarks/shaper.py). Utilisation is payload over what
+the link can carry. One piece in flight more or less at the end of a measurement is 1 to 2 % of it. What is measured is said
+in [`benchmarks/link.py`](../../benchmarks/link.py).
+
+Loss-based congestion control (reno here; cubic, most systems' own, is bound alike) moves a fortieth of such a link per
+connection, whatever the window. Connections for chunks ask for bbr, where the kernel has it; **what the broker sends is its
+host's affair**: `sysctl net.ipv4.tcp_congestion_control=bbr` there.
+
+""",
     "bench-arithmetic": """\
 One thread. Every figure is the best of its rounds over the best of its limit in the same rounds; what is measured is
 said in [`benchmarks/arithmetic.py`](../../benchmarks/arithmetic.py). *Check and fold* takes the sums of squares chunk

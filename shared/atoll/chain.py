@@ -133,7 +133,7 @@ async def _read(bus: Bus, ref: BlobRef, elements: int, codec: str) -> Arriving:
     if ref.chunks != len(framing):
         raise FrameRejected("size", "a frame of another length", got=ref.chunks, allowed=len(framing))
     async with contextlib.aclosing(bus.pieces(Download(ref, framing.size_bytes))) as pieces:
-        async for number, piece in pieces:
-            bus.stats.frame_bytes_down += len(piece)
-            await off_loop(elements, arriving.take, number, piece)
+        async for portion in pieces:
+            bus.stats.frame_bytes_down += sum(len(piece) for _, piece in portion)
+            await off_loop(elements, arriving.take_all, portion)
     return arriving

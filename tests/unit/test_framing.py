@@ -98,7 +98,7 @@ def test_a_large_payload_is_received_where_it_stays() -> None:
 
     message = framer.take()[0]
     assert isinstance(message, Message)
-    assert isinstance(message.payload, bytearray)
+    assert isinstance(message.payload, memoryview)
     assert straight == pytest.approx(size - 100, abs=ROOM_BYTES)
 
 

@@ -10,7 +10,7 @@ import pytest
 from reef import FRAGMENTS, Reef, TurnedClock, run_record
 
 from atoll.archive.vault import FolderVault
-from atoll.bus.interface import Buffer
+from atoll.bus.interface import Portion
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.pieces import Download
 from atoll.errors import AtollError, BlobGone, BrokerUnavailable, RunLost, RunReplaced, StorageFull
@@ -24,10 +24,10 @@ class DeafBus(MemoryBus):
 
     error: AtollError
 
-    async def pieces(self, _download: Download) -> AsyncGenerator[tuple[int, Buffer]]:
+    async def pieces(self, _download: Download) -> AsyncGenerator[Portion]:
         """Fail."""
         raise self.error
-        yield 0, b""
+        yield []
 
 
 def continued(out: Path, run: str, versions: int) -> UpPlan:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from atoll.bus.blobs import Window
-from atoll.bus.interface import CHUNK_BYTES, BlobRef, Buffer
+from atoll.bus.interface import CHUNK_BYTES, BlobRef, Portion
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.pieces import PAGE_PIECES, Cut, Download, Upload, digest_of, flat, whole
 from atoll.bus.subjects import Subjects
@@ -81,9 +81,9 @@ async def test_a_download_goes_on_where_it_was() -> None:
     ref = await bus.put_blob(STEM, bytes(3 * CHUNK_BYTES + 1))
     download = Download(ref, ref.size_bytes)
     first = await anext(bus.pieces(download))
-    rest = [piece async for piece in bus.pieces(download)]
-    assert [number for number, _ in (first, *rest)] == [0, 1, 2, 3]
-    assert [piece async for piece in bus.pieces(download)] == []
+    rest = [piece async for portion in bus.pieces(download) for piece in portion]
+    assert [number for number, _ in (*first, *rest)] == [0, 1, 2, 3]
+    assert [portion async for portion in bus.pieces(download)] == []
 
 
 async def test_pages_hold_what_is_missing() -> None:
@@ -106,10 +106,10 @@ async def test_what_is_not_what_was_announced_is_corrupt() -> None:
 
     async def read(*pieces: bytes) -> bytes:
         class Source:
-            async def pieces(self, download: Download) -> AsyncGenerator[tuple[int, Buffer]]:
+            async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
                 for number, piece in enumerate(pieces):
                     download.take(number, piece)
-                    yield number, piece
+                    yield [(number, piece)]
                 download.verify()
 
         return await whole(Source(), Download(good, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from urllib.parse import urlparse
@@ -190,3 +191,33 @@ async def test_nobody_there_is_an_error_of_the_system() -> None:
 
     with pytest.raises(OSError, match="onnect"):
         await SocketTransport(BusStats()).connect(urlparse(f"nats://127.0.0.1:{port}"), 0, SOON_S)
+
+
+async def test_an_end_is_told_once(peer: Peer, wire: SocketTransport) -> None:
+    """Closing with much still to be sent: all of it arrives, and the loop has nothing to complain of."""
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    wire.writelines([bytes(32 * MIB)])
+    wire.close()
+    await peer.until(32 * MIB)
+    await wire.wait_closed()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert complaints == []
+    assert len(peer.came) == 32 * MIB
+
+
+async def test_the_kernel_is_asked_for_a_congestion_control(peer: Peer) -> None:
+    """It says yes to what it has, and no to anything else is no failure."""
+    said: list[bytes] = []
+    for name in ("reno", "nobody has this"):
+        made = SocketTransport(BusStats(), name)
+        await made.connect(urlparse(f"nats://127.0.0.1:{peer.port}"), 0, SOON_S)
+        kernel = made._connected().get_extra_info("socket")
+        said.append(kernel.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0])
+        made.abort()
+        await made.wait_closed()
+
+    assert said[0] == b"reno"
+    assert said[1] not in (b"reno", b"")

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from atoll.bus.claims import check_size
 from atoll.bus.feeds import Feed
-from atoll.bus.interface import BlobRef, Buffer, BusStats, Info, Record, TapeEntry, Whisper
+from atoll.bus.interface import BlobRef, Buffer, BusStats, Info, Portion, Record, TapeEntry, Whisper
 from atoll.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer, MemoryDelivery
 from atoll.bus.options import DEFAULTS
 from atoll.bus.pieces import Download, Upload
@@ -252,14 +252,15 @@ class LinkedBus(MemoryBus):
         await self._down(0)
         return ref
 
-    async def pieces(self, download: Download) -> AsyncGenerator[tuple[int, Buffer]]:
-        """Yield a blob's pieces, all at the moment when the last one has arrived; see `Bus`."""
+    async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
+        """Yield a blob's pieces, all together at the moment when the last one has arrived; see `Bus`."""
         await self._up(0)
-        arrived = [piece async for piece in super().pieces(download.copy())]
+        arrived = [piece async for portion in super().pieces(download.copy()) for piece in portion]
         await self._down(sum(len(piece) for _, piece in arrived))
         for number, piece in arrived:
             download.take(number, piece)
-            yield number, piece
+        if arrived:
+            yield arrived
         download.verify()
 
     async def purge(self, subject_filter: str) -> int:

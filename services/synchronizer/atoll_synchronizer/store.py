@@ -337,8 +337,9 @@ class Store:
         """Return the arrays of an outer state."""
         arriving, download = ArrivingArrays(ref.size_bytes), Download(ref, STATE_BYTES_MAX)
         async with contextlib.aclosing(self._bus.pieces(download)) as pieces:
-            async for number, piece in pieces:
-                await off_loop(len(piece), arriving.take, number, piece)
+            async for portion in pieces:
+                for number, piece in portion:
+                    await off_loop(len(piece), arriving.take, number, piece)
         return arriving.arrays()
 
     def _head(self, command: Commit, held: Holding, stored: Stored, effort: Effort) -> Head:

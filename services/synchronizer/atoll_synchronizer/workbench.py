@@ -94,11 +94,11 @@ class Workbench:
 
     async def _receive(self, arrival: Arrival) -> None:
         """Check, keep and measure each segment as it comes."""
+        elements = arrival.frame.framing.elements
         async with contextlib.aclosing(self._bus.pieces(arrival.download)) as pieces:
-            async for number, piece in pieces:
-                self._bus.stats.frame_bytes_down += len(piece)
-                start, stop = arrival.frame.framing.bounds(number)
-                await off_loop(stop - start, arrival.frame.take, number, piece)
+            async for portion in pieces:
+                self._bus.stats.frame_bytes_down += sum(len(piece) for _, piece in portion)
+                await off_loop(elements, arrival.frame.take_all, portion)
 
     async def fold(self, command: Fold, state: State) -> None:
         """Add a ready contribution to its fragment's sum and let its memory go; `state` is the fragment's outer state."""

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from atoll.bus.interface import Portion
 from atoll.bus.pieces import Download, Upload
 from atoll.bus.stored import JetStream
 from atoll.errors import BlobGone
@@ -77,11 +78,11 @@ async def write(jetstream: JetStream, stem: str, upload: Upload) -> None:
     await _all_of([writer() for _ in range(min(options.window, len(missing)))])
 
 
-async def read_page(jetstream: JetStream, stream: str, download: Download, page: list[int]) -> list[tuple[int, bytes]]:
+async def read_page(jetstream: JetStream, stream: str, download: Download, page: list[int]) -> Portion:
     """Return the pieces with these numbers; raise `BlobGone` if some stay missing."""
     loop = jetstream.connection.loop
     missing = {download.subject(number): number for number in page}
-    found: list[tuple[int, bytes]] = []
+    found: Portion = []
     deadline = loop.time() + jetstream.connection.options.gone_s
     while missing:
         answer = await jetstream.page(

@@ -61,12 +61,16 @@ class FrameParser(Parser):
 
 
 class WireClient(Client):
-    """A client whose bytes are counted in `stats`; with `keeps_buffers`, large payloads arrive as `bytearray`."""
+    """A client whose bytes are counted in `stats`; with `keeps_buffers`, large payloads arrive as `bytearray`.
 
-    def __init__(self, stats: BusStats, *, keeps_buffers: bool = False) -> None:
+    Its sockets ask the kernel for `congestion`, if that is not empty.
+    """
+
+    def __init__(self, stats: BusStats, *, keeps_buffers: bool = False, congestion: str = "") -> None:
         """Prepare; `connect` connects."""
         super().__init__()
         self._stats = stats
+        self._congestion = congestion
         self._ps = FrameParser(self, keeps_buffers=keeps_buffers)
 
     @property
@@ -98,7 +102,7 @@ class WireClient(Client):
         """Use a fresh transport of ours for every attempt."""
         if s.uri.scheme not in ("ws", "wss"):
             self.abort()
-            self._transport = SocketTransport(self._stats)
+            self._transport = SocketTransport(self._stats, self._congestion)
         await super()._connect_to_server(s)
 
     async def _attempt_reconnect(self) -> None:

@@ -235,7 +235,8 @@ class Connection:
 
     async def _build(self) -> None:
         """Connect a fresh client, subscribe it to all that is registered, and declare it up."""
-        client = WireClient(self.stats, keeps_buffers=self._is_branch)
+        congestion = self.options.bulk_congestion if self._is_branch else ""
+        client = WireClient(self.stats, keeps_buffers=self._is_branch, congestion=congestion)
         self._client = client
         options: dict[str, Any] = {
             "name": self._name,

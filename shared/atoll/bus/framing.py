@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from nats.errors import ProtocolError
 
+from atoll.bus.rooms import room
+
 ROOM_BYTES = 32 << 10
 """The buffer for lines and small parts, and so the longest line."""
 SMALL_BYTES = 8 << 10
@@ -33,7 +35,7 @@ class Message:
     subject: bytes
     reply: bytes
     header: bytes
-    payload: bytes | bytearray
+    payload: bytes | bytearray | memoryview
 
 
 Frame = bytes | Message | ProtocolError
@@ -61,8 +63,8 @@ class Framer:
         self._stage = _Stage.LINE
         self._head: list[bytes] = []
         self._sizes = (0, 0)
-        self._parts: list[bytes | bytearray] = []
-        self._large: bytearray | None = None
+        self._parts: list[bytes | bytearray | memoryview] = []
+        self._large: bytearray | memoryview | None = None
         self._got = 0
 
     @property
@@ -127,7 +129,7 @@ class Framer:
             self._took(self._cut(size))
             return True
         if size > SMALL_BYTES:
-            self._large = bytearray(size)
+            self._large = room(size)
             self._large[:have] = self._cut(have)
             self._got = have
         return False
@@ -155,7 +157,7 @@ class Framer:
         self._stage = _Stage.HEADER
         return True
 
-    def _took(self, part: bytes | bytearray) -> None:
+    def _took(self, part: bytes | bytearray | memoryview) -> None:
         """Go on to the next part; after the last, the message is whole."""
         if self._stage is not _Stage.END:
             self._parts.append(part)

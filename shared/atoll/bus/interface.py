@@ -38,6 +38,8 @@ INFO_BYTES_MAX = 4096
 INFO_HEADER = "Atoll-Info"
 """The header under which taps find `info`."""
 Info = Mapping[str, str | int | float | bool]
+Portion = list[tuple[int, Buffer]]
+"""Pieces of a blob that have arrived together: number and bytes of each."""
 
 
 class BlobRef(msgspec.Struct, frozen=True):
@@ -164,8 +166,8 @@ class Bus(Protocol):
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
         """Return the whole blob; raise `BlobGone`, `BlobCorrupt`, or `PeerMisbehaved` when larger than allowed."""
 
-    def pieces(self, download: Download) -> AsyncGenerator[tuple[int, Buffer]]:
-        """Yield number and bytes of every piece that is missing, in the order of arrival, each once.
+    def pieces(self, download: Download) -> AsyncGenerator[Portion]:
+        """Yield every piece that is missing, in the order of arrival, each once, as many at a time as came together.
 
         The blob as a whole is verified after the last one: what came before is only as good as the reader's own checks.
         Raises `BlobGone` or `BlobCorrupt`. A download that failed goes on where it was when it is given again.

@@ -20,7 +20,7 @@ from atoll.bus.claims import check_size
 from atoll.bus.connection import Connection
 from atoll.bus.consumers import QueueConsumer, open_consumer
 from atoll.bus.feeds import Feed
-from atoll.bus.interface import BlobRef, Buffer, BusStats, Info, Record, TapeEntry, Whisper
+from atoll.bus.interface import BlobRef, Buffer, BusStats, Info, Portion, Record, TapeEntry, Whisper
 from atoll.bus.lanes import Lanes
 from atoll.bus.options import DEFAULTS, BusOptions
 from atoll.bus.pieces import Download, Upload, whole
@@ -103,22 +103,29 @@ class JetStreamBus:
         """Return the whole blob, checked; see `Bus`."""
         return await whole(self, Download(ref, size_bytes_max))
 
-    async def pieces(self, download: Download) -> AsyncGenerator[tuple[int, Buffer]]:
-        """Yield what is missing of a blob as it arrives; see `Bus`."""
+    async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
+        """Yield what is missing of a blob as it arrives; see `Bus`.
+
+        While the caller is busy with a page, as many others as ever are on their way.
+        """
         stream = stream_of(self._plans, download.subject(0)).name
         pages = iter(download.pages())
-        reading: set[asyncio.Future[list[tuple[int, bytes]]]] = set()
+        reading: set[asyncio.Future[Portion]] = set()
+
+        def ask() -> None:
+            for page in itertools.islice(pages, _READERS - len(reading)):
+                work = blobs.read_page(self._bulk, stream, download, page)
+                reading.add(asyncio.ensure_future(self._connection.call(work)))
+
         try:
-            while True:
-                for page in itertools.islice(pages, _READERS - len(reading)):
-                    work = blobs.read_page(self._bulk, stream, download, page)
-                    reading.add(asyncio.ensure_future(self._connection.call(work)))
-                if not reading:
-                    break
+            ask()
+            while reading:
                 done, reading = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-                for number, piece in itertools.chain.from_iterable([each.result() for each in done]):
-                    download.take(number, piece)
-                    yield number, piece
+                ask()
+                for portion in [each.result() for each in done]:
+                    for number, piece in portion:
+                        download.take(number, piece)
+                    yield portion
         finally:
             for each in reading:
                 each.cancel()

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 
 from atoll.bus.claims import check_size, info_text
 from atoll.bus.feeds import Feed
-from atoll.bus.interface import BlobRef, Buffer, BusStats, Info, Record, TapeEntry, Whisper
+from atoll.bus.interface import BlobRef, Buffer, BusStats, Info, Portion, Record, TapeEntry, Whisper
 from atoll.bus.memory_store import Kept, MemoryStream, Place
 from atoll.bus.pieces import Download, Upload, whole
 from atoll.bus.streams import GIB, stream_of, stream_plan
@@ -179,7 +179,7 @@ class MemoryBus:
         """Return the whole blob, checked; see `Bus`."""
         return await whole(self, Download(ref, size_bytes_max))
 
-    async def pieces(self, download: Download) -> AsyncGenerator[tuple[int, Buffer]]:
+    async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
         """Yield what is missing of a blob; see `Bus`."""
         stream = await self._stream(download.subject(0))
         for number in download.missing():
@@ -190,7 +190,7 @@ class MemoryBus:
             self._count_down(kept.data)
             self.stats.blob_bytes_down += len(kept.data)
             download.take(number, kept.data)
-            yield number, kept.data
+            yield [(number, kept.data)]
         download.verify()
 
     async def purge(self, subject_filter: str) -> int:

@@ -22,7 +22,7 @@ from typing import Protocol
 import xxhash
 
 from atoll.bus.claims import check_ref
-from atoll.bus.interface import CHUNK_BYTES, BlobRef, Buffer
+from atoll.bus.interface import CHUNK_BYTES, BlobRef, Buffer, Portion
 from atoll.errors import BlobCorrupt, ProtocolMisuse
 
 PAGE_PIECES = 8
@@ -172,7 +172,7 @@ def digest_of(pieces: Pieces) -> str:
 class Source(Protocol):
     """Where blobs come from: a bus."""
 
-    def pieces(self, download: Download) -> AsyncGenerator[tuple[int, Buffer]]:
+    def pieces(self, download: Download) -> AsyncGenerator[Portion]:
         """Yield what is missing, and verify the whole."""
 
 
@@ -180,8 +180,9 @@ async def whole(source: Source, download: Download) -> bytes:
     """Return a blob that nothing has been read of yet."""
     parts: list[Buffer] = [b""] * download.ref.chunks
     async with contextlib.aclosing(source.pieces(download)) as pieces:
-        async for number, piece in pieces:
-            parts[number] = piece
+        async for portion in pieces:
+            for number, piece in portion:
+                parts[number] = piece
     return b"".join(parts)
 
 

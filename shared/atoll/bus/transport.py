@@ -18,6 +18,7 @@ Under TLS the loop's own layer encrypts, and the counters count what it is given
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import socket
@@ -43,9 +44,10 @@ _UNSENT_BYTES = 512 << 10
 class SocketTransport(Transport, asyncio.BufferedProtocol):
     """One TCP connection, perhaps under TLS, for one attempt of nats-py to connect; belongs to the running loop."""
 
-    def __init__(self, stats: BusStats) -> None:
-        """Count in `stats`."""
+    def __init__(self, stats: BusStats, congestion: str = "") -> None:
+        """Count in `stats`; ask the kernel for a congestion control, if one is named."""
         self._stats = stats
+        self._congestion = congestion
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._framer = Framer()
@@ -183,6 +185,9 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         if kernel is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             # Bytes that wait in the kernel are seen by nobody: let them wait here, where progress is measured.
             kernel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        if kernel is not None and self._congestion and hasattr(socket, "TCP_CONGESTION"):
+            with contextlib.suppress(OSError):  # the kernel has it not, or not for us: then the system's own
+                kernel.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._congestion.encode())
         self._adopt(transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -277,7 +282,8 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             if not waiter.done():
                 waiter.set_result(None)
         if self._closing and not self._queue:
-            self._transport.close()
+            # Not from here: a loop that has just emptied its buffer would end the connection, and then once more.
+            self._loop.call_soon(self._transport.close)
 
     def _next_piece(self) -> Buffer:
         """Return a slice of a large piece, or small neighbours joined."""

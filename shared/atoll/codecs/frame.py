@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from atoll.bus.interface import Buffer
+from atoll.bus.interface import Buffer, Portion
 from atoll.codecs.encoded import Encoded
 from atoll.codecs.segments import Framing, cut_frame, seal, unseal
 from atoll.errors import FrameRejected
@@ -157,6 +157,11 @@ class Arriving:
         here.hold(came)
         self._gauge.measure(number, here)
         here.let_go()
+
+    def take_all(self, portion: Portion) -> None:
+        """Check and keep segments that came together, by number; raise what `take` raises."""
+        for number, data in portion:
+            self.take(number, data)
 
     def encoded(self) -> Encoded:
         """Return the vector, once all segments are here."""
