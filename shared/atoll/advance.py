@@ -38,7 +38,8 @@ Vector = npt.NDArray[np.float32]
 AVERAGE: Final = "average"
 WEIGHT: Final = "average_weight"
 MOMENTUM: Final = "momentum"
-STATE_BYTES_MAX: Final = 8 << 30
+_HEADER_BYTES_MAX: Final = 2 << 20
+_NUMBER_BYTES_MAX: Final = 64
 _AVERAGES: Final = frozenset({AVERAGE, WEIGHT})
 
 
@@ -47,6 +48,11 @@ def averaged_in(weight: float, horizon_versions: int) -> tuple[float, float]:
     gain = 1.0 / horizon_versions
     weight = (1.0 - gain) * weight + gain
     return weight, gain / weight
+
+
+def state_bytes_max(elements: int) -> int:
+    """Return a size that no packed state of so many elements exceeds, whatever the outer optimizer keeps of each."""
+    return _HEADER_BYTES_MAX + _NUMBER_BYTES_MAX * elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,13 @@ class Advance:
         if values is None:
             return dict(state)
         weight, newest = averaged_in(float(state[WEIGHT]), self._average_versions)
-        share = np.float32(newest)
-        average = np.add(state[AVERAGE], share * (values - state[AVERAGE]), dtype=np.float32)
-        return {AVERAGE: values.copy() if share == 1.0 else average, WEIGHT: np.asarray(weight)}
+        share, average = np.float32(newest), spill.spare(values.size, np.float32)
+
+        def take(part: tuple[int, int]) -> None:
+            here = slice(*part)
+            former, newer = state[AVERAGE][here], values[here]
+            average[here] = newer if share == 1.0 else np.add(former, share * (newer - former), dtype=np.float32)
+            spill.let_go(former, newer, average[here])
+
+        each(take, parts(0, values.size), values.size)
+        return {AVERAGE: average, WEIGHT: np.asarray(weight)}

@@ -26,7 +26,7 @@ from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.pieces import Download
 from atoll.bus.subjects import Subjects
 from atoll.codecs import KEYFRAME, Arriving, Framing, Outgoing
-from atoll.errors import BlobCorrupt, FrameRejected, PeerMisbehaved
+from atoll.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved
 from atoll.hop import off_loop
 from atoll.kernels import Vector, spill
 from atoll.kernels.threads import parts
@@ -83,17 +83,23 @@ async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vec
 
     Raises:
         BlobGone: what the head names was superseded and removed while it was being read.
-        BlobCorrupt, FrameRejected, PeerMisbehaved: what it names is not what a shard writes.
+        BlobCorrupt: what it names is damaged, or does not make what the head says.
+        PeerMisbehaved: the head is none that a shard writes.
     """
+    elements = run.layout.fragment_sizes()[head.fragment]
     if held is not None and held[0] <= head.version and _unbroken(head, held[0]):
-        values = held[1].copy()
-        if await _advanced(bus, run, head, held[0], values):
-            return values
-        log.warning("fragment.begun_again", fragment=head.fragment, version=head.version, held=held[0])
+        values = await off_loop(elements, held[1].copy)
+        try:
+            if await _advanced(bus, run, head, held[0], values):
+                return values
+            reason = "other values than the head's"
+        except (BlobGone, BlobCorrupt) as error:
+            reason = str(error)
+        log.warning("fragment.begun_again", fragment=head.fragment, version=head.version, held=held[0], reason=reason)
     if not _unbroken(head, head.key_version):
         raise PeerMisbehaved("a head without its deltas", got=[delta.version for delta in head.deltas][:9])
-    arriving = await _read(bus, head.keyframe, run.layout.fragment_sizes()[head.fragment], KEYFRAME)
-    values = arriving.values()
+    arriving = await _read(bus, head.keyframe, elements, KEYFRAME)
+    values = await off_loop(elements, arriving.values)
     if not await _advanced(bus, run, head, head.key_version, values):
         got = f"fragment {head.fragment} version {head.version}"
         raise BlobCorrupt("a keyframe and its deltas do not make what their head says", got=got, allowed=head.digest)
@@ -102,6 +108,8 @@ async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vec
 
 def _unbroken(head: Head, since: int) -> bool:
     """Return whether a head names every delta after the version `since`."""
+    if not 0 <= head.version - since <= len(head.deltas):
+        return False
     return {delta.version for delta in head.deltas} >= set(range(since + 1, head.version + 1))
 
 
@@ -110,9 +118,10 @@ async def _advanced(bus: Bus, run: RunRecord, head: Head, since: int, values: Ve
     subjects, codec = Subjects(run.run), run.protocol.codec_down
     todo = deque(sorted((delta for delta in head.deltas if delta.version > since), key=lambda delta: delta.version))
     ahead: deque[asyncio.Task[Arriving]] = deque()
+    most = min(_AHEAD, 4 * values.size // max(1, Framing(values.size, codec).size_bytes))  # as large as the values
     try:
         while todo or ahead:
-            while todo and len(ahead) < _AHEAD:
+            while todo and (not ahead or len(ahead) < most):
                 ref = delta_ref(subjects, head.fragment, todo.popleft())
                 ahead.append(asyncio.create_task(_read(bus, ref, values.size, codec)))
             delta = (await ahead[0]).encoded()
@@ -127,13 +136,16 @@ async def _advanced(bus: Bus, run: RunRecord, head: Head, since: int, values: Ve
 
 
 async def _read(bus: Bus, ref: BlobRef, elements: int, codec: str) -> Arriving:
-    """Return a frame that is here as a whole."""
-    arriving = Arriving(elements, codec)
-    framing = arriving.framing
-    if ref.chunks != len(framing):
-        raise FrameRejected("size", "a frame of another length", got=ref.chunks, allowed=len(framing))
-    async with contextlib.aclosing(bus.pieces(Download(ref, framing.size_bytes))) as pieces:
-        async for portion in pieces:
-            bus.stats.frame_bytes_down += sum(len(piece) for _, piece in portion)
-            await off_loop(elements, arriving.take_all, portion)
+    """Return a frame that is here as a whole; raise `BlobCorrupt` when it is not what a head may name."""
+    try:
+        arriving = await off_loop(elements, Arriving, elements, codec)
+        framing = arriving.framing
+        if ref.chunks != len(framing):
+            raise FrameRejected("size", "a frame of another length", got=ref.chunks, allowed=len(framing))
+        async with contextlib.aclosing(bus.pieces(Download(ref, framing.size_bytes))) as pieces:
+            async for portion in pieces:
+                bus.stats.frame_bytes_down += sum(len(piece) for _, piece in portion)
+                await off_loop(elements, arriving.take_all, portion)
+    except PeerMisbehaved as error:
+        raise BlobCorrupt("a head names a frame that cannot be used", got=f"{ref.stem}: {error}") from error
     return arriving

@@ -33,6 +33,7 @@ TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".sh", ".conf", ".json"
 # Modules that are reached through another one's tests: here, what the bus contract drives from its public side.
 TESTED_BY = {
     "atoll.bus.blobs": "test_bus_jetstream.py",
+    "atoll_synchronizer.effort": "test_store.py",
     "atoll.bus.claims": "test_bus_jetstream.py",
     "atoll.bus.consumers": "test_bus_jetstream.py",
     "atoll.bus.feeds": "test_bus_jetstream.py",

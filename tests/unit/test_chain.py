@@ -8,12 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from atoll.bus.interface import BlobRef
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
-from atoll.chain import DELTAS_BEHIND, continued, frames_of, newest_bytes, read_values
+from atoll.chain import DELTAS_BEHIND, _unbroken, continued, frames_of, newest_bytes, read_values
 from atoll.codecs import frame_bytes
 from atoll.downleg import CARRY
-from atoll.errors import BlobCorrupt, BlobGone, PeerMisbehaved
+from atoll.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisbehaved
 from atoll.island.founding import Frame, fetch_frame, publish_origin
 from atoll.kernels import Vector
 from atoll.layout import TensorSpec, plan_layout
@@ -161,7 +162,7 @@ async def test_a_head_that_does_not_add_up_is_refused(reef: Reef) -> None:
         (msgspec.structs.replace(head, deltas=head.deltas[1:]), PeerMisbehaved),
         (msgspec.structs.replace(head, deltas=()), PeerMisbehaved),
         (msgspec.structs.replace(head, digest="0" * 32), BlobCorrupt),
-        (msgspec.structs.replace(head, deltas=(false, *head.deltas[1:])), PeerMisbehaved),
+        (msgspec.structs.replace(head, deltas=(false, *head.deltas[1:])), BlobCorrupt),
     ):
         with pytest.raises(error):
             await read_values(reef.reader, reef.run, wrong)
@@ -196,3 +197,39 @@ def test_a_keyframe_keeps_the_newest_deltas() -> None:
     deltas = [Delta(version, "n", 1, 1, "") for version in range(1, 20)]
     assert continued(deltas[:-1], deltas[-1], at_keyframe=False) == tuple(deltas)
     assert continued(deltas[:-1], deltas[-1], at_keyframe=True) == tuple(deltas[-DELTAS_BEHIND:])
+
+
+@pytest.mark.parametrize("damage", ["purged", "changed"])
+async def test_a_follower_without_a_delta_goes_on_with_the_keyframe(reef: Reef, damage: str) -> None:
+    """What is gone or damaged and lies before the keyframe stands in nobody's way; after it, nobody can read."""
+    await reef.commit(EVERY - 1)
+    held = Frame(0, reef.head.version - 2, drawn(5))
+    await reef.commit(3)
+    for version in (EVERY - 1, EVERY + 1):
+        spoilt = next(ref for ref in frames_of(reef.subjects, reef.head) if f".gl.d.0.{version}." in ref.stem)
+        await reef.bus.purge(f"{spoilt.stem}.*")
+        if damage == "changed":
+            await reef.bus.put_blob(spoilt.stem, bytes(spoilt.size_bytes))
+        if version < EVERY:
+            assert (await reef.read(held))[0].tobytes() == reef.values.tobytes()
+        else:
+            with pytest.raises((BlobGone, BlobCorrupt)):
+                await reef.read(held)
+            with pytest.raises(BrokerUnavailable, match="cannot be read"):
+                await reef.owner(2)
+
+
+def test_an_absurd_version_costs_nothing() -> None:
+    """A head of a few bytes must not make its reader count to a million of millions."""
+    head = Head(
+        fragment=0,
+        version=1 << 52,
+        epoch=0,
+        nonce="n",
+        layout="",
+        keyframe=BlobRef("a", 1, 1, ""),
+        key_version=0,
+        digest="",
+    )
+    assert not _unbroken(head, 0)
+    assert not _unbroken(head, (1 << 52) + 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -127,6 +129,25 @@ async def test_what_rounding_took_is_sent_with_the_next(feedback: bool) -> None:
         await isle.bus.purge(f"{Subjects(isle.run.run).prefix}.up.m.>")
     error = float(np.abs(arrived - 8.0 * (origin - theta)).max())
     assert (error < 0.8) == feedback
+
+
+async def test_pushes_that_overlap_send_a_residue_once() -> None:
+    """What was sent and what is kept is what was meant, whichever push ends first; also where one of them is given up."""
+    isle = Isle("int4", feedback=True)
+    origin, theta = drawn(1), drawn(2)
+    await isle.push(origin, theta)
+    sent = (await isle.arrived())[1].astype(np.float64)
+    await isle.bus.purge(f"{Subjects(isle.run.run).prefix}.up.m.>")
+    await asyncio.gather(isle.push(origin, theta), isle.push(origin, theta))
+    for entry in await isle.bus.replay(Subjects(isle.run.run).contribution(0, 0, "a")):
+        frame = await isle.bus.get_blob(decode(Contribution, entry.data).blob, 1 << 30)
+        sent += decode_frame(frame, elements_expected=SIZE, codec="int4")
+    spoilt = theta.copy()
+    spoilt[0] = np.nan
+    with pytest.raises(FrameRejected):
+        await isle.push(origin, spoilt)
+    kept = isle.pusher._residues[0]
+    assert np.abs(sent + kept - 3.0 * (origin - theta)).max() < 1e-4
 
 
 async def test_what_is_not_finite_leaves_nothing_behind() -> None:

@@ -174,3 +174,17 @@ async def test_a_commit_that_failed_goes_on_where_it_was(desk: Desk, monkeypatch
     assert len(bus.stored) == len(set(bus.stored)) == 3
     assert store.holdings[0].values.tobytes() == smooth.holdings[0].values.tobytes()
     assert await desk.chunks() == desk.named(store)
+
+
+async def test_what_a_broker_may_have_lost_is_stored_again(desk: Desk) -> None:
+    """A power cut between two attempts takes acknowledged chunks along; a head must not name what is not there."""
+    desk.bus = bus = Cramped(desk.name, desk.bus._broker)
+    bus.stored, bus.refusals = [], 1
+    store = await desk.owner(1)
+    with pytest.raises(StorageFull):
+        await store.commit(one_commit(0), STEP)
+    await bus.purge(f"{desk.subjects.prefix}.gl.c.0.1.>")
+    bus.stats.reconnects += 1
+    await store.commit(one_commit(0), STEP)
+    heir = await desk.owner(2)
+    assert heir.holdings[0].values.tobytes() == store.holdings[0].values.tobytes()

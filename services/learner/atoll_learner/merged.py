@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.advance import AVERAGE, STATE_BYTES_MAX
+from atoll.advance import AVERAGE, state_bytes_max
 from atoll.bus.interface import Bus
 from atoll.bus.subjects import Subjects
 from atoll.codecs import unpack_arrays
@@ -79,12 +79,12 @@ async def _fetch_average(bus: Bus, subjects: Subjects, layout: Layout, head: Hea
         if ref is None:
             return values
         try:
-            packed = await bus.get_blob(ref, STATE_BYTES_MAX)
+            packed = await bus.get_blob(ref, state_bytes_max(values.size))
         except (BlobGone, BlobCorrupt):
             newer = await read_head(bus, subjects, layout, head.fragment)
             ref = newer.state if newer is not None else None
         else:
-            return _average_in(await asyncio.to_thread(unpack_arrays, packed, STATE_BYTES_MAX), values, ref.stem)
+            return _average_in(await asyncio.to_thread(unpack_arrays, packed, len(packed)), values, ref.stem)
     raise BlobGone(
         f"the average of fragment {head.fragment} cannot be read",
         got=head.state.stem if head.state else "no state",

@@ -27,7 +27,7 @@ from atoll.archive.vault import open_vault
 from atoll.bus.interface import BlobRef, Bus, Record
 from atoll.bus.pieces import Cut, Pieces, digest_of
 from atoll.bus.subjects import Subjects
-from atoll.chain import keyframe_of
+from atoll.chain import digest_of_values, keyframe_of
 from atoll.clock import Clock
 from atoll.codecs import Packed
 from atoll.errors import AtollError, PeerMisbehaved, ProtocolMisuse
@@ -187,6 +187,9 @@ class Archivist:
         """Return a head that names its values as a keyframe: a mark needs no deltas."""
         if head.key_version == head.version:
             return head
+        digest = digest_of_values(held.values)
+        if digest != head.digest:
+            raise ProtocolMisuse("a shard holds other values than its head says", got=digest, allowed=head.digest)
         pieces = keyframe_of(held.values)
         stem = Subjects(self._run.run).global_stem(head.fragment, head.version, head.nonce)
         keyframe = BlobRef(stem, len(pieces), pieces.framing.size_bytes, digest_of(pieces))

@@ -310,7 +310,7 @@ class ShardService:
         manifest = self.hands.manifest(action.key)
         reason, norm = "", 0.0
         try:
-            norm = await patiently(lambda: self.bench.fetch(action.key, manifest))
+            norm = await self.bench.fetch(action.key, manifest)
         except FrameRejected as error:
             reason = error.reason
         except BlobGone:

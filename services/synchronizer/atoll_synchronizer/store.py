@@ -13,8 +13,8 @@ version. A refused compare-and-set means that somebody else owns the fragment: i
 must stand down.
 
 What an owner wrote and nobody can name any more, because it died between the chunks and the head or between the head and
-the purge, lies under its epoch. Once a head names nothing of former epochs (`atoll.chain`: deltas are named for a while),
-what they left is swept away.
+the purge, lies under its epoch. Once a head names nothing of a former epoch (`atoll.chain`: deltas are named for a while),
+what that one left is swept away.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from atoll.advance import STATE_BYTES_MAX, Advance, Advanced
+from atoll.advance import Advance, state_bytes_max
 from atoll.bus.interface import BlobRef, Bus
-from atoll.bus.pieces import Cut, Download, Pieces, Upload
+from atoll.bus.pieces import Cut, Download
 from atoll.bus.subjects import Subjects, matches
 from atoll.chain import continued, digest_of_values, frames_of, keyframe_of, read_values
 from atoll.codecs import ArrivingArrays, Packed, Sealed
@@ -52,11 +52,12 @@ from atoll.protocol.books import BOOKS_BYTES_MAX, Books, thawed
 from atoll.protocol.events import Commit
 from atoll.protocol.ledger import Ledger
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
+from atoll_synchronizer.effort import Effort, Stored
 
 Vector = npt.NDArray[np.float32]
 
 LOAD_ATTEMPTS = 4
-SWEPT_EPOCHS = 16
+SWEPT_EPOCHS = 64
 
 log = get(__name__)
 
@@ -66,7 +67,7 @@ class Holding:
     """One fragment as its shard holds it: values (of L2 length `norm`), outer state, books as they were frozen, its head.
 
     The head (of `revision`) names exactly these; arrays are never changed in place, so whoever takes them together has
-    what it names. `swept`: nothing of former tenures is left.
+    what it names. Of tenures that are `swept` nothing is left.
     """
 
     head: Head
@@ -75,53 +76,7 @@ class Holding:
     state: State
     norm: float
     books: bytes | None = None
-    swept: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Where everything lies that the next head names and the former one does not."""
-
-    state: BlobRef
-    books: BlobRef
-    keyframe: BlobRef | None
-    delta: BlobRef | None
-
-    @property
-    def refs(self) -> tuple[BlobRef, ...]:
-        """Return all of it."""
-        return tuple(ref for ref in (self.state, self.books, self.keyframe, self.delta) if ref is not None)
-
-    @property
-    def frame_bytes(self) -> int:
-        """Return what keyframe and delta weigh."""
-        return sum(ref.size_bytes for ref in (self.keyframe, self.delta) if ref is not None)
-
-
-@dataclass(slots=True)
-class Effort:
-    """A commit that is being made: the outer step is taken, and uploads go on where an attempt that failed has left them."""
-
-    nonce: str
-    new: Advanced
-    norm: float
-    digest: str = ""
-    uploads: dict[str, tuple[str, Upload]] = field(default_factory=dict)
-
-    def add(self, what: str, stem: str, pieces: Pieces) -> None:
-        """Note something to be stored."""
-        self.uploads[what] = (stem, Upload(pieces))
-
-    async def stored(self, bus: Bus) -> Stored:
-        """Store what is not stored yet."""
-        tasks = [asyncio.ensure_future(bus.put_blob(stem, upload)) for stem, upload in self.uploads.values()]
-        try:
-            by_name = dict(zip(self.uploads, await asyncio.gather(*tasks), strict=True))
-        finally:  # where one has failed, the others go on with the next attempt
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return Stored(by_name["state"], by_name["books"], by_name.get("keyframe"), by_name.get("delta"))
+    swept: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +155,8 @@ class Store:
         fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.books)
         protocol, subjects = self._run.protocol, self._subjects
         new = await asyncio.to_thread(self._advance.step, held.values, displacement, held.state, version)
-        effort = Effort(nonce, new, await asyncio.to_thread(l2_norm, new.values))
+        norm = await asyncio.to_thread(l2_norm, new.values)
+        effort = Effort(nonce, new, norm, self._bus.stats.reconnects)
         effort.digest = await asyncio.to_thread(digest_of_values, new.values)
         effort.add("state", subjects.state_stem(fragment, version, nonce), Packed(new.state))
         effort.add("books", subjects.books_stem(fragment, nonce), Cut(command.books))
@@ -253,13 +209,14 @@ class Store:
         await self._remove([f"{old.stem}.*" for old in superseded if old is not None])
 
     async def _sweep(self, fragment: int) -> None:
-        """Remove everything of this fragment that former epochs wrote, once its head names none of it."""
-        held, epochs = self.holdings[fragment], range(max(1, self.epoch - SWEPT_EPOCHS), self.epoch)
-        former = [old for epoch in epochs for old in self._subjects.written_in(fragment, epoch)]
+        """Remove everything of this fragment that former epochs wrote, each once the head names none of it."""
+        held = self.holdings[fragment]
         named = [f"{ref.stem}.0" for ref in self._named(held.head)]
-        if not held.swept and not any(matches(old, chunk) for old in former for chunk in named):
-            held.swept = True
-            await self._remove(former)
+        for epoch in range(max(1, self.epoch - SWEPT_EPOCHS), self.epoch):
+            former = self._subjects.written_in(fragment, epoch)
+            if epoch not in held.swept and not any(matches(old, chunk) for old in former for chunk in named):
+                held.swept |= {epoch}
+                await self._remove(list(former))
 
     def _named(self, head: Head) -> set[BlobRef]:
         """Return everything that a head keeps from being removed."""
@@ -323,19 +280,19 @@ class Store:
         )
 
     async def _read(self, fragment: int, head: Head, revision: int) -> Holding:
-        values = await read_values(self._bus, self._run, head)
+        values, elements = await read_values(self._bus, self._run, head), self._run.layout.fragment_sizes()[fragment]
         state = self._advance.init(values)
         if head.state is not None:
-            state = _fitting(await self._read_state(head.state), state)
+            state = _fitting(await self._read_state(head.state, elements), state)
         books = None if head.books is None else await self._bus.get_blob(head.books, BOOKS_BYTES_MAX)
         if books is not None:
             self.books[fragment] = thawed(books)
         norm = await asyncio.to_thread(l2_norm, values)
         return Holding(head, revision, values, state, norm, books)
 
-    async def _read_state(self, ref: BlobRef) -> State:
+    async def _read_state(self, ref: BlobRef, elements: int) -> State:
         """Return the arrays of an outer state."""
-        arriving, download = ArrivingArrays(ref.size_bytes), Download(ref, STATE_BYTES_MAX)
+        arriving, download = ArrivingArrays(ref.size_bytes), Download(ref, state_bytes_max(elements))
         async with contextlib.aclosing(self._bus.pieces(download)) as pieces:
             async for portion in pieces:
                 for number, piece in portion:

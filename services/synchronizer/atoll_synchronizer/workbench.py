@@ -2,9 +2,9 @@
 
 The machine decides by keys; the workbench does what the commands say with the arrays behind those keys. A contribution
 is read and *validated* before the machine hears that it is ready: right layout, right size, finite, its norms as claimed
-and within bounds. Each of its segments is checked and measured as it arrives. It stays encoded until it is folded in, and
-its memory is let go with the fold, so a shard needs O(fragment) for the sums plus the few contributions between `ready` and
-`fold`, as small as they came. No more than `READS_AT_ONCE` are read at once: after an outage hundreds are queued.
+and within bounds. Each of its segments is checked and measured as it arrives. It stays encoded, and waits in the fold for no
+more than as many as are as large as a sum (`atoll.passes`), so a shard needs O(fragment), whatever M is. No more than
+`READS_AT_ONCE` are on their way in at once, also through an outage, after which hundreds are queued.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from atoll.bus.interface import Bus
 from atoll.bus.pieces import Download
 from atoll.codecs import Arriving, Encoded, Framing
 from atoll.correction import Compass, correction_of
-from atoll.errors import BrokerUnavailable, FrameRejected
+from atoll.errors import FrameRejected
 from atoll.hop import off_loop
 from atoll.kernels import Vector
 from atoll.merge import FragmentFold, validated_norms
 from atoll.outer import State
 from atoll.protocol.events import Fold, PushKey
 from atoll.wire.messages import Contribution, RunRecord
+from atoll_synchronizer.tape import patiently
 
 READS_AT_ONCE = 8
 
@@ -40,7 +41,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A contribution on its way in; kept where the broker goes away meanwhile, so that it goes on where it was."""
+    """A contribution on its way in; where the broker goes away meanwhile, it goes on where it was."""
 
     download: Download
     frame: Arriving
@@ -55,26 +56,22 @@ class Workbench:
         self._run = run
         self._sizes = run.layout.fragment_sizes()
         self._correction = correction_of(run.protocol)
-        self._arrivals: dict[PushKey, Arrival] = {}
         self._ready: dict[PushKey, Waiting] = {}
         self._compasses: dict[int, Compass] = {}
         self._folds: dict[int, FragmentFold] = {}
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
 
     async def fetch(self, key: PushKey, manifest: Contribution) -> float:
-        """Read and validate a contribution, keep it, and return its L2 norm.
+        """Read and validate a contribution, keep it, and return its L2 norm; a broker that is away is waited for.
 
         Raises:
             FrameRejected: with the reason; also for a manifest whose blob is larger than any honest frame.
             BlobGone, BlobCorrupt: the chunks are not what the manifest says.
         """
+        elements = self._sizes[key.fragment]
         async with self._reading:
-            arrival = self._arrivals.pop(key, None) or self._expected(key.fragment, manifest)
-            try:
-                await self._receive(arrival)
-            except BrokerUnavailable:
-                self._arrivals[key] = arrival
-                raise
+            arrival = await patiently(lambda: off_loop(elements, self._expected, key.fragment, manifest))
+            await patiently(lambda: self._receive(arrival))
         spans, norm_max = self._run.layout.spans(key.fragment), self._run.protocol.norm_max
         norms = validated_norms(arrival.frame.norms(), spans, manifest.norms, norm_max)
         self._ready[key] = Waiting(arrival.frame.encoded(), norms)
@@ -120,7 +117,6 @@ class Workbench:
     def forget(self, key: PushKey) -> None:
         """Let go of a contribution that will not be folded."""
         self._ready.pop(key, None)
-        self._arrivals.pop(key, None)
 
     def _add(self, fold: FragmentFold, waiting: Waiting, command: Fold, state: State) -> None:
         """Fold a displacement in as fresh as it is, corrected where the run wants that."""

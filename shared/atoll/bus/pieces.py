@@ -5,8 +5,8 @@ is due (a frame that is encoded segment by segment, `atoll.codecs`): a large fra
 encoding, sending and storing overlap. A piece that is made twice must come out the same, since a retry makes it again.
 
 `Upload` and `Download` remember which pieces are there. Given again to the same bus or to another one after a failure,
-they go on where they were: what the broker has acknowledged is not sent a second time, what has arrived is not read a
-second time. The digest of a blob is that of the digests of its pieces, so either side can form it in any order:
+they go on where they were: what the broker has acknowledged is not sent a second time, what was used is not read a second
+time. The digest of a blob is that of the digests of its pieces, so either side can form it in any order:
 
     digest = xxh3_128(xxh3_128(piece 0) | xxh3_128(piece 1) | ...)
 """
@@ -103,6 +103,11 @@ class Upload:
     def stored(self, number: int) -> None:
         """Note that the broker has a piece."""
         self._stored.add(number)
+
+    def forget(self) -> None:
+        """Believe that nothing is stored, and send all of it under new ids: an id may be known where its piece is lost."""
+        self._stored.clear()
+        self.nonce = secrets.token_hex(6)
 
     def ref(self, stem: str) -> BlobRef:
         """Return where the blob lies, once all of it is stored."""

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, SupportsFloat
 
 import msgspec
+import numpy as np
 
 from atoll.bus.interface import Bus, Whisper
 from atoll.bus.subjects import Subjects
@@ -320,12 +321,13 @@ class IslandDriver:
     def _reader(self, fragment: int, snapshot: Mapping[str, Any], origin: Vector) -> Read:
         """Return how a fragment of the snapshot is read, and note what is sent where that will be asked for.
 
-        Runs in a worker thread. A copy is made only for runs that carry progress over, or push onward from it: the
-        snapshot's arrays do not change.
+        Runs in a worker thread. A copy is made for runs that carry progress over, or push onward from it, and of arrays that
+        their owner may write to: others do not change.
         """
         layout, protocol = self.run.layout, self.run.protocol
         try:
-            if protocol.adoption != "carry" and protocol.ending != "together":
+            changing = any(isinstance(leaf, np.ndarray) and leaf.flags.writeable for leaf in snapshot.values())
+            if protocol.adoption != "carry" and protocol.ending != "together" and not changing:
                 return partial(gather, layout, snapshot, fragment)
             theta = gather(layout, snapshot, fragment)
             with self._lock:

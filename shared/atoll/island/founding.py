@@ -125,8 +125,8 @@ async def publish_origin(
             todo="start every synchronizer shard with --restore, then the learners",
         )
     identity = identity or this_process()
-    for fragment, vector in values.items():
-        nonce = identity.nonce(4)
+    for fragment in values:
+        nonce, vector = identity.nonce(4), await asyncio.to_thread(values.__getitem__, fragment)
         keyframe = await bus.put_blob(subjects.global_stem(fragment, 0, nonce), Upload(keyframe_of(vector)))
         bus.stats.frame_bytes_up += keyframe.size_bytes
         head = Head(
@@ -137,7 +137,7 @@ async def publish_origin(
             layout=run.layout.fingerprint,
             keyframe=keyframe,
             key_version=0,
-            digest=digest_of_values(vector),
+            digest=await asyncio.to_thread(digest_of_values, vector),
         )
         try:
             await bus.put_record(subjects.head(fragment), encode(head), expected=0, info=head_info(head))

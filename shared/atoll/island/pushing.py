@@ -5,7 +5,7 @@ acknowledged are not sent again. It may be given up only before its manifest was
 it did not arrive), and only when nothing of it has got through for a while: a slow link is no reason.
 
 With `error_feedback` a learner keeps what rounding took from its displacement and adds it to the next one of the fragment.
-What a push that failed would have kept is forgotten with it.
+A push that was given up leaves what it was to take along for the next; what a shard refuses is lost with all it carried.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Pusher:
             BusError, BrokerUnavailable, StorageFull: it was given up.
         """
         fragment, feedback = action.fragment, self._run.protocol.error_feedback
-        kept = self._residues.get(fragment)
+        kept = self._residues.pop(fragment, None)  # a push that begins meanwhile must not send it, too
         residue = np.empty(origin.size, dtype=np.float32) if feedback else None
 
         def displacement(start: int, stop: int) -> Vector:
@@ -65,11 +65,20 @@ class Pusher:
 
         framing = Framing(origin.size, self._run.protocol.codec_up)
         outgoing = Outgoing(framing, displacement, self._run.layout.spans(fragment), residue)
-        blob = await self._stored(action, Upload(outgoing))
+        try:
+            blob = await self._stored(action, Upload(outgoing))
+        except BaseException:
+            self._keep(fragment, kept)
+            raise
         self._bus.stats.frame_bytes_up += blob.size_bytes
         await self._queue(action, blob, outgoing.norms(), await loss())
+        self._keep(fragment, residue)
+
+    def _keep(self, fragment: int, residue: Vector | None) -> None:
+        """Add what rounding took to what is to be sent with the next push."""
+        there = self._residues.get(fragment)
         if residue is not None:
-            self._residues[fragment] = residue
+            self._residues[fragment] = residue if there is None else there + residue
 
     async def _stored(self, action: Push, upload: Upload) -> BlobRef:
         """Store the segments, as long as it goes on; what will never have a manifest is removed, or ages out."""

@@ -64,10 +64,12 @@ def spare(count: int, dtype: npt.DTypeLike) -> Array:
                 os.ftruncate(file.fileno(), size)
             home = Spilled(file.fileno(), size)
     except OSError as error:
+        where, why = policy.folder or "the folder for temporary files", errno.errorcode.get(error.errno or 0, error)
         raise StorageFull(
             "no room for a scratch file",
-            got=f"{size} bytes in {policy.folder or tempfile.gettempdir()}: {errno.errorcode.get(error.errno or 0, error)}",
-            todo="free the disk, set synchronizer.scratch_dir, or raise synchronizer.spill_bytes and have the memory",
+            got=f"{size} bytes in {where}: {why}",
+            todo="free the disk, set synchronizer.scratch_dir to a folder on one, or raise synchronizer.spill_bytes and have "
+            "the memory",
         ) from error
     array: Array = np.frombuffer(home, dtype=kind)
     home.address = array.ctypes.data

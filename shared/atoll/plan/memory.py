@@ -3,8 +3,9 @@
 A shard holds its fragments as float32 with their outer state. A round that is open adds its sum and contributions that wait
 to be entered, as large as a sum at most (`atoll.passes`), while it commits the new values and state, and up to eight
 contributions that are read at once (`atoll_synchronizer.workbench`); the last vectors that were let go are kept
-(`atoll.kernels.memory`). Fragments of a gibibyte and more lie in scratch files: what is in memory then is a multiple of the
-fragments whose rounds are open (`make bench-memory`). A stream of frames holds two of each fragment, since the one before
+(`atoll.kernels.memory`). Arrays of a gibibyte and more lie in scratch files, but those of an optimizer from optax: what is in
+memory then is a sum for each round that is open, as much again of what is mapped in (`make bench-memory`), and contributions
+and deltas that are smaller. A stream of frames holds two of each fragment, since the one before
 stays until the next commit, or two keyframes and the deltas since; that of states one, and the next while it is written; that
 of contributions what learners have pushed and no commit has settled.
 """
@@ -25,7 +26,7 @@ from atoll.plan.traffic import Traffic
 READS_AT_ONCE = 8
 FLOAT_BYTES = 4
 SPILL_BYTES = 1 << 30
-SPILLED = 3.0
+SPILLED = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,11 @@ def room(question: Question, moved: Traffic, journey_s: float) -> Room:
     kept = KEPT * fragment if KEPT_ELEMENTS <= question.fragment_elements <= KEPT_ELEMENTS_MAX else 0
     shard = held * fragment * (here + open_here) + open_here * (fragment + waiting) + reading + kept
     if fragment >= SPILL_BYTES:
-        shard = SPILLED * fragment * open_here
+        small_up, small_down = (size if size < SPILL_BYTES else 0 for size in (moved.up, moved.down))
+        reading = min(READS_AT_ONCE, question.learners) * small_up
+        shard = open_here * (SPILLED * fragment + (waiting if small_up else 0.0) + small_down) + reading
+        if protocol.outer != "nesterov":
+            shard += held * fragment * (here + open_here)
     frames = (2 * protocol.fragments + at_once) * moved.down
     if not question.exact_down:
         deltas = (protocol.keyframe_versions + DELTAS_BEHIND) * protocol.fragments + at_once

@@ -86,11 +86,11 @@ class Included(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True, array_like=True):
     """Where the delta lies that makes `version` of the one before it: a blob, whose stem follows from version and nonce."""
 
-    version: int
-    nonce: str
-    chunks: int
-    size_bytes: int
-    digest: str
+    version: Count
+    nonce: Name
+    chunks: Count
+    size_bytes: Count
+    digest: Name
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,13 +103,13 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     epoch.
     """
 
-    fragment: int
-    version: int
-    epoch: int
+    fragment: Count
+    version: Count
+    epoch: Count
     nonce: str
     layout: str
     keyframe: BlobRef
-    key_version: int
+    key_version: Count
     digest: str
     deltas: tuple[Delta, ...] = ()
     state: BlobRef | None = None

@@ -1,0 +1,72 @@
+"""What a commit stores before its head, however many attempts that takes.
+
+The outer step is taken once. Its delta, its keyframe, the outer state and the books are uploads that remember what the broker
+has acknowledged, so an attempt that failed for want of room costs what it had not stored. What a broker has acknowledged it may
+have lost when it comes back from a power cut, and a head must not name that: so after a lost connection everything is sent
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from atoll.advance import Advanced
+from atoll.bus.interface import BlobRef, Bus
+from atoll.bus.pieces import Pieces, Upload
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where everything lies that the next head names and the former one does not."""
+
+    state: BlobRef
+    books: BlobRef
+    keyframe: BlobRef | None
+    delta: BlobRef | None
+
+    @property
+    def refs(self) -> tuple[BlobRef, ...]:
+        """Return all of it."""
+        return tuple(ref for ref in (self.state, self.books, self.keyframe, self.delta) if ref is not None)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Return what keyframe and delta weigh."""
+        return sum(ref.size_bytes for ref in (self.keyframe, self.delta) if ref is not None)
+
+
+@dataclass(slots=True)
+class Effort:
+    """A commit that is being made; `reconnects` are those of the bus when all that is stored was stored."""
+
+    nonce: str
+    new: Advanced
+    norm: float
+    reconnects: int
+    digest: str = ""
+    uploads: dict[str, tuple[str, Upload]] = field(default_factory=dict)
+
+    def add(self, what: str, stem: str, pieces: Pieces) -> None:
+        """Note something to be stored."""
+        self.uploads[what] = (stem, Upload(pieces))
+
+    async def stored(self, bus: Bus) -> Stored:
+        """Store what is not stored yet, or may be lost."""
+        while True:
+            refs = await self._attempt(bus)
+            if bus.stats.reconnects == self.reconnects:
+                return refs
+            self.reconnects = bus.stats.reconnects
+            for _, upload in self.uploads.values():
+                upload.forget()
+
+    async def _attempt(self, bus: Bus) -> Stored:
+        tasks = [asyncio.ensure_future(bus.put_blob(stem, upload)) for stem, upload in self.uploads.values()]
+        try:
+            by_name = dict(zip(self.uploads, await asyncio.gather(*tasks), strict=True))
+        finally:  # where one has failed, the others go on with the next attempt
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return Stored(by_name["state"], by_name["books"], by_name.get("keyframe"), by_name.get("delta"))
