@@ -20,6 +20,7 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
 import xxhash
 
 from atoll.bus.interface import BlobRef, Bus
@@ -29,6 +30,7 @@ from atoll.codecs import KEYFRAME, Arriving, Framing, Outgoing
 from atoll.errors import BlobCorrupt, FrameRejected, PeerMisbehaved
 from atoll.hop import off_loop
 from atoll.kernels import Vector
+from atoll.kernels.memory import empty
 from atoll.logs import get
 from atoll.wire.messages import Delta, Head, RunRecord
 
@@ -81,7 +83,8 @@ async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vec
         BlobCorrupt, FrameRejected, PeerMisbehaved: what it names is not what a shard writes.
     """
     if held is not None and held[0] <= head.version and _unbroken(head, held[0]):
-        values = held[1].copy()
+        values = empty(held[1].size)
+        await off_loop(values.size, np.copyto, values, held[1])
         if await _advanced(bus, run, head, held[0], values):
             return values
         log.warning("fragment.begun_again", fragment=head.fragment, version=head.version, held=held[0])

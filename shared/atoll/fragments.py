@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.errors import PeerMisbehaved
+from atoll.kernels.memory import empty
 from atoll.layout import Layout, Span, TensorSpec
 
 Vector = npt.NDArray[np.float32]
@@ -34,10 +35,10 @@ def describe(tree: Any) -> tuple[TensorSpec, ...]:  # noqa: ANN401  (any JAX pyt
 
 def gather(layout: Layout, leaves: Mapping[str, Any], fragment: int) -> Vector:
     """Return the fragment as a new flat float32 vector, from arrays by name."""
-    vector = np.zeros(layout.fragment_sizes()[fragment], dtype=np.float32)
+    vector = empty(layout.fragment_sizes()[fragment])
     for span in layout.spans(fragment):
-        if span.floating:
-            vector[span.offset : span.offset + span.size] = _rows(leaves, span).reshape(-1)
+        here = slice(span.offset, span.offset + span.size)
+        vector[here] = _rows(leaves, span).reshape(-1) if span.floating else 0.0
     return vector
 
 

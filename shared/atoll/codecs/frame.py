@@ -21,6 +21,7 @@ from atoll.codecs.encoded import Encoded, blocks, codes_bytes, scales_count
 from atoll.codecs.segments import Framing, cut_frame, opened, seal, unseal
 from atoll.errors import FrameRejected
 from atoll.kernels import BLOCK, F32, Bytes, Vector
+from atoll.kernels.memory import empty
 from atoll.layout import Span
 
 Read = Callable[[int, int], Vector]
@@ -138,7 +139,8 @@ class Arriving:
         self.framing = Framing(elements, codec)
         self._gauge = Gauge(self.framing, spans)
         kind = self.framing.encoding.number
-        codes = np.empty(codes_bytes(kind, elements), dtype=np.uint8)
+        # What comes as float32 becomes the values, and takes the memory of former ones.
+        codes = empty(elements).view(np.uint8) if kind == F32 else np.empty(codes_bytes(kind, elements), dtype=np.uint8)
         self._vector = Encoded(kind, elements, codes, np.empty(scales_count(kind, elements), dtype=np.float32))
 
     def take(self, number: int, data: Buffer) -> None:
