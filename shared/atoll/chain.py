@@ -20,6 +20,7 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
 import xxhash
 
 from atoll.bus.interface import BlobRef, Bus
@@ -88,7 +89,8 @@ async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vec
     """
     elements = run.layout.fragment_sizes()[head.fragment]
     if held is not None and held[0] <= head.version and _unbroken(head, held[0]):
-        values = await off_loop(elements, held[1].copy)
+        values: Vector = await off_loop(elements, spill.spare, elements, np.float32)
+        await off_loop(elements, np.copyto, values, held[1])
         try:
             if await _advanced(bus, run, head, held[0], values):
                 return values

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.errors import PeerMisbehaved
+from atoll.kernels.memory import empty
 from atoll.layout import Layout, Span, TensorSpec
 
 Vector = npt.NDArray[np.float32]
@@ -35,12 +36,12 @@ def describe(tree: Any) -> tuple[TensorSpec, ...]:  # noqa: ANN401  (any JAX pyt
 def gather(layout: Layout, leaves: Mapping[str, Any], fragment: int, start: int = 0, stop: int | None = None) -> Vector:
     """Return the fragment, or elements `start` to `stop` of it, as a new flat float32 vector, from arrays by name."""
     stop = layout.fragment_sizes()[fragment] if stop is None else stop
-    vector = np.zeros(stop - start, dtype=np.float32)
+    vector = empty(stop - start)
     for span in layout.spans(fragment):
         low, high = max(start, span.offset), min(stop, span.offset + span.size)
-        if span.floating and low < high:
-            here = _rows(leaves, span).reshape(-1)[low - span.offset : high - span.offset]
-            vector[low - start : high - start] = here
+        if low < high:
+            here = slice(low - span.offset, high - span.offset)
+            vector[low - start : high - start] = _rows(leaves, span).reshape(-1)[here] if span.floating else 0.0
     return vector
 
 
