@@ -44,7 +44,7 @@ from atoll.bus.broker import EmbeddedBroker
 
 CODECS = (("bf16", "f32"), ("int4", "int4"))
 LEARNERS = (2, 4)
-ROUNDS, SKIPPED = 7, 2
+ROUNDS, SKIPPED = 5, 2
 INTERVAL_STEPS = {2: 400, 4: 600}
 PATIENCE_S = 120.0
 MULTIPLE_MAX = 1.3
