@@ -4,8 +4,8 @@ nats-py brings a transport of asyncio's streams: five copies of a payload on its
 the asyncio protocol itself. **In**, the loop receives into the room that a `Framer` offers, which for a large payload is
 the buffer that the reader gets; frames wait in a list until nats-py's read loop takes them, and a reader that falls
 behind stops the socket. **Out**, pieces wait in a queue of views. The loop is given small neighbours joined and large
-ones in slices, the next only when the last is with the kernel: what a loop cannot send at once it keeps, and plain
-asyncio keeps a copy, so it never gets more than a slice to keep.
+ones in slices, the next only when the last is with the kernel: what a loop cannot send at once it keeps, as a copy or,
+from Python 3.12 on, as a view. So it never gets more than a slice to keep, and from there on a copy.
 
 Every byte has a position in the order of sending. `accepted` counts what was queued, `sent` what the kernel has; to wait
 for room, or until a payload is no longer ours, is to wait for a position. That is the back-pressure: nobody queues while
@@ -23,6 +23,7 @@ import heapq
 import itertools
 import socket
 import ssl
+import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -39,6 +40,7 @@ _READ_AHEAD_BYTES = 32 << 20
 _JOINED_BYTES = 4 << 10
 _SLICE_BYTES = 512 << 10
 _UNSENT_BYTES = 512 << 10
+_LOOP_KEEPS_VIEWS = sys.version_info >= (3, 12)
 
 
 class SocketTransport(Transport, asyncio.BufferedProtocol):
@@ -276,7 +278,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             piece = self._next_piece()
             self._flying = len(piece)
             self._stats.wire_bytes_up += self._flying
-            self._transport.write(piece)
+            self._transport.write(bytes(piece) if _LOOP_KEEPS_VIEWS else piece)
         while self._waiters and self._waiters[0][0] <= self.sent:
             waiter = heapq.heappop(self._waiters)[2]
             if not waiter.done():
