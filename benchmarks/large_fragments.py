@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -209,7 +208,8 @@ def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
     """Be a learner: its parameters move once, are pushed, and what comes of them is adopted."""
     from atoll.island.join import join  # noqa: PLC0415
 
-    arrays = _moved(elements, 0, lambda values: values)
+    dice = np.random.default_rng(0)
+    arrays = _fixed({f"w{n}": dice.standard_normal(elements // TENSORS, dtype=np.float32) for n in range(TENSORS)})
     kernels(elements)  # compiled or loaded: a library, too
     protocol = record_of("learner", elements, 1).protocol
     before = psutil.Process().memory_info().rss
@@ -218,7 +218,7 @@ def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
     with join(opener, run="learner", learner="a", params=arrays, protocol=protocol) as island:
         adopted = False
         while not adopted:
-            arrays = {name: array * np.float32(0.999) for name, array in arrays.items()}
+            arrays = _moved(arrays)
             place = id(arrays["w0"])
             arrays = island.step(arrays, tokens=10, loss=1.0)
             adopted = id(arrays["w0"]) != place
@@ -227,9 +227,16 @@ def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
         time.sleep(WAIT_S)
 
 
-def _moved(elements: int, seed: int, act: Callable[[Vector], Vector]) -> dict[str, Vector]:
-    dice = np.random.default_rng(seed)
-    return {f"w{n}": act(dice.standard_normal(elements // TENSORS, dtype=np.float32)) for n in range(TENSORS)}
+def _fixed(arrays: dict[str, Vector]) -> dict[str, Vector]:
+    """Make arrays that nobody may write to, as those of JAX are: no copy of them is needed."""
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays
+
+
+def _moved(arrays: dict[str, Vector]) -> dict[str, Vector]:
+    """Do a step."""
+    return _fixed({name: array * np.float32(0.999) for name, array in arrays.items()})
 
 
 if __name__ == "__main__":
