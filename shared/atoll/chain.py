@@ -16,18 +16,17 @@ they need not read it. In float32 every version is a keyframe and there are no d
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 import xxhash
 
+from atoll.arrival import Arrival
 from atoll.bus.interface import BlobRef, Bus
-from atoll.bus.pieces import Download
 from atoll.bus.subjects import Subjects
 from atoll.codecs import KEYFRAME, Arriving, Framing, Outgoing
-from atoll.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved
+from atoll.errors import BlobCorrupt, BlobGone, PeerMisbehaved
 from atoll.hop import off_loop
 from atoll.kernels import Vector, spill
 from atoll.kernels.threads import parts
@@ -140,14 +139,8 @@ async def _advanced(bus: Bus, run: RunRecord, head: Head, since: int, values: Ve
 async def _read(bus: Bus, ref: BlobRef, elements: int, codec: str) -> Arriving:
     """Return a frame that is here as a whole; raise `BlobCorrupt` when it is not what a head may name."""
     try:
-        arriving = await off_loop(elements, Arriving, elements, codec)
-        framing = arriving.framing
-        if ref.chunks != len(framing):
-            raise FrameRejected("size", "a frame of another length", got=ref.chunks, allowed=len(framing))
-        async with contextlib.aclosing(bus.pieces(Download(ref, framing.size_bytes))) as pieces:
-            async for portion in pieces:
-                bus.stats.frame_bytes_down += sum(len(piece) for _, piece in portion)
-                await off_loop(elements, arriving.take_all, portion)
+        arrival = await off_loop(elements, Arrival.of, ref, elements, codec)
+        await arrival.receive(bus)
     except PeerMisbehaved as error:
         raise BlobCorrupt("a head names a frame that cannot be used", got=f"{ref.stem}: {error}") from error
-    return arriving
+    return arrival.frame

@@ -25,7 +25,7 @@ from atoll.archive.marks import Manifest, Object, Piece, due_mark, founding, nex
 from atoll.archive.shelf import Shelf
 from atoll.archive.vault import open_vault
 from atoll.bus.interface import BlobRef, Bus, Record
-from atoll.bus.pieces import Cut, Pieces, digest_of
+from atoll.bus.pieces import Cut, Pieces, Upload, digest_of
 from atoll.bus.subjects import Subjects
 from atoll.chain import digest_of_values, keyframe_of
 from atoll.clock import Clock
@@ -197,10 +197,11 @@ class Archivist:
 
     def _store(self, ref: BlobRef, pieces: Pieces, written: _Written) -> Object:
         """Return the object of a blob, which must be what `ref` names."""
-        digest = digest_of(pieces)
+        made = Upload(pieces)
+        data = b"".join(made.make(number) for number in range(len(pieces)))
+        digest = made.ref(ref.stem).digest
         if digest != ref.digest:
             raise ProtocolMisuse("a shard holds something else than its head names", got=digest, allowed=ref)
-        data = b"".join(pieces.piece(number) for number in range(len(pieces)))
         written.objects += 1
         written.size_bytes += len(data)
         return self._shelf.put_object(self._shard, data)

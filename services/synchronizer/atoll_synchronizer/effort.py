@@ -8,12 +8,12 @@ again.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 
 from atoll.advance import Advanced
 from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.pieces import Pieces, Upload
+from atoll.bus.waiting import all_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,7 @@ class Effort:
                 upload.forget()
 
     async def _attempt(self, bus: Bus) -> Stored:
-        tasks = [asyncio.ensure_future(bus.put_blob(stem, upload)) for stem, upload in self.uploads.values()]
-        try:
-            by_name = dict(zip(self.uploads, await asyncio.gather(*tasks), strict=True))
-        finally:  # where one has failed, the others go on with the next attempt
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        # Where one has failed, the others go on with the next attempt.
+        refs = await all_of(bus.put_blob(stem, upload) for stem, upload in self.uploads.values())
+        by_name = dict(zip(self.uploads, refs, strict=True))
         return Stored(by_name["state"], by_name["books"], by_name.get("keyframe"), by_name.get("delta"))

@@ -246,9 +246,7 @@ class Store:
             log.warning("litter.left", fragment=fragment, reason=str(error))
             return
         head = None if record is None else decode(Head, record.data)
-        if head is not None and not {*frames_of(self._subjects, head), head.state, head.books, *head.superseded} & set(
-            ours
-        ):
+        if head is not None and not self._named(head) & set(ours):
             await self._purge(*ours)
 
     async def _fence(self, fragment: int) -> tuple[Head, int]:

@@ -10,16 +10,15 @@ more than as many as are as large as a sum (`atoll.passes`), so a shard needs O(
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from atoll.advance import MOMENTUM
+from atoll.arrival import Arrival
 from atoll.bus.interface import Bus
-from atoll.bus.pieces import Download
-from atoll.codecs import Arriving, Encoded, Framing
+from atoll.codecs import Encoded
 from atoll.correction import Compass, correction_of
-from atoll.errors import FrameRejected
 from atoll.hop import off_loop
 from atoll.kernels import Vector
 from atoll.merge import FragmentFold, validated_norms
@@ -37,14 +36,6 @@ class Waiting:
 
     displacement: Encoded
     norms: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A contribution on its way in; where the broker goes away meanwhile, it goes on where it was."""
-
-    download: Download
-    frame: Arriving
 
 
 class Workbench:
@@ -68,34 +59,14 @@ class Workbench:
             FrameRejected: with the reason; also for a manifest whose blob is larger than any honest frame.
             BlobGone, BlobCorrupt: the chunks are not what the manifest says.
         """
-        elements = self._sizes[key.fragment]
+        elements, spans, protocol = self._sizes[key.fragment], self._run.layout.spans(key.fragment), self._run.protocol
         async with self._reading:
-            arrival = await patiently(lambda: off_loop(elements, self._expected, key.fragment, manifest))
-            await patiently(lambda: self._receive(arrival))
-        spans, norm_max = self._run.layout.spans(key.fragment), self._run.protocol.norm_max
-        norms = validated_norms(arrival.frame.norms(), spans, manifest.norms, norm_max)
+            begun = partial(off_loop, elements, Arrival.of, manifest.blob, elements, protocol.codec_up, spans)
+            arrival = await patiently(begun)
+            await patiently(lambda: arrival.receive(self._bus))
+        norms = validated_norms(arrival.frame.norms(), spans, manifest.norms, protocol.norm_max)
         self._ready[key] = Waiting(arrival.frame.encoded(), norms)
         return math.hypot(*norms)
-
-    def _expected(self, fragment: int, manifest: Contribution) -> Arrival:
-        """Return what is about to arrive; nothing is allocated for what no honest learner sends."""
-        elements, codec = self._sizes[fragment], self._run.protocol.codec_up
-        framing = Framing(elements, codec)
-        if manifest.blob.size_bytes > framing.size_bytes:
-            got = manifest.blob.size_bytes
-            raise FrameRejected("oversized", "a frame is too large", got=got, allowed=framing.size_bytes)
-        if manifest.blob.chunks != len(framing):
-            raise FrameRejected("size", "a frame of another length", got=manifest.blob.chunks, allowed=len(framing))
-        download = Download(manifest.blob, framing.size_bytes)
-        return Arrival(download, Arriving(elements, codec, self._run.layout.spans(fragment)))
-
-    async def _receive(self, arrival: Arrival) -> None:
-        """Check, keep and measure each segment as it comes."""
-        elements = arrival.frame.framing.elements
-        async with contextlib.aclosing(self._bus.pieces(arrival.download)) as pieces:
-            async for portion in pieces:
-                self._bus.stats.frame_bytes_down += sum(len(piece) for _, piece in portion)
-                await off_loop(elements, arrival.frame.take_all, portion)
 
     async def fold(self, command: Fold, state: State) -> None:
         """Add a ready contribution to its fragment's sum and let its memory go; `state` is the fragment's outer state."""

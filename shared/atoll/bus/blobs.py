@@ -13,12 +13,11 @@ window by one, a prompt one opens it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 from atoll.bus.interface import Portion
 from atoll.bus.pieces import Download, Upload
 from atoll.bus.stored import JetStream
+from atoll.bus.waiting import all_of
 from atoll.errors import BlobGone
 
 _PAGE_BYTES_MAX = 32 << 20
@@ -75,7 +74,7 @@ async def write(jetstream: JetStream, stem: str, upload: Upload) -> None:
             jetstream.connection.stats.blob_bytes_up += len(piece)
             upload.stored(number)
 
-    await _all_of([writer() for _ in range(min(options.window, len(missing)))])
+    await all_of([writer() for _ in range(min(options.window, len(missing)))])
 
 
 async def read_page(jetstream: JetStream, stream: str, download: Download, page: list[int]) -> Portion:
@@ -100,14 +99,3 @@ async def read_page(jetstream: JetStream, stream: str, download: Download, page:
                 )
             await asyncio.sleep(_GONE_PAUSE_S)
     return found
-
-
-async def _all_of(work: list[Coroutine[Any, Any, None]]) -> None:
-    """Run all to the end; on the first failure stop the others and raise it."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,11 +8,12 @@ say: it is when the interpreter drops the last buffer that looks into it, in wha
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+
+from atoll.kernels.memory import lend
 
 ROOM_BYTES: Final = (1 << 20) + (1 << 12)
 KEPT: Final = 24
@@ -20,10 +21,6 @@ _LEAST_BYTES: Final = ROOM_BYTES // 2
 
 # Its ends are safe to use from any thread, also from a garbage collection.
 _spent: deque[bytearray] = deque(maxlen=KEPT)
-
-
-class _Lent(np.ndarray[Any, Any]):
-    """The whole of a room; a class of its own, so that every view keeps this array and not the memory below it."""
 
 
 def room(size: int) -> bytearray | memoryview:
@@ -34,6 +31,4 @@ def room(size: int) -> bytearray | memoryview:
         memory = _spent.popleft()
     except IndexError:
         memory = bytearray(ROOM_BYTES)
-    lent = np.ndarray.__new__(_Lent, (ROOM_BYTES,), np.uint8, memory)
-    weakref.finalize(lent, _spent.append, memory).atexit = False
-    return memoryview(lent)[:size]  # type: ignore[arg-type]  # an array is a buffer
+    return lend(memory, _spent, ROOM_BYTES, np.uint8).data[:size]

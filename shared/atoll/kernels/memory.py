@@ -16,12 +16,14 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.kernels import Vector
+
+M = TypeVar("M", mmap.mmap, bytearray)
 
 KEPT: Final = 3
 KEPT_ELEMENTS: Final = 1 << 20
@@ -35,15 +37,18 @@ class _Lent(np.ndarray[Any, Any]):
     """The whole of a kept memory; a class of its own, so that every view keeps this array and not the memory below it."""
 
 
+def lend(memory: M, spent: deque[M], count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return an array over `memory`, which goes to `spent` when nobody looks into it any more, in whatever thread."""
+    lent = np.ndarray.__new__(_Lent, (count,), dtype, memory)
+    weakref.finalize(lent, spent.append, memory).atexit = False
+    return lent.view(np.ndarray)
+
+
 def empty(elements: int) -> Vector:
     """Return a float32 vector of anything."""
     if not KEPT_ELEMENTS <= elements <= KEPT_ELEMENTS_MAX:
         return np.empty(elements, dtype=np.float32)
-    memory = _taken(4 * elements)
-    lent = np.ndarray.__new__(_Lent, (elements,), np.float32, memory)
-    weakref.finalize(lent, _spent.append, memory).atexit = False
-    vector: npt.NDArray[np.float32] = lent.view(np.ndarray)
-    return vector
+    return lend(_taken(4 * elements), _spent, elements, np.float32)
 
 
 def _taken(size: int) -> mmap.mmap:
