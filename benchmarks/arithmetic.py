@@ -7,9 +7,9 @@ rounds on both sides: the question is what the code can do, not what a neighbour
 
     fold        decode and accumulate, acc <- keep acc + take v: the codes once, the sum read and written once
     check       sums of squares per slice, which verify the norms that a learner claims and find what is not finite; done
-                chunk by chunk, no more than 1 MiB each, on a chunk that is in the cache as it is when it has just arrived
-                (to read it there is not counted)
-    with it     both, the fold from memory, as the share of the limit for the bytes of the fold
+                chunk by chunk, no more than 1 MiB each, on what was just put in its place: the time that a vector takes to
+                be put there and checked, less the time that it takes to be put there
+    with it     the check and the fold from memory, as the share of the limit for the bytes of the fold
     bent        a fold that also adds a multiple of the momentum (HeLoCo): four bytes a number more
     NumPy       the same fold as textbook code: decode to a float32 vector, multiply, add
 
@@ -32,7 +32,7 @@ from rich.progress import track
 
 from atoll.codecs import ENCODINGS, Encoded, Framing, encode_frame
 from atoll.codecs.encoded import BLOCK_BYTES
-from atoll.kernels import BF16, BLOCK, INT8, Vector, kernels
+from atoll.kernels import BF16, BLOCK, INT4, INT8, Vector, kernels
 from atoll.kernels.threads import PART
 
 ELEMENTS = 50_000_000 // 1024 * 1024
@@ -102,7 +102,7 @@ def main() -> int:
     figures = []
     for codec in track(list(ENCODINGS), description="measuring"):
         figures += figures_of(bench, codec)
-    figures.append(outer_step(bench))
+    figures += outer_steps(bench)
     return write("bench-arithmetic", options.seed, figures)
 
 
@@ -117,14 +117,12 @@ def figures_of(bench: Bench, codec: str) -> list[Figure]:
     def fold() -> None:
         sent.blend(bench.total, 0, count, 0.75, 0.25)
 
-    def check_and_fold() -> float:
-        return checked_s(sent) + seconds(fold)
-
     def bend() -> None:
         sent.bend(bench.total, (0, count), (0.75, 0.25, 0.125), bench.momentum)
 
     folded = bench.beside_memory(fold, fold_bytes)
-    both = bench.timed_beside_memory(check_and_fold, fold_bytes)
+    check_s = checked_s(sent, bench.repeats)
+    both = bench.timed_beside_memory(lambda: check_s + seconds(fold), fold_bytes)
     encoded = bench.beside_copy(lambda: [encoding.encoded(segment) for segment in segments])
     decoded = bench.beside_copy(lambda: sent.copy(out, 0, count))
     wire = 8.0 * len(encode_frame(bench.vector, codec)) / count
@@ -134,6 +132,7 @@ def figures_of(bench: Bench, codec: str) -> list[Figure]:
     return [
         Figure(f"{codec}: fold", folded, "of limit", f">= {FOLD_MIN}", folded >= FOLD_MIN, how),
         Figure(f"{codec}: check and fold", both, "of limit", f">= {FOLD_MIN}", both >= FOLD_MIN, how),
+        Figure(f"{codec}: check", 1e9 * check_s / count, "ns/number", "", None, how),
         Figure(f"{codec}: bent fold", bench.beside_memory(bend, fold_bytes + 4.0), "of limit", "", None, how),
         Figure(
             f"{codec}: NumPy fold", bench.beside_memory(textbook(bench, sent), fold_bytes), "of limit", "", None, how
@@ -146,27 +145,48 @@ def figures_of(bench: Bench, codec: str) -> list[Figure]:
     ]
 
 
-def outer_step(bench: Bench) -> Figure:
-    """Return how fast the outer step is: values, displacement and momentum read, values and momentum written."""
-    values, momentum = np.empty_like(bench.vector), np.empty_like(bench.vector)
-    step = kernels(bench.vector.size).nesterov
-    half = np.float32(0.5)
+def outer_steps(bench: Bench) -> list[Figure]:
+    """Return how fast the outer step is, and what a delta of four bits adds to it.
 
-    def work() -> None:
-        step(bench.vector, bench.total, bench.momentum, half, half, values, momentum)
+    A step reads values, displacement and momentum, and writes values and momentum. Settling reads the values before and
+    after it, and writes the latter, codes, scales and the carry, each once.
+    """
+    count, none = bench.vector.size, np.empty(0, dtype=np.uint16)
+    values, momentum, carry = np.empty_like(bench.vector), np.empty_like(bench.vector), np.empty(count, dtype=np.uint16)
+    delta, half, found = Encoded.blank(INT4, count), np.float32(0.5), kernels(count)
 
-    return Figure("Nesterov step", bench.beside_memory(work, STEP_BYTES), "of limit", "", None, "20 bytes a number")
+    def step() -> None:
+        found.nesterov(bench.vector, none, bench.total, bench.momentum, half, half, values, momentum)
+
+    def settle() -> None:
+        found.settle(INT4, bench.vector, values, delta.codes, delta.scales, carry)
+
+    settled = 14.0 + ENCODINGS["int4"].size(count) / count
+    return [
+        Figure("Nesterov step", bench.beside_memory(step, STEP_BYTES), "of limit", "", None, "20 bytes a number"),
+        Figure(
+            "int4: settle", bench.beside_memory(settle, settled), "of limit", "", None, f"{settled:.1f} bytes a number"
+        ),
+    ]
 
 
-def checked_s(sent: Encoded) -> float:
-    """Return how long the check of all chunks takes, each of which was read just before."""
+def checked_s(sent: Encoded, repeats: int) -> float:
+    """Return how much longer all chunks take to arrive if each is checked when it has been put in its place."""
     size = min(CHUNK_BYTES // (BLOCK_BYTES[sent.kind] // BLOCK or 1), PART)
-    took = 0.0
-    for start in range(0, sent.elements, size):
-        chunk = start, min(start + size, sent.elements)
-        sent.squares(*chunk)
-        took += seconds(lambda chunk=chunk: sent.squares(*chunk))  # type: ignore[misc]
-    return took
+    came, place = sent.stretch(0, size), Encoded.blank(sent.kind, sent.elements)
+
+    def arrive(*, checked: bool) -> None:
+        for start in range(0, sent.elements - size + 1, size):
+            here = place.stretch(start, start + size)
+            here.hold(came)
+            if checked:
+                here.squares(0, size)
+
+    with_it = without = np.inf
+    for _ in range(repeats):
+        with_it = min(with_it, seconds(lambda: arrive(checked=True)))
+        without = min(without, seconds(lambda: arrive(checked=False)))
+    return (with_it - without) * sent.elements / (sent.elements // size * size)
 
 
 def textbook(bench: Bench, sent: Encoded) -> Callable[[], None]:

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from atoll.advance import MOMENTUM, Advance
+from atoll.advance import Advance
 from atoll.bus.connect import open_bus
 from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.jetstream import JetStreamBus
@@ -39,7 +39,7 @@ from atoll.island.pushing import Pusher
 from atoll.kernels import Vector
 from atoll.layout import TensorSpec, plan_layout
 from atoll.merge import FragmentFold, span_norms, validated_norms
-from atoll.outer import make_outer
+from atoll.outer import MOMENTUM, make_outer
 from atoll.protocol.settings import ProtocolSettings
 from atoll_synchronizer.hands import Hands
 from atoll_synchronizer.process import serve_run

@@ -27,17 +27,16 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.codecs import Encoded
-from atoll.downleg import CARRY, Downleg
+from atoll.downleg import CARRY, Downleg, carry_of
 from atoll.kernels import spill
 from atoll.kernels.threads import each, parts
-from atoll.outer import OuterOptimizer, State
+from atoll.outer import MOMENTUM, Nesterov, OuterOptimizer, State
 from atoll.protocol.settings import ProtocolSettings
 
 Vector = npt.NDArray[np.float32]
 
 AVERAGE: Final = "average"
 WEIGHT: Final = "average_weight"
-MOMENTUM: Final = "momentum"
 _HEADER_BYTES_MAX: Final = 2 << 20
 _NUMBER_BYTES_MAX: Final = 64
 _AVERAGES: Final = frozenset({AVERAGE, WEIGHT})
@@ -82,37 +81,43 @@ class Advance:
     def step(self, values: Vector, displacement: Vector, state: State, version: int) -> Advanced:
         """Return values and state of `version`, from those of the version before it and a merged displacement.
 
-        What the outer optimizer does number by number is done part by part: a part is in a cache while it goes through all
-        of it, and what need not lie in memory does not.
+        Part by part, and what need not lie in memory does not: a part is in a cache while it is stepped and rounded. Only
+        a transformation of optax sees a fragment as a whole.
         """
         count, restart = values.size, bool(self._restart_versions) and version % self._restart_versions == 0
         mine = {name: array for name, array in state.items() if name not in _AVERAGES}
         delta = self._downleg.blank(count)
-        if self._outer.elementwise:
+        outer = self._outer if isinstance(self._outer, Nesterov) else None
+        if outer is not None:
             following = spill.spare(count, np.float32)
             kept = {name: spill.spare(count, array.dtype) for name, array in mine.items()}
-
-            def take(part: tuple[int, int]) -> None:
-                now, then = slice(*part), None if delta is None else delta.stretch(*part)
-                ours = {name: array[now] for name, array in mine.items()}
-                following[now], made = self._stretch(values[now], displacement[now], ours, then, restart=restart)
-                for name, array in made.items():
-                    kept[name][now] = array
-                spill.let_go(values[now], following[now], *ours.values(), *(array[now] for array in kept.values()))
-
-            each(take, parts(0, count), count)
         else:
-            following, kept = self._stretch(values, displacement, mine, delta, restart=restart)
+            following, kept = self._whole(values, displacement, mine, restart=restart)
+
+        def take(part: tuple[int, int]) -> None:
+            now = slice(*part)
+            former, target = values[now], following[now]
+            if outer is not None:
+                ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (mine, kept))
+                outer.step(former, carry_of(ours), displacement[now], ours, target, newer)
+                if restart:
+                    newer[MOMENTUM][:] = 0.0
+                spill.let_go(*ours.values(), *newer.values())
+            if delta is not None:
+                self._downleg.settle(former, target, delta.stretch(*part), kept[CARRY][now])
+            spill.let_go(former, target)
+
+        each(take, parts(0, count), count)
         return Advanced(following, kept | self._averaged(state, following), delta)
 
-    def _stretch(
-        self, values: Vector, displacement: Vector, state: State, delta: Encoded | None, *, restart: bool
-    ) -> tuple[Vector, State]:
-        """Return the next values and state of a stretch, and write what is sent of it into `delta`."""
+    def _whole(self, values: Vector, displacement: Vector, state: State, *, restart: bool) -> tuple[Vector, State]:
+        """Return what values should become, in memory of their own, and the next state, with room for what is carried."""
         outer = {name: array for name, array in state.items() if name != CARRY}
         target, kept = self._outer.update(self._downleg.unrounded(values, state), displacement, outer)
-        following, carried = self._downleg.rounded(values, target, delta)
-        return following, (self._outer.init(target) if restart else kept) | carried
+        if restart:
+            kept = self._outer.init(target)
+        carried = {name: spill.spare(array.size, array.dtype) for name, array in state.items() if name == CARRY}
+        return np.array(target), kept | carried
 
     def _averaged(self, state: State, values: Vector | None) -> State:
         """Return the average after `values`, None for those of version 0; nothing where none is kept."""

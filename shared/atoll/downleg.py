@@ -15,18 +15,27 @@ Theta'.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from atoll.codecs import KEYFRAME, Encoded, encoding_of
-from atoll.kernels import BF16, Vector, spill
+from atoll.errors import ProtocolMisuse
+from atoll.kernels import Vector, kernels, spill
 from atoll.outer import State
+
+Carry = npt.NDArray[Any]
 
 CARRY: Final = "carry"
 
-_NO_SCALES = np.empty(0, dtype=np.float32)
+_NONE = np.empty(0, dtype=np.uint16)
+
+
+def carry_of(state: State) -> Carry:
+    """Return the bits of what is carried in a state, uint16; none where nothing is."""
+    return state[CARRY].view(np.uint16) if CARRY in state else _NONE
 
 
 class Downleg:
@@ -43,28 +52,25 @@ class Downleg:
 
     def unrounded(self, values: Vector, state: State) -> Vector:
         """Return the values as they would be without rounding."""
-        if self.exact:
-            return values
-        target = values.copy()
-        carry = state[CARRY].view(np.uint8)
-        Encoded(BF16, values.size, carry, _NO_SCALES).blend(target, 0, values.size, 1.0, 1.0)
-        return target
+        carry = carry_of(state)
+        return values + (carry.astype(np.uint32) << 16).view(np.float32) if carry.size else values
 
     def blank(self, elements: int) -> Encoded | None:
         """Return a place for the delta of so many elements, None where there is none."""
         return None if self.exact else Encoded.blank(self._encoding.number, elements)
 
-    def rounded(self, values: Vector, target: Vector, delta: Encoded | None) -> tuple[Vector, State]:
-        """Return the next values, which are near `target`, and what is carried; write what makes them into `delta`.
+    def settle(self, values: Vector, following: Vector, delta: Encoded, carry: Carry) -> None:
+        """Round the way from `values` to `following`: write what is sent of it into `delta`, where it leads into `following`.
+
+        What it leaves goes to `carry`, bfloat16 as the values are float32; all are as long as `delta`.
 
         Raises:
             FrameRejected: `not_finite`; the codec cannot hold the difference.
         """
-        if delta is None:
-            return target, {}
-        sent = self._encoding.encoded(np.subtract(target, values))
-        delta.hold(sent)
-        following = values.copy()
-        sent.blend(following, 0, values.size, 1.0, 1.0)
-        carry = encoding_of("bf16").encoded(np.subtract(target, following))
-        return following, {CARRY: carry.codes.view(ml_dtypes.bfloat16)}
+        count = delta.elements
+        if {values.shape, following.shape, carry.shape} != {(count,)}:
+            got = (values.shape, following.shape, carry.shape)
+            raise ProtocolMisuse("values and a delta that do not belong together", got=got, allowed=count)
+        settle, bits = kernels(count).settle, carry.view(np.uint16)
+        largest = settle(delta.kind, values, following, delta.codes, delta.scales, bits)
+        self._encoding.check(largest)

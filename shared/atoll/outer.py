@@ -14,7 +14,7 @@ value is the weighted average of the learners' values. Any optax transformation 
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,14 @@ from atoll.kernels.threads import each, parts
 
 State = dict[str, npt.NDArray[Any]]
 
+MOMENTUM: Final = "momentum"
+
+_NO_MOMENTUM = np.empty(0, dtype=np.float32)
+_NO_CARRY = np.empty(0, dtype=np.uint16)
+
 
 class OuterOptimizer(Protocol):
-    """Pure pair: neither call changes its arguments.
-
-    `elementwise`: a number of the result depends on the numbers in its place alone, and so does every array of the state.
-    """
-
-    elementwise: bool
+    """Pure pair: neither call changes its arguments."""
 
     def init(self, params: Vector) -> State:
         """Return the state for a fragment with values `params`, flat float32."""
@@ -44,8 +44,6 @@ class OuterOptimizer(Protocol):
 class Nesterov:
     """SGD with Nesterov momentum; equal to `optax.sgd(lr, momentum, nesterov=True)` on `displacement`."""
 
-    elementwise = True
-
     def __init__(self, lr: float, momentum: float) -> None:
         """Keep eta and mu."""
         self.lr = np.float32(lr)
@@ -53,31 +51,46 @@ class Nesterov:
 
     def init(self, params: Vector) -> State:
         """Return zero momentum, or nothing when there is none."""
-        return {"momentum": spill.zeros(params.size, np.float32)} if self.momentum else {}
+        return {MOMENTUM: spill.zeros(params.size, np.float32)} if self.momentum else {}
 
     def update(self, params: Vector, displacement: Vector, state: State) -> tuple[Vector, State]:
         """Take one step."""
-        if not self.momentum:
-            return np.subtract(params, self.lr * displacement, dtype=np.float32), {}
-        former = state["momentum"]
-        if {displacement.shape, former.shape} != {params.shape} or former.dtype != np.float32:
-            got = (params.shape, displacement.shape, former.shape, former.dtype.name)
-            raise ProtocolMisuse("values, displacement and momentum that do not belong together", got=got)
-        values, momentum = memory.empty(params.size), memory.empty(params.size)
-        step, vectors = kernels(params.size).nesterov, (params, displacement, former, values, momentum)
+        mine = {name: array for name, array in state.items() if name == MOMENTUM}
+        values, kept = memory.empty(params.size), {name: memory.empty(params.size) for name in mine}
 
         def take(part: tuple[int, int]) -> None:
-            now, delta, before, after, kept = (vector[slice(*part)] for vector in vectors)
-            step(now, delta, before, self.lr, self.momentum, after, kept)
+            now = slice(*part)
+            ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (mine, kept))
+            self.step(params[now], _NO_CARRY, displacement[now], ours, values[now], newer)
 
         each(take, parts(0, params.size), params.size)
-        return values, {"momentum": momentum}
+        return values, kept
+
+    def step(
+        self,
+        params: Vector,
+        carry: npt.NDArray[np.uint16],
+        displacement: Vector,
+        state: State,
+        following: Vector,
+        kept: State,
+    ) -> None:
+        """Take one step from `params` plus `carry` (bits of bfloat16, may be empty); write to `following` and `kept`.
+
+        A number of the result depends on the numbers in its place alone, so any stretch of a fragment can be taken.
+        """
+        former, newer = (arrays.get(MOMENTUM, _NO_MOMENTUM) for arrays in (state, kept))
+        vectors = [params, displacement, following, *([former, newer] if self.momentum else [])]
+        alike = {(vector.shape, vector.dtype.name) for vector in vectors} == {((params.size,), "float32")}
+        if not alike or carry.size not in (0, params.size) or (former.size and not self.momentum):
+            got = [(vector.shape, vector.dtype.name) for vector in (*vectors, carry)]
+            raise ProtocolMisuse("values, displacement and momentum that do not belong together", got=got)
+        step = kernels(params.size).nesterov
+        step(params, carry, displacement, former, self.lr, self.momentum, following, newer)
 
 
 class OptaxOuter:
     """Any optax transformation whose update is added to the parameters (so it holds its own learning rate)."""
-
-    elementwise = False
 
     def __init__(self, transformation: Any) -> None:  # noqa: ANN401  (optax is loaded lazily)
         """Keep the transformation."""

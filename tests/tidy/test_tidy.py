@@ -43,6 +43,7 @@ TESTED_BY = {
     "atoll.kernels.fast": "test_kernels.py",
     "atoll.kernels.memory": "test_large_vectors.py",
     "atoll.kernels.quantising": "test_kernels.py",
+    "atoll.kernels.stepping": "test_kernels.py",
     "atoll.kernels.threads": "test_large_vectors.py",
     "atoll.passes": "test_large_vectors.py",
     "atoll.protocol.learners": "test_protocol_rules.py",

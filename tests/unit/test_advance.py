@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.advance import AVERAGE, MOMENTUM, WEIGHT, Advance
+from atoll.advance import AVERAGE, WEIGHT, Advance
 from atoll.codecs import pack_arrays, unpack_arrays
 from atoll.errors import SettingsError
-from atoll.outer import make_outer
+from atoll.outer import MOMENTUM, make_outer
 from atoll.protocol.settings import ProtocolSettings
 
 Vector = npt.NDArray[np.float32]

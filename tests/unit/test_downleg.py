@@ -6,10 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from atoll.codecs import Arriving, Sealed
+from atoll.codecs import Arriving, Encoded, Sealed
 from atoll.downleg import CARRY, Downleg
-from atoll.errors import SettingsError
+from atoll.errors import FrameRejected, ProtocolMisuse, SettingsError
 from atoll.kernels import Vector
+from atoll.outer import State
 
 SIZE = 3000
 
@@ -17,6 +18,15 @@ SIZE = 3000
 def drawn(seed: int, size: int = SIZE) -> Vector:
     """Return values."""
     return np.random.default_rng(seed).normal(size=size).astype(np.float32)
+
+
+def settled(downleg: Downleg, values: Vector, target: Vector, delta: Encoded | None = None) -> tuple[Vector, State]:
+    """Return the values that readers reach on the way to `target`, and what is carried."""
+    delta = delta or downleg.blank(values.size)
+    assert delta is not None
+    following, carry = target.copy(), np.empty(values.size, ml_dtypes.bfloat16)
+    downleg.settle(values, following, delta, carry)
+    return following, {CARRY: carry}
 
 
 @pytest.mark.parametrize("size", [SIZE, 1 << 18])
@@ -33,7 +43,7 @@ def test_readers_hold_what_the_shard_holds_and_nothing_drifts(codec: str, size: 
         target = downleg.unrounded(ours, state) + step
         delta = downleg.blank(size)
         assert delta is not None
-        ours, state = downleg.rounded(ours, target, delta)
+        ours, state = settled(downleg, ours, target, delta)
         sealed, arriving = Sealed(codec, delta), Arriving(size, codec)
         for number in range(len(sealed)):
             arriving.take(number, sealed.piece(number))
@@ -51,22 +61,34 @@ def test_without_the_carry_errors_would_add_up() -> None:
     step[0] = 1.0
     kept, lost, state = start, start, downleg.init(start)
     for _ in range(100):
-        kept, state = downleg.rounded(kept, downleg.unrounded(kept, state) + step, downleg.blank(128))
-        lost, _ = downleg.rounded(lost, lost + step, downleg.blank(128))
+        kept, state = settled(downleg, kept, downleg.unrounded(kept, state) + step)
+        lost, _ = settled(downleg, lost, lost + step)
     assert (lost[1:] == 0.0).all()
     assert kept[1:] == pytest.approx(1.0, abs=0.08)
 
 
 def test_float32_needs_no_carry() -> None:
-    """Every version is sent whole: the target is the values, and there is no delta."""
-    downleg, values, target = Downleg("f32"), drawn(1), drawn(2)
+    """Every version is sent whole, and there is no delta."""
+    downleg, values = Downleg("f32"), drawn(1)
     assert downleg.exact
     assert downleg.init(values) == {}
     assert downleg.unrounded(values, {}) is values
-    assert downleg.blank(target.size) is None
-    following, state = downleg.rounded(values, target, None)
-    assert following is target
-    assert state == {}
+    assert downleg.blank(values.size) is None
+
+
+@pytest.mark.parametrize("size", [SIZE, 1 << 18])
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4", "e3m0"])
+def test_what_a_codec_cannot_hold_is_refused(codec: str, size: int) -> None:
+    """Wherever it is: a number that is none, a step to infinity, and one that only the sum makes infinite."""
+    values, finite = drawn(0, size), drawn(1, size)
+    for place in (0, size - 1):
+        for wrong in (np.nan, np.inf, -np.inf):
+            target = finite.copy()
+            target[place] = wrong
+            with pytest.raises(FrameRejected, match="hold"):
+                settled(Downleg(codec), values, target)
+    with pytest.raises(ProtocolMisuse, match="belong together"):
+        settled(Downleg(codec), values[:-1], finite)
 
 
 def test_an_unknown_codec_is_a_setting_to_correct() -> None:

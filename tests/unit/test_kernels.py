@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -151,17 +153,40 @@ def test_one_infinite_scale_is_seen_in_a_sum_of_squares() -> None:
 
 def test_nesterov_steps_agree_to_the_bit() -> None:
     """And with the formula."""
-    values, displacement, momentum = (drawn(1000, seed, 1.0) for seed in range(3))
-    results = []
+    values, displacement, momentum, lost = (drawn(3000, seed, 1.0) for seed in range(4))
+    bits = lost.astype(ml_dtypes.bfloat16).view(np.uint16)
+    for carry, before in itertools.product((bits[:0], bits), (momentum[:0], momentum)):
+        results = []
+        for kernels in BOTH:
+            after, kept = np.empty_like(values), np.empty_like(before)
+            kernels.nesterov(values, carry, displacement, before, np.float32(0.6), np.float32(0.3), after, kept)
+            results.append(after.tobytes() + kept.tobytes())
+        assert results[0] == results[1]
+        wanted = 0.3 * before.astype(np.float64) + displacement if before.size else displacement.astype(np.float64)
+        if before.size:
+            np.testing.assert_allclose(kept, wanted, rtol=0, atol=1e-6 * float(np.abs(wanted).max()))
+        unrounded = values + carry.view(ml_dtypes.bfloat16).astype(np.float64) if carry.size else values
+        step = unrounded - 0.6 * (displacement + 0.3 * wanted if before.size else displacement)
+        np.testing.assert_allclose(after, step, rtol=0, atol=1e-6 * float(np.abs(step).max()))
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODINGS if name != "f32"])
+@pytest.mark.parametrize("elements", [0, 1, BLOCK, 1000, 4 * BLOCK + 5])
+def test_settling_is_quantising_adding_and_rounding_what_is_left(name: str, elements: int) -> None:
+    """To the bit, in both sets, also where scales are too small to be sent."""
+    encoding = ENCODINGS[name]
+    values, target = drawn(elements, 1), drawn(elements, 2)
+    values[: elements // 4], target[: elements // 8] = 0.0, np.float32(1e-39)
     for kernels in BOTH:
-        after, kept = np.empty_like(values), np.empty_like(values)
-        kernels.nesterov(values, displacement, momentum, np.float32(0.6), np.float32(0.3), after, kept)
-        results.append(after.tobytes() + kept.tobytes())
-    assert results[0] == results[1]
-    wanted = 0.3 * momentum.astype(np.float64) + displacement
-    np.testing.assert_allclose(kept, wanted, rtol=0, atol=1e-6 * float(np.abs(wanted).max()))
-    step = values - 0.6 * (displacement + 0.3 * wanted)
-    np.testing.assert_allclose(after, step, rtol=0, atol=1e-6 * float(np.abs(step).max()))
+        sent, largest = quantised(plain_kernels(), name, np.subtract(target, values))
+        wanted = values.copy()
+        sent.blend(wanted, 0, elements, 1.0, 1.0)
+        following, carry = target.copy(), np.zeros(elements, np.uint16)
+        codes, scales = np.zeros_like(sent.codes), np.zeros_like(sent.scales)
+        assert kernels.settle(encoding.number, values, following, codes, scales, carry) == largest
+        assert (codes.tobytes(), scales.tobytes()) == (sent.codes.tobytes(), sent.scales.tobytes())
+        assert following.tobytes() == wanted.tobytes()
+        assert carry.tobytes() == (target - wanted).astype(ml_dtypes.bfloat16).tobytes()
 
 
 def test_vectors_that_do_not_belong_together_are_refused() -> None:

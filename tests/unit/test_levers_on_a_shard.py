@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from atoll.advance import AVERAGE, MOMENTUM
+from atoll.advance import AVERAGE
 from atoll.bus.interface import BlobRef
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.subjects import Subjects
@@ -17,7 +17,7 @@ from atoll.errors import BlobCorrupt
 from atoll.island.founding import publish_origin
 from atoll.layout import TensorSpec, plan_layout
 from atoll.merge import FragmentFold, Method, span_norms
-from atoll.outer import make_outer
+from atoll.outer import MOMENTUM, make_outer
 from atoll.protocol.events import Fold, PushKey
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol_testing import one_commit

@@ -31,14 +31,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from atoll.advance import MOMENTUM, averaged_in
+from atoll.advance import averaged_in
 from atoll.codecs import Encoded, encoding_of
 from atoll.correction import Compass, correction_of
 from atoll.errors import SettingsError
 from atoll.fragments import describe, gather
 from atoll.layout import plan_layout
 from atoll.merge import Bends, FragmentFold, span_norms, token_weight
-from atoll.outer import make_outer
+from atoll.outer import MOMENTUM, make_outer
 from atoll.settings import Settings
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.evaluate import EXPORT_TOKENS_MAX, FOLLOW_TOKENS_MAX

@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from atoll.advance import MOMENTUM
 from atoll.arrival import Arrival
 from atoll.bus.interface import Bus
 from atoll.codecs import Encoded
@@ -22,7 +21,7 @@ from atoll.correction import Compass, correction_of
 from atoll.hop import off_loop
 from atoll.kernels import Vector
 from atoll.merge import FragmentFold, validated_norms
-from atoll.outer import State
+from atoll.outer import MOMENTUM, State
 from atoll.protocol.events import Fold, PushKey
 from atoll.wire.messages import Contribution, RunRecord
 from atoll_synchronizer.tape import patiently

@@ -145,8 +145,8 @@ class Encoded:
 
         each(take, range(len(pieces)), sum(stop - start for start, stop in spans))
         sums = [0.0] * len(spans)
-        for (number, _), total in zip(pieces, np.add.accumulate(lanes, axis=1)[:, -1], strict=True):
-            sums[number] += float(total)
+        for (number, _), total in zip(pieces, np.add.accumulate(lanes, axis=1)[:, -1].tolist(), strict=True):
+            sums[number] += total
         return sums
 
     def _over(
@@ -163,16 +163,17 @@ class Encoded:
 
         Compiled kernels check no bounds, so everything they are given is checked here.
         """
-        start, stop = span
-        sizes = {vector.size for vector in (others, acc) if vector is not _NONE}
-        if not 0 <= start <= stop <= self.elements or sizes - {self.elements} or not self._whole():
-            got = (span, sorted(sizes), self.codes.size, self.scales.size)
-            raise ProtocolMisuse("vectors that do not belong together", got=got, allowed=f"{self.elements} elements")
+        (start, stop), count = span, self.elements
+        fitting = (others is _NONE or others.size == count) and (acc is _NONE or acc.size == count)
+        if not (0 <= start <= stop <= count and fitting and self._whole()):
+            got = (span, others.size, acc.size, self.codes.size, self.scales.size)
+            raise ProtocolMisuse("vectors that do not belong together", got=got, allowed=f"{count} elements")
         if start < stop:
             sums = np.empty(BLOCK) if lanes is None else lanes
-            over = kernels(self.elements).over
-            over(operation, self.kind, self.codes, self.scales, *span, others, acc, sums, *factors)
-            spill.let_go(self._codes_of(*span), others[start:stop], acc[start:stop])
+            over = kernels(count).over
+            over(operation, self.kind, self.codes, self.scales, start, stop, others, acc, sums, *factors)
+            if spill.anything():
+                spill.let_go(self._codes_of(*span), others[start:stop], acc[start:stop])
 
     def _codes_of(self, start: int, stop: int) -> Bytes:
         """Return the codes that elements `start` to `stop` are read from."""

@@ -58,9 +58,13 @@ class Encoding:
         codes = np.empty(codes_bytes(self.number, vector.size), dtype=np.uint8)
         scales = np.empty(scales_count(self.number, vector.size), dtype=np.float32)
         largest = kernels(vector.size).quantise(self.number, vector, codes, scales)
+        self.check(largest)
+        return Encoded(self.number, vector.size, codes, scales)
+
+    def check(self, largest: float) -> None:
+        """Raise `FrameRejected` `not_finite` unless numbers up to this magnitude arrive finite."""
         if not largest <= self.largest:
             raise FrameRejected("not_finite", "this encoding cannot hold it", got=largest, allowed=self.largest)
-        return Encoded(self.number, vector.size, codes, scales)
 
     def pack(self, payload: Bytes, codes: Bytes, scales: Vector) -> None:
         """Write scales and codes into `payload`, which is as long as they are."""

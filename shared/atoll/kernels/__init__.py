@@ -4,7 +4,7 @@ A contribution is folded in as it was sent. Nobody writes its float32 form to me
 encoding, stages those that need it in the nearest cache, and does one *operation* on them. What is left of the cost is the
 traffic that cannot be avoided: the payload read once, the running sum read and written once.
 
-There are two sets. `fast` and `quantising` are compiled by numba and run without the interpreter's lock; `plain` is
+There are two sets. `fast`, `quantising` and `stepping` are compiled by numba and run without the interpreter's lock; `plain` is
 NumPy. **They agree bit for bit**, so which one runs is a matter of speed alone: a shard without numba, a small fragment
 and a replay elsewhere make the same model. For that, sums have an order that no vector length changes: they are made in
 float64 (where products of two float32 are exact), block by block, in lanes that are added up in their order at the end.
@@ -55,7 +55,7 @@ FAST_ELEMENTS: Final = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One set of three functions.
+    """One set of four functions.
 
     over(operation, kind, payload, scales, start, stop, others, acc, lanes, keep, take, add)
         Do `operation` with elements `start` to `stop` of an encoded vector v; `others` and `acc` are float32 vectors as long
@@ -71,14 +71,20 @@ class Kernels:
         Write the codes and the scales of a vector; return its largest magnitude, infinity where it is not finite, and then
         what was written says nothing.
 
-    nesterov(values, displacement, momentum, lr, mu, next_values, next_momentum)
-        One step of SGD with Nesterov momentum (`atoll.outer`).
+    nesterov(values, carry, displacement, momentum, lr, mu, next_values, next_momentum)
+        One step of SGD with Nesterov momentum (`atoll.outer`) from `values` plus `carry`, bits of bfloat16, or from `values`
+        where it is empty; without momentum where that is empty.
+
+    settle(kind, values, following, payload, scales, carry) -> float
+        Quantise `following - values`; write what the codes make of `values` to `following`, and what they leave of it to
+        `carry`, in bfloat16 (`atoll.downleg`). Returns what `quantise` returns.
     """
 
     name: str
     over: Callable[..., None]
     quantise: Callable[..., float]
     nesterov: Callable[..., None]
+    settle: Callable[..., float]
 
 
 def kernels(elements: int) -> Kernels:
@@ -91,14 +97,14 @@ def plain_kernels() -> Kernels:
     """Return the NumPy set."""
     from atoll.kernels import plain  # noqa: PLC0415  (either set is loaded when it is first needed)
 
-    return Kernels("plain", plain.over, plain.quantise, plain.nesterov)
+    return Kernels("plain", plain.over, plain.quantise, plain.nesterov, plain.settle)
 
 
 @functools.cache
 def fast_kernels() -> Kernels:
     """Return the compiled set, the NumPy set where there is no numba."""
     try:
-        from atoll.kernels import fast, quantising  # noqa: PLC0415
+        from atoll.kernels import fast, quantising, stepping  # noqa: PLC0415
     except ImportError:
         return plain_kernels()
-    return Kernels("fast", fast.over, quantising.quantise, fast.nesterov)
+    return Kernels("fast", fast.over, quantising.quantise, stepping.nesterov, quantising.settle)

@@ -23,6 +23,8 @@ BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 BYTES_OUT = types.Array(types.uint8, 1, "C")
 F32_IN = types.Array(types.float32, 1, "C", readonly=True)
 F32_OUT = types.Array(types.float32, 1, "C")
+U16_IN = types.Array(types.uint16, 1, "C", readonly=True)
+U16_OUT = types.Array(types.uint16, 1, "C")
 
 
 def compiled(*signatures: Any, fastmath: Collection[str] = ()) -> Callable[[F], F]:  # noqa: ANN401  (of numba)

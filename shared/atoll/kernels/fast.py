@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import types
+from numba import njit, types
 from numba.extending import overload
 
 from atoll.kernels import Bytes, Vector
@@ -99,9 +99,10 @@ def _square_floats(rows: Rows, lanes: Lanes) -> None:
 def _square_integers(rows: Rows, units: Vector, lanes: Lanes) -> None:
     """Add the squares of rows of integers, in `units`, to the first lane; those of a block are one exact sum."""
     for block in range(rows.shape[0]):
-        row, total = rows[block], np.int32(0)
+        total = np.int32(0)
         for i in range(BLOCK):
-            total += np.int32(row[i]) * np.int32(row[i])
+            code = np.int32(rows[block, i])
+            total = np.int32(total + np.int32(code * code))
         wide = np.float64(units[block])
         lanes[0] += wide * wide * np.float64(total)
 
@@ -156,6 +157,13 @@ def _operate(
                 lanes[i] += wide * (np.float64(_number(row[i])) * np.float64(beside[i]))
 
 
+@njit(inline="always")
+def _square_of_power(code: np.int32) -> np.int32:
+    """Return (2^p / 2)^2 for the power p in the last three bits of a code, nothing for p = 0."""
+    doubled = np.int32(np.int32(code & np.int32(7)) << np.int32(1))
+    return np.int32(np.int32(np.int32(1) << doubled) >> np.int32(2))
+
+
 @compiled(types.void(types.intp, _PAIRS, F32_IN, _LANES))
 def _square_nibbles(kind: int, pairs: Rows, scales: Vector, lanes: Lanes) -> None:
     """Add the squares of blocks of nibbles to the first lane."""
@@ -172,8 +180,9 @@ def _square_nibbles(kind: int, pairs: Rows, scales: Vector, lanes: Lanes) -> Non
         else:
             for i in range(HALF):
                 both = np.int32(pair[i])
-                total += np.int32((np.int32(1) << np.int32((both & 7) << 1)) >> 2)  # (2^p / 2)^2, and nothing for p = 0
-                total += np.int32((np.int32(1) << np.int32((both >> 3) & 14)) >> 2)
+                total = np.int32(
+                    total + np.int32(_square_of_power(both) + _square_of_power(np.int32(both >> np.int32(4))))
+                )
             wide = np.float64(E3M0_UNIT * scales[block])
             lanes[0] += wide * wide * np.float64(total)
 
@@ -360,20 +369,3 @@ def over(
     _blocks(operation, kind, payload, scales, first, last, others, acc, lanes, keep, take, add)
     if last * BLOCK < stop:
         _part(operation, kind, payload, scales, last * BLOCK, stop, others, acc, lanes, keep, take, add)
-
-
-@compiled(types.void(F32_IN, F32_IN, F32_IN, types.float32, types.float32, F32_OUT, F32_OUT))
-def nesterov(
-    values: Vector,
-    displacement: Vector,
-    momentum: Vector,
-    lr: float,
-    mu: float,
-    next_values: Vector,
-    next_momentum: Vector,
-) -> None:
-    """Do one step of SGD with Nesterov momentum."""
-    for i in range(values.size):
-        pushed = mu * momentum[i] + displacement[i]
-        next_momentum[i] = pushed
-        next_values[i] = values[i] - lr * (displacement[i] + mu * pushed)

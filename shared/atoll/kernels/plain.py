@@ -31,8 +31,10 @@ from atoll.kernels import (
 
 Lanes = npt.NDArray[np.float64]
 Rows = npt.NDArray[Any]
+Halves = npt.NDArray[np.uint16]
 
 STRETCH = 128 * BLOCK
+_NONE = np.empty(0, dtype=np.float32)
 LEVELS = {INT8: np.float32(127.0), INT4: np.float32(7.0), E3M0: np.float32(1.0)}
 
 
@@ -98,8 +100,21 @@ def quantise(kind: int, vector: Vector, payload: Bytes, scales: Vector) -> float
     return largest
 
 
+def settle(kind: int, values: Vector, following: Vector, payload: Bytes, scales: Vector, carry: Halves) -> float:
+    """Write the codes and scales of `following - values`, what they make of `values`, and what they leave."""
+    wanted = following.copy()
+    largest = quantise(kind, np.subtract(wanted, values), payload, scales)
+    if not np.isfinite(largest):
+        return largest
+    following[:] = values
+    over(BLEND, kind, payload, scales, 0, values.size, _NONE, following, np.empty(BLOCK), 1.0, 1.0, 0.0)
+    left = np.subtract(wanted, following)
+    return max(largest, quantise(BF16, left, carry.view(np.uint8), _NONE))
+
+
 def nesterov(
     values: Vector,
+    carry: Halves,
     displacement: Vector,
     momentum: Vector,
     lr: float,
@@ -108,9 +123,12 @@ def nesterov(
     next_momentum: Vector,
 ) -> None:
     """Do one step of SGD with Nesterov momentum."""
-    np.add(np.float32(mu) * momentum, displacement, out=next_momentum)
-    step = displacement + np.float32(mu) * next_momentum
-    np.subtract(values, np.float32(lr) * step, out=next_values)
+    step = displacement
+    if momentum.size:
+        np.add(np.float32(mu) * momentum, displacement, out=next_momentum)
+        step = displacement + np.float32(mu) * next_momentum
+    unrounded = values + (carry.astype(np.uint32) << 16).view(np.float32) if carry.size else values
+    np.subtract(unrounded, np.float32(lr) * step, out=next_values)
 
 
 def _rows(kind: int, payload: Bytes, at: int, end: int, blocks: int) -> Rows:

@@ -82,6 +82,11 @@ def zeros(count: int, dtype: npt.DTypeLike) -> Array:
     return spare(count, kind) if count * kind.itemsize >= policy.bytes_min else np.zeros(count, dtype=kind)
 
 
+def anything() -> bool:
+    """Return whether this process spills at all."""
+    return policy.bytes_min < math.inf
+
+
 def home_of(array: Array) -> Spilled | None:
     """Return the file that an array looks into, None for one in memory."""
     below: object = array
@@ -92,7 +97,7 @@ def home_of(array: Array) -> Spilled | None:
 
 def let_go(*arrays: Array) -> None:
     """Let the pages of these arrays leave the process; what is in them stays. Contiguous arrays only."""
-    if policy.bytes_min == math.inf:
+    if not anything():
         return
     for array in arrays:
         home = home_of(array)

@@ -42,6 +42,10 @@ def each(work: Callable[[T], None], items: Iterable[T], elements: int) -> None:
     Raises:
         Exception: what `work` raised; some items may then be left undone.
     """
+    if elements < SPREAD_ELEMENTS:
+        for item in items:
+            work(item)
+        return
     waiting = deque(items)
 
     def take() -> None:
@@ -52,7 +56,7 @@ def each(work: Callable[[T], None], items: Iterable[T], elements: int) -> None:
                 return
             work(item)
 
-    helpers = _helpers(os.getpid()) if elements >= SPREAD_ELEMENTS and len(waiting) > 1 else None
+    helpers = _helpers(os.getpid()) if len(waiting) > 1 else None
     begun = [helpers.submit(take) for _ in range(min(cores(), len(waiting)) - 1)] if helpers else []
     try:
         take()
