@@ -78,8 +78,9 @@ def test_they_agree_in_large_and_where_rounding_is_close(codec: str) -> None:
         blocks[:, 0] = largest
         blocks[::2, 1] = np.nextafter(largest[::2], np.float32(np.inf))
         blocks[::3, 1] = np.nextafter(largest[::3], np.float32(0.0))
-        halves = np.arange(2, BLOCK, dtype=np.float32)
-        blocks[:, 2:] = largest[:, None] * (halves / np.float32(2 * BLOCK)) * np.where(halves % 2, -1, 1)
+        halves = (rng.integers(-levels, levels, (largest.size, BLOCK - 2)) + 0.5) * (largest / levels)[:, None]
+        nudge = rng.integers(-3, 4, halves.shape).astype(np.int32)
+        blocks[:, 2:] = (halves.astype(np.float32).view(np.int32) + nudge).view(np.float32)
         assert same(codec, blocks.reshape(-1))
 
 

@@ -23,7 +23,10 @@ from atoll.layout import plan_layout
 from atoll.protocol.settings import ProtocolSettings
 
 SHAPES = {"columns": (12, 8), "one": (10, 3), "replicated": (7, 5), "rows": (16, 6), "scalar": ()}
-PLACES = {"columns": (None, "x"), "replicated": (), "rows": ("x", None), "scalar": ()}
+PLACES = {
+    name: PartitionSpec(*axes)  # type: ignore[no-untyped-call]
+    for name, axes in {"columns": (None, "x"), "replicated": (), "rows": ("x", None), "scalar": ()}.items()
+}
 
 
 def main() -> int:
@@ -33,7 +36,7 @@ def main() -> int:
     rng = np.random.default_rng(0)
     leaves: dict[str, Any] = {}
     for name, shape in SHAPES.items():
-        place = NamedSharding(mesh, PartitionSpec(*PLACES[name])) if name in PLACES else second
+        place = NamedSharding(mesh, PLACES[name]) if name in PLACES else second
         leaves[name] = jax.device_put(rng.normal(size=shape).astype(np.float32), place)
     protocol = ProtocolSettings(fragments=4, shards=1, codec_up="int4").check()
     layout = plan_layout(describe(leaves), 4)

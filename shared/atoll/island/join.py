@@ -87,8 +87,7 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
         protocol: settings of the run, used only by its founder.
         direct: names (as `atoll.fragments.describe` gives them) of embeddings, merged by the plain weighted mean.
         donated: the training step donates its parameters, so snapshots are copied.
-        encode: where displacements are made and encoded: "host", "device" (where the parameters lie, if that is possible)
-            or "auto", on the device where it is an accelerator (`atoll.island.ondevice`).
+        encode: where displacements are made (`atoll.island.ondevice`): "host", "device" (if that is possible) or "auto".
         model: a description of the model, kept in the run record.
         data: fingerprint of the data; two learners of a run must agree on it when both give one.
         data_blocks: blocks of leased data, 0 for a loop that brings its own.
@@ -117,15 +116,7 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
         data=data,
         seed=seed,
     )
-    request = JoinRequest(
-        learner=learner,
-        record=record,
-        origin=origin,
-        data_blocks=data_blocks,
-        health_file=health_file,
-        encode=checked(encode),
-        donated=donated,
-    )
+    request = JoinRequest(learner, record, origin, data_blocks, health_file, encode=checked(encode), donated=donated)
 
     async def open_url() -> Bus:
         return await open_bus(str(broker), run, name=learner, options=BusOptions(patience_s=patience_s))

@@ -1,10 +1,10 @@
 """The quantiser as a JAX program, for displacements made where the parameters lie: to the bit what `plain` has.
 
-A device computes what it is told in its own way: it multiplies and adds in one rounding where it can, and XLA lets GPUs
-divide with an error of two units in the last place. Neither may happen here, so
+XLA computes what it is told in its own way: it multiplies and adds in one rounding where it can, divides by multiplying
+with an inverse, and lets GPUs divide with an error of two units in the last place. None of this may happen here, so
 
-- a product that is added to something passes through `_alone`: its bits, as an integer, exclusive-or a zero that is an
-  argument of the program. No compiler can know that this changes nothing, so none can join the two;
+- a product that is added to something, and is not exact, passes through `_alone`: its bits, as an integer, exclusive-or a
+  zero that is an argument of the program. No compiler can know that this changes nothing, so none can join the two;
 - there is no division of floats. A block's scale is the quotient of an integer of 24 bits and 127, 7 or 1, the inverse of
   a scale that of 2^31 and its 8 bits: integers, rounded to nearest even as IEEE 754 says.
 
@@ -132,7 +132,7 @@ def quantised(kind: int, vector: Array, zero: int, *, feedback: bool) -> Quantis
     residue = None
     if feedback:
         units = lax.bitcast_convert_type(scales, jnp.float32) * (E3M0_UNIT if kind == E3M0 else 1.0)
-        sent = _alone(units[:, None] * numbers.astype(jnp.float32), zero)
+        sent = units[:, None] * numbers.astype(jnp.float32)  # exact: 8 bits times 7
         residue = (blocks - sent).reshape(-1)[: vector.size]
     return Quantised(packed, (scales >> 16).astype(jnp.uint16), largest, residue)
 
