@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import SingleDeviceSharding
 
 from atoll.codecs import ENCODINGS, Encoded, encoding_of
 from atoll.errors import FrameRejected, SettingsError
@@ -97,6 +98,7 @@ TREE = {
     "embed": np.zeros((40, 24), np.float32),
     "half": np.zeros((30, 8, 2), jnp.bfloat16),
     "mask": np.zeros(9, np.int32),
+    "none": np.zeros((0, 4), np.float32),
     "norm": np.zeros((), np.float32),
     "out": np.zeros((17, 5), np.float16),
 }
@@ -192,6 +194,9 @@ def test_the_host_encodes_where_a_device_cannot_and_says_why() -> None:
     encoder, why = trained.encoder()
     assert encoder is not None
     assert why == "parameters lie on 1 x cpu"
+    offloaded = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    trained.leaves["norm"] = jax.device_put(trained.leaves["norm"], offloaded)
+    assert trained.encoder() == (None, "'norm' lies in pinned_host memory")
     trained.leaves["norm"] = np.zeros((), np.float32)
     assert trained.encoder() == (None, "'norm' is no array of JAX")
     assert [encoder.reads(p, trained.leaves) for p in range(3)].count(False) == 1

@@ -22,10 +22,16 @@ from atoll.island.ondevice import chosen
 from atoll.layout import plan_layout
 from atoll.protocol.settings import ProtocolSettings
 
-SHAPES = {"columns": (12, 8), "one": (10, 3), "replicated": (7, 5), "rows": (16, 6), "scalar": ()}
+SHAPES = {"columns": (12, 8), "none": (0, 4), "one": (10, 3), "replicated": (7, 5), "rows": (16, 6), "scalar": ()}
 PLACES = {
     name: PartitionSpec(*axes)  # type: ignore[no-untyped-call]
-    for name, axes in {"columns": (None, "x"), "replicated": (), "rows": ("x", None), "scalar": ()}.items()
+    for name, axes in {
+        "columns": (None, "x"),
+        "none": (None, "x"),
+        "replicated": (),
+        "rows": ("x", None),
+        "scalar": (),
+    }.items()
 }
 
 

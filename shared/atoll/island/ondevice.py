@@ -16,9 +16,9 @@ shard by shard, from device to device. No program runs on several devices: it wo
 on all of them in the same order, or both would wait for ever, and two threads cannot promise that.
 
 **What is not done here** is done on the host, as everywhere: where the training step keeps its arrays (NumPy, the CPU),
-where the host needs what was sent (carry, endings together) or has a copy anyway (donated parameters), where other processes
-hold parts of an array. `chosen` says which and why when a learner joins. A learner whose arrays are others later on pushes
-from the host again, and so does one whose device had no room for an anchor.
+where the host needs what was sent (carry, endings together) or has a copy anyway (donated parameters), where an array is
+offloaded to the host's memory or in part with other processes. `chosen` says which and why when a learner joins. A learner
+whose arrays are others later on pushes from the host again, and so does one whose device had no room for an anchor.
 """
 
 from __future__ import annotations
@@ -145,11 +145,13 @@ def chosen(
     if unfit or not floating:
         return None, "; ".join(f"{name!r} {reason}" for name, reason in unfit.items()) or "nothing is trained"
     homes = sorted({device for leaf in floating.values() for device in leaf.devices()}, key=lambda device: device.id)
-    platforms = ", ".join(sorted({str(device.platform) for device in homes}))
-    if choice == "auto" and platforms == "cpu":
+    platforms = sorted({str(device.platform) for device in homes})
+    if choice == "auto" and "cpu" in platforms:
         return None, "parameters lie in the host's memory"
     committed = any(leaf.committed for leaf in floating.values())
-    return Encoder(layout, protocol, tuple(homes), committed), f"parameters lie on {len(homes)} x {platforms}"
+    return Encoder(
+        layout, protocol, tuple(homes), committed
+    ), f"parameters lie on {len(homes)} x {', '.join(platforms)}"
 
 
 def checked(choice: str) -> str:
@@ -203,7 +205,10 @@ def _unfit(leaf: Any) -> str:  # noqa: ANN401  (any array)
 
     if not isinstance(leaf, jax.Array):
         return "is no array of JAX"
-    return "" if leaf.is_fully_addressable else "lies with other processes, too"
+    if not leaf.is_fully_addressable:
+        return "lies with other processes, too"
+    usual = {device.default_memory().kind for device in leaf.devices()}
+    return "" if {leaf.sharding.memory_kind} <= usual else f"lies in {leaf.sharding.memory_kind} memory"
 
 
 def _at_home(leaf: Any, span: Span, home: Any) -> _Found:  # noqa: ANN401  (a JAX array and a device)

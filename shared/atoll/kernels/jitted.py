@@ -79,7 +79,7 @@ def encoded(
     """
     flat = [jnp.zeros(size, jnp.float32) for size in sizes]
     for at, rows in enumerate(anchor):
-        if rows is not None:
+        if rows is not None and rows.size:
             theta = _rows(rows.shape, parts[at], starts[at], corners[at])
             flat[at] = (rows - theta.astype(jnp.float32)).reshape(-1)
     vector = jnp.concatenate(flat)
