@@ -143,6 +143,19 @@ def test_a_fragment_is_encoded_as_on_the_host(codec: str) -> None:
             assert np.asarray(residue).tobytes() == (displacement - host.expanded()).tobytes()
 
 
+def test_nothing_stays_on_the_device_but_anchor_and_residue() -> None:
+    """One array lives more than before: what rounding took."""
+    trained = Trained()
+    encoder, _ = trained.encoder()
+    assert encoder is not None
+    placed = encoder.place(1, trained.anchors[1])
+    before = jax.live_arrays()  # type: ignore[no-untyped-call]
+    encoded, residue = encoder.encode(1, placed, trained.leaves)
+    after = jax.live_arrays()  # type: ignore[no-untyped-call]
+    assert {id(array) for array in after} - {id(array) for array in before} == {id(residue)}
+    assert residue.size == encoded.elements
+
+
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
 def test_what_would_not_arrive_finite_is_not_sent(codec: str, value: float) -> None:
