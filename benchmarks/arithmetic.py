@@ -12,8 +12,9 @@ rounds on both sides: the question is what the code can do, not what a neighbour
     with it     the check and the fold from memory, as the share of the limit for the bytes of the fold
     bent        a fold that also adds a multiple of the momentum (HeLoCo): four bytes a number more
     NumPy       the same fold as textbook code: decode to a float32 vector, multiply, add
+    jitted      the quantiser in JAX, which encodes where parameters lie; its limit is a copy on the same device
 
-All on one thread.
+All on one thread, but what JAX does.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
 import ml_dtypes
 import numpy as np
 from numba import njit
@@ -32,7 +34,7 @@ from rich.progress import track
 
 from atoll.codecs import ENCODINGS, Encoded, Framing, encode_frame
 from atoll.codecs.encoded import BLOCK_BYTES
-from atoll.kernels import BF16, BLOCK, INT4, INT8, Vector, kernels
+from atoll.kernels import BF16, BLOCK, INT4, INT8, Vector, jitted, kernels
 from atoll.kernels.threads import PART
 
 ELEMENTS = 50_000_000 // 1024 * 1024
@@ -102,7 +104,7 @@ def main() -> int:
     figures = []
     for codec in track(list(ENCODINGS), description="measuring"):
         figures += figures_of(bench, codec)
-    figures += outer_steps(bench)
+    figures += [*outer_steps(bench), encoded_on_device(bench)]
     return write("bench-arithmetic", options.seed, figures)
 
 
@@ -168,6 +170,20 @@ def outer_steps(bench: Bench) -> list[Figure]:
             "int4: settle", bench.beside_memory(settle, settled), "of limit", "", None, f"{settled:.1f} bytes a number"
         ),
     ]
+
+
+def encoded_on_device(bench: Bench) -> Figure:
+    """Return how fast JAX's first device quantises a vector that lies there, beside a copy of the vector on that device."""
+    vector = jax.device_put(bench.vector)
+    size = float(bench.vector.nbytes)
+
+    def encode() -> None:
+        jax.block_until_ready(jitted.quantised(INT4, vector, 0, feedback=False))  # type: ignore[no-untyped-call]
+
+    encode()
+    share = bench.share(lambda: seconds(encode), lambda: vector.copy().block_until_ready(), size, size)
+    how = f"on JAX's first device, {vector.device.platform}; codes stay there"
+    return Figure("int4: jitted encode", share, "of a copy", "", None, how)
 
 
 def checked_s(sent: Encoded, repeats: int) -> float:

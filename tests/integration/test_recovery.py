@@ -172,16 +172,17 @@ def broker_process(url: str) -> int:
 
 
 async def test_a_preempted_learner_loses_at_most_what_was_open(island: Island) -> None:
-    """SIGTERM, and SIGKILL a moment later: the books are exact, and what was pushed is merged."""
+    """SIGTERM, and SIGKILL a moment later: the books are exact, and what was pushed is merged. Also encoded on a device."""
     shard = island.start("shard", "synchronizer", "--shard", "0")
-    process = learner(island, "first", "a")
+    process = learner(island, "first", "a", ATOLL_LEARNER__ENCODE="device", ATOLL_PROTOCOL__CODEC_UP="int4")
     island.wait_for("shard", "round.committed", 8)
     process.terminate()
     process.kill()
     process.wait(DEADLINE_S)
-    learner(island, "second", "a")
+    learner(island, "second", "a", ATOLL_LEARNER__ENCODE="device")
     island.wait_for("second", "learner.warm")
     await end(island, "second")
+    assert [island.lines(name, "displacements.encoded")[0]["where"] for name in ("first", "second")] == ["device"] * 2
     shard.terminate()
     assert shard.wait(DEADLINE_S) == 0
     settled = await island.settlement()

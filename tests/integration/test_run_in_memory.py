@@ -65,9 +65,9 @@ def parameters(value: float = 0.0, width: int = 6) -> dict[str, jax.Array]:
 class World:
     """One broker, one loop for everybody, shards as futures, learners as threads."""
 
-    def __init__(self, run: str, protocol: ProtocolSettings) -> None:
-        """Start the shards; they wait for the founder."""
-        self.run, self.protocol = run, protocol
+    def __init__(self, run: str, protocol: ProtocolSettings, encode: str = "auto") -> None:
+        """Start the shards; they wait for the founder. Learners `encode` where it says."""
+        self.run, self.protocol, self.encode = run, protocol, encode
         self.broker = MemoryBroker()
         self.home = LoopThread("world")
         self.shards = [self.home.submit(serve_run(self.bus, run, shard=s)) for s in range(protocol.shards)]
@@ -81,7 +81,15 @@ class World:
     def join(self, learner: str, params: dict[str, jax.Array] | None = None) -> IslandHandle:
         """Join as `learner`."""
         given = parameters() if params is None else params
-        return join(self.bus, run=self.run, learner=learner, params=given, protocol=self.protocol, home=self.home)
+        return join(
+            self.bus,
+            run=self.run,
+            learner=learner,
+            params=given,
+            protocol=self.protocol,
+            home=self.home,
+            encode=self.encode,
+        )
 
     def train(self, learner: str, towards: float, pace: float = 1.0, steps_max: int = 100_000) -> None:
         """Pull every parameter towards a value until the run is over; 10 tokens a step."""
@@ -172,11 +180,14 @@ def test_two_islands_meet_and_every_token_has_one_fate(run: str) -> None:
     assert ledger.run_tokens >= protocol.tokens_target
 
 
-@pytest.mark.parametrize("adoption", ["overwrite", "blend", "carry"])
-def test_every_adoption_keeps_the_books(run: str, adoption: str) -> None:
+@pytest.mark.parametrize(
+    ("adoption", "encode"),
+    [("overwrite", "host"), ("overwrite", "device"), ("blend", "host"), ("blend", "device"), ("carry", "host")],
+)
+def test_every_adoption_keeps_the_books(run: str, adoption: str, encode: str) -> None:
     """Whatever a learner does with its own progress at adoption, every token-fragment is counted once."""
     protocol = settings(adoption=adoption, tokens_target=3_000)
-    world = World(run, protocol)
+    world = World(run, protocol, encode)
 
     world.go(lambda: world.train("a", 1.0), lambda: world.train("b", 1.0))
     ledger = world.ledger()

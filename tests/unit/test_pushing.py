@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from atoll.bus.interface import BlobRef, Buffer
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.pieces import Upload
 from atoll.bus.subjects import Subjects
-from atoll.codecs import decode_frame
+from atoll.codecs import ENCODINGS, Encoded, decode_frame
 from atoll.errors import BrokerUnavailable, FrameRejected
 from atoll.island.pushing import PUSH_PATIENCE_S, Pusher
 from atoll.kernels import Vector
@@ -76,13 +77,20 @@ class Isle:
 
     async def push(self, origin: Vector, theta: Vector) -> None:
         """Push."""
+        await self.pusher.push(self.action(), origin, lambda start, stop: theta[start:stop], self.loss)
+
+    async def push_made(self, make: Callable[[Vector | None], tuple[Encoded, Vector]]) -> None:
+        """Push what somebody makes."""
+        await self.pusher.push_made(self.action(), make, self.loss)
+
+    def action(self) -> Push:
+        """Return the next push."""
         self.pushes += 1
-        action = Push(fragment=0, push=self.pushes, base_version=0, tokens=10, steps=1, trained_tokens=10, cause_id="c")
+        return Push(fragment=0, push=self.pushes, base_version=0, tokens=10, steps=1, trained_tokens=10, cause_id="c")
 
-        async def loss() -> float | None:
-            return 2.5
-
-        await self.pusher.push(action, origin, lambda start, stop: theta[start:stop], loss)
+    async def loss(self) -> float | None:
+        """Return a loss."""
+        return 2.5
 
     async def arrived(self) -> tuple[Contribution, Vector]:
         """Return the newest manifest, and the displacement that it names."""
@@ -148,6 +156,37 @@ async def test_pushes_that_overlap_send_a_residue_once() -> None:
         await isle.push(origin, spoilt)
     kept = isle.pusher._residues[0]
     assert np.abs(sent + kept - 3.0 * (origin - theta)).max() < 1e-4
+
+
+async def test_what_a_device_made_is_sent_as_it_is() -> None:
+    """With the norm that its reader finds; what rounding took goes to who makes the next, and is kept when he fails."""
+    isle = Isle("int4", feedback=True)
+    given: list[Vector | None] = []
+    origin, theta = drawn(1), drawn(2)
+
+    def make(kept: Vector | None) -> tuple[Encoded, Vector]:
+        given.append(kept)
+        if len(given) == 2:
+            raise RuntimeError("RESOURCE_EXHAUSTED")
+        vector = origin - theta
+        encoded = ENCODINGS["int4"].encoded(vector)
+        return encoded, vector - encoded.expanded()
+
+    await isle.push_made(make)
+    manifest, got = await isle.arrived()
+    (norm,) = manifest.norms
+    assert norm == pytest.approx(float(np.linalg.norm(got.astype(np.float64))), rel=1e-9)
+    host = Isle("int4")
+    await host.push(origin, theta)
+    assert (await host.arrived())[0].norms == manifest.norms
+    assert (await host.arrived())[0].blob.digest == manifest.blob.digest
+    with pytest.raises(RuntimeError):
+        await isle.push_made(make)
+    await isle.push_made(make)
+    assert given[0] is None
+    assert given[1] is not None
+    assert given[1] is given[2]
+    assert np.array_equal(given[1], origin - theta - got)
 
 
 async def test_what_is_not_finite_leaves_nothing_behind() -> None:

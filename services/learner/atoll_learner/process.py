@@ -113,6 +113,7 @@ def train(settings: Settings) -> None:
         data_blocks=work.shards.blocks,
         seed=settings.seed,
         health_file=settings.health_file,
+        encode=settings.learner.encode,
     )
     with island:
         log.info("learner.ready", took_s=round(time.monotonic() - began_s, 2), tokens=work.shards.meta.tokens)

@@ -149,7 +149,8 @@ class SimulatedLearner:
             data=work.shards.meta.fingerprint,
             seed=settings.seed,
         )
-        return JoinRequest(learner=self._name, record=record, origin=origin, data_blocks=work.shards.blocks)
+        blocks, encode = work.shards.blocks, settings.learner.encode
+        return JoinRequest(learner=self._name, record=record, origin=origin, data_blocks=blocks, encode=encode)
 
     async def _recovered(self, session: Session, boundary: Boundary) -> Any:  # noqa: ANN401  (an optax state)
         """Return a healthy peer's optimizer state, else a fresh one, and say on the tape which."""

@@ -5,7 +5,17 @@ from __future__ import annotations
 from atoll.codecs.arrays import ArrivingArrays, Packed, pack_arrays, unpack_arrays
 from atoll.codecs.encoded import Encoded
 from atoll.codecs.encodings import ENCODINGS, KEYFRAME, encoding_of
-from atoll.codecs.frame import Arriving, Outgoing, Read, Sealed, Segments, decode_frame, encode_frame, frame_bytes
+from atoll.codecs.frame import (
+    Arriving,
+    Measured,
+    Outgoing,
+    Read,
+    Sealed,
+    Segments,
+    decode_frame,
+    encode_frame,
+    frame_bytes,
+)
 from atoll.codecs.segments import Framing
 
 __all__ = [
@@ -15,6 +25,7 @@ __all__ = [
     "ArrivingArrays",
     "Encoded",
     "Framing",
+    "Measured",
     "Outgoing",
     "Packed",
     "Read",

@@ -116,6 +116,24 @@ class Sealed:
         return data
 
 
+class Measured(Sealed):
+    """A vector that is encoded already, measured on its way out as `Outgoing` does; `spans` are the slices."""
+
+    def __init__(self, codec: str, vector: Encoded, spans: Sequence[Span] = ()) -> None:
+        """Look at the codes, which must not change while they are sent."""
+        super().__init__(codec, vector)
+        self._gauge = Gauge(self.framing, spans)
+
+    def piece(self, number: int) -> bytearray:
+        """Return a segment; raise `FrameRejected` `not_finite` unless all of it is."""
+        self._gauge.measure(number, self._vector.stretch(*self.framing.bounds(number)))
+        return super().piece(number)
+
+    def norms(self) -> list[float]:
+        """Return the L2 norms per slice of what was sent, once every segment was made."""
+        return self._gauge.norms()
+
+
 class Segments:
     """A frame that lies in one piece, as the pieces of a blob; raises `FrameRejected` `truncated`."""
 

@@ -10,7 +10,8 @@ Let theta be the learner's values of the fragment, Theta the global ones and the
 
 Overwrite is the paper's rule, blend is Streaming DiLoCo's, carry keeps what was learnt while the round was on its way.
 Inner-optimizer moments stay. Arrays are replaced, never written to, and always copied from host memory: JAX may alias
-an aligned NumPy buffer, and a frame must not change under a running step.
+an aligned NumPy buffer, and a frame must not change under a running step. A frame that lies on the leaves' device already
+is adopted there (`atoll.island.ondevice`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from atoll.fragments import gather, scatter
 from atoll.island.driver import Ready
 from atoll.island.founding import Vector
+from atoll.island.ondevice import taken
 from atoll.layout import Layout
 from atoll.protocol.settings import ProtocolSettings
 
@@ -33,6 +35,11 @@ def adopt(layout: Layout, settings: ProtocolSettings, leaves: Mapping[str, Any],
     """Return `leaves` (name -> array) with every ready fragment adopted; untouched arrays are passed through."""
     adopted = dict(leaves)
     for item in ready:
+        spans, placed = layout.spans(item.frame.fragment), item.frame.placed
+        on_device = None if placed is None else taken(spans, settings, adopted, placed)
+        if on_device is not None:
+            adopted |= on_device
+            continue
         values = adopted_values(layout, settings, adopted, item)
         for name, pieces in scatter(layout, item.frame.fragment, values, adopted).items():
             adopted[name] = _with_rows(adopted[name], pieces)

@@ -7,7 +7,8 @@ It lives on one event loop in a thread of its own; the training thread meets it 
                     ◄─ take_ready() ── ready frames ◄── loop: FetchFragment ◄─ heads (taps, calls, anti-entropy)
 
 The snapshot is a mapping from tensor names to arrays of the last completed step. JAX arrays do not change, so holding a
-reference costs nothing; a displacement, `anchor - theta` in float32, is computed from it in worker threads as it is sent.
+reference costs nothing; a displacement, `anchor - theta` in float32, is computed from it in worker threads as it is sent,
+or on the device where the snapshot lies (`atoll.island.ondevice`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, SupportsFloat
 
@@ -39,6 +40,7 @@ from atoll.fragments import gather
 from atoll.island.founding import Frame, Vector, fetch_frame, is_over, read_head, read_heads
 from atoll.island.losses import LossReader
 from atoll.island.membership import dismissal
+from atoll.island.ondevice import Encoder, chosen
 from atoll.island.pushing import Pusher
 from atoll.logs import get
 from atoll.protocol.events import (
@@ -138,10 +140,16 @@ class IslandDriver:
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order of their beginning
         self._pushing = asyncio.Semaphore(PUSHES_AT_ONCE)
         self._pusher = Pusher(bus, run, member, clock)
+        self._encoder: Encoder | None = None
 
-    def begin(self, snapshot: Mapping[str, Any]) -> None:
-        """Set the snapshot that stands before the first step."""
+    async def begin(self, snapshot: Mapping[str, Any], encode: str = "auto", *, donated: bool = False) -> None:
+        """Set the snapshot that stands before the first step, and say where displacements are made of such snapshots."""
         self._snapshot = snapshot
+        self._encoder, why = chosen(encode, self.run.layout, self.run.protocol, snapshot, donated=donated)
+        tell = log.warning if encode == "device" and self._encoder is None else log.info
+        tell("displacements.encoded", where="host" if self._encoder is None else "device", why=why)
+        for p, frame in self._anchors.items():
+            self._anchors[p] = await self._placed(frame)
 
     # --- called by the training thread ------------------------------------------------------------------------------
 
@@ -297,18 +305,27 @@ class IslandDriver:
                 self._encoding.add(action.fragment)
             p = action.fragment
             origin = self._sent[p] if action.onward else self._anchors[p].values
-            self._spawn(self._push(action, self._snapshot, origin))
+            self._spawn(self._push(action, self._snapshot, origin, self._anchors[p]))
         elif isinstance(action, FetchFragment):
             self._spawn(self._fetch(action))
         elif isinstance(action, Leave):
             self.left.set()
 
-    async def _push(self, action: Push, snapshot: Mapping[str, Any], origin: Vector) -> None:
-        reason = ""
+    async def _push(self, action: Push, snapshot: Mapping[str, Any], origin: Vector, anchor: Frame) -> None:
+        reason, p = "", action.fragment
+
+        def loss() -> Coroutine[Any, Any, float | None]:
+            return self.losses.read(self.report.loss)
+
         async with self._pushing:
             try:
-                theta = await asyncio.to_thread(self._reader, action.fragment, snapshot, origin)
-                await self._pusher.push(action, origin, theta, lambda: self.losses.read(self.report.loss))
+                if self._encoder and anchor.placed and self._encoder.reads(p, snapshot):
+                    self._encoded(p)
+                    make = partial(self._encoder.encode, p, anchor.placed, snapshot)
+                    await self._pusher.push_made(action, make, loss)
+                else:
+                    theta = await asyncio.to_thread(self._reader, p, snapshot, origin)
+                    await self._pusher.push(action, origin, theta, loss)
             except FrameRejected as error:
                 reason = error.reason
             except (BusError, BrokerUnavailable, StorageFull, RuntimeError) as error:
@@ -334,9 +351,13 @@ class IslandDriver:
                 if self._anchors[fragment].values is origin:
                     self._sent[fragment] = theta
         finally:
-            with self._lock:
-                self._encoding.discard(fragment)
+            self._encoded(fragment)
         return lambda start, stop: theta[start:stop]
+
+    def _encoded(self, fragment: int) -> None:
+        """Let a fragment be adopted again: what is being sent of it cannot change any more."""
+        with self._lock:
+            self._encoding.discard(fragment)
 
     async def _fetch(self, action: FetchFragment) -> None:
         p = action.fragment
@@ -358,4 +379,15 @@ class IslandDriver:
             raise BusError("the head is gone", got=fragment)
         with self._lock:
             held = self._ready.get(fragment) or self._anchors[fragment]
-        return await fetch_frame(self.bus, self.run, head, held)
+        return await self._placed(await fetch_frame(self.bus, self.run, head, held))
+
+    async def _placed(self, frame: Frame) -> Frame:
+        """Return a frame that lies on its device, too, where displacements are made there and it has room."""
+        if self._encoder is None:
+            return frame
+        try:
+            placed = await asyncio.to_thread(self._encoder.place, frame.fragment, frame.values)
+        except RuntimeError as error:
+            log.warning("anchor.not_placed", fragment=frame.fragment, version=frame.version, reason=str(error))
+            return frame
+        return replace(frame, placed=placed)

@@ -31,6 +31,7 @@ from atoll.errors import (
     RunReplaced,
 )
 from atoll.identity import Identity, this_process
+from atoll.island.ondevice import Placed
 from atoll.layout import Layout, first_difference
 from atoll.logs import get
 from atoll.wire.messages import Head, Lease, RunRecord, decode, encode
@@ -46,11 +47,12 @@ READ_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A global fragment in host memory: `values` is flat float32 in layout order."""
+    """A global fragment in host memory: `values` is flat float32 in layout order; `placed` are the same on a device, too."""
 
     fragment: int
     version: int
     values: Vector
+    placed: Placed | None = None
 
 
 async def found_or_join(bus: Bus, subjects: Subjects, offer: RunRecord) -> tuple[RunRecord, bool]:

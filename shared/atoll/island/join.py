@@ -40,6 +40,7 @@ from atoll.identity import this_process
 from atoll.island.boundary import Boundary, planned
 from atoll.island.home import LoopThread
 from atoll.island.lending import Loan, borrow
+from atoll.island.ondevice import checked
 from atoll.island.session import JoinRequest, Session
 from atoll.island.treestate import packed_bytes_max, rebuilt
 from atoll.layout import Layout
@@ -66,6 +67,7 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
     protocol: ProtocolSettings | None = None,
     direct: tuple[str, ...] = (),
     donated: bool = False,
+    encode: str = "auto",
     model: str = "",
     data: str = "",
     data_blocks: int = 0,
@@ -85,6 +87,7 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
         protocol: settings of the run, used only by its founder.
         direct: names (as `atoll.fragments.describe` gives them) of embeddings, merged by the plain weighted mean.
         donated: the training step donates its parameters, so snapshots are copied.
+        encode: where displacements are made (`atoll.island.ondevice`): "host", "device" (if that is possible) or "auto".
         model: a description of the model, kept in the run record.
         data: fingerprint of the data; two learners of a run must agree on it when both give one.
         data_blocks: blocks of leased data, 0 for a loop that brings its own.
@@ -113,14 +116,12 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
         data=data,
         seed=seed,
     )
-    request = JoinRequest(
-        learner=learner, record=record, origin=origin, data_blocks=data_blocks, health_file=health_file
-    )
+    request = JoinRequest(learner, record, origin, data_blocks, health_file, encode=checked(encode), donated=donated)
 
     async def open_url() -> Bus:
         return await open_bus(str(broker), run, name=learner, options=BusOptions(patience_s=patience_s))
 
-    handle = IslandHandle(request, open_url if isinstance(broker, str) else broker, clock, donated=donated, home=home)
+    handle = IslandHandle(request, open_url if isinstance(broker, str) else broker, clock, home=home)
     handle.enter(params)
     return handle
 
@@ -147,13 +148,12 @@ class IslandHandle:
         opener: Callable[[], Coroutine[Any, Any, Bus]],
         clock: Clock,
         *,
-        donated: bool,
         home: LoopThread | None,
     ) -> None:
         """Prepare; `enter` does the work."""
         self._session = Session(request, opener, clock)
         self._clock = clock
-        self._boundary = Boundary(self._session, clock, donated=donated)
+        self._boundary = Boundary(self._session, clock, donated=request.donated)
         self._own_home = home is None
         self._home = home or LoopThread(f"atoll-island-{request.learner}")
         self._closed = False

@@ -4,6 +4,8 @@ A push is retried under the same id until it is durable, and goes on where it wa
 acknowledged are not sent again. It may be given up only before its manifest was first sent (after that nobody can know that
 it did not arrive), and only when nothing of it has got through for a while: a slow link is no reason.
 
+What is sent is either made on the host as it is sent, segment by segment, or was made as a whole on a device.
+
 With `error_feedback` a learner keeps what rounding took from its displacement and adds it to the next one of the fragment.
 A push that was given up leaves what it was to take along for the next; what a shard refuses is lost with all it carried.
 """
@@ -21,7 +23,7 @@ from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.pieces import Upload
 from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
-from atoll.codecs import Framing, Outgoing, Read
+from atoll.codecs import Encoded, Framing, Measured, Outgoing, Read
 from atoll.errors import BrokerUnavailable, BusError, StorageFull
 from atoll.kernels import Vector
 from atoll.protocol.events import Push
@@ -44,7 +46,7 @@ class Pusher:
         self._member = member
         self._clock = clock
         self._subjects = Subjects(run.run)
-        self._residues: dict[int, Vector] = {}
+        self._residues: dict[int, Any] = {}
 
     async def push(
         self, action: Push, origin: Vector, theta: Read, loss: Callable[[], Coroutine[Any, Any, float | None]]
@@ -55,26 +57,50 @@ class Pusher:
             FrameRejected: it would not arrive finite; nothing of it stays on the broker.
             BusError, BrokerUnavailable, StorageFull: it was given up.
         """
-        fragment, feedback = action.fragment, self._run.protocol.error_feedback
-        kept = self._residues.pop(fragment, None)  # a push that begins meanwhile must not send it, too
-        residue = np.empty(origin.size, dtype=np.float32) if feedback else None
+        fragment, protocol = action.fragment, self._run.protocol
+        rest = self._residues.pop(fragment, None)  # a push that begins meanwhile must not send it, too
+        kept = None if rest is None else np.asarray(rest)
+        residue = np.empty(origin.size, dtype=np.float32) if protocol.error_feedback else None
 
         def displacement(start: int, stop: int) -> Vector:
             here: Vector = np.subtract(origin[start:stop], theta(start, stop))
             return here if kept is None else np.add(here, kept[start:stop], out=here)
 
-        framing = Framing(origin.size, self._run.protocol.codec_up)
+        framing = Framing(origin.size, protocol.codec_up)
         outgoing = Outgoing(framing, displacement, self._run.layout.spans(fragment), residue)
         try:
             blob = await self._stored(action, Upload(outgoing))
         except BaseException:
             self._keep(fragment, kept)
             raise
-        self._bus.stats.frame_bytes_up += blob.size_bytes
         await self._queue(action, blob, outgoing.norms(), await loss())
         self._keep(fragment, residue)
 
-    def _keep(self, fragment: int, residue: Vector | None) -> None:
+    async def push_made(
+        self,
+        action: Push,
+        make: Callable[[Any], tuple[Encoded, Any]],
+        loss: Callable[[], Coroutine[Any, Any, float | None]],
+    ) -> None:
+        """Send what `make` returns when it is given what to add (or None); with it comes what rounding took, wherever it lies.
+
+        Raises:
+            FrameRejected, RuntimeError: `make` did, in a worker thread; nothing was sent.
+            BusError, BrokerUnavailable, StorageFull: it was given up.
+        """
+        fragment = action.fragment
+        kept = self._residues.pop(fragment, None)
+        try:
+            vector, residue = await asyncio.to_thread(make, kept)
+            made = Measured(self._run.protocol.codec_up, vector, self._run.layout.spans(fragment))
+            blob = await self._stored(action, Upload(made))
+        except BaseException:
+            self._keep(fragment, kept)
+            raise
+        await self._queue(action, blob, made.norms(), await loss())
+        self._keep(fragment, residue)
+
+    def _keep(self, fragment: int, residue: Any) -> None:  # noqa: ANN401  (a NumPy or JAX array, or None)
         """Add what rounding took to what is to be sent with the next push."""
         there = self._residues.get(fragment)
         if residue is not None:
@@ -92,7 +118,8 @@ class Pusher:
             raise
 
     async def _queue(self, action: Push, blob: BlobRef, norms: list[float], loss: float | None) -> None:
-        """Queue the manifest, until it is durable."""
+        """Count the frame and queue its manifest, until it is durable."""
+        self._bus.stats.frame_bytes_up += blob.size_bytes
         member, p = self._member, action.fragment
         manifest = Contribution(
             learner=member.learner,

@@ -42,13 +42,18 @@ LENDING_STEPS_MIN = 8
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """What a learner brings: its id, the run as it would found it, and its parameters, flat per fragment."""
+    """What a learner brings: its id, the run as it would found it, and its parameters, flat per fragment.
+
+    `encode` is where displacements are made, one of `ondevice.CHOICES`; parameters that are `donated` are copied every step.
+    """
 
     learner: str
     record: RunRecord
     origin: Mapping[int, Vector]
     data_blocks: int = 0
     health_file: Path | None = None
+    encode: str = "auto"
+    donated: bool = False
 
 
 class Session:
@@ -119,7 +124,7 @@ class Session:
 
     async def begin(self, snapshot: Mapping[str, Any]) -> None:
         """Listen, beat and tell the tape that we are here; the first step may follow."""
-        self.driver.begin(snapshot)
+        await self.driver.begin(snapshot, self._request.encode, donated=self._request.donated)
         await self.driver.start()
         self._state = "training"
         await self.lender.start()
