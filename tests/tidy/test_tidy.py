@@ -42,6 +42,7 @@ TESTED_BY = {
     "atoll.kernels.compiling": "test_kernels.py",
     "atoll.kernels.fast": "test_kernels.py",
     "atoll.kernels.memory": "test_large_vectors.py",
+    "atoll.kernels.measuring": "test_kernels.py",
     "atoll.kernels.quantising": "test_kernels.py",
     "atoll.kernels.stepping": "test_kernels.py",
     "atoll.kernels.threads": "test_large_vectors.py",

@@ -23,12 +23,12 @@ from atoll.kernels import (
     FAST_ELEMENTS,
     INT8,
     MULTIPLY,
-    SQUARE,
     Kernels,
     Vector,
     compiling,
     fast,
     fast_kernels,
+    measuring,
     plain_kernels,
     quantising,
 )
@@ -74,7 +74,7 @@ def test_the_compiled_set_is_there() -> None:
 
 def test_what_is_compiled_in_is_what_everybody_uses() -> None:
     """A constant that differs is found when the module is loaded, by name."""
-    for module in (fast, quantising):
+    for module in (fast, measuring, quantising):
         compiling.agree(vars(module), "F32", "INT8", "INT4", "BLOCK")
     with pytest.raises(AssertionError, match="INT8"):
         compiling.agree({"INT8": 3, "BLOCK": BLOCK}, "INT8", "BLOCK")
@@ -99,6 +99,37 @@ def test_both_sets_agree_to_the_bit(elements: int, name: str, places: tuple[floa
         (acc, lanes), (acc_again, lanes_again) = (done(k, operation, plain, start, stop, other) for k in BOTH)
         assert acc.tobytes() == acc_again.tobytes()
         assert lanes.tobytes() == lanes_again.tobytes()
+    one, same = (kernels.squares(plain.kind, plain.codes, plain.scales, start, stop) for kernels in BOTH)
+    assert one == same
+
+
+@pytest.mark.parametrize("magnitude", [3e38, 1e19, 1.0, 1e-12, 1e-20, 1e-38, 1e-44, 0.0])
+@pytest.mark.parametrize("name", ["f32", "bf16"])
+def test_a_length_is_right_at_any_magnitude(name: str, magnitude: float) -> None:
+    """Where squares leave the range of float32 they are added up in float64; both sets do it where the other does."""
+    vector = np.random.default_rng(0).uniform(0.1, 1.0, 5000).astype(np.float32) * np.float32(magnitude)
+    vector[7] = 0.0
+    sent = quantised(plain_kernels(), name, vector)[0]
+    wide = sent.expanded().astype(np.float64)
+    found = []
+    for kernels in BOTH:
+        found.append(kernels.squares(sent.kind, sent.codes, sent.scales, 3, 4990))
+        assert found[-1] == pytest.approx(float(wide[3:4990] @ wide[3:4990]), rel=1e-6)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["f32", "bf16"])
+def test_what_is_not_finite_is_seen_in_a_sum_of_squares(name: str, value: float) -> None:
+    """Wherever it is, and nowhere else."""
+    for place in (0, 1023, 1024, 2999):
+        vector = drawn(3000, 1, 1.0)
+        sent = quantised(plain_kernels(), name, vector)[0]
+        sent.codes.view(np.float32 if name == "f32" else ml_dtypes.bfloat16)[place] = value
+        for kernels in BOTH:
+            assert not np.isfinite(kernels.squares(sent.kind, sent.codes, sent.scales, 0, 3000))
+            for start, stop in ((0, place), (place + 1, 3000)):
+                assert np.isfinite(kernels.squares(sent.kind, sent.codes, sent.scales, start, stop))
 
 
 @pytest.mark.parametrize("name", list(ENCODINGS))
@@ -143,12 +174,8 @@ def test_one_infinite_scale_is_seen_in_a_sum_of_squares() -> None:
     """A hostile sender's; nothing warns, nobody else's elements suffer."""
     codes, scales = np.ones(2 * BLOCK, np.uint8), np.array([1.0, np.inf], np.float32)
     for kernels in BOTH:
-        lanes = np.zeros(BLOCK)
-        kernels.over(SQUARE, INT8, codes, scales, 0, 2 * BLOCK, NONE, NONE, lanes, 0.0, 0.0, 0.0)
-        assert not np.isfinite(lanes.sum())
-        lanes = np.zeros(BLOCK)
-        kernels.over(SQUARE, INT8, codes, scales, 0, BLOCK, NONE, NONE, lanes, 0.0, 0.0, 0.0)
-        assert lanes.sum() == BLOCK
+        assert not np.isfinite(kernels.squares(INT8, codes, scales, 0, 2 * BLOCK))
+        assert kernels.squares(INT8, codes, scales, 0, BLOCK) == BLOCK
 
 
 def test_nesterov_steps_agree_to_the_bit() -> None:

@@ -6,7 +6,7 @@ that large ones may be taken by several threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +25,6 @@ from atoll.kernels import (
     INT4,
     INT8,
     MULTIPLY,
-    SQUARE,
     Bytes,
     Vector,
     kernels,
@@ -38,6 +37,8 @@ BLOCK_BYTES: Final = {F32: 4 * BLOCK, BF16: 2 * BLOCK, INT8: BLOCK, INT4: BLOCK 
 """Codes of a block, by kind."""
 SCALED: Final = frozenset({INT8, INT4, E3M0})
 """Kinds whose blocks have scales, and come whole."""
+
+Lanes = npt.NDArray[np.float64]
 
 _NONE = np.empty(0, dtype=np.float32)
 
@@ -120,11 +121,17 @@ class Encoded:
 
     def squares_of(self, spans: Sequence[tuple[int, int]]) -> list[float]:
         """Return the sums of squares of several stretches of elements."""
-        return self._sums(SQUARE, spans, _NONE)
+        return self._sums(self._square, spans)
 
     def product(self, start: int, stop: int, other: Vector) -> float:
         """Return the scalar product of elements `start` to `stop` with those of `other`, which is as long as we are."""
-        return self._sums(MULTIPLY, [(start, stop)], other)[0]
+
+        def multiply(span: tuple[int, int]) -> float:
+            lanes = np.zeros(BLOCK)
+            self._over(MULTIPLY, span, others=other, lanes=lanes)
+            return float(np.add.accumulate(lanes)[-1])
+
+        return self._sums(multiply, [(start, stop)])[0]
 
     def blend(self, acc: Vector, start: int, stop: int, keep: float, take: float) -> None:
         """Do `acc <- keep acc + take v` for elements `start` to `stop`; `acc` is as long as we are."""
@@ -135,19 +142,42 @@ class Encoded:
         """Do `acc <- keep acc + (take v + add other)` for the elements of `span`; factors are keep, take and add."""
         self._over(BEND, span, others=other, acc=acc, factors=factors)
 
-    def _sums(self, operation: int, spans: Sequence[tuple[int, int]], others: Vector) -> list[float]:
-        """Return what `operation` sums up over the elements of each span: per part, lanes in their order, then the parts."""
+    def _sums(self, summed: Callable[[tuple[int, int]], float], spans: Sequence[tuple[int, int]]) -> list[float]:
+        """Return what `summed` finds in each span: part by part, and the parts are added in their order."""
         pieces = [(number, part) for number, span in enumerate(spans) for part in parts(*span) or [span]]
-        lanes = np.zeros((len(pieces), BLOCK))
+        found = [0.0] * len(pieces)
 
         def take(at: int) -> None:
-            self._over(operation, pieces[at][1], others=others, lanes=lanes[at])
+            found[at] = summed(pieces[at][1])
 
         each(take, range(len(pieces)), sum(stop - start for start, stop in spans))
         sums = [0.0] * len(spans)
-        for (number, _), total in zip(pieces, np.add.accumulate(lanes, axis=1)[:, -1].tolist(), strict=True):
-            sums[number] += total
+        for (number, _), value in zip(pieces, found, strict=True):
+            sums[number] += value
         return sums
+
+    def _square(self, span: tuple[int, int]) -> float:
+        """Return the sum of squares of the elements of `span`."""
+        start, stop = self._checked(span)
+        if start == stop:
+            return 0.0
+        total = kernels(self.elements).squares(self.kind, self.codes, self.scales, start, stop)
+        if spill.anything():
+            spill.let_go(self._codes_of(start, stop))
+        return total
+
+    def _checked(self, span: tuple[int, int], *vectors: Vector) -> tuple[int, int]:
+        """Return a span of ours; compiled kernels check no bounds, so everything they are given is checked here.
+
+        Raises:
+            ProtocolMisuse: it is none, a vector is not as long as we are, or we are not whole.
+        """
+        count = self.elements
+        alike = all(vector is _NONE or vector.size == count for vector in vectors)
+        if not (0 <= span[0] <= span[1] <= count and alike and self._whole()):
+            got = (span, [vector.size for vector in vectors], self.codes.size, self.scales.size)
+            raise ProtocolMisuse("vectors that do not belong together", got=got, allowed=f"{count} elements")
+        return span
 
     def _over(
         self,
@@ -156,21 +186,14 @@ class Encoded:
         *,
         others: Vector = _NONE,
         acc: Vector = _NONE,
-        lanes: npt.NDArray[np.float64] | None = None,
+        lanes: Lanes | None = None,
         factors: tuple[float, float, float] = (0.0, 0.0, 0.0),
     ) -> None:
-        """Go over the elements of `span`; nothing is done where there are none.
-
-        Compiled kernels check no bounds, so everything they are given is checked here.
-        """
-        (start, stop), count = span, self.elements
-        fitting = (others is _NONE or others.size == count) and (acc is _NONE or acc.size == count)
-        if not (0 <= start <= stop <= count and fitting and self._whole()):
-            got = (span, others.size, acc.size, self.codes.size, self.scales.size)
-            raise ProtocolMisuse("vectors that do not belong together", got=got, allowed=f"{count} elements")
+        """Go over the elements of `span`; nothing is done where there are none."""
+        start, stop = self._checked(span, others, acc)
         if start < stop:
             sums = np.empty(BLOCK) if lanes is None else lanes
-            over = kernels(count).over
+            over = kernels(self.elements).over
             over(operation, self.kind, self.codes, self.scales, start, stop, others, acc, sums, *factors)
             if spill.anything():
                 spill.let_go(self._codes_of(*span), others[start:stop], acc[start:stop])

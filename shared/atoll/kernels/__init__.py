@@ -4,17 +4,17 @@ A contribution is folded in as it was sent. Nobody writes its float32 form to me
 encoding, stages those that need it in the nearest cache, and does one *operation* on them. What is left of the cost is the
 traffic that cannot be avoided: the payload read once, the running sum read and written once.
 
-There are two sets. `fast`, `quantising` and `stepping` are compiled by numba and run without the interpreter's lock; `plain` is
-NumPy. **They agree bit for bit**, so which one runs is a matter of speed alone: a shard without numba, a small fragment
-and a replay elsewhere make the same model. For that, sums have an order that no vector length changes: they are made in
-float64 (where products of two float32 are exact), block by block, in lanes that are added up in their order at the end.
-A product of elements i of two blocks adds to lane i; squares of floats are added up in fours first, those at the same
-place in the quarters of a block; squares of integer codes are summed as integers. No multiplication is fused with an
+There are two sets. `fast`, `measuring`, `quantising` and `stepping` are compiled by numba and run without the interpreter's
+lock; `plain` is NumPy. **They agree bit for bit**, so which one runs is a matter of speed alone: a shard without numba, a
+small fragment and a replay elsewhere make the same model. For that, sums have an order that no vector length changes: they
+are made in float64 (where products of two float32 are exact), block by block, in lanes that are added up in their order at
+the end. A product of elements i of two blocks adds to lane i; squares of floats are added up in eights first, those at the
+same place in the blocks of a tile; squares of integer codes are summed as integers. No multiplication is fused with an
 addition, and a block's scale is multiplied into its share before either meets the elements.
 
 Compiling takes ten seconds and more, once where numba can keep the code (beside the module, in a cache of the user, or in
-`NUMBA_CACHE_DIR`), else at every start; `fast` is loaded
-where a fragment is large enough to be worth that, `FAST_ELEMENTS`.
+`NUMBA_CACHE_DIR`), else at every start; compiled kernels are loaded where a fragment is large enough to be worth that,
+`FAST_ELEMENTS`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ BLOCK: Final = 128
 COPY: Final = 0
 BLEND: Final = 1
 BEND: Final = 2
-SQUARE: Final = 3
-MULTIPLY: Final = 4
+MULTIPLY: Final = 3
 """Operations, see `Kernels.over`."""
 
+TILE: Final = 8 * BLOCK
+"""Elements whose squares are added up in float32, eight to a lane, before float64 takes over."""
+SQUARES_MIN: Final = 2.0**-60
+"""A lane below it may have lost squares to underflow: all of them are done in float64 then."""
 SCALE_MIN: Final = np.float32(1e-38)
 E3M0_UNIT: Final = np.float32(2.0**-6)
 """The least magnitude of E3M0 before its scale; all of them are integer multiples of it, 64 at most."""
@@ -55,7 +58,7 @@ FAST_ELEMENTS: Final = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One set of four functions.
+    """One set of five functions.
 
     over(operation, kind, payload, scales, start, stop, others, acc, lanes, keep, take, add)
         Do `operation` with elements `start` to `stop` of an encoded vector v; `others` and `acc` are float32 vectors as long
@@ -64,8 +67,10 @@ class Kernels:
             COPY      acc <- v
             BLEND     acc <- keep acc + take v
             BEND      acc <- keep acc + (take v + add others)
-            SQUARE    lanes += v^2
             MULTIPLY  lanes += v others
+
+    squares(kind, payload, scales, start, stop) -> float
+        Return the sum of v^2 over elements `start` to `stop`: finite if and only if all of them are.
 
     quantise(kind, vector, payload, scales) -> float
         Write the codes and the scales of a vector; return its largest magnitude, infinity where it is not finite, and then
@@ -82,6 +87,7 @@ class Kernels:
 
     name: str
     over: Callable[..., None]
+    squares: Callable[..., float]
     quantise: Callable[..., float]
     nesterov: Callable[..., None]
     settle: Callable[..., float]
@@ -97,14 +103,14 @@ def plain_kernels() -> Kernels:
     """Return the NumPy set."""
     from atoll.kernels import plain  # noqa: PLC0415  (either set is loaded when it is first needed)
 
-    return Kernels("plain", plain.over, plain.quantise, plain.nesterov, plain.settle)
+    return Kernels("plain", plain.over, plain.squares, plain.quantise, plain.nesterov, plain.settle)
 
 
 @functools.cache
 def fast_kernels() -> Kernels:
     """Return the compiled set, the NumPy set where there is no numba."""
     try:
-        from atoll.kernels import fast, quantising, stepping  # noqa: PLC0415
+        from atoll.kernels import fast, measuring, quantising, stepping  # noqa: PLC0415
     except ImportError:
         return plain_kernels()
-    return Kernels("fast", fast.over, quantising.quantise, stepping.nesterov, quantising.settle)
+    return Kernels("fast", fast.over, measuring.squares, quantising.quantise, stepping.nesterov, quantising.settle)

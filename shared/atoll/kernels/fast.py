@@ -1,9 +1,8 @@
 """The compiled set. `atoll.kernels` says what each function does; `plain` says the same in NumPy, to the bit.
 
-An operation is done on rows, one for each block. Rows of f32, bf16 and int8 are views of the payload; nibbles are
-unpacked to bytes, a tile at a time, in memory that stays in the first cache, but for sums of squares, which are taken
-from them as they are. A block that a span shares with its neighbours is done on copies, of which only the span's part
-counts.
+An operation is done on rows, one for each block. Rows of f32, bf16 and int8 are views of the payload; nibbles are unpacked
+to bytes, a tile at a time, in memory that stays in the first cache. A block that a span shares with its neighbours is done
+on copies, of which only the span's part counts.
 
 Written so that LLVM turns inner loops into vector instructions by itself: rows of a view first, then indices from zero to a
 constant (no wrap-around to check, no remainder), one plain statement per element, integers kept as narrow as their sums
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
 from atoll.kernels import Bytes, Vector
@@ -28,13 +27,12 @@ Codes = npt.NDArray[np.int8]
 Lanes = npt.NDArray[np.float64]
 
 # numba knows kept code by this file alone: a constant of another file could change and old code be used with it.
-COPY, BLEND, BEND, SQUARE, MULTIPLY = 0, 1, 2, 3, 4
+COPY, BLEND, BEND, MULTIPLY = 0, 1, 2, 3
 F32, BF16, INT8, INT4, E3M0 = 1, 2, 4, 5, 6
 BLOCK = 128
-agree(globals(), "COPY", "BLEND", "BEND", "SQUARE", "MULTIPLY", "F32", "BF16", "INT8", "INT4", "E3M0", "BLOCK")
+agree(globals(), "COPY", "BLEND", "BEND", "MULTIPLY", "F32", "BF16", "INT8", "INT4", "E3M0", "BLOCK")
 
 HALF = BLOCK // 2
-QUARTER = BLOCK // 4
 TILE_BLOCKS = 64
 E3M0_UNIT = np.float32(2.0**-6)
 agree(globals(), "E3M0_UNIT")
@@ -42,8 +40,6 @@ agree(globals(), "E3M0_UNIT")
 _F32_ROWS = types.Array(types.float32, 2, "C", readonly=True)
 _F32_ROWS_OUT = types.Array(types.float32, 2, "C")
 _PAIRS = types.Array(types.uint8, 2, "C", readonly=True)
-_INTEGERS = types.Array(types.int8, 2, "C", readonly=True)
-_INTEGERS_OUT = types.Array(types.int8, 2, "C")
 _LANES = types.Array(types.float64, 1, "C")
 _FACTORS = (types.float32, types.float32, types.float32)
 
@@ -75,39 +71,6 @@ def _number_of(x: Any) -> Any:  # noqa: ANN401  (a type of numba)
 
 
 @compiled(
-    *[
-        types.void(types.Array(kind, 2, "C", readonly=fixed), _LANES)
-        for kind, fixed in ((types.float32, True), (types.float32, False), (types.uint16, True))
-    ],
-    fastmath={"contract"},
-)
-def _square_floats(rows: Rows, lanes: Lanes) -> None:
-    """Add the squares of rows of f32 or bf16, four of a block to one lane.
-
-    Here products may be fused with sums: in float64 the square of a float32 is exact, so rounding it changes nothing.
-    """
-    for block in range(rows.shape[0]):
-        row = rows[block]
-        first, second, third, last = row[:QUARTER], row[QUARTER:HALF], row[HALF : HALF + QUARTER], row[HALF + QUARTER :]
-        for i in range(QUARTER):
-            a, b = np.float64(_number(first[i])), np.float64(_number(second[i]))
-            c, d = np.float64(_number(third[i])), np.float64(_number(last[i]))
-            lanes[i] += (a * a + b * b) + (c * c + d * d)
-
-
-@compiled(types.void(_INTEGERS, F32_IN, _LANES), types.void(_INTEGERS_OUT, F32_IN, _LANES))
-def _square_integers(rows: Rows, units: Vector, lanes: Lanes) -> None:
-    """Add the squares of rows of integers, in `units`, to the first lane; those of a block are one exact sum."""
-    for block in range(rows.shape[0]):
-        total = np.int32(0)
-        for i in range(BLOCK):
-            code = np.int32(rows[block, i])
-            total = np.int32(total + np.int32(code * code))
-        wide = np.float64(units[block])
-        lanes[0] += wide * wide * np.float64(total)
-
-
-@compiled(
     *_on_rows(
         (types.float32, True),
         (types.float32, False),
@@ -128,7 +91,7 @@ def _operate(
     take: float,
     add: float,
 ) -> None:
-    """Do `operation`, any but SQUARE, with rows and what lies beside them; no scales are scales of one."""
+    """Do `operation` with rows and what lies beside them; no scales are scales of one."""
     count, scaled = rows.shape[0], scales.size > 0
     unit = E3M0_UNIT if kind == E3M0 else np.float32(1.0)
     if operation == BLEND:
@@ -155,36 +118,6 @@ def _operate(
             wide = np.float64(unit * scales[block] if scaled else unit)
             for i in range(BLOCK):
                 lanes[i] += wide * (np.float64(_number(row[i])) * np.float64(beside[i]))
-
-
-@njit(inline="always")
-def _square_of_power(code: np.int32) -> np.int32:
-    """Return (2^p / 2)^2 for the power p in the last three bits of a code, nothing for p = 0."""
-    doubled = np.int32(np.int32(code & np.int32(7)) << np.int32(1))
-    return np.int32(np.int32(np.int32(1) << doubled) >> np.int32(2))
-
-
-@compiled(types.void(types.intp, _PAIRS, F32_IN, _LANES))
-def _square_nibbles(kind: int, pairs: Rows, scales: Vector, lanes: Lanes) -> None:
-    """Add the squares of blocks of nibbles to the first lane."""
-    for block in range(pairs.shape[0]):
-        pair = pairs[block]
-        small, total = np.int16(0), np.int32(0)
-        if kind == INT4:
-            for i in range(HALF):
-                a = np.int16(np.int16(pair[i] & 15) - np.int16(8))
-                b = np.int16(np.int16(pair[i] >> 4) - np.int16(8))
-                small = np.int16(small + np.int16(np.int16(a * a) + np.int16(b * b)))  # 128 times 64 at most
-            wide = np.float64(scales[block])
-            lanes[0] += wide * wide * np.float64(small)
-        else:
-            for i in range(HALF):
-                both = np.int32(pair[i])
-                total = np.int32(
-                    total + np.int32(_square_of_power(both) + _square_of_power(np.int32(both >> np.int32(4))))
-                )
-            wide = np.float64(E3M0_UNIT * scales[block])
-            lanes[0] += wide * wide * np.float64(total)
 
 
 @compiled(types.void(types.intp, _PAIRS, types.Array(types.int8, 3, "C")))
@@ -260,27 +193,15 @@ def _blocks(
     own = scales[first:last]
     if kind == F32:
         rows = payload[4 * BLOCK * first : 4 * BLOCK * last].view(np.float32).reshape(-1, BLOCK)
-        if operation == SQUARE:
-            _square_floats(rows, lanes)
-        else:
-            _operate(operation, kind, rows, own, beside, here, lanes, keep, take, add)
+        _operate(operation, kind, rows, own, beside, here, lanes, keep, take, add)
     elif kind == BF16:
         halves = payload[2 * BLOCK * first : 2 * BLOCK * last].view(np.uint16).reshape(-1, BLOCK)
-        if operation == SQUARE:
-            _square_floats(halves, lanes)
-        else:
-            _operate(operation, kind, halves, own, beside, here, lanes, keep, take, add)
+        _operate(operation, kind, halves, own, beside, here, lanes, keep, take, add)
     elif kind == INT8:
         signed = payload[BLOCK * first : BLOCK * last].view(np.int8).reshape(-1, BLOCK)
-        if operation == SQUARE:
-            _square_integers(signed, own, lanes)
-        else:
-            _operate(operation, kind, signed, own, beside, here, lanes, keep, take, add)
+        _operate(operation, kind, signed, own, beside, here, lanes, keep, take, add)
     else:
         pairs = payload[HALF * first : HALF * last].reshape(-1, HALF)
-        if operation == SQUARE:
-            _square_nibbles(kind, pairs, own, lanes)
-            return
         if operation == BLEND:
             _blend_nibbles(kind, pairs, own, here, keep, take)
             return
@@ -324,10 +245,7 @@ def _part(
             halves = payload[2 * start : 2 * stop].view(np.uint16)
             for i in range(halves.size):
                 wide[low + i] = _number(halves[i])
-        if operation == SQUARE:
-            _square_floats(wide.reshape(1, BLOCK), lanes)
-        else:
-            _operate(operation, kind, wide.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
+        _operate(operation, kind, wide.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
     else:
         if kind == INT8:
             codes[low:high] = payload[BLOCK * block + low : BLOCK * block + high].view(np.int8)
@@ -336,10 +254,7 @@ def _part(
             _unpack(kind, pairs, codes.reshape(1, 2, HALF))
             codes[:low] = 0
             codes[high:] = 0
-        if operation == SQUARE:
-            _square_integers(codes.reshape(1, BLOCK), E3M0_UNIT * own if kind == E3M0 else own, lanes)
-        else:
-            _operate(operation, kind, codes.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
+        _operate(operation, kind, codes.reshape(1, BLOCK), own, beside, here, lanes, keep, take, add)
     if acc.size:
         acc[start:stop] = here[0, low:high]
 

@@ -24,7 +24,8 @@ from atoll.kernels import (
     INT4,
     INT8,
     SCALE_MIN,
-    SQUARE,
+    SQUARES_MIN,
+    TILE,
     Bytes,
     Vector,
 )
@@ -70,8 +71,29 @@ def over(
             wide = scale.astype(np.float64)
             # Of a hostile payload: who asks for a sum looks whether it is finite.
             with np.errstate(over="ignore", invalid="ignore"):
-                addends = _addends(operation, rows, wide, beside)
+                addends = wide * (rows.astype(np.float64) * beside.astype(np.float64))
                 lanes[:] = np.add.reduce(np.concatenate([lanes[None], addends]), axis=0)
+
+
+def squares(kind: int, payload: Bytes, scales: Vector, start: int, stop: int) -> float:
+    """Return the sum of squares of elements `start` to `stop`."""
+    if kind not in (F32, BF16):
+        return _squares_of_codes(kind, payload, scales, start, stop)
+    lanes = np.zeros(BLOCK)
+    with np.errstate(over="ignore", invalid="ignore"):  # of a hostile payload: who asks looks whether the sum is finite
+        for dtype in (np.float32, np.float64):
+            lanes[:] = 0.0
+            for at in range(start // TILE * TILE, stop, STRETCH):
+                end = min(at + STRETCH, stop)
+                rows = _rows(kind, payload, at, end, -(-(end - at) // TILE) * (TILE // BLOCK)).reshape(-1)
+                rows[: max(start - at, 0)] = 0
+                squared = np.square(rows.astype(dtype)).reshape(-1, TILE // BLOCK, BLOCK)
+                while squared.shape[1] > 1:
+                    squared = squared[:, ::2] + squared[:, 1::2]
+                lanes[:] = np.add.reduce(np.concatenate([lanes[None], squared[:, 0].astype(np.float64)]), axis=0)
+            if SQUARES_MIN <= lanes.max() < np.inf:
+                break
+        return float(np.add.accumulate(lanes)[-1])
 
 
 def quantise(kind: int, vector: Vector, payload: Bytes, scales: Vector) -> float:
@@ -152,6 +174,23 @@ def _rows(kind: int, payload: Bytes, at: int, end: int, blocks: int) -> Rows:
     return np.where(codes & 8, -powers, powers).astype(np.int8)
 
 
+def _squares_of_codes(kind: int, payload: Bytes, scales: Vector, start: int, stop: int) -> float:
+    """Return the sum of squares of elements `start` to `stop` of scaled codes, block by block."""
+    total = 0.0
+    for at in range(start // BLOCK * BLOCK, stop, STRETCH):
+        end = min(at + STRETCH, stop)
+        first, blocks = at // BLOCK, -(-(end - at) // BLOCK)
+        rows = _rows(kind, payload, at, end, blocks)
+        rows.reshape(-1)[: max(start - at, 0)] = 0
+        rows.reshape(-1)[end - at :] = 0
+        units = scales[first : first + blocks]
+        wide = (E3M0_UNIT * units if kind == E3M0 else units).astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            of_blocks = wide * wide * np.square(rows.astype(np.int32)).sum(axis=1)
+            total = float(np.add.accumulate(np.concatenate([[total], of_blocks]))[-1])
+    return total
+
+
 def _combined(
     operation: int, rows: Rows, scale: Rows, others: Rows, acc: Rows, factors: tuple[float, float, float]
 ) -> Rows:
@@ -165,20 +204,6 @@ def _combined(
         if operation == BEND:
             blended = blended + add * others
         return keep * acc + blended
-
-
-def _addends(operation: int, rows: Rows, wide: Rows, others: Rows) -> Rows:
-    """Return what each block adds to the lanes."""
-    if operation == SQUARE and rows.dtype == np.int8:
-        addends = np.zeros(rows.shape)
-        addends[:, 0] = (wide * wide)[:, 0] * np.square(rows.astype(np.int32)).sum(axis=1)
-        return addends
-    if operation == SQUARE:
-        squares = np.square(rows.astype(np.float64)).reshape(-1, 4, BLOCK // 4)
-        addends = np.zeros(rows.shape)
-        addends[:, : BLOCK // 4] = (squares[:, 0] + squares[:, 1]) + (squares[:, 2] + squares[:, 3])
-        return addends
-    return wide * (rows.astype(np.float64) * others.astype(np.float64))
 
 
 def _padded(vector: Vector, low: int, high: int, at: int, blocks: int) -> Rows:
