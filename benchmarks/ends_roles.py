@@ -1,8 +1,8 @@
 """The processes of `ends`: a shard and learners as they are, which also move bare bytes when they are told to.
 
 Each process is a real one: the shard serves its run, a learner joins it and steps, with a pause for a step. What they do is
-noted by wrapping methods of theirs (`noted`): a stage, the version it belongs to where that is known, when it began and
-when it ended, by a clock that all processes of a machine share. Notes go to the conductor as they come.
+noted by wrapping methods of theirs (`SHARD`, `LEARNER`): a stage, the version it belongs to where that is known, when it
+began and when it ended, by a clock that all processes of a machine share. Notes go to the conductor as they come.
 
 The bare parts are done in the same processes, over a bus of another run on the same broker, in the pause between two
 rounds. An order is a name and what it needs; the answer is when its work began and when it ended.
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -41,7 +41,9 @@ from atoll.layout import TensorSpec, plan_layout
 from atoll.merge import FragmentFold, span_norms, validated_norms
 from atoll.outer import MOMENTUM, make_outer
 from atoll.protocol.settings import ProtocolSettings
+from atoll_synchronizer.effort import Effort
 from atoll_synchronizer.hands import Hands
+from atoll_synchronizer.litter import Litter
 from atoll_synchronizer.process import serve_run
 from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import Store
@@ -80,14 +82,43 @@ class Note:
     ended_s: float
 
 
-def noted(owner: Any, name: str, stage: str, notes: Connection, version: Callable[..., int] = lambda *_: -1) -> None:  # noqa: ANN401
-    """Have method or function `name` of `owner` say when it began and ended; `version` is told its result and arguments."""
-    original = getattr(owner, name)
+class Watched(NamedTuple):
+    """Method or function `name` of `owner` is a stage of a round; `version` finds its version in its result and arguments."""
+
+    owner: Any
+    name: str
+    stage: str
+    version: Callable[..., int] = lambda *_: -1
+
+
+SHARD = (
+    Watched(ShardService, "_call", "call", lambda _, __, action: action.version),
+    Watched(Workbench, "fetch", "fetch and check", lambda _, __, ___, manifest: manifest.base_version),
+    Watched(Workbench, "fold", "fold"),
+    Watched(Workbench, "merged", "merged"),
+    Watched(Advance, "step", "outer step", lambda *given: given[-1] - 1),
+    Watched(Effort, "stored", "store"),
+    Watched(Litter, "remove", "purge"),
+    Watched(Hands, "acknowledge", "acknowledge"),
+    Watched(Store, "_write", "head", lambda _, __, head, *___: head.version - 1),
+)
+LEARNER = (
+    Watched(IslandDriver, "_reader", "gather"),
+    Watched(Pusher, "_stored", "encode and push", lambda _, __, action, ___: action.base_version),
+    Watched(Pusher, "_queue", "manifest", lambda _, __, action, *___: action.base_version),
+    Watched(IslandDriver, "_newest", "read", lambda frame, *_: frame.version - 1),
+    Watched(boundary, "adopt", "adopt", lambda _, __, ___, ____, ready: ready[0].frame.version - 1),
+)
+
+
+def noted(watched: Watched, notes: Connection) -> None:
+    """Have a stage say when it began and ended."""
+    original = getattr(watched.owner, watched.name)
 
     def say(began_s: float, done: Any, arguments: tuple[Any, ...]) -> None:  # noqa: ANN401
         ended_s = time.monotonic()
         with _LOCK:
-            notes.send(Note(stage, version(done, *arguments), began_s, ended_s))
+            notes.send(Note(watched.stage, watched.version(done, *arguments), began_s, ended_s))
 
     @functools.wraps(original)
     async def later(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -103,7 +134,7 @@ def noted(owner: Any, name: str, stage: str, notes: Connection, version: Callabl
         say(began_s, done, arguments)
         return done
 
-    setattr(owner, name, later if asyncio.iscoroutinefunction(original) else at_once)
+    setattr(watched.owner, watched.name, later if asyncio.iscoroutinefunction(original) else at_once)
 
 
 def obey(scene: Scene, wire: Connection, verbs: Mapping[str, Callable[[Bus, Any], Coroutine[Any, Any, Any]]]) -> None:
@@ -151,15 +182,8 @@ def _bytes(size: int) -> bytes:
 
 def be_shard(scene: Scene, wire: Connection, notes: Connection) -> None:
     """Serve the run's one shard until told to stop."""
-    noted(ShardService, "_call", "call", notes, lambda _, __, action: action.version)
-    noted(Workbench, "fetch", "fetch and check", notes, lambda _, __, ___, manifest: manifest.base_version)
-    noted(Workbench, "fold", "fold", notes)
-    noted(Workbench, "merged", "merged", notes)
-    noted(Advance, "step", "outer step", notes, lambda *given: given[-1] - 1)
-    noted(Store, "_stored", "store", notes, lambda _, __, command, *___: command.base_version)
-    noted(Store, "_purge", "purge", notes)
-    noted(Hands, "acknowledge", "acknowledge", notes)
-    noted(Store, "_write", "head", notes, lambda _, __, head, *___: head.version - 1)
+    for watched in SHARD:
+        noted(watched, notes)
 
     async def opener() -> JetStreamBus:
         return await open_bus(scene.url, scene.run, name="shard")
@@ -224,11 +248,8 @@ class Arithmetic:
 
 def be_learner(scene: Scene, wire: Connection, notes: Connection, number: int) -> None:
     """Join and step until told to stop: a step is a pause, and the first after an adoption moves every parameter."""
-    noted(IslandDriver, "_gathered", "gather", notes)
-    noted(Pusher, "_stored", "encode and push", notes, lambda _, __, action, ___: action.base_version)
-    noted(Pusher, "_queue", "manifest", notes, lambda _, __, action, *___: action.base_version)
-    noted(IslandDriver, "_newest", "read", notes, lambda frame, *_: frame.version - 1)
-    noted(boundary, "adopt", "adopt", notes, lambda _, __, ___, ____, ready: ready[0].frame.version - 1)
+    for watched in LEARNER:
+        noted(watched, notes)
     stopped = threading.Event()
     training = threading.Thread(target=train, args=(scene, number, stopped))
     training.start()
@@ -238,21 +259,28 @@ def be_learner(scene: Scene, wire: Connection, notes: Connection, number: int) -
 
 
 def train(scene: Scene, number: int, stopped: threading.Event) -> None:
-    """Be the training thread."""
+    """Be the training thread; nobody may write to its arrays, as to JAX's, so that no copy of them is needed."""
     dice = np.random.default_rng((scene.seed, number))
     shapes = {f"w{n}": (ROWS, COLUMNS) for n in range(TENSORS)}
     moves = {name: np.float32(LENGTH) * dice.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-    origin = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    origin = fixed({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
     island = join(scene.url, run=scene.run, learner=f"l{number}", params=origin, protocol=scene.protocol)
     params, before = island.params, None
     while not stopped.is_set():
         if params is not before:
-            params = {name: values + moves[name] for name, values in params.items()}
+            params = fixed({name: values + moves[name] for name, values in params.items()})
         time.sleep(STEP_S)
         before = params
         params = island.step(params, tokens=10, loss=1.0)
     with contextlib.suppress(Exception):
         island.close(drain_s=1.0)
+
+
+def fixed(arrays: dict[str, Vector]) -> dict[str, Vector]:
+    """Make arrays that nobody may write to."""
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays
 
 
 def settings(learners: int, codecs: tuple[str, str], interval_steps: int) -> ProtocolSettings:

@@ -9,8 +9,8 @@ is: no codec makes it smaller.
                adopted), are training's and not counted: on an accelerator they do not lie in this memory at all
 
 Peaks are the kernel's own (`VmHWM`): every page of the process, scratch files included while they are mapped in. What the
-interpreter and its libraries need before the first byte of a fragment is within the shard's figure, and is taken off the
-learner's, together with its arrays.
+interpreter and its libraries, JAX among them, need before the first byte of a fragment is within the shard's figure, and is
+taken off the learner's, together with its arrays. Both let large arrays lie in scratch files, as their services do by default.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from atoll.kernels import Vector, kernels, spill
 from atoll.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Push
 from atoll.protocol.settings import ProtocolSettings
+from atoll.settings import LearnerSettings
 from atoll.wire.messages import Beat, Member, RunRecord, encode
 
 GIB = 1 << 30
@@ -206,8 +207,11 @@ def learner_peak(url: str, size_bytes: int) -> tuple[int, str]:
 
 def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
     """Be a learner: its parameters move once, are pushed, and what comes of them is adopted."""
+    import jax  # noqa: F401, PLC0415  (taken off, too)
+
     from atoll.island.join import join  # noqa: PLC0415
 
+    spill.policy.bytes_min = LearnerSettings().spill_bytes
     dice = np.random.default_rng(0)
     arrays = _fixed({f"w{n}": dice.standard_normal(elements // TENSORS, dtype=np.float32) for n in range(TENSORS)})
     kernels(elements)  # compiled or loaded: a library, too

@@ -25,7 +25,7 @@ import xxhash
 from atoll.arrival import Arrival
 from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.subjects import Subjects
-from atoll.codecs import KEYFRAME, Arriving, Framing, Outgoing
+from atoll.codecs import KEYFRAME, Arriving, Encoded, Framing, Outgoing
 from atoll.errors import BlobCorrupt, BlobGone, PeerMisbehaved
 from atoll.hop import off_loop
 from atoll.kernels import Vector, spill
@@ -89,9 +89,8 @@ async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vec
     elements = run.layout.fragment_sizes()[head.fragment]
     if held is not None and held[0] <= head.version and _unbroken(head, held[0]):
         values: Vector = await off_loop(elements, spill.spare, elements, np.float32)
-        await off_loop(elements, np.copyto, values, held[1])
         try:
-            if await _advanced(bus, run, head, held[0], values):
+            if await _advanced(bus, run, head, held, values):
                 return values
             reason = "other values than the head's"
         except (BlobGone, BlobCorrupt) as error:
@@ -101,7 +100,7 @@ async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vec
         raise PeerMisbehaved("a head without its deltas", got=[delta.version for delta in head.deltas][:9])
     arriving = await _read(bus, head.keyframe, elements, KEYFRAME)
     values = await off_loop(elements, arriving.values)
-    if not await _advanced(bus, run, head, head.key_version, values):
+    if not await _advanced(bus, run, head, (head.key_version, values), values):
         got = f"fragment {head.fragment} version {head.version}"
         raise BlobCorrupt("a keyframe and its deltas do not make what their head says", got=got, allowed=head.digest)
     return values
@@ -114,12 +113,15 @@ def _unbroken(head: Head, since: int) -> bool:
     return {delta.version for delta in head.deltas} >= set(range(since + 1, head.version + 1))
 
 
-async def _advanced(bus: Bus, run: RunRecord, head: Head, since: int, values: Vector) -> bool:
-    """Add every delta after the version `since` to `values`, several read ahead; return whether the head's values came out."""
-    subjects, codec = Subjects(run.run), run.protocol.codec_down
+async def _advanced(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vector], values: Vector) -> bool:
+    """Do `values <- held + every delta after it`, several read ahead; return whether the head's values came out."""
+    (since, base), subjects, codec = held, Subjects(run.run), run.protocol.codec_down
     todo = deque(sorted((delta for delta in head.deltas if delta.version > since), key=lambda delta: delta.version))
     ahead: deque[asyncio.Task[Arriving]] = deque()
     most = min(_AHEAD, 4 * values.size // max(1, Framing(values.size, codec).size_bytes))  # as large as the values
+    digest = xxhash.xxh3_128()
+    if not todo:
+        await off_loop(values.size, _add, base, None, values, digest)
     try:
         while todo or ahead:
             while todo and (not ahead or len(ahead) < most):
@@ -127,13 +129,29 @@ async def _advanced(bus: Bus, run: RunRecord, head: Head, since: int, values: Ve
                 ahead.append(asyncio.create_task(_read(bus, ref, values.size, codec)))
             delta = (await ahead[0]).encoded()
             ahead.popleft()
-            await off_loop(values.size, delta.blend, values, 0, values.size, 1.0, 1.0)
+            await off_loop(values.size, _add, base, delta, values, None if todo or ahead else digest)
+            base = values
     finally:
         for task in ahead:
             task.cancel()
         await asyncio.gather(*ahead, return_exceptions=True)
-    digest = await off_loop(values.size, digest_of_values, values)
-    return digest == head.digest
+    return digest.hexdigest() == head.digest
+
+
+def _add(base: Vector, delta: Encoded | None, values: Vector, digest: xxhash.xxh3_128 | None) -> None:
+    """Do `values <- base + delta` and have `digest` see what comes out; base and values may be one.
+
+    In one thread, part by part: what is in a cache is looked at three times, and the digest wants the parts in order.
+    """
+    for start, stop in parts(0, values.size):
+        here = slice(start, stop)
+        if base is not values:
+            values[here] = base[here]
+        if delta is not None:
+            delta.blend(values, start, stop, 1.0, 1.0)
+        if digest is not None:
+            digest.update(values[here].data)
+        spill.let_go(base[here], values[here])
 
 
 async def _read(bus: Bus, ref: BlobRef, elements: int, codec: str) -> Arriving:

@@ -53,7 +53,9 @@ class LearnerSettings(Section):
     the run begins from instead of random values; who joins a run that exists takes the run's values. In `checkpoint_dir`
     the state of the inner optimizer and the place in the data are kept, every `checkpoint_every_s` seconds and on leaving;
     without it a learner that restarts asks a peer. `drain_s` bounds what leaving may take. `encode` says where displacements
-    are made: on the `host`, on the `device` if that is possible, or there if it is an accelerator.
+    are made: on the `host`, on the `device` if that is possible, or there if it is an accelerator. Global fragments of
+    `spill_bytes` and more lie in scratch files in `scratch_dir` (where the system keeps temporary files, if not said) and
+    not in memory.
     """
 
     id: str = "learner-0"
@@ -65,6 +67,8 @@ class LearnerSettings(Section):
     checkpoint_every_s: float = Field(default=20.0, ge=1.0, le=86_400.0)
     drain_s: float = Field(default=30.0, gt=0.0, le=3600.0)
     encode: Literal["auto", "host", "device"] = "auto"
+    spill_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    scratch_dir: Path | None = None
 
 
 class DataSettings(Section):

@@ -62,9 +62,10 @@ class Reef:
         return store
 
     async def commit(self, versions: int = 1) -> None:
-        """Make so many versions."""
+        """Make so many versions, and have nothing lie about that nobody needs."""
         for _ in range(versions):
             await self.store.commit(one_commit(self.head.version), drawn(self.head.version + 1))
+            await self.store.litter.sweep()
 
     async def read(self, held: Frame | None = None) -> tuple[Vector, int]:
         """Return what a reader gets of the newest head, and the bytes it read."""

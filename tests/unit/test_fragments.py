@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from atoll.errors import PeerMisbehaved
-from atoll.fragments import Pieces, describe, gather, named_dtype, pack_raw, scatter, unpack_raw
+from atoll.fragments import Pieces, describe, gather, look, named_dtype, pack_raw, scatter, unpack_raw
 from atoll.layout import Layout, TensorSpec, plan_layout
 
 Leaves = dict[str, npt.NDArray[Any]]
@@ -73,6 +73,20 @@ def test_gather_gives_a_new_vector() -> None:
     leaves = {"w": np.ones((4,), dtype=np.float32)}
     gather(planned(leaves, 1), leaves, 0)[:] = 5.0
     assert leaves["w"].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_look_is_what_would_be_gathered(dtype: str) -> None:
+    """Of any stretch; it shares memory where all of it lies in one float32 tensor, and nowhere else."""
+    leaves = filled(dtype)
+    layout = planned(leaves, 1)
+    first = layout.spans(0)[0]
+    size = layout.fragment_sizes()[0]
+    for start, stop in ((0, first.size), (2, first.size - 1), (1, size), (first.size - 1, first.size + 1)):
+        seen = look(layout, leaves, 0, start, stop)
+        assert seen.tobytes() == gather(layout, leaves, 0, start, stop).tobytes()
+        shared = any(np.shares_memory(seen, leaf) for leaf in leaves.values())
+        assert shared == (dtype == "float32" and stop <= first.size)
 
 
 def test_float64_is_rounded_to_float32() -> None:

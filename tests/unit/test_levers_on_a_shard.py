@@ -187,7 +187,7 @@ async def test_anybody_may_read_the_average_beside_the_values(desk: Desk) -> Non
 
 
 async def test_a_reader_whose_state_is_superseded_begins_again(desk: Desk) -> None:
-    """The state goes with the next commit: the newer head names another."""
+    """The state goes some time after the next commit: the newer head names another."""
     owner = await desk.owner(1)
     await owner.advance()
     reader = OvertakenBus(desk.run.run, desk.broker)
@@ -201,7 +201,7 @@ async def test_a_reader_whose_state_is_superseded_begins_again(desk: Desk) -> No
 
 
 class OvertakenBus(MemoryBus):
-    """A reader's bus that is so slow that its fragment is committed once more before its first look at a state."""
+    """A reader's bus that is so slow that before its first look at a state another commit has removed it."""
 
     owner: Owner | None = None
 
@@ -210,6 +210,7 @@ class OvertakenBus(MemoryBus):
         if ".st." in ref.stem and self.owner is not None:
             owner, self.owner = self.owner, None
             await owner.advance()
+            await owner.store.litter.sweep()
         return await super().get_blob(ref, size_bytes_max)
 
 

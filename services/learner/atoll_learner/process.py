@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from atoll.bus.connect import open_bus
 from atoll.island.join import IslandHandle, join
+from atoll.kernels import spill
 from atoll.logs import configure, get
 from atoll.settings import Settings, bus_options
 from atoll_learner.data.batches import BatchReader
@@ -89,6 +90,7 @@ def train(settings: Settings) -> None:
     interrupt = Interrupt()
     work = prepare_work(settings)
     limit_threads(settings.learner.threads)
+    spill.policy.bytes_min, spill.policy.folder = settings.learner.spill_bytes, settings.learner.scratch_dir
 
     from atoll_learner.compiling import enable_compile_cache, turn  # noqa: PLC0415  (after the thread limits are set)
     from atoll_learner.export import load_safetensors  # noqa: PLC0415

@@ -16,11 +16,12 @@ class Chores:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order of their beginning
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work` in the background."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._on_done)
+    def spawn(self, *works: Coroutine[Any, Any, None]) -> None:
+        """Do each of `works` in the background."""
+        for work in works:
+            task = asyncio.get_running_loop().create_task(work)
+            self._tasks[task] = None
+            task.add_done_callback(self._on_done)
 
     def arm(self, name: str, wait_s: float, call: Callable[[str], None]) -> None:
         """Call `call(name)` after `wait_s`; arming a name again moves it."""

@@ -1,19 +1,22 @@
 """What a commit stores before its head, however many attempts that takes.
 
-The outer step is taken once. Its delta, its keyframe, the outer state and the books are uploads that remember what the broker
-has acknowledged, so an attempt that failed for want of room costs what it had not stored. What a broker has acknowledged it may
-have lost when it comes back from a power cut, and a head must not name that: so after a lost connection everything is sent
-again.
+The outer step is taken once; its values are measured while it is being stored. Its delta, its keyframe, the outer state and
+the books are uploads that remember what the broker has acknowledged, so an attempt that failed for want of room costs what
+it had not stored. What a broker has acknowledged it may have lost when it comes back from a power cut, and a head must not
+name that: so after a lost connection everything is sent again.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from atoll.advance import Advanced
 from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.pieces import Pieces, Upload
 from atoll.bus.waiting import all_of
+from atoll.chain import digest_of_values
+from atoll.merge import l2_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,15 @@ class Stored:
 
 @dataclass(slots=True)
 class Effort:
-    """A commit that is being made; `reconnects` are those of the bus when all that is stored was stored."""
+    """A commit that is being made; `reconnects` are those of the bus when all that is stored was stored.
+
+    Once it is stored, `norm` and `digest` are those of its values.
+    """
 
     nonce: str
     new: Advanced
-    norm: float
     reconnects: int
+    norm: float = 0.0
     digest: str = ""
     uploads: dict[str, tuple[str, Upload]] = field(default_factory=dict)
 
@@ -53,13 +59,24 @@ class Effort:
 
     async def stored(self, bus: Bus) -> Stored:
         """Store what is not stored yet, or may be lost."""
-        while True:
-            refs = await self._attempt(bus)
-            if bus.stats.reconnects == self.reconnects:
-                return refs
-            self.reconnects = bus.stats.reconnects
-            for _, upload in self.uploads.values():
-                upload.forget()
+        measuring = asyncio.create_task(self._measure())
+        try:
+            while True:
+                refs = await self._attempt(bus)
+                if bus.stats.reconnects == self.reconnects:
+                    await measuring
+                    return refs
+                self.reconnects = bus.stats.reconnects
+                for _, upload in self.uploads.values():
+                    upload.forget()
+        finally:
+            measuring.cancel()
+
+    async def _measure(self) -> None:
+        """Measure the values, unless a former attempt has."""
+        if not self.digest:
+            self.norm = await asyncio.to_thread(l2_norm, self.new.values)
+            self.digest = await asyncio.to_thread(digest_of_values, self.new.values)
 
     async def _attempt(self, bus: Bus) -> Stored:
         # Where one has failed, the others go on with the next attempt.

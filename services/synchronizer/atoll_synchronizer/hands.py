@@ -1,7 +1,8 @@
 """What the queue has handed to a shard and nobody has settled yet: manifests and farewells, until their fate is durable.
 
-Settling is the last thing that happens to a contribution: its learner is told if it was refused, its chunks are purged,
-its place in line is emptied. A crash before that means that it is delivered once more, and found in the books.
+Settling is the last thing that happens to a contribution: its learner is told if it was refused, its place in line is
+emptied, its chunks are left to be removed (`litter`). A crash before that means that it is delivered once more, and found in
+the books.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from atoll.bus.subjects import Subjects
 from atoll.logs import get
 from atoll.protocol.events import Acknowledge, Dismiss, Isolate, PushKey
 from atoll.wire.messages import Contribution, Verdict, encode
+from atoll_synchronizer.litter import Litter
 from atoll_synchronizer.tape import Tape, patiently
 
 log = get(__name__)
@@ -23,11 +25,12 @@ HOLD_S = 20.0
 class Hands:
     """The unsettled deliveries of one tenure."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, tape: Tape) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, tape: Tape, litter: Litter) -> None:
         """Hold nothing yet."""
         self._bus = bus
         self._subjects = subjects
         self._tape = tape
+        self._litter = litter
         self._contributions: dict[PushKey, tuple[Delivery, Contribution]] = {}
         self._farewells: dict[tuple[str, int], Delivery] = {}
 
@@ -58,8 +61,8 @@ class Hands:
             log.warning("contribution.refused", **action.key._asdict(), reason=action.reason)
             await self._tell(action.key, action.reason)
             await self._tape.record("refused", **action.key._asdict(), reason=action.reason)
-        await patiently(lambda: self._bus.purge(f"{manifest.blob.stem}.*"))
         await patiently(delivery.ack)
+        self._litter.leave(action.key.fragment, f"{manifest.blob.stem}.*")
 
     async def dismiss(self, action: Dismiss) -> None:
         """Remove a farewell from the queue."""

@@ -101,7 +101,7 @@ class ShardService:
         self.store = Store(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
         self.lease = LeaseKeeper(bus, self.subjects, shard, protocol, clock, identity)
         self.tape = Tape(bus, self.subjects, self.who, clock)
-        self.hands = Hands(bus, self.subjects, self.tape)
+        self.hands = Hands(bus, self.subjects, self.tape, self.store.litter)
         self.bench = Workbench(bus, run)
         self.haste = HasteWatch(protocol)
         self.owning = self.draining = self._finished = False
@@ -132,6 +132,7 @@ class ShardService:
             if reason != HANDED_OVER:
                 await self._record_ledger(ledger, reason)
             await patiently(lambda: self.lease.release(ledger, closed=self._finished, to=self._heir))
+            await self.store.litter.sweep()
             if self.archivist and reason != HANDED_OVER:
                 await self.archivist.close(self.bus, self.store, ledger, finished=self._finished)
             return reason
@@ -157,9 +158,8 @@ class ShardService:
         queue, durable = self.subjects.contributions_of(self.shard), f"{self.who}-{epoch}"
         consumer = await patiently(lambda: self.bus.consume(queue, durable=durable, takeover=True))
         self._feeds = [beats, consumer]
-        self.chores.spawn(self._hear_beats(beats))
-        self.chores.spawn(self._read_queue(consumer))
-        self.chores.spawn(self.hands.keep_holding())
+        self.chores.spawn(self._hear_beats(beats), self._read_queue(consumer))
+        self.chores.spawn(self.hands.keep_holding(), self.store.litter.keep_sweeping())
         if self.archivist:
             self.chores.spawn(self.archivist.keep(self.bus, self.store, lambda: self.machine.ledger))
         self.owning = True

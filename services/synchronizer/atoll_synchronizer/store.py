@@ -5,7 +5,7 @@ The commit of version v + 1 of a fragment is four writes in this order, and a cr
     1. chunks of the new delta, keyframe or both      (nobody sees them yet)
     2. chunks of outer state, chunks of the books    (nobody sees them yet)
     3. the head, by compare-and-set                  <- the commit point: it names all three
-    4. purge of what was superseded                  (housekeeping)
+    4. purge of what was superseded                  (housekeeping, when readers are done: `litter`)
 
 Frames that the new head does not name any more stay until the next commit, because a reader may be in the middle of them.
 What changes the books alone (a refusal, a farewell) is `keep`: new chunks of the books, and the head once more with the same
@@ -32,7 +32,7 @@ from atoll.advance import Advance, state_bytes_max
 from atoll.bus.interface import BlobRef, Bus
 from atoll.bus.pieces import Cut, Download
 from atoll.bus.subjects import Subjects, matches
-from atoll.chain import continued, digest_of_values, frames_of, keyframe_of, read_values
+from atoll.chain import continued, frames_of, keyframe_of, read_values
 from atoll.codecs import ArrivingArrays, Packed, Sealed
 from atoll.errors import (
     BlobCorrupt,
@@ -53,6 +53,7 @@ from atoll.protocol.events import Commit
 from atoll.protocol.ledger import Ledger
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
 from atoll_synchronizer.effort import Effort, Stored
+from atoll_synchronizer.litter import Litter
 
 Vector = npt.NDArray[np.float32]
 
@@ -103,7 +104,7 @@ class Store:
         self.holdings: dict[int, Holding] = {}
         self.books: dict[int, Books] = {}
         self._efforts: dict[int, Effort] = {}
-        self._litter: list[str] = []
+        self.litter = Litter(bus)
 
     async def open(self, epoch: int) -> None:
         """Begin the tenure `epoch`: fence every head, then load its frame, state and books.
@@ -132,7 +133,11 @@ class Store:
         effort = self._efforts.get(command.fragment)
         if effort is None or effort.nonce != self._nonce(books):
             effort = self._efforts[command.fragment] = await self._begun(command, held, displacement)
-        stored = await effort.stored(self._bus)
+        try:
+            stored = await effort.stored(self._bus)
+        except StorageFull:
+            await self.litter.sweep()
+            raise
         head = self._head(command, held, stored, effort)
         try:
             revision = await self._write(head, held.revision, _commit_info(head, command))
@@ -146,7 +151,9 @@ class Store:
             head, revision, new.values, new.state, effort.norm, books, swept=held.swept
         )
         self.books[command.fragment] = thawed(books)
-        await self._purge(*held.head.superseded, held.head.state, held.head.books)
+        await self.litter.sweep(command.fragment)
+        self.litter.leave(command.fragment, *_chunks(*held.head.superseded, held.head.state))
+        await self.litter.remove(*_chunks(held.head.books))
         await self._sweep(command.fragment)
         return Written(head, stored.frame_bytes, stored.state.size_bytes, len(books))
 
@@ -155,9 +162,7 @@ class Store:
         fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.books)
         protocol, subjects = self._run.protocol, self._subjects
         new = await asyncio.to_thread(self._advance.step, held.values, displacement, held.state, version)
-        norm = await asyncio.to_thread(l2_norm, new.values)
-        effort = Effort(nonce, new, norm, self._bus.stats.reconnects)
-        effort.digest = await asyncio.to_thread(digest_of_values, new.values)
+        effort = Effort(nonce, new, self._bus.stats.reconnects)
         effort.add("state", subjects.state_stem(fragment, version, nonce), Packed(new.state))
         effort.add("books", subjects.books_stem(fragment, nonce), Cut(command.books))
         if new.delta is None or version - held.head.key_version >= protocol.keyframe_versions:
@@ -175,7 +180,7 @@ class Store:
         held.head, held.books, former = head, books, held.head.books
         self.books[fragment] = thawed(books)
         if former is not None and former.stem != blob.stem:
-            await self._purge(former)
+            await self.litter.remove(*_chunks(former))
 
     def _nonce(self, books: bytes) -> str:
         """Return what keeps our chunks apart from another owner's, and the same when an attempt is repeated."""
@@ -204,10 +209,6 @@ class Store:
                 raise
             return there.revision
 
-    async def _purge(self, *superseded: BlobRef | None) -> None:
-        """Remove chunks that no head names any more: housekeeping, which never makes a commit fail or be repeated."""
-        await self._remove([f"{old.stem}.*" for old in superseded if old is not None])
-
     async def _sweep(self, fragment: int) -> None:
         """Remove everything of this fragment that former epochs wrote, each once the head names none of it."""
         held = self.holdings[fragment]
@@ -216,24 +217,12 @@ class Store:
             former = self._subjects.written_in(fragment, epoch)
             if epoch not in held.swept and not any(matches(old, chunk) for old in former for chunk in named):
                 held.swept |= {epoch}
-                await self._remove(list(former))
+                await self.litter.remove(*former)
 
     def _named(self, head: Head) -> set[BlobRef]:
         """Return everything that a head keeps from being removed."""
         named = (*frames_of(self._subjects, head), *head.superseded, head.state, head.books)
         return {ref for ref in named if ref is not None}
-
-    async def _remove(self, filters: list[str]) -> None:
-        """Purge what matches, and what could not be purged before; what cannot be now waits for the next time."""
-        wanted = [*self._litter, *filters]
-        self._litter.clear()
-        for done, old in enumerate(wanted):
-            try:
-                await self._bus.purge(old)
-            except (BusError, BrokerUnavailable, StorageFull) as error:
-                self._litter += wanted[done:]
-                log.warning("litter.kept", filters=len(self._litter), reason=str(error))
-                return
 
     async def _disown(self, fragment: int, *ours: BlobRef) -> None:
         """Remove what a refused commit had stored, unless it is visible after all.
@@ -247,7 +236,7 @@ class Store:
             return
         head = None if record is None else decode(Head, record.data)
         if head is not None and not self._named(head) & set(ours):
-            await self._purge(*ours)
+            await self.litter.remove(*_chunks(*ours))
 
     async def _fence(self, fragment: int) -> tuple[Head, int]:
         """Write the head again with our epoch, so that every compare-and-set of a former owner is refused from now on."""
@@ -334,6 +323,11 @@ class Store:
         kept = frames_of(self._subjects, head)
         gone = tuple(ref for ref in frames_of(self._subjects, former) if ref not in kept)
         return msgspec.structs.replace(head, superseded=gone)
+
+
+def _chunks(*blobs: BlobRef | None) -> list[str]:
+    """Return what the chunks of blobs are called."""
+    return [f"{blob.stem}.*" for blob in blobs if blob is not None]
 
 
 def _fitting(state: State, wanted: State) -> State:

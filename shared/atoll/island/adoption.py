@@ -27,6 +27,7 @@ from atoll.fragments import gather, scatter
 from atoll.island.driver import Ready
 from atoll.island.founding import Vector
 from atoll.island.ondevice import taken
+from atoll.kernels import spill
 from atoll.layout import Layout
 from atoll.protocol.settings import ProtocolSettings
 
@@ -43,6 +44,7 @@ def adopt(layout: Layout, settings: ProtocolSettings, leaves: Mapping[str, Any],
         values = adopted_values(layout, settings, adopted, item)
         for name, pieces in scatter(layout, item.frame.fragment, values, adopted).items():
             adopted[name] = _with_rows(adopted[name], pieces)
+            spill.let_go(*(rows for _, _, rows in pieces))
     return adopted
 
 
@@ -70,7 +72,7 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> An
     if not isinstance(leaf, jax.Array):
         return _in_host_memory(leaf, pieces)
     if all(device.platform == "cpu" for device in leaf.devices()):
-        array = _in_host_memory(leaf, pieces)
+        array = pieces[0][2] if _whole(leaf, pieces) else _in_host_memory(leaf, pieces)
         return jax.device_put(array, leaf.sharding, may_alias=False) if leaf.committed else jnp.array(array, copy=True)
     for start, _, rows in pieces:
         leaf = _update()(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
@@ -78,10 +80,17 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> An
 
 
 def _in_host_memory(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> npt.NDArray[Any]:  # noqa: ANN401
+    if _whole(leaf, pieces):
+        return pieces[0][2].copy()
     array = np.array(leaf)
     for start, stop, rows in pieces:
         array[... if array.ndim == 0 else slice(start, stop)] = rows
     return array
+
+
+def _whole(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> bool:  # noqa: ANN401
+    """Return whether the first piece is all that there is of `leaf`."""
+    return bool(pieces[0][2].shape == leaf.shape)
 
 
 @functools.cache

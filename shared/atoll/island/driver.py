@@ -36,7 +36,7 @@ from atoll.errors import (
     Quarantined,
     StorageFull,
 )
-from atoll.fragments import gather
+from atoll.fragments import gather, look
 from atoll.island.founding import Frame, Vector, fetch_frame, is_over, read_head, read_heads
 from atoll.island.losses import LossReader
 from atoll.island.membership import dismissal
@@ -345,7 +345,7 @@ class IslandDriver:
         try:
             changing = any(isinstance(leaf, np.ndarray) and leaf.flags.writeable for leaf in snapshot.values())
             if protocol.adoption != "carry" and protocol.ending != "together" and not changing:
-                return partial(gather, layout, snapshot, fragment)
+                return partial(look, layout, snapshot, fragment)
             theta = gather(layout, snapshot, fragment)
             with self._lock:
                 if self._anchors[fragment].values is origin:

@@ -25,7 +25,7 @@ from atoll.bus.subjects import Subjects
 from atoll.clock import Clock
 from atoll.codecs import Encoded, Framing, Measured, Outgoing, Read
 from atoll.errors import BrokerUnavailable, BusError, StorageFull
-from atoll.kernels import Vector
+from atoll.kernels import Vector, spill
 from atoll.protocol.events import Push
 from atoll.wire.messages import Contribution, Member, RunRecord, encode
 
@@ -64,6 +64,7 @@ class Pusher:
 
         def displacement(start: int, stop: int) -> Vector:
             here: Vector = np.subtract(origin[start:stop], theta(start, stop))
+            spill.let_go(origin[start:stop])
             return here if kept is None else np.add(here, kept[start:stop], out=here)
 
         framing = Framing(origin.size, protocol.codec_up)

@@ -2,8 +2,8 @@
 
 Memory that is new to a process comes from the operating system in pages, each of which is cleared and mapped when it is
 first touched: for large vectors that costs as much as the arithmetic. A shard needs the same sizes round after round: a
-sum, the next values, the next momentum; and with every commit it lets go of as many. So the last `KEPT` vectors that
-were let go are kept, and the next one of their size takes their place.
+sum, the next values, the next momentum, contributions that wait; and with every commit it lets go of as many. So the last
+`KEPT` vectors that were let go are kept, and the next one of their size takes their place.
 
 Whether a vector is let go is not ours to say: it is when the interpreter drops the last array, view or buffer that looks
 into it. `empty` returns such an array, with anything in it, for its taker alone. Vectors below `KEPT_ELEMENTS` are
@@ -25,7 +25,7 @@ from atoll.kernels import Vector
 
 M = TypeVar("M", mmap.mmap, bytearray)
 
-KEPT: Final = 3
+KEPT: Final = 8
 KEPT_ELEMENTS: Final = 1 << 20
 KEPT_ELEMENTS_MAX: Final = 1 << 26
 

@@ -1,7 +1,8 @@
 """Large arrays that need not lie in memory: in files without a name, whose pages come and go.
 
 A shard of a very large fragment holds its values, its momentum and every contribution that waits, each as large as the
-fragment; only the sum that is being made must be at hand. So what is at least `bytes_min` large may lie in a scratch file
+fragment; only the sum that is being made must be at hand. A learner holds the version that it counts from and the one that
+comes. So what is at least `bytes_min` large may lie in a scratch file
 that is mapped into the process: whoever reads or writes it does so part by part, and lets each part go when he is done
 (`let_go`). Its pages then belong to the system, which keeps them cached while it has memory to spare, and the process is as
 large as the parts in use. Arrays are the same to all who compute with them; for those in memory `let_go` does nothing.
@@ -68,8 +69,8 @@ def spare(count: int, dtype: npt.DTypeLike) -> Array:
         raise StorageFull(
             "no room for a scratch file",
             got=f"{size} bytes in {where}: {why}",
-            todo="free the disk, set synchronizer.scratch_dir to a folder on one, or raise synchronizer.spill_bytes and have "
-            "the memory",
+            todo="free the disk, set synchronizer.scratch_dir (learner.scratch_dir) to a folder on one, or raise spill_bytes "
+            "there and have the memory",
         ) from error
     array: Array = np.frombuffer(home, dtype=kind)
     home.address = array.ctypes.data

@@ -307,15 +307,15 @@ class Owner:
         self._on_fact(Committed(at_s=now_s, fragment=command.fragment, version=version, cause_id=command.cause_id))
 
     def _acknowledge(self, action: Acknowledge) -> Work:
-        """Settle one contribution for good: tell its learner if refused, forget its chunks, empty its place in line."""
+        """Settle one contribution for good: tell its learner if refused, empty its place in line, forget its chunks."""
         delivery = self._deliveries.pop(action.key, None)
         if delivery is None:
             return
         self._ready.discard(action.key)
         if action.fate == "refused":
             self.line.tell(f"verdict/{action.key.learner}", action)
-        yield from patiently(self.line.ask, self.line.broker.purge, delivery.body.stem)
         yield from patiently(delivery.ack, action)
+        yield from patiently(self.line.ask, self.line.broker.purge, delivery.body.stem)
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """The shard's store as the service has it, step for step: fence and load, commit, keep, purge.
 
 The order of effects is `atoll_synchronizer.store`'s: chunks of frame, state and books (in any order among themselves),
-the head by compare-and-set, then the purge of what was superseded and, once, of what former epochs
-left. A frame holds no numbers here but its descent: what it was made from and which contributions were folded into it,
-so that a head can be asked whether it tells the truth.
+the head by compare-and-set, then the purge of what was superseded (at once, where production lets it lie for a while) and,
+once, of what former epochs left. A frame holds no numbers here but its descent: what it was made from and which
+contributions were folded into it, so that a head can be asked whether it tells the truth.
 """
 
 from __future__ import annotations

@@ -1,0 +1,78 @@
+"""Chunks that nobody needs any more, removed from the broker when nobody waits for it.
+
+Removing a chunk costs a broker about as much as serving it, and a commit leaves as much behind as it stores: the frames
+before the last, the former outer state, the contributions that were merged. At that moment every learner begins to read what
+is new. So what a commit leaves is removed `LYING_S` later, or with the next commit of its fragment where that comes first: a
+fragment has one generation of it on the broker at most. A commit that finds no room removes all of it at once.
+
+Removing never makes anything fail: what cannot be removed now waits for the next time. What a process has left lying when
+it is killed, its heir sweeps (`store`) or it ages out (contributions).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final, NamedTuple
+
+from atoll.bus.interface import Bus
+from atoll.errors import BrokerUnavailable, BusError, StorageFull
+from atoll.logs import get
+
+LYING_S: Final = 3.0
+
+log = get(__name__)
+
+
+class Left(NamedTuple):
+    """What matches a filter, of a fragment, to be removed at `due_s` of the loop's clock."""
+
+    due_s: float
+    fragment: int
+    subject_filter: str
+
+
+class Litter:
+    """What one tenure has left on the broker."""
+
+    def __init__(self, bus: Bus) -> None:
+        """Begin with a clean floor."""
+        self._bus = bus
+        self._lying: deque[Left] = deque()
+        self._due: deque[str] = deque()
+
+    def leave(self, fragment: int, *subject_filters: str) -> None:
+        """Have what matches removed later."""
+        due_s = asyncio.get_running_loop().time() + LYING_S
+        self._lying.extend(Left(due_s, fragment, each) for each in subject_filters)
+
+    async def remove(self, *subject_filters: str) -> None:
+        """Remove what matches, and what could not be removed before."""
+        self._due.extend(subject_filters)
+        while self._due:
+            this = self._due.popleft()
+            try:
+                await self._bus.purge(this)
+            except (BusError, BrokerUnavailable, StorageFull) as error:
+                self._due.appendleft(this)
+                log.warning("litter.kept", filters=len(self._due), reason=str(error))
+                return
+            except BaseException:
+                self._due.appendleft(this)
+                raise
+
+    async def sweep(self, fragment: int | None = None) -> None:
+        """Remove at once what lies there, of one fragment or of all."""
+        now = [left for left in self._lying if fragment in (None, left.fragment)]
+        self._lying = deque(left for left in self._lying if left not in now)
+        await self.remove(*(left.subject_filter for left in now))
+
+    async def keep_sweeping(self) -> None:
+        """Remove everything when it is due."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            due: list[str] = []
+            while self._lying and self._lying[0].due_s <= clock():
+                due.append(self._lying.popleft().subject_filter)
+            await self.remove(*due)
+            await asyncio.sleep(self._lying[0].due_s - clock() if self._lying else LYING_S)

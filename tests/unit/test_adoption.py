@@ -1,0 +1,39 @@
+"""What is adopted is in memory of its own, and arrays are replaced, never written to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from atoll.fragments import describe, gather
+from atoll.island.adoption import adopt
+from atoll.island.driver import Ready
+from atoll.island.founding import Frame
+from atoll.layout import plan_layout
+from atoll.protocol.settings import ProtocolSettings
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("made", [np.asarray, jnp.asarray])
+def test_an_adopted_array_is_nobody_elses(made: Callable[..., Any], dtype: Any, fragments: int) -> None:  # noqa: ANN401
+    """Whether a fragment brings all of a tensor or some rows; a frame that changes later changes nothing."""
+    before = {"w": made(np.ones((6, 4), dtype)), "s": made(np.asarray(2.0, dtype))}
+    layout, settings = plan_layout(describe(before), fragments), ProtocolSettings(fragments=fragments, shards=1)
+    leaves: dict[str, Any] = dict(before)
+    for fragment, size in enumerate(layout.fragment_sizes()):
+        values = np.arange(size, dtype=np.float32)
+        wanted = values.copy()
+        leaves = adopt(layout, settings, leaves, [Ready(Frame(fragment, 1, values), values)])
+        values[:] = -1.0
+        np.testing.assert_array_equal(gather(layout, leaves, fragment), wanted)
+    assert {name: (type(leaf), leaf.dtype) for name, leaf in leaves.items()} == {
+        name: (type(leaf), leaf.dtype) for name, leaf in before.items()
+    }
+    assert (np.asarray(before["w"]) == 1.0).all()
+    assert float(before["s"]) == 2.0
