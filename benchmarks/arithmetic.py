@@ -119,13 +119,17 @@ def figures_of(bench: Bench, codec: str) -> list[Figure]:
     def fold() -> None:
         sent.blend(bench.total, 0, count, 0.75, 0.25)
 
+    def encode() -> None:
+        for segment in segments:
+            encoding.encoded(segment)
+
     def bend() -> None:
         sent.bend(bench.total, (0, count), (0.75, 0.25, 0.125), bench.momentum)
 
     folded = bench.beside_memory(fold, fold_bytes)
     check_s = checked_s(sent, bench.repeats)
     both = bench.timed_beside_memory(lambda: check_s + seconds(fold), fold_bytes)
-    encoded = bench.beside_copy(lambda: [encoding.encoded(segment) for segment in segments])
+    encoded = bench.beside_copy(encode)
     decoded = bench.beside_copy(lambda: sent.copy(out, 0, count))
     wire = 8.0 * len(encode_frame(bench.vector, codec)) / count
     error, cosine = kept(bench.vector, sent)
