@@ -83,8 +83,17 @@ host's affair**: `sysctl net.ipv4.tcp_congestion_control=bbr` there.
 """,
     "bench-arithmetic": """\
 One thread. Every figure is the best of its rounds over the best of its limit in the same rounds; what is measured is
-said in [`benchmarks/arithmetic.py`](../../benchmarks/arithmetic.py). *Check and fold* takes the sums of squares chunk
-by chunk, in the cache, and folds from memory later, as a shard does that checks what arrives.
+said in [`benchmarks/arithmetic.py`](../../benchmarks/arithmetic.py). *Check and fold* checks chunk by chunk, when a chunk
+has just been put in its place, and folds from memory later, as a shard does; the check is what arriving takes longer for it.
+*Settle* makes a delta of four bits: it quantises a difference, adds what readers will add and keeps what is left.
+
+""",
+    "bench-broker": """\
+One blob of 256 MB of random bytes through a nats-server of its own that stores on disk: by the lanes of a bus of ours, by stock
+nats-py, and over a bare TCP connection of the loopback. What is measured is said in
+[`benchmarks/broker.py`](../../benchmarks/broker.py); why there is a transport of our own is said in
+[ADR 28](../adr/0028-a-transport-of-our-own.md). CPU is that of the process that sends or receives. The broker's files are
+written and read in the same time, on the same cores.
 
 """,
     "bench-bytes": """\
