@@ -45,8 +45,9 @@ from atoll.protocol.settings import ProtocolSettings
 FACTOR_MAX = float(np.finfo(np.float32).max) / 2.0
 """Of factors and lengths: neither part of a combination is longer than the square root of two times the slice."""
 
-CANCELLED = 1e-6
-"""Of a slice's length: what is left of less is the rounding of float32, and no direction."""
+CANCELLED = 2.0**-8
+"""Of a slice's length: what is left of less is no direction. Its square is a difference of sums that are right to 2^-22
+(`atoll.kernels`), so of what is left more than this at least 31 in 32 parts are known."""
 
 
 @dataclass(frozen=True, slots=True)

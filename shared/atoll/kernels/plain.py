@@ -80,7 +80,8 @@ def squares(kind: int, payload: Bytes, scales: Vector, start: int, stop: int) ->
     if kind not in (F32, BF16):
         return _squares_of_codes(kind, payload, scales, start, stop)
     lanes = np.zeros(BLOCK)
-    with np.errstate(over="ignore", invalid="ignore"):  # of a hostile payload: who asks looks whether the sum is finite
+    # What is infinite may be a hostile payload's: who asks looks whether the sum is finite. What is tiny is done again.
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for dtype in (np.float32, np.float64):
             lanes[:] = 0.0
             for at in range(start // TILE * TILE, stop, STRETCH):
