@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.codecs import KEYFRAME, Encoded, encoding_of
-from atoll.errors import ProtocolMisuse
-from atoll.kernels import Vector, kernels, spill
+from atoll.kernels import Vector, spill
 from atoll.outer import State
 
 Carry = npt.NDArray[Any]
@@ -67,10 +66,4 @@ class Downleg:
         Raises:
             FrameRejected: `not_finite`; the codec cannot hold the difference.
         """
-        count = delta.elements
-        if {values.shape, following.shape, carry.shape} != {(count,)}:
-            got = (values.shape, following.shape, carry.shape)
-            raise ProtocolMisuse("values and a delta that do not belong together", got=got, allowed=count)
-        settle, bits = kernels(count).settle, carry.view(np.uint16)
-        largest = settle(delta.kind, values, following, delta.codes, delta.scales, bits)
-        self._encoding.check(largest)
+        self._encoding.check(delta.settle(values, following, carry.view(np.uint16)))

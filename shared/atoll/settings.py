@@ -54,8 +54,8 @@ class LearnerSettings(Section):
     the state of the inner optimizer and the place in the data are kept, every `checkpoint_every_s` seconds and on leaving;
     without it a learner that restarts asks a peer. `drain_s` bounds what leaving may take. `encode` says where displacements
     are made: on the `host`, on the `device` if that is possible, or there if it is an accelerator. Global fragments of
-    `spill_bytes` and more lie in scratch files in `scratch_dir` (where the system keeps temporary files, if not said) and
-    not in memory.
+    `spill_bytes` and more lie in scratch files in `scratch_dir` (where the system keeps temporary files, if not said, as long
+    as there is room) and not in memory.
     """
 
     id: str = "learner-0"

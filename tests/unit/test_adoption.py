@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -37,3 +39,18 @@ def test_an_adopted_array_is_nobody_elses(made: Callable[..., Any], dtype: Any, 
     }
     assert (np.asarray(before["w"]) == 1.0).all()
     assert float(before["s"]) == 2.0
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_an_adopted_array_does_not_look_into_its_frame(committed: bool) -> None:  # noqa: FBT001
+    """Memory as large frames have it, aligned to pages, is what JAX would rather not copy."""
+    before = {"w": jnp.ones((1024, 1024), np.float32)}
+    if committed:
+        before = {"w": jax.device_put(before["w"], jax.devices()[0])}
+    layout, settings = plan_layout(describe(before), 1), ProtocolSettings(fragments=1, shards=1)
+    values = np.frombuffer(mmap.mmap(-1, 4 << 20), np.float32)
+    leaves = adopt(layout, settings, before, [Ready(Frame(0, 1, values), values)])
+    jax.block_until_ready(leaves["w"])
+    values[:] = 7.0
+    assert not np.asarray(leaves["w"]).any()
+    assert leaves["w"].committed == committed

@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from atoll.codecs import Arriving, Encoded, Sealed
+from atoll.codecs import ENCODINGS, Arriving, Encoded, Sealed
+from atoll.codecs.encoded import codes_bytes
 from atoll.downleg import CARRY, Downleg
 from atoll.errors import FrameRejected, ProtocolMisuse, SettingsError
 from atoll.kernels import Vector
@@ -89,6 +90,14 @@ def test_what_a_codec_cannot_hold_is_refused(codec: str, size: int) -> None:
                 settled(Downleg(codec), values, target)
     with pytest.raises(ProtocolMisuse, match="belong together"):
         settled(Downleg(codec), values[:-1], finite)
+    number = ENCODINGS[codec].number
+    short = Encoded(number, size, np.empty(codes_bytes(number, size) - 1, np.uint8), np.empty(0, np.float32))
+    with pytest.raises(ProtocolMisuse, match="belong together"):
+        settled(Downleg(codec), values, finite, short)
+    delta = Downleg(codec).blank(size)
+    assert delta is not None
+    with pytest.raises(ProtocolMisuse, match="belong to its values"):
+        Downleg(codec).settle(values, finite, delta, np.empty(size, np.uint8))
 
 
 def test_an_unknown_codec_is_a_setting_to_correct() -> None:

@@ -159,3 +159,13 @@ def test_a_bounded_number_of_vectors_is_kept() -> None:
     held.clear()
     gc.collect()
     assert len(memory._spent) == memory.KEPT
+
+
+def test_no_more_bytes_are_kept_than_a_process_can_spare() -> None:
+    """Large vectors that lie idle are dearer than the time that they save."""
+    memory._spent.clear()
+    held = [memory.empty(memory.KEPT_ELEMENTS_MAX) for _ in range(memory.KEPT)]
+    held.clear()
+    gc.collect()
+    assert 0 < sum(map(len, memory._spent)) <= memory.KEPT_BYTES_MAX
+    memory._spent.clear()

@@ -93,7 +93,9 @@ def test_what_cannot_be_removed_waits_for_the_next_time() -> None:
         bus.refusals = 1
         await litter.remove(await bus.put(0, 1), await bus.put(0, 2))
         assert await bus.lying() == 2
-        await litter.remove()
+        await litter.remove(await bus.put(0, 3))
+        assert await bus.lying() == 2
+        await litter.sweep()
         assert await bus.lying() == 0
 
     in_virtual_time(work())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +96,20 @@ def test_a_folder_without_room_is_said(number: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StorageFull, match=f"(?s){errno.errorcode[number]}.*scratch_dir"):
         spill.spare(MIB, np.float32)
+
+
+def test_a_folder_that_nobody_asked_for_may_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's temporary files lie in little memory: then arrays lie in memory, as if nothing were spilled."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(spill, "policy", spill.Policy(float(MIB)))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    array = spill.zeros(MIB, np.float32)
+    assert spill.home_of(array) is None
+    assert not array.any()
 
 
 def stepped(codec: str) -> tuple[Vector, Advanced, bytes]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from atoll.advance import Advanced
-from atoll.bus.interface import BlobRef, Buffer
+from atoll.bus.interface import BlobRef, Buffer, Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.pieces import Upload
 from atoll.bus.subjects import Subjects
@@ -26,6 +28,8 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol_testing import one_commit
 from atoll.testing import unique_run
 from atoll.wire.messages import RunRecord, encode
+from atoll_synchronizer import effort
+from atoll_synchronizer.effort import Effort, Stored
 from atoll_synchronizer.store import Store
 
 SIZE = 12
@@ -180,6 +184,35 @@ async def test_a_commit_that_failed_goes_on_where_it_was(desk: Desk, monkeypatch
     assert store.holdings[0].values.tobytes() == smooth.holdings[0].values.tobytes()
     await store.litter.sweep()
     assert await desk.chunks() == desk.named(store)
+
+
+async def test_what_a_broker_loses_while_values_are_measured_is_stored_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The measure takes longer than the store; the power cut comes between them."""
+    store, bus, norm, attempt = await desk.owner(1), desk.bus, effort.l2_norm, Effort._attempt
+    stored, ended = asyncio.Event(), threading.Event()
+
+    def slow(values: Vector) -> float:
+        ended.wait(10.0)
+        return norm(values)
+
+    async def attempted(made: Effort, bus: Bus) -> Stored:
+        refs = await attempt(made, bus)
+        stored.set()
+        return refs
+
+    async def cut() -> None:
+        await stored.wait()
+        await bus.purge(f"{desk.subjects.prefix}.gl.c.0.1.>")
+        bus.stats.reconnects += 1
+        ended.set()
+
+    monkeypatch.setattr(effort, "l2_norm", slow)
+    monkeypatch.setattr(Effort, "_attempt", attempted)
+    await asyncio.gather(store.commit(one_commit(0), STEP), cut())
+    heir = await desk.owner(2)
+    assert heir.holdings[0].values.tobytes() == store.holdings[0].values.tobytes()
 
 
 async def test_what_a_broker_may_have_lost_is_stored_again(desk: Desk) -> None:

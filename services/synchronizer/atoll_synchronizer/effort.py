@@ -52,6 +52,7 @@ class Effort:
     norm: float = 0.0
     digest: str = ""
     uploads: dict[str, tuple[str, Upload]] = field(default_factory=dict)
+    measuring: asyncio.Task[None] | None = None
 
     def add(self, what: str, stem: str, pieces: Pieces) -> None:
         """Note something to be stored."""
@@ -59,24 +60,21 @@ class Effort:
 
     async def stored(self, bus: Bus) -> Stored:
         """Store what is not stored yet, or may be lost."""
-        measuring = asyncio.create_task(self._measure())
-        try:
-            while True:
-                refs = await self._attempt(bus)
-                if bus.stats.reconnects == self.reconnects:
-                    await measuring
-                    return refs
-                self.reconnects = bus.stats.reconnects
-                for _, upload in self.uploads.values():
-                    upload.forget()
-        finally:
-            measuring.cancel()
+        # Once for all attempts: a thread that measures goes on when the attempt fails that it was begun with.
+        self.measuring = self.measuring or asyncio.create_task(self._measure())
+        while True:
+            refs = await self._attempt(bus)
+            await asyncio.shield(self.measuring)
+            if bus.stats.reconnects == self.reconnects:
+                return refs
+            self.reconnects = bus.stats.reconnects
+            for _, upload in self.uploads.values():
+                upload.forget()
 
     async def _measure(self) -> None:
-        """Measure the values, unless a former attempt has."""
-        if not self.digest:
-            self.norm = await asyncio.to_thread(l2_norm, self.new.values)
-            self.digest = await asyncio.to_thread(digest_of_values, self.new.values)
+        """Measure the values."""
+        self.norm = await asyncio.to_thread(l2_norm, self.new.values)
+        self.digest = await asyncio.to_thread(digest_of_values, self.new.values)
 
     async def _attempt(self, bus: Bus) -> Stored:
         # Where one has failed, the others go on with the next attempt.

@@ -20,6 +20,7 @@ from atoll.errors import BrokerUnavailable, BusError, StorageFull
 from atoll.logs import get
 
 LYING_S: Final = 3.0
+PURGES_AT_ONCE: Final = 4
 
 log = get(__name__)
 
@@ -47,31 +48,46 @@ class Litter:
         self._lying.extend(Left(due_s, fragment, each) for each in subject_filters)
 
     async def remove(self, *subject_filters: str) -> None:
-        """Remove what matches, and what could not be removed before."""
-        self._due.extend(subject_filters)
-        while self._due:
-            this = self._due.popleft()
-            try:
-                await self._bus.purge(this)
-            except (BusError, BrokerUnavailable, StorageFull) as error:
-                self._due.appendleft(this)
-                log.warning("litter.kept", filters=len(self._due), reason=str(error))
-                return
-            except BaseException:
-                self._due.appendleft(this)
-                raise
+        """Remove what matches now; what cannot be removed waits for a sweep."""
+        waiting = deque(subject_filters)
+
+        async def take() -> None:
+            while waiting:
+                this = waiting.popleft()
+                try:
+                    await self._bus.purge(this)
+                except BaseException as error:
+                    self._due.extend((this, *waiting))
+                    waiting.clear()
+                    if not isinstance(error, BusError | BrokerUnavailable | StorageFull):
+                        raise
+                    log.warning("litter.kept", filters=len(self._due), reason=str(error))
+
+        await asyncio.gather(*(take() for _ in range(min(PURGES_AT_ONCE, len(waiting)))))
 
     async def sweep(self, fragment: int | None = None) -> None:
-        """Remove at once what lies there, of one fragment or of all."""
-        now = [left for left in self._lying if fragment in (None, left.fragment)]
-        self._lying = deque(left for left in self._lying if left not in now)
-        await self.remove(*(left.subject_filter for left in now))
+        """Remove at once what lies there: of one fragment, or everything, also what could not be removed before."""
+        now: list[str] = []
+        others: deque[Left] = deque()
+        for left in self._lying:
+            if fragment in (None, left.fragment):
+                now.append(left.subject_filter)
+            else:
+                others.append(left)
+        self._lying = others
+        await self.remove(*now, *(self._taken() if fragment is None else ()))
+
+    def _taken(self) -> list[str]:
+        """Return what could not be removed before, and forget it."""
+        due = list(self._due)
+        self._due.clear()
+        return due
 
     async def keep_sweeping(self) -> None:
         """Remove everything when it is due."""
         clock = asyncio.get_running_loop().time
         while True:
-            due: list[str] = []
+            due = self._taken()
             while self._lying and self._lying[0].due_s <= clock():
                 due.append(self._lying.popleft().subject_filter)
             await self.remove(*due)

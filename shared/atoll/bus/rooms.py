@@ -31,4 +31,4 @@ def room(size: int) -> bytearray | memoryview:
         memory = _spent.popleft()
     except IndexError:
         memory = bytearray(ROOM_BYTES)
-    return lend(memory, _spent, ROOM_BYTES, np.uint8).data[:size]
+    return lend(memory, _spent.append, ROOM_BYTES, np.uint8).data[:size]

@@ -142,6 +142,17 @@ class Encoded:
         """Do `acc <- keep acc + (take v + add other)` for the elements of `span`; factors are keep, take and add."""
         self._over(BEND, span, others=other, acc=acc, factors=factors)
 
+    def settle(self, values: Vector, following: Vector, carry: npt.NDArray[np.uint16]) -> float:
+        """Become `following - values`, rounded; write what that makes of `values` to `following`, what it leaves to `carry`.
+
+        All are as long as we are, `carry` in bits of bfloat16. Return the largest magnitude that was found.
+        """
+        self._checked((0, self.elements), values, following)
+        if carry.shape != (self.elements,):
+            raise ProtocolMisuse("a carry that does not belong to its values", got=carry.shape, allowed=self.elements)
+        settle = kernels(self.elements).settle
+        return settle(self.kind, values, following, self.codes, self.scales, carry)
+
     def _sums(self, summed: Callable[[tuple[int, int]], float], spans: Sequence[tuple[int, int]]) -> list[float]:
         """Return what `summed` finds in each span: part by part, and the parts are added in their order."""
         pieces = [(number, part) for number, span in enumerate(spans) for part in parts(*span) or [span]]

@@ -72,8 +72,9 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> An
     if not isinstance(leaf, jax.Array):
         return _in_host_memory(leaf, pieces)
     if all(device.platform == "cpu" for device in leaf.devices()):
-        array = pieces[0][2] if _whole(leaf, pieces) else _in_host_memory(leaf, pieces)
-        return jax.device_put(array, leaf.sharding, may_alias=False) if leaf.committed else jnp.array(array, copy=True)
+        if leaf.committed:  # `device_put` takes aligned memory as it is, whatever it is asked
+            return jax.device_put(_in_host_memory(leaf, pieces), leaf.sharding)
+        return jnp.array(pieces[0][2] if _whole(leaf, pieces) else _in_host_memory(leaf, pieces), copy=True)
     for start, _, rows in pieces:
         leaf = _update()(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
     return leaf

@@ -363,7 +363,7 @@ class IslandDriver:
         p = action.fragment
         try:
             frame = await self._newest(p)
-        except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
+        except (BusError, BrokerUnavailable, PeerMisbehaved, StorageFull) as error:
             log.warning("fetch.failed", fragment=p, version=action.version, reason=str(error))
             now_s = self.clock.monotonic()
             self._on_fact(FetchFailed(at_s=now_s, fragment=p, version=action.version, reason=str(error)))

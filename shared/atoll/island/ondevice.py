@@ -66,7 +66,7 @@ class Encoder:
         home = self.homes[fragment % len(self.homes)]
         shapes = {tensor.name: tensor.shape for tensor in self.layout.tensors}
         rows: list[Any] = []
-        with jax.default_device(home):
+        with jax.default_device(home), jax.transfer_guard("allow"):
             for span in self.layout.spans(fragment):
                 if not span.floating:
                     rows.append(None)
@@ -103,7 +103,7 @@ class Encoder:
         from atoll.kernels import jitted  # noqa: PLC0415
 
         spans, encoding = self.layout.spans(fragment), ENCODINGS[self.protocol.codec_up]
-        with jax.default_device(anchor.home):
+        with jax.default_device(anchor.home), jax.transfer_guard("allow"):
             found = [
                 _at_home(leaves[span.tensor_name], span, anchor.home) if span.floating else _NOTHING for span in spans
             ]
@@ -170,20 +170,23 @@ def taken(
 
     None, and nothing done, unless all of them lie on its home alone. For the training thread: nothing is waited for.
     """
+    import jax  # noqa: PLC0415
+
     from atoll.kernels import jitted  # noqa: PLC0415
 
     changed: dict[str, Any] = {}
-    for span, rows in zip(spans, placed.rows, strict=True):
-        if rows is None:
-            continue
-        leaf = changed.get(span.tensor_name, leaves[span.tensor_name])
-        if _unfit(leaf) or leaf.devices() != {placed.home} or leaf.committed != rows.committed:
-            return None
-        if settings.adoption == "blend":
-            keep = np.float32(settings.blend_alpha)
-            changed[span.tensor_name] = jitted.blended(leaf, rows, span.start, keep, np.float32(1.0) - keep, 0)
-        else:
-            changed[span.tensor_name] = jitted.overwritten(leaf, rows, span.start)
+    with jax.transfer_guard("allow"):  # of a loop that forbids transfers: ours are a few numbers
+        for span, rows in zip(spans, placed.rows, strict=True):
+            if rows is None:
+                continue
+            leaf = changed.get(span.tensor_name, leaves[span.tensor_name])
+            if _unfit(leaf) or leaf.devices() != {placed.home} or leaf.committed != rows.committed:
+                return None
+            if settings.adoption == "blend":
+                keep = np.float32(settings.blend_alpha)
+                changed[span.tensor_name] = jitted.blended(leaf, rows, span.start, keep, np.float32(1.0) - keep, 0)
+            else:
+                changed[span.tensor_name] = jitted.overwritten(leaf, rows, span.start)
     return changed
 
 

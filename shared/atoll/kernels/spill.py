@@ -26,6 +26,9 @@ import numpy.typing as npt
 
 from atoll.errors import StorageFull
 from atoll.kernels import memory
+from atoll.logs import get
+
+log = get(__name__)
 
 Array = npt.NDArray[Any]
 
@@ -50,13 +53,15 @@ class Spilled(mmap.mmap):
 def spare(count: int, dtype: npt.DTypeLike) -> Array:
     """Return an array of anything that need not lie in memory.
 
+    Where the system's folder for temporary files has no room it does: nobody has asked for that folder.
+
     Raises:
-        StorageFull: the scratch folder has no room for it, or cannot be used.
+        StorageFull: the scratch folder that was asked for has no room, or cannot be used.
     """
     kind = np.dtype(dtype)
     size = count * kind.itemsize
     if not count or size < policy.bytes_min:
-        return memory.empty(-(-size // 4)).view(np.uint8)[:size].view(kind)
+        return _in_memory(size, kind)
     try:
         with tempfile.TemporaryFile(dir=policy.folder, prefix="atoll-") as file:
             if hasattr(os, "posix_fallocate"):
@@ -65,10 +70,13 @@ def spare(count: int, dtype: npt.DTypeLike) -> Array:
                 os.ftruncate(file.fileno(), size)
             home = Spilled(file.fileno(), size)
     except OSError as error:
-        where, why = policy.folder or "the folder for temporary files", errno.errorcode.get(error.errno or 0, error)
+        why = errno.errorcode.get(error.errno or 0, error)
+        if policy.folder is None:
+            log.warning("scratch.in_memory", bytes=size, folder=tempfile.gettempdir(), reason=str(why))
+            return _in_memory(size, kind)
         raise StorageFull(
             "no room for a scratch file",
-            got=f"{size} bytes in {where}: {why}",
+            got=f"{size} bytes in {policy.folder}: {why}",
             todo="free the disk, set synchronizer.scratch_dir (learner.scratch_dir) to a folder on one, or raise spill_bytes "
             "there and have the memory",
         ) from error
@@ -77,10 +85,19 @@ def spare(count: int, dtype: npt.DTypeLike) -> Array:
     return array
 
 
+def _in_memory(size: int, kind: np.dtype[Any]) -> Array:
+    return memory.empty(-(-size // 4)).view(np.uint8)[:size].view(kind)
+
+
 def zeros(count: int, dtype: npt.DTypeLike) -> Array:
     """Return an array of zeros that need not lie in memory; a new file is zeros that nobody has written."""
     kind = np.dtype(dtype)
-    return spare(count, kind) if count * kind.itemsize >= policy.bytes_min else np.zeros(count, dtype=kind)
+    if count * kind.itemsize < policy.bytes_min:
+        return np.zeros(count, dtype=kind)
+    array = spare(count, kind)
+    if home_of(array) is None:
+        array[:] = 0
+    return array
 
 
 def anything() -> bool:
