@@ -50,7 +50,7 @@ def test_an_adopted_array_does_not_look_into_its_frame(committed: bool) -> None:
     layout, settings = plan_layout(describe(before), 1), ProtocolSettings(fragments=1, shards=1)
     values = np.frombuffer(mmap.mmap(-1, 4 << 20), np.float32)
     leaves = adopt(layout, settings, before, [Ready(Frame(0, 1, values), values)])
-    jax.block_until_ready(leaves["w"])
+    leaves["w"].block_until_ready()
     values[:] = 7.0
     assert not np.asarray(leaves["w"]).any()
     assert leaves["w"].committed == committed

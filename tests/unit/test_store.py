@@ -20,6 +20,7 @@ from atoll.errors import RecordConflict, StorageFull
 from atoll.island.founding import publish_origin
 from atoll.kernels import Vector
 from atoll.layout import Layout, TensorSpec, plan_layout
+from atoll.merge import l2_norm
 from atoll.outer import State, make_outer
 from atoll.protocol.books import Books
 from atoll.protocol.events import PushKey
@@ -190,7 +191,7 @@ async def test_what_a_broker_loses_while_values_are_measured_is_stored_again(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The measure takes longer than the store; the power cut comes between them."""
-    store, bus, norm, attempt = await desk.owner(1), desk.bus, effort.l2_norm, Effort._attempt
+    store, bus, norm, attempt = await desk.owner(1), desk.bus, l2_norm, Effort._attempt
     stored, ended = asyncio.Event(), threading.Event()
 
     def slow(values: Vector) -> float:
