@@ -135,7 +135,7 @@ def chosen(
     `choice` is `host`, `device` (wherever that is possible) or `auto` (where that is an accelerator).
     """
     floating = {tensor.name: leaves[tensor.name] for tensor in layout.tensors if tensor.floating}
-    unfit = {name: reason for name, leaf in floating.items() if (reason := _unfit(leaf))}
+    unfit = [f"{name!r} {reason}" for name, leaf in floating.items() if (reason := _unfit(leaf))]
     if choice == "host":
         return None, "so it was asked for"
     if donated:
@@ -143,7 +143,7 @@ def chosen(
     if protocol.adoption == "carry" or protocol.ending == "together":
         return None, "adoption by carry and endings together need what was sent"
     if unfit or not floating:
-        return None, "; ".join(f"{name!r} {reason}" for name, reason in unfit.items()) or "nothing is trained"
+        return None, f"{unfit[0]} ({len(unfit)} of {len(floating)} tensors)" if unfit else "nothing is trained"
     homes = sorted({device for leaf in floating.values() for device in leaf.devices()}, key=lambda device: device.id)
     platforms = sorted({str(device.platform) for device in homes})
     if choice == "auto" and "cpu" in platforms:
