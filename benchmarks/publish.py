@@ -3,7 +3,8 @@
 A target whose figures are computed from kept extracts (`chaos`) has its extracts copied to `docs/results/raw/` and its plots
 drawn beside the page. `make results-check` computes those figures again from the copies alone and compares them with the
 page, so that anybody can, from the repository alone. The page of an experiment (`experiment-…`) is made from its raw file
-as a whole, by `experiment_page`; the check makes it again and compares every line.
+as a whole, by `experiment_page`; the check makes it again and compares every line. All figures of all targets are kept, with
+their commits, in `docs/results/history.jsonl`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import experiment_page
+import history
 from extracts import Extract, load
 from plots import plots
 from results import RESULTS
@@ -193,6 +195,7 @@ def publish(target: str, document: dict[str, Any], folder: Path) -> None:
         shutil.copyfile(path, folder / path.name)
     page_path = folder / f"{target}.md"
     page_path.write_text(page(target, document), encoding="utf-8")
+    history.add(target, document, folder / history.HISTORY.name)
     print(f"written {page_path}")
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from history import before
+
 import atoll
 from atoll.files import write_whole
 
@@ -32,6 +34,7 @@ class Figure:
 def write(target: str, seed: int, figures: list[Figure], raw: Sequence[Path] = ()) -> int:
     """Write the figures of `target`, print them, and return the exit code: 1 if any goal is missed.
 
+    Each is printed with how far it is from the one that was published last (`history`).
     `raw` are files from which the figures can be computed again; `make results` keeps them with the tables.
     """
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -46,11 +49,18 @@ def write(target: str, seed: int, figures: list[Figure], raw: Sequence[Path] = (
     path = RESULTS / f"{target}.json"
     # Runners with other build folders may write the same result at the same time.
     write_whole(path, (json.dumps(document, indent=2) + "\n").encode(), path.with_suffix(f".{os.getpid()}"))
+    published = before(target, machine(), commit())
     for figure in figures:
         verdict = {True: "holds", False: "MISSED", None: "-"}[figure.holds]
-        print(f"{figure.name:<64} {figure.value:>10.4g} {figure.unit:<12} {figure.goal:<28} {verdict}")
+        changed = change(figure.value, published.get(figure.name))
+        print(f"{figure.name:<64} {figure.value:>10.4g} {figure.unit:<12} {changed:>9}  {figure.goal:<28} {verdict}")
     print(f"written to {path}")
     return int(any(figure.holds is False for figure in figures))
+
+
+def change(value: float, former: float | None) -> str:
+    """Return how far a figure is from a former one, as a person reads it; nothing where there is none to compare with."""
+    return f"{value / former - 1.0:+.1%}" if former else ""
 
 
 def machine() -> str:
