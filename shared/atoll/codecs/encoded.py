@@ -156,13 +156,14 @@ class Encoded:
     def _sums(self, summed: Callable[[tuple[int, int]], float], spans: Sequence[tuple[int, int]]) -> list[float]:
         """Return what `summed` finds in each span: part by part, and the parts are added in their order."""
         pieces = [(number, part) for number, span in enumerate(spans) for part in parts(*span) or [span]]
-        found = [0.0] * len(pieces)
+        if len(pieces) == 1:
+            return [summed(pieces[0][1])]
+        sums, found = [0.0] * len(spans), [0.0] * len(pieces)
 
         def take(at: int) -> None:
             found[at] = summed(pieces[at][1])
 
         each(take, range(len(pieces)), sum(stop - start for start, stop in spans))
-        sums = [0.0] * len(spans)
         for (number, _), value in zip(pieces, found, strict=True):
             sums[number] += value
         return sums
@@ -184,8 +185,8 @@ class Encoded:
             ProtocolMisuse: it is none, a vector is not as long as we are, or we are not whole.
         """
         count = self.elements
-        alike = all(vector is _NONE or vector.size == count for vector in vectors)
-        if not (0 <= span[0] <= span[1] <= count and alike and self._whole()):
+        others = [vector for vector in vectors if vector is not _NONE and vector.size != count]
+        if others or not (0 <= span[0] <= span[1] <= count and self._whole()):
             got = (span, [vector.size for vector in vectors], self.codes.size, self.scales.size)
             raise ProtocolMisuse("vectors that do not belong together", got=got, allowed=f"{count} elements")
         return span
@@ -216,5 +217,8 @@ class Encoded:
 
     def _whole(self) -> bool:
         """Return whether codes and scales are as many as the elements need."""
-        codes = codes_bytes(self.kind, self.elements)
-        return (self.codes.size, self.scales.size) == (codes, scales_count(self.kind, self.elements))
+        count, width = self.elements, BLOCK_BYTES[self.kind]
+        if self.kind in SCALED:
+            needed = blocks(count)
+            return self.scales.size == needed and self.codes.size == needed * width
+        return not self.scales.size and self.codes.size == count * width // BLOCK
