@@ -111,13 +111,15 @@ class Advance:
         return Advanced(following, kept | self._averaged(state, following), delta)
 
     def _whole(self, values: Vector, displacement: Vector, state: State, *, restart: bool) -> tuple[Vector, State]:
-        """Return what values should become, in memory of their own, and the next state, with room for what is carried."""
+        """Return what values should become, and the next state with room for what is carried; what is rounded is a copy."""
         outer = {name: array for name, array in state.items() if name != CARRY}
         target, kept = self._outer.update(self._downleg.unrounded(values, state), displacement, outer)
         if restart:
             kept = self._outer.init(target)
         carried = {name: spill.spare(array.size, array.dtype) for name, array in state.items() if name == CARRY}
-        return np.array(target), kept | carried
+        return np.array(
+            target
+        ) if carried else target, kept | carried  # rounding writes to it; a state may look into it
 
     def _averaged(self, state: State, values: Vector | None) -> State:
         """Return the average after `values`, None for those of version 0; nothing where none is kept."""

@@ -51,8 +51,7 @@ class Downleg:
 
     def unrounded(self, values: Vector, state: State) -> Vector:
         """Return the values as they would be without rounding."""
-        carry = carry_of(state)
-        return values + (carry.astype(np.uint32) << 16).view(np.float32) if carry.size else values
+        return values if self.exact else values + state[CARRY].astype(np.float32)
 
     def blank(self, elements: int) -> Encoded | None:
         """Return a place for the delta of so many elements, None where there is none."""

@@ -217,8 +217,5 @@ class Encoded:
 
     def _whole(self) -> bool:
         """Return whether codes and scales are as many as the elements need."""
-        count, width = self.elements, BLOCK_BYTES[self.kind]
-        if self.kind in SCALED:
-            needed = blocks(count)
-            return self.scales.size == needed and self.codes.size == needed * width
-        return not self.scales.size and self.codes.size == count * width // BLOCK
+        codes = codes_bytes(self.kind, self.elements)
+        return (self.codes.size, self.scales.size) == (codes, scales_count(self.kind, self.elements))

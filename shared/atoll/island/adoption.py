@@ -16,7 +16,6 @@ is adopted there (`atoll.island.ondevice`).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,8 +74,10 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> An
         if leaf.committed:  # `device_put` takes aligned memory as it is, whatever it is asked
             return jax.device_put(_in_host_memory(leaf, pieces), leaf.sharding)
         return jnp.array(pieces[0][2] if _whole(leaf, pieces) else _in_host_memory(leaf, pieces), copy=True)
+    from atoll.kernels import jitted  # noqa: PLC0415
+
     for start, _, rows in pieces:
-        leaf = _update()(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
+        leaf = jitted.overwritten(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
     return leaf
 
 
@@ -92,11 +93,3 @@ def _in_host_memory(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) 
 def _whole(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> bool:  # noqa: ANN401
     """Return whether the first piece is all that there is of `leaf`."""
     return bool(pieces[0][2].shape == leaf.shape)
-
-
-@functools.cache
-def _update() -> Any:  # noqa: ANN401  (a jitted function)
-    """Return the jitted row update; the first row is an argument, so one program serves every position."""
-    import jax  # noqa: PLC0415
-
-    return jax.jit(lambda leaf, rows, start: jax.lax.dynamic_update_slice_in_dim(leaf, rows, start, axis=0))

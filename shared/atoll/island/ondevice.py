@@ -30,7 +30,7 @@ from typing import Any, Final
 import numpy as np
 
 from atoll.codecs import ENCODINGS, Encoded
-from atoll.errors import FrameRejected, SettingsError
+from atoll.errors import SettingsError
 from atoll.kernels import Vector
 from atoll.layout import Layout, Span
 from atoll.protocol.settings import ProtocolSettings
@@ -119,9 +119,7 @@ class Encoder:
                 feedback=self.protocol.error_feedback,
             )
             codes, scales, largest = jax.device_get((made.codes, made.scales, made.largest))
-        size = float(np.asarray(largest, dtype=np.int32).view(np.float32))
-        if not size <= encoding.largest:
-            raise FrameRejected("not_finite", "this encoding cannot hold it", got=size, allowed=encoding.largest)
+        encoding.check(float(np.asarray(largest, dtype=np.int32).view(np.float32)))
         wide = np.zeros(0, np.uint32) if scales is None else scales.astype(np.uint32) << 16
         vector = Encoded(encoding.number, sum(span.size for span in spans), codes.view(np.uint8), wide.view(np.float32))
         return vector, made.residue

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -69,11 +69,8 @@ class Pusher:
 
         framing = Framing(origin.size, protocol.codec_up)
         outgoing = Outgoing(framing, displacement, self._run.layout.spans(fragment), residue)
-        try:
+        with self._kept_unless_stored(fragment, kept):
             blob = await self._stored(action, Upload(outgoing))
-        except BaseException:
-            self._keep(fragment, kept)
-            raise
         await self._queue(action, blob, outgoing.norms(), await loss())
         self._keep(fragment, residue)
 
@@ -91,15 +88,21 @@ class Pusher:
         """
         fragment = action.fragment
         kept = self._residues.pop(fragment, None)
-        try:
+        with self._kept_unless_stored(fragment, kept):
             vector, residue = await asyncio.to_thread(make, kept)
             made = Measured(self._run.protocol.codec_up, vector, self._run.layout.spans(fragment))
             blob = await self._stored(action, Upload(made))
+        await self._queue(action, blob, made.norms(), await loss())
+        self._keep(fragment, residue)
+
+    @contextlib.contextmanager
+    def _kept_unless_stored(self, fragment: int, kept: Any) -> Iterator[None]:  # noqa: ANN401  (as in `_keep`)
+        """Keep for the next push what this one was to take along, if it fails."""
+        try:
+            yield
         except BaseException:
             self._keep(fragment, kept)
             raise
-        await self._queue(action, blob, made.norms(), await loss())
-        self._keep(fragment, residue)
 
     def _keep(self, fragment: int, residue: Any) -> None:  # noqa: ANN401  (a NumPy or JAX array, or None)
         """Add what rounding took to what is to be sent with the next push."""

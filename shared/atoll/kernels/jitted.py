@@ -93,8 +93,8 @@ def cut(leaf: Array, start: int, *, rows: int) -> Array:
 
 
 @_jit()
-def overwritten(leaf: Array, rows: Array, start: int) -> Array:
-    """Return `leaf` with float32 `rows` in place of its own from `start` on, rounded to its dtype."""
+def overwritten(leaf: Array, rows: Array | np.ndarray[Any, Any], start: int) -> Array:
+    """Return `leaf` with `rows` in place of its own from `start` on, rounded to its dtype."""
     return _with(leaf, rows, start)
 
 
@@ -147,8 +147,8 @@ def _rows(shape: tuple[int, ...], parts: Sequence[Array], start: int, corners: S
     return rows
 
 
-def _with(leaf: Array, rows: Array, start: int) -> Array:
-    own = rows.astype(leaf.dtype)
+def _with(leaf: Array, rows: Array | np.ndarray[Any, Any], start: int) -> Array:
+    own = jnp.asarray(rows, leaf.dtype)
     return lax.dynamic_update_slice_in_dim(leaf, own, start, axis=0) if leaf.ndim else own
 
 

@@ -150,8 +150,13 @@ def nesterov(
     if momentum.size:
         np.add(np.float32(mu) * momentum, displacement, out=next_momentum)
         step = displacement + np.float32(mu) * next_momentum
-    unrounded = values + (carry.astype(np.uint32) << 16).view(np.float32) if carry.size else values
+    unrounded = values + _widened(carry) if carry.size else values
     np.subtract(unrounded, np.float32(lr) * step, out=next_values)
+
+
+def _widened(halves: Halves) -> Vector:
+    """Return the bfloat16 numbers that have these bits."""
+    return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
 def _rows(kind: int, payload: Bytes, at: int, end: int, blocks: int) -> Rows:
@@ -162,7 +167,7 @@ def _rows(kind: int, payload: Bytes, at: int, end: int, blocks: int) -> Rows:
         if kind == F32:
             rows[: end - at] = payload[4 * at : 4 * end].view(np.float32)
         else:
-            rows.view(np.uint32)[: end - at] = payload[2 * at : 2 * end].view(np.uint16).astype(np.uint32) << 16
+            rows[: end - at] = _widened(payload[2 * at : 2 * end].view(np.uint16))
         return rows.reshape(blocks, BLOCK)
     if kind == INT8:
         return payload[BLOCK * first : BLOCK * (first + blocks)].view(np.int8).reshape(blocks, BLOCK).copy()
