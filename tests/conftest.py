@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase
+from hypothesis import settings as hypothesis_settings
 
 from atoll import logs
 from atoll.bus.broker import EmbeddedBroker
@@ -24,6 +27,19 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 pytest.register_assert_rewrite("bus_contract", "bus_contract_data", "bus_contract_live", "reef")
 
 pytest_plugins = ["islands"]
+
+# How long an example takes says how busy the machine is, nothing of the code: no profile has a deadline. Where CI=1, examples
+# are the same each time; elsewhere new ones are tried. For mutants a few examples must do, and a failure is not made small.
+hypothesis_settings.register_profile("atoll", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.register_profile("ci", hypothesis_settings.get_profile("atoll"), derandomize=True)
+hypothesis_settings.register_profile(
+    "mutants",
+    hypothesis_settings.get_profile("ci"),
+    max_examples=25,
+    phases=[Phase.explicit, Phase.generate],
+    database=None,
+)
+hypothesis_settings.load_profile("ci" if os.environ.get("CI") else "atoll")
 
 # Who runs the tests in the background of a script has interrupts ignored, and so has every process that tests start and
 # interrupt, for children inherit that.

@@ -2,17 +2,19 @@
 
 One shard, some islands, and everything that is on its way between them as a list that the test orders, delays,
 duplicates or drops. Facts that a driver would produce are produced here in the simplest way. Every fact is followed by
-every invariant. `heal` delivers what is left, drains everybody and checks that the books of both sides agree.
+every invariant and by every reference model. `heal` delivers what is left, drains everybody and checks that the books of
+both sides agree with each other and with the models.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from atoll.errors import AtollError
 from atoll.protocol import invariants
-from atoll.protocol.books import Books
+from atoll.protocol.books import Books, thawed
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -28,6 +30,7 @@ from atoll.protocol.events import (
     DrainOrdered,
     Event,
     Fetch,
+    FetchFailed,
     FetchFragment,
     Finish,
     FragmentFetched,
@@ -48,6 +51,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger, Settlement, settle
+from atoll.protocol.reference import FateModel, IslandModel, RoundModel
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 
@@ -80,23 +84,34 @@ class Life:
     name: str
     incarnation: int
     island: Island
+    model: IslandModel
     ready: dict[int, int] = field(default_factory=dict)
     left: bool = False
 
 
 @dataclass
 class World:
-    """One shard and its islands; `queue` is the durable work queue, `calls` and `heads` are whispers on their way."""
+    """One shard and its islands; `queue` is the durable work queue, `calls` and `heads` are whispers on their way.
+
+    Pushes are durable and frames are read at once, unless `holding`: then they wait in `sending` and `fetching`.
+    """
 
     settings: ProtocolSettings
     step_s: float = 1.0
     now_s: float = 0.0
+    holding: bool = False
 
     def __post_init__(self) -> None:
         """Start with nobody there."""
         self.heads = dict.fromkeys(range(self.settings.fragments), 0)
         self.shard = Shard(self.settings, 0, dict(self.heads))
         self.watch = invariants.ShardWatch()
+        self.rounds = RoundModel(self.settings, self.heads)
+        self.fates = FateModel(self.settings, self.heads)
+        self.sending: list[tuple[Life, ContributionArrived]] = []
+        self.fetching: list[tuple[Life, FetchFragment]] = []
+        self.gone: dict[str, Counter[str]] = {}
+        self.farewells: list[LearnerLeft] = []
         self.durable = invariants.Durable(self.heads)
         self.lives: dict[str, Life] = {}
         self.incarnations: dict[str, int] = {}
@@ -116,11 +131,33 @@ class World:
         """A learner arrives, or returns in its next incarnation, and adopts the heads."""
         number = self.incarnations.get(name, 0) + 1
         self.incarnations[name] = number
-        self.lives[name] = Life(name, number, Island(self.settings, dict(self.heads)))
+        self.lives[name] = Life(
+            name, number, Island(self.settings, dict(self.heads)), IslandModel(self.settings, self.heads)
+        )
 
     def die(self, name: str) -> None:
         """A learner is killed: what it had queued stays queued."""
-        del self.lives[name]
+        dead = self.lives.pop(name)
+        self.sending = [(life, arrived) for life, arrived in self.sending if life is not dead]
+        self.fetching = [(life, wanted) for life, wanted in self.fetching if life is not dead]
+
+    def take_over(self) -> None:
+        """The shard's owner dies; its heir begins with what is durable, and what nobody acknowledged comes once more."""
+        books = {fragment: thawed(kept.frozen(_reports(kept))) for fragment, kept in self.durable.books.items()}
+        lost = {key for lane in self.lanes.values() for one in lane if isinstance(one, Acknowledge) for key in [one.key]}
+        known = {key: fate for key, fate in self.fates.fates.items() if self.durable.books[key.fragment].knows(key)}
+        self.shard = Shard(self.settings, 0, dict(self.heads), books=books)
+        self.watch = invariants.ShardWatch()
+        self.rounds = RoundModel(self.settings, self.heads)
+        self.rounds.inherit(self.shard.ledger, known)
+        self.fates = FateModel(self.settings, self.heads, known)
+        open_keys = [key for key in self.delivered if key not in known or key in lost]
+        self.queue += [self.delivered[key] for key in open_keys if self.delivered[key] not in self.queue]
+        self.queue += [one for one in self.farewells if one not in self.queue]
+        self.lanes = {fragment: [] for fragment in self.heads}
+        self.reading.clear()
+        self.timers.clear()
+        self.finished = ""
 
     def step(self, name: str, tokens: int = 10) -> None:
         """A learner takes a step and adopts what waits for it."""
@@ -159,6 +196,7 @@ class World:
             if isinstance(message, ContributionArrived):
                 self.delivered[message.key] = message
             if isinstance(message, LearnerLeft):
+                self.farewells.append(message)
                 self._tell_shard(self.last_beats[message.learner, message.incarnation])
             self._tell_shard(message)
 
@@ -178,6 +216,26 @@ class World:
             heard = self.whispers.pop(index % len(self.whispers))
             if not lose:
                 heard()
+
+    def send(self, index: int = 0, reason: str = "") -> None:
+        """A push that was held becomes durable, or its learner gives it up for `reason`."""
+        if self.sending:
+            life, arrived = self.sending.pop(index % len(self.sending))
+            if not reason:
+                self.queue.append(arrived)
+            push = arrived.key.push
+            self._tell(life, PushSettled(at_s=self.now_s, fragment=arrived.key.fragment, push=push, reason=reason))
+
+    def fetch(self, index: int = 0, *, fail: bool = False) -> None:
+        """A frame that was held is read, or cannot be."""
+        if self.fetching:
+            life, wanted = self.fetching.pop(index % len(self.fetching))
+            fragment, version = wanted.fragment, self.heads[wanted.fragment]
+            if fail:
+                self._tell(life, FetchFailed(at_s=self.now_s, fragment=fragment, version=version, reason="away"))
+                return
+            life.ready[fragment] = version
+            self._tell(life, FragmentFetched(at_s=self.now_s, fragment=fragment, version=version))
 
     @property
     def commits(self) -> list[Commit]:
@@ -213,13 +271,28 @@ class World:
             self.tick(self.settings.silence_s + 10.0 * self.step_s)
             self._tell_shard(QueueDrained(at_s=self.now_s))
             if self.finished and not (self.queue or self.reading or any(self.lanes.values())):
+                self._check_fates()
                 return settle(self.shard.ledger, self.settings.fragments)
         raise AtollError("the world never came to rest", got=self.log[-20:])
 
     # --- the inside ---------------------------------------------------------------------------------------------------
 
+    def _check_fates(self) -> None:
+        """Compare what the books say of each learner that left with what the models say that it pushed and what became of it."""
+        for name, told in self.gone.items():
+            account = self.shard.ledger.accounts[name]
+            got = Counter(pushed=account.pushed, superseded=account.superseded, local=account.refused_local)
+            invariants.require(got == told, "the books have what the learner has", (name, got, told))
+            settled = sum(
+                tokens for key, (_, tokens) in self.fates.fates.items() if f"{key.learner}/{key.incarnation}" == name
+            )
+            invariants.require(settled == told["pushed"], "what was pushed has a fate", (name, settled, told))
+
     def _deliver_all(self) -> None:
-        while self.queue or self.reading or any(self.lanes.values()) or self.whispers:
+        self.holding = False
+        while self.queue or self.reading or any(self.lanes.values()) or self.whispers or self.sending or self.fetching:
+            self.send()
+            self.fetch()
             self.whisper()
             self.deliver()
             self.read()
@@ -229,7 +302,10 @@ class World:
         actions = self.shard.handle(fact)
         self._note("shard", fact, actions)
         self.watch.see(actions)
+        self.rounds.see(fact, actions)
+        self.fates.see(fact, actions)
         invariants.check_shard(self.shard)
+        self.fates.check(self.shard.ledger)
         for action in actions:
             self._do(action)
 
@@ -237,6 +313,8 @@ class World:
         actions = life.island.handle(fact)
         self._note(f"{life.name}/{life.incarnation}", fact, actions)
         invariants.check_island(life.island)
+        life.model.see(fact, actions)
+        life.model.check(life.island)
         for action in actions:
             self._do_for(life, action)
 
@@ -274,24 +352,25 @@ class World:
 
     def _do_for(self, life: Life, action: Action) -> None:
         if isinstance(action, Push):
-            self.queue.append(
-                ContributionArrived(
-                    at_s=self.now_s,
-                    key=PushKey(life.name, life.incarnation, action.fragment, action.push),
-                    base_version=action.base_version,
-                    tokens=action.tokens,
-                    steps=action.steps,
-                    trained_tokens=action.trained_tokens,
-                    final=action.final,
-                )
+            arrived = ContributionArrived(
+                at_s=self.now_s,
+                key=PushKey(life.name, life.incarnation, action.fragment, action.push),
+                base_version=action.base_version,
+                tokens=action.tokens,
+                steps=action.steps,
+                trained_tokens=action.trained_tokens,
+                final=action.final,
             )
-            self._tell(life, PushSettled(at_s=self.now_s, fragment=action.fragment, push=action.push))
+            self.sending.append((life, arrived))
+            if not self.holding:
+                self.send(-1)
         elif isinstance(action, FetchFragment):
-            version = self.heads[action.fragment]
-            life.ready[action.fragment] = version
-            self._tell(life, FragmentFetched(at_s=self.now_s, fragment=action.fragment, version=version))
+            self.fetching.append((life, action))
+            if not self.holding:
+                self.fetch(-1)
         elif isinstance(action, Leave):
             life.left = True
+            self.gone[f"{life.name}/{life.incarnation}"] = life.model.totals()
             self.last_beats[life.name, life.incarnation] = self._beat(life, training=False)
             self.queue.append(LearnerLeft(at_s=self.now_s, learner=life.name, incarnation=life.incarnation))
             self.lives.pop(life.name, None)
@@ -338,6 +417,17 @@ class World:
         """Keep one readable line per fact, for logbooks and for the last lines of a failure."""
         done = ", ".join(_said(action) for action in actions) or "nothing"
         self.log.append(f"{self.now_s:6.2f} {who:8} {_said(fact)} -> {done}")
+
+
+def _reports(books: Books) -> Ledger:
+    """Return what learners reported of themselves by these books."""
+    told = Ledger(told_tokens=books.told_tokens)
+    for name, report in books.reports.items():
+        learner, _, incarnation = name.rpartition("/")
+        sums = report.trained, report.pushed, report.superseded, report.refused_local
+        told.reported(learner, int(incarnation), *sums)
+        told.accounts[name].left = report.left
+    return told
 
 
 def _said(value: object) -> str:
