@@ -333,7 +333,7 @@ class FateModel:
         fresh = self._settings.age_damping**age
         if self._settings.age_law == "gate":
             fresh *= math.cos(math.pi / 2.0 * age / limit) ** 2
-        require(_near(fold.freshness, fresh), "the staleness weight is that of the law", (fold, fresh))
+        require(_near(fold.staleness_weight, fresh), "the staleness weight is that of the law", (fold, fresh))
         self._folded[key.fragment].append(key)
 
     def _see_commit(self, commit: Commit) -> None:
