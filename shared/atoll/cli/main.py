@@ -18,8 +18,8 @@ from typing import Any
 
 import typer
 
-from atoll.cli import INTERRUPTED, archive, fates, look, plan, sim, tap, top, up
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.cli import INTERRUPTED, archive, fates, look, tap, top, up
 
 GROUP = "atoll.commands"
 NOT_INSTALLED = 2
@@ -53,8 +53,6 @@ def build() -> typer.Typer:
         top.register,
         fates.register,
         archive.register,
-        plan.register,
-        sim.register,
         look.register,
     ):
         register(app)

@@ -1,0 +1,72 @@
+"""How a run comes to be, and how a learner finds its way into one that exists.
+
+There is no initialisation step. The first learner to arrive writes the run record by compare-and-set (layout, protocol
+settings, seed, fingerprint of the data), then version 0 of every fragment from its own parameters. Everyone else,
+including the runner-up of that race, reads the record, checks that its own model has the same layout, and adopts the
+heads. If a founder dies before the heads are complete, another with the same layout completes them after a time-out:
+heads are created with revision 0, so a head that exists is never replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from atoll.base.errors import BrokerUnavailable, RecordConflict
+from atoll.base.identity import Identity, this_process
+from atoll.bus.interface import Bus
+from atoll.codec.kernels import Vector
+from atoll.run.delta_chain import digest_of_values, keyframe_of
+from atoll.run.heads import head_info
+from atoll.run.record import check_run
+from atoll.wire.blobs import Upload
+from atoll.wire.messages import Head, RunRecord, encode
+from atoll.wire.subjects import Subjects
+
+
+async def found_or_join(bus: Bus, subjects: Subjects, offer: RunRecord) -> tuple[RunRecord, bool]:
+    """Write `offer` as the run record, or return the one that is there; the flag says whether we are the founder.
+
+    Raises:
+        LayoutMismatch: the run exists with another model or other data.
+    """
+    try:
+        await bus.put_record(subjects.run_record, encode(offer), expected=0, info={"run": offer.run})
+    except RecordConflict:
+        return await check_run(bus, subjects, offer.layout, offer.data), False
+    return offer, True
+
+
+async def publish_origin(
+    bus: Bus, subjects: Subjects, run: RunRecord, values: Mapping[int, Vector], identity: Identity | None = None
+) -> None:
+    """Make version 0 of every fragment visible, wherever no head exists yet.
+
+    Raises:
+        BrokerUnavailable: the run is being rebuilt from an archive; a fresh value in a trained run's place would ruin it.
+    """
+    if run.rebuilt is not None:
+        raise BrokerUnavailable(
+            f"run {run.run!r} is being rebuilt from its archive and is not complete yet",
+            got=f"mark {run.rebuilt.mark} of founding {run.rebuilt.source}",
+            todo="start every synchronizer shard with --restore, then the learners",
+        )
+    identity = identity or this_process()
+    for fragment in values:
+        nonce, vector = identity.nonce(4), await asyncio.to_thread(values.__getitem__, fragment)
+        keyframe = await bus.put_blob(subjects.global_stem(fragment, 0, nonce), Upload(keyframe_of(vector)))
+        bus.stats.frame_bytes_up += keyframe.size_bytes
+        head = Head(
+            fragment=fragment,
+            version=0,
+            epoch=0,
+            nonce=nonce,
+            layout=run.layout.fingerprint,
+            keyframe=keyframe,
+            key_version=0,
+            digest=await asyncio.to_thread(digest_of_values, vector),
+        )
+        try:
+            await bus.put_record(subjects.head(fragment), encode(head), expected=0, info=head_info(head))
+        except RecordConflict:
+            await bus.purge(f"{keyframe.stem}.*")
