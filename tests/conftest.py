@@ -6,9 +6,7 @@ import asyncio
 import inspect
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase
@@ -18,15 +16,7 @@ from atoll.base import logs
 from atoll.bus.server import EmbeddedBroker
 from support.links import unique_run
 
-# Contracts are base classes that several test modules bind, and the integration tests share how they start services;
-# importlib mode leaves sys.path alone.
-for shared_by_tests in ("contract", "integration"):
-    sys.path.insert(0, str(Path(__file__).parent / shared_by_tests))
-# The benchmarks are programs, not a package; what they compute is tested all the same.
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-pytest.register_assert_rewrite("bus_contract", "bus_contract_data", "bus_contract_live", "reef")
-
-pytest_plugins = ["islands"]
+pytest_plugins = ["support.islands"]
 
 # How long an example takes says how busy the machine is, nothing of the code: no profile has a deadline. Where CI=1, examples
 # are the same each time; elsewhere new ones are tried. For mutants a few examples must do, and a failure is not made small.

@@ -13,21 +13,21 @@ import time
 from pathlib import Path
 
 import msgspec
-from benchmarks.faults.extracts import SCHEMA, Course, Extract, Row
-from benchmarks.lib.results import commit, machine, sources
-from benchmarks.faults.storm import StormLinks, Storm, Victim, chosen
-from benchmarks.faults.synchronous import SIZE, Line, compile_program, read_checkpoint
-from benchmarks.faults.up_in_storm import BEGIN_MAX_S, CALM_S, PACE
-from benchmarks.faults.fault_schedule import Planned, storm
 
-from atoll.bus.server import EmbeddedBroker
 from atoll.base.clock import SystemClock
+from atoll.bus.server import EmbeddedBroker
 from atoll.local.environment import without_settings
 from atoll.local.processes import ChildPlan, ProcessGroup
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.evaluate import EXPORT_TOKENS_MAX
 from atoll_learner.model_settings import model_settings
 from atoll_learner.train_settings import train_settings
+from benchmarks.faults.extracts import SCHEMA, Course, Extract, Row
+from benchmarks.faults.fault_schedule import Planned, storm
+from benchmarks.faults.storm import Storm, StormLinks, Victim, chosen
+from benchmarks.faults.synchronous import SIZE, Line, compile_program, read_checkpoint
+from benchmarks.faults.up_in_storm import BEGIN_MAX_S, CALM_S, PACE
+from benchmarks.lib.results import commit, machine, sources
 
 COORDINATOR = "coordinator"
 RESTARTS_MAX = 1_000_000

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from atoll.base.errors import AtollError
 from atoll.protocol import invariants
-from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -49,6 +48,7 @@ from atoll.protocol.events import (
     StepDone,
     TimerFired,
 )
+from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger, Settlement, settle
 from atoll.protocol.reference import FateModel, IslandModel, RoundModel
@@ -91,7 +91,7 @@ class LearnerIncarnation:
 
 @dataclass
 class ProtocolWorld:
-    """One shard and its islands; `queue` is the durable work queue, `calls` and `heads` are at-most-once messages on their way.
+    """One shard and its islands; `queue` is the durable work queue, `calls` and `heads` are core messages on their way.
 
     Pushes are durable and frames are read at once, unless `holding`: then they wait in `sending` and `fetching`.
     """
@@ -143,9 +143,15 @@ class ProtocolWorld:
 
     def take_over(self) -> None:
         """The shard's owner dies; its heir begins with what is durable, and what nobody acknowledged comes once more."""
-        fragment_ledger = {fragment: thawed(kept.frozen(_reports(kept))) for fragment, kept in self.durable.fragment_ledger.items()}
-        lost = {key for lane in self.lanes.values() for one in lane if isinstance(one, Acknowledge) for key in [one.key]}
-        known = {key: fate for key, fate in self.fates.fates.items() if self.durable.fragment_ledger[key.fragment].knows(key)}
+        fragment_ledger = {
+            fragment: thawed(kept.frozen(_reports(kept))) for fragment, kept in self.durable.fragment_ledger.items()
+        }
+        lost = {
+            key for lane in self.lanes.values() for one in lane if isinstance(one, Acknowledge) for key in [one.key]
+        }
+        known = {
+            key: fate for key, fate in self.fates.fates.items() if self.durable.fragment_ledger[key.fragment].knows(key)
+        }
         self.shard = Shard(self.settings, 0, dict(self.heads), fragment_ledger=fragment_ledger)
         self.watch = invariants.ShardWatch()
         self.rounds = RoundModel(self.settings, self.heads)
@@ -278,7 +284,7 @@ class ProtocolWorld:
     # --- the inside ---------------------------------------------------------------------------------------------------
 
     def _check_fates(self) -> None:
-        """Compare what the books say of each learner that left with what the models say that it pushed and what became of it."""
+        """Compare what the ledger says of each learner that left with what the models say of its pushes and their fates."""
         for name, told in self.gone.items():
             account = self.shard.ledger.accounts[name]
             got = Counter(pushed=account.pushed, superseded=account.superseded, local=account.refused_local)
@@ -290,7 +296,14 @@ class ProtocolWorld:
 
     def _deliver_all(self) -> None:
         self.holding = False
-        while self.queue or self.reading or any(self.lanes.values()) or self.core_messages or self.sending or self.fetching:
+        while (
+            self.queue
+            or self.reading
+            or any(self.lanes.values())
+            or self.core_messages
+            or self.sending
+            or self.fetching
+        ):
             self.send()
             self.fetch()
             self.core_message()

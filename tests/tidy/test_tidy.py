@@ -298,7 +298,9 @@ def test_a_module_without_a_test_is_found() -> None:
     """The rule above speaks when neither a name nor an import mentions the module."""
     modules = {"atoll.base.clock": "x = 1", "atoll.base.logs": "x = 1", "atoll.merge.outer": "x = 1"}
 
-    assert untested(modules, {"test_clock.py": "", "test_a.py": "from atoll.merge.outer import x"}) == ["atoll.base.logs"]
+    assert untested(modules, {"test_clock.py": "", "test_a.py": "from atoll.merge.outer import x"}) == [
+        "atoll.base.logs"
+    ]
 
 
 def test_every_make_target_has_a_help_line() -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from atoll.cli.main import build
 from atoll.base.errors import SettingsError
-from atoll_simulator.planner.cautions import NO_WAY
-from atoll_simulator.fleet.parameters import FleetParameters
+from atoll.cli.main import build
 from atoll.local.defaults import SETTINGS
+from atoll_simulator.fleet.parameters import FleetParameters
+from atoll_simulator.planner.cautions import NO_WAY
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "plan_12b.txt"

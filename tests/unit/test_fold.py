@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from atoll.codec import Encoded
 from atoll.base.errors import FrameRejected, ProtocolMisuse
+from atoll.codec import Encoded
 from atoll.codec.kernels.plain import STRETCH
-from atoll.model.layout import FragmentSlice
 from atoll.merge.fold import SMALL, FragmentFold, MergeResult, Method, slice_norms, token_weight, validated_norms
+from atoll.model.layout import FragmentSlice
 
 Vector = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
@@ -39,14 +39,20 @@ def drawn(count: int, seed: int = 3) -> tuple[list[Vector], list[float]]:
 
 
 def add(
-    fold: FragmentFold, slices: Sequence[FragmentSlice], vector: Sequence[float] | Vector, weight: float, staleness_weight: float = 1.0
+    fold: FragmentFold,
+    slices: Sequence[FragmentSlice],
+    vector: Sequence[float] | Vector,
+    weight: float,
+    staleness_weight: float = 1.0,
 ) -> None:
     """Fold in a float32 vector as it is."""
     pseudo_gradient = Encoded.exact(np.asarray(vector, dtype=np.float32))
     fold.add(pseudo_gradient, slice_norms(slices, pseudo_gradient), weight, staleness_weight)
 
 
-def folded(slices: Sequence[FragmentSlice], method: Method, vectors: Sequence[Vector], weights: Sequence[float]) -> MergeResult:
+def folded(
+    slices: Sequence[FragmentSlice], method: Method, vectors: Sequence[Vector], weights: Sequence[float]
+) -> MergeResult:
     """Return the merge of all."""
     fold = FragmentFold(slices, method)
     for vector, weight in zip(vectors, weights, strict=True):

@@ -5,11 +5,28 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from benchmarks.fleet.goodput_fit import FITS, FITTED, PAPER, POINTS, VALIDATED, compared, errors, fitted, goodputs, kinds, null_model, scavenged, sensitivities, size, uptimes, window
 
 from atoll_simulator.fleet.cells import ROWS, FleetCell, table
 from atoll_simulator.fleet.parameters import FleetParameters, changed
 from atoll_simulator.fleet.scavenging import Budget
+from benchmarks.fleet.goodput_fit import (
+    FITS,
+    FITTED,
+    PAPER,
+    POINTS,
+    VALIDATED,
+    compared,
+    errors,
+    fitted,
+    goodputs,
+    kinds,
+    null_model,
+    scavenged,
+    sensitivities,
+    size,
+    uptimes,
+    window,
+)
 
 SIZES = (150_000, 1_200_000)
 

@@ -17,13 +17,20 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
-from atoll.bus.interface import Bus, Consumer, Delivery, Subscription, CoreMessage
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, BrokerUnavailable, BusError, FrameRejected, PeerMisbehaved, RecordConflict
+from atoll.base.errors import (
+    AtollError,
+    BlobCorrupt,
+    BlobGone,
+    BrokerUnavailable,
+    BusError,
+    FrameRejected,
+    PeerMisbehaved,
+    RecordConflict,
+)
 from atoll.base.identity import Identity
 from atoll.base.logs import get
-from atoll.wire.traffic import moved_by
+from atoll.bus.interface import Bus, Consumer, CoreMessage, Delivery, Subscription
 from atoll.merge.outer import make_outer
 from atoll.protocol.events import (
     Acknowledge,
@@ -51,15 +58,24 @@ from atoll.protocol.events import (
 from atoll.protocol.ledger import Ledger, parts
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
+from atoll.wire.subjects import Subjects
+from atoll.wire.traffic import moved_by
+from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist
 from atoll_synchronizer.background_tasks import BackgroundTasks
-from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
-from atoll_synchronizer.overrun_monitor import OverrunMonitor
-from atoll_synchronizer.manifest_validation import DecidedCommit, arrival, beat_fact, read_beat, read_manifest, round_line
-from atoll_synchronizer.lease import LeaseKeeper
-from atoll_synchronizer.store import ShardStore
 from atoll_synchronizer.event_log import EventLog, patiently
-from atoll_synchronizer.aggregator import Aggregator
+from atoll_synchronizer.lease import LeaseKeeper
+from atoll_synchronizer.manifest_validation import (
+    DecidedCommit,
+    arrival,
+    beat_fact,
+    read_beat,
+    read_manifest,
+    round_line,
+)
+from atoll_synchronizer.overrun_monitor import OverrunMonitor
+from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
+from atoll_synchronizer.store import ShardStore
 
 log = get(__name__)
 
@@ -140,7 +156,9 @@ class ShardService:
         self.tape.epoch = epoch = self.lease.epoch
         await patiently(lambda: self.store.open(epoch))
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
-        self.machine = Shard(self.run.protocol, self.shard, versions, fragment_ledger=self.store.copied_ledgers(), ledger=former)
+        self.machine = Shard(
+            self.run.protocol, self.shard, versions, fragment_ledger=self.store.copied_ledgers(), ledger=former
+        )
         self.ledger = self.machine.ledger
         for fragment in versions:
             self._lanes[fragment] = asyncio.Queue()

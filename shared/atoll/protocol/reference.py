@@ -275,7 +275,10 @@ class FateModel:
     """What became of each contribution's tokens, from what arrived and what the owner commanded."""
 
     def __init__(
-        self, settings: ProtocolSettings, versions: Mapping[int, int], fates: Mapping[PushKey, tuple[str, int]] | None = None
+        self,
+        settings: ProtocolSettings,
+        versions: Mapping[int, int],
+        fates: Mapping[PushKey, tuple[str, int]] | None = None,
     ) -> None:
         """Start with the versions that the owner found, and the fates that are durable."""
         self._settings = settings
@@ -357,7 +360,9 @@ class FateModel:
         elif acknowledge.fate == "refused":
             unfit = self._unfit(key)
             known = ("future_base", "stale", "empty")
-            require(not unfit or acknowledge.reason in (unfit, "quarantined"), "what cannot be merged is refused", unfit)
+            require(
+                not unfit or acknowledge.reason in (unfit, "quarantined"), "what cannot be merged is refused", unfit
+            )
             require(bool(unfit) or acknowledge.reason not in known, "what could be merged is not refused", acknowledge)
             self._give(key, f"refused:{acknowledge.reason}")
         else:
