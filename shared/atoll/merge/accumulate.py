@@ -51,7 +51,7 @@ class AccumulateEntry:
         if step.add is None or self.momentum is None:
             self.pseudo_gradient.blend(total, start, stop, step.keep, step.take)
         else:
-            self.pseudo_gradient.correction(total, (start, stop), (step.keep, step.take, step.add), self.momentum)
+            self.pseudo_gradient.bend(total, (start, stop), (step.keep, step.take, step.add), self.momentum)
 
 
 class BatchedAccumulation:
