@@ -31,7 +31,7 @@ from benchmarks.lib.results import commit, machine, sources
 
 COORDINATOR = "coordinator"
 RESTARTS_MAX = 1_000_000
-PROGRAM = Path(__file__).with_name("synchronous.py")
+PROGRAM = "benchmarks.faults.synchronous"
 
 
 def run_group(course: Course, corpus: Path, out: Path) -> Extract:
@@ -67,7 +67,7 @@ def workers(course: Course) -> list[str]:
 def child(name: str, course: Course, corpus: Path, out: Path, url: str) -> ChildPlan:
     """Return the plan of the coordinator or a worker."""
     role, _, number = name.partition("-")
-    words = [sys.executable, str(PROGRAM), role, "--number", number or "0", "--size", str(course.learners)]
+    words = [sys.executable, "-m", PROGRAM, role, "--number", number or "0", "--size", str(course.learners)]
     words += ["--run", "group", "--url", url, "--folder", str(out.absolute()), "--corpus", str(corpus.absolute())]
     words += ["--seed", str(course.seed), "--pace", f"{PACE:g}"]
     environment = {**without_settings(os.environ), "PYTHONUNBUFFERED": "1"}

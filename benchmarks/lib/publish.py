@@ -35,14 +35,14 @@ and the broker, SIGSTOP of owners, cut connections, black holes) and one partiti
 a higher rate, as long as it takes to kill as many as its goal says; it has a length of its own, so it is asked for safety
 only and is in no plot. `sync-…` are the
 synchronous baseline under the same forecasts: workers for learners, a coordinator for owners. What the baseline models,
-and what favours it, is said in [`benchmarks/faults/synchronous.py`](../../benchmarks/synchronous.py).
+and what favours it, is said in [`benchmarks/faults/synchronous.py`](../../benchmarks/faults/synchronous.py).
 
 **Participation** is stepping time over present time: the learner-seconds in which steps were taken over all
 learner-seconds of the run, with every learner present from beginning to end. **Useful-step share** is the tokens that
 entered the model (Atoll: merged in time or late; baseline: not rolled back) over the tokens that the same system would
 have trained in the same time undisturbed. What was merged late counts whole there; the
 *damped* share counts `age_damping` of it per version of age, which is what the merge makes of it. All
-are defined once, for both systems, in [`benchmarks/faults/goodput.py`](../../benchmarks/goodput.py).
+are defined once, for both systems, in [`benchmarks/faults/goodput.py`](../../benchmarks/faults/goodput.py).
 
 **Raw.** [`raw/`](raw) holds one extract per run: what was done, every commit and refusal of the tape, every heartbeat, the
 books. `make results-check` computes every figure of the table again from these files.
@@ -54,9 +54,9 @@ books. `make results-check` computes every figure of the table again from these 
     "bench-round": """\
 A round as a shard does it, from eight encoded contributions (int4) in memory to the next values: norms checked, RDA,
 Nesterov. What is counted, and what is not, is said in
-[`benchmarks/arithmetic/merge_round.py`](../../benchmarks/merge_round.py). A share *on arrival* counts bytes as if every
+[`benchmarks/arithmetic/merge_round.py`](../../benchmarks/arithmetic/merge_round.py). A share *on arrival* counts bytes as if every
 contribution were folded in by itself; contributions that wait for each other are entered in one pass
-([`atoll.merge.accumulate`](../../shared/atoll/passes.py)), so it may be above 1. *Every byte once* counts what no order
+([`atoll.merge.accumulate`](../../shared/atoll/merge/accumulate.py)), so it may be above 1. *Every byte once* counts what no order
 of work could leave out.
 
 NumPy and `jax.jit` do the same round from the same bytes, in our environment. Flower and tsugi-mend do less: a weighted
@@ -69,16 +69,16 @@ A round of one fragment from the shard's call until the last learner holds the n
 its next step boundary; beside it, measured in the pause after each round by the same processes through the same broker,
 what no round can do without: putting and getting the contributions' bytes, storing those of frame and state, reading the
 frame, and the arithmetic in memory. What is counted is said in
-[`benchmarks/network/ends.py`](../../benchmarks/ends.py). Stages are from their first beginning to their last end,
+[`benchmarks/network/ends.py`](../../benchmarks/network/ends.py). Stages are from their first beginning to their last end,
 counted from the call, and overlap. All processes and the broker share the machine's cores, so CPU time that others of
 these processes spend is in every stage.
 
 """,
     "bench-link": """\
 100 Mbit/s, 50 ms there and back, 1 % of packets lost each way, a queue of 50 ms: the kernel's own TCP between two network
-namespaces, through the shaper of [`benchmarks/network/shaper.py`](../../benchmarks/shaper.py). Utilisation is payload over what
+namespaces, through the shaper of [`benchmarks/network/shaper.py`](../../benchmarks/network/shaper.py). Utilisation is payload over what
 the link can carry. One piece in flight more or less at the end of a measurement is 1 to 2 % of it. What is measured is said
-in [`benchmarks/network/link.py`](../../benchmarks/link.py).
+in [`benchmarks/network/link.py`](../../benchmarks/network/link.py).
 
 Loss-based congestion control (reno here; cubic, most systems' own, is bound alike) moves a fortieth of such a link per
 connection, whatever the window. Connections for chunks ask for bbr, where the kernel has it; **what the broker sends is its
@@ -87,7 +87,7 @@ host's affair**: `sysctl net.ipv4.tcp_congestion_control=bbr` there.
 """,
     "bench-arithmetic": """\
 One thread. Every figure is the best of its rounds over the best of its limit in the same rounds; what is measured is
-said in [`benchmarks/arithmetic/arithmetic.py`](../../benchmarks/arithmetic.py). *Check and fold* checks chunk by chunk,
+said in [`benchmarks/arithmetic/arithmetic.py`](../../benchmarks/arithmetic/arithmetic.py). *Check and fold* checks chunk by chunk,
 when a chunk has just been put in its place, and folds from memory later, as a shard does; the check is what arriving
 takes longer for it.
 *Settle* makes a delta of four bits: it quantises a difference, adds what readers will add and keeps what is left.
@@ -96,7 +96,7 @@ takes longer for it.
     "bench-broker": """\
 One blob of 256 MB of random bytes through a nats-server of its own that stores on disk: by the lanes of a bus of ours, by stock
 nats-py, and over a bare TCP connection of the loopback. What is measured is said in
-[`benchmarks/network/broker.py`](../../benchmarks/broker.py); why there is a transport of our own is said in
+[`benchmarks/network/broker.py`](../../benchmarks/network/broker.py); why there is a transport of our own is said in
 [ADR 28](../adr/0028-a-transport-of-our-own.md). CPU is that of the process that sends or receives. The broker's files are
 written and read in the same time, on the same cores.
 
@@ -106,7 +106,7 @@ One run of `atoll up`, real processes, four bits up and down, every process behi
 *ledger* is what the processes say of themselves, in the run's report ([`moved`](../report.md)); the *count at the sockets* is
 the relays'. What a step of data-parallel training moves is computed, by the planner's formula. Founding the run, joining,
 leaving, heartbeats and the tape are in our bytes. What is measured, and why so small a batch will do, is said in
-[`benchmarks/network/bytes_moved.py`](../../benchmarks/bytes_moved.py).
+[`benchmarks/network/bytes_moved.py`](../../benchmarks/network/bytes_moved.py).
 
 Learners' links are the wide area: a shard stands beside the broker, and its link also carries the outer state that it
 stores with every version. *Fetched* counts all that learners read over the parameters of the versions that it gave them,
@@ -115,8 +115,8 @@ the first keyframe included; *published* counts every keyframe once, though foll
 """,
     "bench-bandwidth": """\
 Nothing here is measured: the figures follow from a graph of compute and communication
-([`atoll_simulator.planner.timeline`](../../shared/atoll/plan/timeline.py)) and from assumptions, which
-[`benchmarks/network/literature.py`](../../benchmarks/literature.py) holds beside the published figures and their sources. The
+([`atoll_simulator.planner.timeline`](../../services/simulator/atoll_simulator/planner/timeline.py)) and from assumptions, which
+[`benchmarks/network/literature.py`](../../benchmarks/network/literature.py) holds beside the published figures and their sources. The
 published ones lie on a grid of 50 points between 0.1 and 1000 Gbit/s; ours are points of the same grid, and errors are
 counted in its steps (a factor of 1.21).
 
@@ -156,7 +156,7 @@ The admission interval was set before the fit but not blind: a hand calculation 
 What other intervals give when the stalls are fitted again is listed (*admission every*).
 
 What is simulated, and where every number comes from, is said in
-[docs/goodput.md](../goodput.md); the fit is [`benchmarks/fleet/goodput_fit.py`](../../benchmarks/goodput_fit.py). Rings in the
+[docs/goodput.md](../goodput.md); the fit is [`benchmarks/fleet/goodput_fit.py`](../../benchmarks/fleet/goodput_fit.py). Rings in the
 plot are the paper's figures.
 
 ![goodput against the number of chips](bench-goodput-goodput.svg)

@@ -170,7 +170,9 @@ def test_whatever_a_caution_advises_is_accepted_and_helps(kind: str, command: st
 
 
 def test_every_kind_of_caution_is_among_those_that_are_followed() -> None:
-    source = (ROOT / "shared" / "atoll" / "plan" / "cautions.py").read_text(encoding="utf-8")
+    source = (ROOT / "services" / "simulator" / "atoll_simulator" / "planner" / "cautions.py").read_text(
+        encoding="utf-8"
+    )
     made = set(re.findall(r'Trouble\(\s*f?"([^"{]+)', source))
 
     assert len(made) >= 12

@@ -330,7 +330,7 @@ def test_a_killed_go_is_gone_on_with(tmp_path: Path) -> None:
     """A runner that is killed in the middle of its second cell has its first one kept, whole."""
     here = Path(__file__)
     program = (
-        f"import sys; sys.path[:0] = [{str(here.parents[2] / 'benchmarks')!r}, {str(here.parent)!r}]\n"
+        f"import sys; sys.path[:0] = {[str(here.parents[2]), str(here.parents[1]), str(here.parent)]!r}\n"
         "from pathlib import Path; from test_experiments import crew_of, small\n"
         f"crew_of(Path({str(tmp_path)!r}), []).work([small(0), small(99), small(1)])"
     )

@@ -206,7 +206,7 @@ def test_adding_does_not_change_the_contribution() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight", "freshness"),
+    ("weight", "staleness_weight"),
     [(0.0, 1.0), (-1.0, 1.0), (math.nan, 1.0), (math.inf, 1.0), (1.0, -0.1), (1.0, 1.1), (1.0, math.nan)],
 )
 def test_a_weight_is_positive_and_finite_and_a_freshness_a_share(weight: float, staleness_weight: float) -> None:
@@ -279,7 +279,7 @@ def test_what_is_late_weighs_less_beside_what_is_fresh(method: Method, order: Se
 
 
 @pytest.mark.parametrize("method", ["mean", "rda"])
-@pytest.mark.parametrize("freshness", [0.0, 1e-300])
+@pytest.mark.parametrize("staleness_weight", [0.0, 1e-300])
 def test_nothing_is_heard_of_what_has_no_freshness_left(method: Method, staleness_weight: float) -> None:
     """Before, after and without what is fresh; it is counted, since its tokens have a fate."""
     slices, gone = spans_of({"a": 2}), np.array([4.0, -9.0], np.float32)

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
+from atoll.base.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved
 from atoll.base.offload import off_loop
 from atoll.bus.interface import Bus
 from atoll.codec import Encoded
@@ -50,6 +51,17 @@ class Aggregator:
         self._compasses: dict[int, MomentumReference] = {}
         self._folds: dict[int, FragmentFold] = {}
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
+
+    async def tried(self, key: PushKey, manifest: Contribution) -> tuple[str, float]:
+        """Fetch a contribution; return why it cannot be used (empty if it can) and its L2 norm."""
+        try:
+            return "", await self.fetch(key, manifest)
+        except FrameRejected as error:
+            return error.reason, 0.0
+        except BlobGone:
+            return "chunks_gone", 0.0
+        except (BlobCorrupt, PeerMisbehaved):
+            return "corrupt", 0.0
 
     async def fetch(self, key: PushKey, manifest: Contribution) -> float:
         """Read and validate a contribution, keep it, and return its L2 norm; a broker that is away is waited for.

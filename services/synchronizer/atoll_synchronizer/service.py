@@ -20,11 +20,8 @@ from typing import Any
 from atoll.base.clock import Clock
 from atoll.base.errors import (
     AtollError,
-    BlobCorrupt,
-    BlobGone,
     BrokerUnavailable,
     BusError,
-    FrameRejected,
     PeerMisbehaved,
     RecordConflict,
 )
@@ -316,16 +313,7 @@ class ShardService:
             log.warning("call.unsent", fragment=action.fragment, reason=str(error))
 
     async def _fetch(self, action: Fetch) -> None:
-        manifest = self.hands.manifest(action.key)
-        reason, norm = "", 0.0
-        try:
-            norm = await self.bench.fetch(action.key, manifest)
-        except FrameRejected as error:
-            reason = error.reason
-        except BlobGone:
-            reason = "chunks_gone"
-        except (BlobCorrupt, PeerMisbehaved):
-            reason = "corrupt"
+        reason, norm = await self.bench.tried(action.key, self.hands.manifest(action.key))
         now_s = self.clock.monotonic()
         if reason:
             self._on_fact(ContributionSpoiled(at_s=now_s, key=action.key, reason=reason, cause_id=action.cause_id))
