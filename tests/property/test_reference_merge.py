@@ -104,7 +104,11 @@ def drawn(kind: str, codec: str, seed: int) -> tuple[list[Encoded], list[float],
     elif kind == "alone and late":
         vectors, weights, fresh = noise[:1], [5.0], [0.25]
     elif kind == "one that moves":
-        vectors, weights, fresh = [np.zeros(size, np.float32), noise[0], np.zeros(size, np.float32)], [9.0] * 3, [1.0] * 3
+        vectors, weights, fresh = (
+            [np.zeros(size, np.float32), noise[0], np.zeros(size, np.float32)],
+            [9.0] * 3,
+            [1.0] * 3,
+        )
     else:
         vectors, weights, fresh = [noise[0], -noise[1], noise[2]], [1.0, 2.0, 4.0], [0.0, 0.25, 0.0625]
     sent = [ENCODINGS[codec].encoded(np.asarray(vector, np.float32)) for vector in vectors]

@@ -59,11 +59,12 @@ ROUNDS_MAX = 60
 
 
 def one_commit(base_version: int) -> Commit:
-    """Return the command to commit one contribution, the next of learner `a`, to fragment 0 on `base_version`."""
-    key = PushKey("a", 1, 0, base_version + 1)
-    share = Share(key=key, base_version=base_version, tokens=8, steps=4, weight=16.0, age=0)
+    """Return the command to commit the next contribution of learner `a` to fragment 0; its books hold all before it."""
     fragment_ledger = FragmentLedger()
-    fragment_ledger.merge(share)
+    for base in range(base_version + 1):
+        key = PushKey("a", 1, 0, base + 1)
+        share = Share(key=key, base_version=base, tokens=8, steps=4, weight=16.0, age=0)
+        fragment_ledger.merge(share)
     return Commit(
         fragment=0,
         base_version=base_version,
