@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 OUT = ROOT / "build" / "results" / "planted.json"
 TREES = ("shared", "services", "tests", "benchmarks", "examples")
 LIMIT_S = 600.0
-SEEN_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - (.*))?$", re.MULTILINE)
+SEEN_TEST = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", re.MULTILINE)
 
 
 def planted(folder: Path, mutant: dict[str, Any]) -> None:
@@ -77,7 +77,9 @@ def main(names: list[str]) -> int:
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     missed = [result["name"] for result in results if not result["caught"]]
-    print(f"{len(results) - len(missed)} of {len(results)} caught" + (f"; missed: {', '.join(missed)}" if missed else ""))
+    print(
+        f"{len(results) - len(missed)} of {len(results)} caught" + (f"; missed: {', '.join(missed)}" if missed else "")
+    )
     return int(bool(missed))
 
 

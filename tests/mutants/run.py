@@ -105,7 +105,7 @@ def main() -> int:
         if todo:
             server = ForkServer(todo, asked.jobs, asked.minutes, lambda m, v, p=name: results.note(p, m, v))
             quiet = ["-p", "no:terminal", "-p", "no:randomly", "-p", "no:cacheprovider"]
-            tests = [str(ROOT / test) for test in package["tests"]]
+            tests = [f"--deselect={slow}" for slow in package["slow"]] + [str(ROOT / test) for test in package["tests"]]
             status = pytest.main([*quiet, "--hypothesis-profile", "mutants", *tests], plugins=[server])
             if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
                 return 2

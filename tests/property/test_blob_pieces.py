@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from atoll.base.errors import BlobCorrupt
 from atoll.bus.interface import Portion
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.codec import ArraysDecoder, PackedArrays
 from atoll.wire.blobs import BlobRef, Download, Upload, whole
 from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.subjects import Subjects
 
 pieces_of_blobs = st.lists(st.binary(min_size=1, max_size=6), min_size=2, max_size=6)
 
@@ -72,6 +74,22 @@ async def test_pieces_arrive_in_any_order_and_stand_in_one(pieces: list[bytes], 
     if [pieces[place] for place in places] != pieces:
         with pytest.raises(BlobCorrupt, match="digest"):
             await whole(Arriving(pieces, come, places), Download(ref, ref.size_bytes))
+
+
+async def test_what_a_broker_lost_is_there_again_after_it_is_sent_again() -> None:
+    """A broker knows the ids of what it was given, not that it has lost it: the same ids would be taken for granted."""
+    bus, pieces = MemoryBus("r", MemoryBroker()), [b"one", b"two"]
+    stem = Subjects("r").state_stem(0, 1, "n")
+    upload = Upload(Kept(pieces))
+    ref = await bus.put_blob(stem, upload)
+    await bus.purge(f"{stem}.>")
+
+    upload.forget()
+
+    assert upload.missing() == [0, 1]
+    assert await bus.put_blob(stem, upload) == ref
+    assert await bus.get_blob(ref, 99) == b"onetwo"
+    await bus.close()
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1), (1, 3, 0, 2)])

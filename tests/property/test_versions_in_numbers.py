@@ -17,7 +17,7 @@ from atoll.base.errors import PeerMisbehaved
 from atoll.codec import ENCODINGS, pack_arrays
 from atoll.codec.kernels import Vector
 from atoll.merge.downlink import CARRY
-from atoll.merge.global_update import GlobalUpdate, state_bytes_max
+from atoll.merge.global_update import AVERAGE, GlobalUpdate, state_bytes_max
 from atoll.merge.outer import MOMENTUM, OuterOptimizer, State, make_outer
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import BlobRef, Download
@@ -65,7 +65,7 @@ def test_learners_hold_the_shards_bits_and_nothing_that_rounding_took_is_lost(
     state, learner = update.init(values), values.copy()
     exact: Wide = values.astype(np.float64)
     momentum: Wide = np.zeros(SIZE)
-    largest_step = 0.0
+    largest_step, seen = 0.0, list[Wide]()
     for version in range(1, VERSIONS + 1):
         pseudo_gradient = (0.01 * rng.normal(size=SIZE)).astype(np.float32)
         made = update.step(values, pseudo_gradient, state, version)
@@ -76,6 +76,7 @@ def test_learners_hold_the_shards_bits_and_nothing_that_rounding_took_is_lost(
             largest_step = max(largest_step, float(np.abs(sent).max()))
             made.delta.blend(learner, 0, SIZE, 1.0, 1.0)
         values, state = made.values, made.state
+        seen.append(values.astype(np.float64))
         momentum = MOMENTUM_SHARE * momentum + pseudo_gradient
         exact -= LR * (pseudo_gradient + MOMENTUM_SHARE * momentum)
         if restart and version % restart == 0:
@@ -86,6 +87,11 @@ def test_learners_hold_the_shards_bits_and_nothing_that_rounding_took_is_lost(
         lost = 2e-6 + version * (5e-7 + 1.5 * CARRIED * HALF_STEP[codec] * largest_step)
         np.testing.assert_allclose(values + carried, exact, rtol=0, atol=lost)
         np.testing.assert_allclose(state[MOMENTUM], momentum, rtol=0, atol=1e-6)
+    if average:
+        weights = (1.0 - 1.0 / average) ** np.arange(VERSIONS - 1, -1, -1)
+        wanted = np.average(seen, axis=0, weights=weights)
+        np.testing.assert_allclose(state[AVERAGE], wanted, rtol=0, atol=1e-5)
+    assert (AVERAGE in state) == bool(average)
     assert (CARRY in state) == (codec != "f32")
     assert np.abs(values - exact).max() <= lost + HALF_STEP[codec] * largest_step
 

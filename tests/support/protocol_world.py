@@ -101,6 +101,7 @@ class ProtocolWorld:
     step_s: float = 1.0
     now_s: float = 0.0
     holding: bool = False
+    paces: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Start with nobody there."""
@@ -288,6 +289,7 @@ class ProtocolWorld:
         """Compare what the ledger says of each learner that left with what the models say of its pushes and their fates."""
         for name, told in self.gone.items():
             account = self.shard.ledger.accounts[name]
+            invariants.require(account.left, "who has left is known to have left", name)
             got = Counter(pushed=account.pushed, superseded=account.superseded, local=account.refused_local)
             invariants.require(got == told, "the books have what the learner has", (name, got, told))
             settled = sum(
@@ -358,6 +360,10 @@ class ProtocolWorld:
             self._tell_shard(Committed(at_s=self.now_s, fragment=action.fragment, version=version))
         elif isinstance(action, Keep):
             self.durable.see_books(action.fragment, action.fragment_ledger)
+        elif isinstance(action, Dismiss):
+            self.durable.see_dismissed(action)
+            dismissed = action.learner, action.incarnation
+            self.farewells = [one for one in self.farewells if (one.learner, one.incarnation) != dismissed]
         elif isinstance(action, Acknowledge):
             self.durable.see_acknowledged(action)
             sender = self.lives.get(action.key.learner)
@@ -395,7 +401,7 @@ class ProtocolWorld:
             learner=life.name,
             incarnation=life.incarnation,
             training=training,
-            step_s=self.step_s,
+            step_s=self.step_s * self.paces.get(life.name, 1.0),
             tokens=life.island.tokens,
             pushed=life.island.pushed,
             superseded=life.island.superseded,

@@ -131,3 +131,18 @@ async def test_a_fragment_whose_frame_cannot_be_read_is_asked_for_again(scene: D
         assert scene.machine.intervals[0].fetching
         await scene.until(lambda: not scene.machine.intervals[0].fetching)
     assert scene.machine.intervals[0].ready is None
+
+
+async def test_a_fragment_that_is_being_read_for_a_push_is_adopted_one_boundary_later(scene: DriverScene) -> None:
+    """Until its snapshot is taken, a push would read values of another version than the one it is counted on."""
+    frame = scene.driver._anchors[0]
+    scene.step(1.0)
+    scene.driver._ready[0] = GlobalFragment(0, 1, frame.values)
+    scene.called(0)
+    assert scene.driver.take_ready() == []
+
+    await scene.settled()
+
+    (ready,) = scene.driver.take_ready()
+    assert ready.frame.version == 1
+    assert scene.driver.take_ready() == []
