@@ -20,7 +20,7 @@ EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),
 # The tests that start processes of their own are one worker's, all others the other's (tests/conftest.py).
 TWO_WORKERS = --numprocesses 2 --dist loadgroup
 
-.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput chaos dst bench-dst experiment experiments results results-check clean
+.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput chaos dst bench-dst experiment experiments results results-check mutants mutants-planted clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -43,6 +43,7 @@ help:  ## list the targets and the variables
 #: KILLS=200           how many kills end the gauntlet (chaos)
 #: GAUNTLET=32         faults per minute of the gauntlet (chaos)
 #: ONLY=storm-4        do this run alone; what was measured before is kept (chaos); rows with AXIS=VALUE (experiment)
+#: SAMPLE=10           try every tenth mutant (mutants); ONLY=round.py those of one file, FRESH=1 also those that are known
 #: SCHEDULES=2000      how many simulated fault schedules are played (dst, bench-dst, test)
 #: ARGS="-k round"     more arguments for pytest (test)
 
@@ -56,6 +57,12 @@ demo: $(READY)  ## train across three islands on this machine and write a report
 
 test: $(READY)  ## run the tests (all but those marked slow)
 	$(if $(SCHEDULES),SCHEDULES=$(SCHEDULES)) $(PY) -m pytest --durations 15 $(TWO_WORKERS) $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
+
+mutants: $(READY)  ## change protocol, merge and outer in every small way and see which changes the tests notice (docs/results/mutants.md)
+	$(PY) tests/mutants/run.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only $(ONLY)) $(if $(FRESH),--fresh)
+
+mutants-planted: $(READY)  ## make every mistake of tests/mutants/planted.toml and see what catches it, and how soon
+	$(PY) tests/mutants/planted.py $(if $(ONLY),$(ONLY))
 
 lint: $(READY)  ## check style, formatting, import contracts and declared dependencies
 	$(PY) -m ruff check .

@@ -32,6 +32,7 @@ from atoll.run.record import read_run
 from atoll.wire.messages import Event, Head, decode, encode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import serve_run
+from support.islands import check_heads
 
 Opener = Callable[[], Coroutine[Any, Any, Bus]]
 
@@ -138,8 +139,11 @@ class MemoryWorld:
         async def read() -> Ledger:
             bus = await self.bus()
             entries = await bus.replay(Subjects(self.run).event("ledger", "*"))
+            heads = await bus.get_records(Subjects(self.run).head("*"))
             await bus.close()
-            return closing_ledger(decode(Event, entry.data) for entry in entries)
+            ledger = closing_ledger(decode(Event, entry.data) for entry in entries)
+            check_heads(settle(ledger, self.protocol.fragments), heads)
+            return ledger
 
         return self.home.submit(read()).result(10.0)
 

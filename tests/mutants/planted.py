@@ -85,8 +85,14 @@ def main(names: list[str]) -> int:
 
 def _shown(result: dict[str, Any]) -> dict[str, Any]:
     caught = f"{result['took_s']:5.1f} s  {result['by']}" if result["caught"] else f"MISSED  {result['said']}"
-    print(f"{result['name']:36} {caught}", flush=True)
+    _say(f"{result['name']:36} {caught}")
     return result
+
+
+def _say(line: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
