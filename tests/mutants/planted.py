@@ -77,9 +77,8 @@ def main(names: list[str]) -> int:
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     missed = [result["name"] for result in results if not result["caught"]]
-    print(
-        f"{len(results) - len(missed)} of {len(results)} caught" + (f"; missed: {', '.join(missed)}" if missed else "")
-    )
+    tail = f"; missed: {', '.join(missed)}" if missed else ""
+    _say(f"{len(results) - len(missed)} of {len(results)} caught{tail}")
     return int(bool(missed))
 
 
