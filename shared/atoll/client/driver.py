@@ -59,6 +59,7 @@ from atoll.protocol.events import (
     StepDone,
 )
 from atoll.protocol.island import Island
+from atoll.protocol.steps import Heartbeats, StepTimes
 from atoll.run.heads import GlobalFragment, fetch_frame, read_head, read_heads
 from atoll.run.record import is_over
 from atoll.wire.messages import (
@@ -128,6 +129,9 @@ class IslandDriver:
         self.subjects = Subjects(run.run)
         self.machine = Island(run.protocol, {p: frame.version for p, frame in anchors.items()})
         self.report = StepReport()
+        self.steps = StepTimes()
+        self.heartbeats = Heartbeats(run.protocol.silence_s)
+        self.pace_changed = asyncio.Event()
         self.losses = LossReader()
         self.run_tokens = 0
         self.failure: AtollError | None = None
@@ -238,6 +242,8 @@ class IslandDriver:
 
     def _on_step(self, step: StepBoundary) -> None:
         self._snapshot, self.report = step.completed, step.report
+        if self.heartbeats.is_news(self.steps.add(step.report.step_s)):
+            self.pace_changed.set()
         now_s = self.clock.monotonic()
         self._on_fact(StepDone(at_s=now_s, tokens=step.tokens))
         for frame in step.adopted:
