@@ -47,8 +47,8 @@ from atoll_simulator.fleet.cells import (
     size_text,
     table,
 )
-from atoll_simulator.fleet.drawing import plot
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters, changed
+from atoll_simulator.fleet.report_text import plot
 from atoll_simulator.fleet.rounds import RoundsReport, StepWindow, rounds
 from atoll_simulator.fleet.scavenging import EXTRAS, Budget, Scavenged, scavenge, stall_for
 from benchmarks.lib.results import RESULTS, Figure, write

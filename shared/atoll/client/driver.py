@@ -62,15 +62,7 @@ from atoll.protocol.island import Island
 from atoll.protocol.steps import Heartbeats, StepTimes
 from atoll.run.heads import GlobalFragment, fetch_frame, read_head, read_heads
 from atoll.run.record import is_over
-from atoll.wire.messages import (
-    Call,
-    Control,
-    Member,
-    RunRecord,
-    Verdict,
-    decode,
-    encode,
-)
+from atoll.wire.messages import Call, Control, Member, RunRecord, Verdict, decode, encode
 from atoll.wire.subjects import Subjects
 
 log = get(__name__)
