@@ -180,12 +180,14 @@ class Cramped(MemoryBus):
     stored: list[str]
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
-        """Refuse some, note the others that were not stored before."""
+        """Refuse some, note the others once all of them is stored that was not before."""
         if ".st.c." in stem and self.refusals:
             self.refusals -= 1
             raise StorageFull("no room")
-        self.stored += [stem] if Upload.of(payload).missing() else []
-        return await super().put_blob(stem, payload)
+        incomplete = bool(Upload.of(payload).missing())
+        ref = await super().put_blob(stem, payload)
+        self.stored += [stem] if incomplete else []
+        return ref
 
 
 async def test_a_commit_that_failed_goes_on_where_it_was(desk: StoreDesk, monkeypatch: pytest.MonkeyPatch) -> None:
