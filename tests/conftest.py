@@ -14,10 +14,10 @@ from hypothesis import settings as hypothesis_settings
 
 from atoll.base import logs
 from atoll.base.clock import SystemClock
-from atoll.bus.interface import Info
 from atoll.bus.memory.bus import MemoryBus
 from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.reference import HeadModel
+from atoll.wire.limits import Info
 from atoll.wire.messages import Head, decode
 from support.clocks import JumpingClock
 from support.links import unique_run
