@@ -96,6 +96,7 @@ class Process(Group):
 
     def bury(self) -> None:
         """Close what is left of the tasks, at the end of a schedule: before, they might touch what still lives."""
+        self.on_doom = Process.kill
         for task in list(self.tasks):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine = task.get_coro()

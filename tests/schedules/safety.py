@@ -47,6 +47,7 @@ class Safety:
         self.pushed: Counter[str] = Counter()
         self.contributions: dict[PushKey, tuple[Contribution, Vector | None]] = {}
         self.power_cuts = 0
+        self.archived: set[str] = set()
         self.on_head: list[Callable[[Head], None]] = []
         self._tail = len(self.subjects.prefix) + 1
 
@@ -122,6 +123,7 @@ class Safety:
         was = 0 if before is None else before.epoch
         if lease.nonce.startswith(REBUILDER):
             require(lease.epoch >= was, "a rebuilt lease is above all that were written", (was, lease))
+            self.archived |= set() if lease.ledger is None else set(lease.ledger.accounts)
         elif before is not None and lease.nonce == before.nonce:
             require(lease.epoch == was, "a tenure has one epoch", (was, lease))
         else:
@@ -222,6 +224,7 @@ class Safety:
             self.durable.tokens[head.fragment] = sum(account.merged + account.merged_late for account in settled)
             for name, account in books.settled.items():
                 self.pushed[name] += account.merged + account.merged_late + sum(account.refused.values())
+                self.archived.add(name)
             self.tally["fragments rebuilt"] += 1
         self.digests[self.run.nonce, head.fragment, head.version] = head.digest
 

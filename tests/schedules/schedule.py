@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import random
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -94,20 +97,38 @@ def play(
             await world.play()
 
     violation = kind = ""
-    with telling(kept, worlds):
+    with telling(kept, worlds), tidied(worlds):
         try:
             loop.run_until_complete(main())
         except NotLive as error:
             violation, kind = error.explain(), "liveness"
         except Exception as error:  # noqa: BLE001  (whatever a driver raises is a finding, with its seed)
             violation, kind = f"{type(error).__name__}: {error}", "safety"
-        for world in worlds:
-            world.bury()
+        tally = worlds[0].tally if worlds else Counter[str]()
+        tally["callbacks"] += loop.callbacks
+        tally["virtual ms"] += int(1e3 * loop.now_s)
         loop.close()
-    tally = worlds[0].tally if worlds else Counter[str]()
-    tally["callbacks"] += loop.callbacks
-    tally["virtual ms"] += int(1e3 * loop.now_s)
     return Outcome(seed, violation, kind, tally, kept or [], happenings)
+
+
+@contextlib.contextmanager
+def tidied(worlds: list[World]) -> Iterator[None]:
+    """Collect garbage after a schedule and never in it: a dead coroutine that is collected runs its `finally`."""
+    hook, enabled = sys.unraisablehook, gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        sys.unraisablehook = lambda _: None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for world in worlds:
+                world.bury()
+            worlds.clear()
+            gc.collect()
+        sys.unraisablehook = hook
+        if enabled:
+            gc.enable()
 
 
 def on_unheard(world: World, context: dict[str, Any]) -> None:

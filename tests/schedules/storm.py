@@ -14,6 +14,7 @@ from schedules.network import DOWN, UP, Weather
 from schedules.processes import NEVER, Process
 
 if TYPE_CHECKING:
+    from schedules.learners import Learner
     from schedules.world import World
 
 SHARES = {
@@ -97,11 +98,9 @@ class Storm:
     def _someone(self, happening: Happening) -> Process | None:
         return self._pick(happening, self.world.alive)
 
-    def _name(self, happening: Happening, *, there: bool) -> str | None:
-        from schedules.world import NAMES
-
-        names = [name for name in NAMES if self.world.is_there(name) is there]
-        return names[int(happening.who * len(names))] if names else None
+    def _learner(self, happening: Happening) -> Learner | None:
+        learning = self.world.learning
+        return learning[int(happening.who * len(learning))] if learning else None
 
     # --- messages, links, the broker ----------------------------------------------------------------------------------
 
@@ -252,21 +251,21 @@ class Storm:
             process.step_wall(happening.strong if happening.who < 0.5 else -happening.strong)
 
     def _join(self, happening: Happening) -> None:
-        name = self._name(happening, there=False)
-        if name is not None and not self.world.rebuilding:
-            self.world.start_learner(name)
+        names = [name for name in self.world.names if not self.world.is_there(name)]
+        if names and not self.world.rebuilding:
+            self.world.start_learner(names[int(happening.who * len(names))])
 
     def _leave(self, happening: Happening) -> None:
-        name = self._name(happening, there=True)
-        if name is not None:
-            self.world.learners[name].stop.set()
+        learner = self._learner(happening)
+        if learner is not None:
+            learner.stop.set()
 
     def _replace(self, happening: Happening) -> None:
         """A learner freezes, and its id is claimed anew while it is away."""
-        name = self._name(happening, there=True)
-        if name is not None and not self.world.rebuilding:
-            self._freeze(self.world.learners[name].process, happening.for_s)
-            self.world.start_learner(name)
+        learner = self._learner(happening)
+        if learner is not None and not self.world.rebuilding:
+            self._freeze(learner.process, happening.for_s)
+            self.world.start_learner(learner.name)
 
     def _retire(self, happening: Happening) -> None:
         hosts = [host for host in self.world.hosts if host.process.alive]
@@ -281,6 +280,6 @@ class Storm:
             self.world.start_host()
 
     def _spoil(self, happening: Happening) -> None:
-        name = self._name(happening, there=True)
-        if name is not None and self.world.settings.adoption == "overwrite":
-            self.world.learners[name].spoil = True
+        learner = self._learner(happening)
+        if learner is not None and self.world.settings.adoption == "overwrite":
+            learner.spoil = True

@@ -84,6 +84,7 @@ class World:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, ProcessLoop)
         self.run = RUN
+        self.names = NAMES
         self.seed = seed
         self.loop = loop
         self.settings = settings
@@ -99,7 +100,7 @@ class World:
         self.vault = MemoryVault(loop, random.Random(f"{seed}/archive"))
         self.processes: list[Process] = []
         self.hosts: list[HostProcess] = []
-        self.learners: dict[str, Learner] = {}
+        self.learners: list[Learner] = []
         self.lives: list[Learner] = []
         self.disks: dict[str, Any] = {}
         self.draining = self.healed = self.rebuilding = self.rebuilds = False
@@ -196,7 +197,8 @@ class World:
     def start_learner(self, name: str) -> None:
         """Start a process that claims a learner's id, whoever has it now."""
         process, bus, identity = self._process(name)
-        learner = self.learners[name] = Learner(self, process, name, bus, identity)
+        learner = Learner(self, process, name, bus, identity)
+        self.learners = [*self.learning, learner]
         self._spawn(process, bus, learner.live(), lambda error: self._learner_ended(learner, error))
 
     def _spawn(
@@ -250,7 +252,7 @@ class World:
 
     def return_learner(self, learner: Learner) -> None:
         """Start a learner again unless another process has its id, or all are leaving."""
-        if self.draining or self.learners[learner.name] is not learner:
+        if self.draining or self.is_there(learner.name):
             return
         if self.rebuilding:
             self.loop.after(RESTART_S, self.return_learner, learner)
@@ -267,7 +269,7 @@ class World:
             if host.process is process:
                 host.bus.sever()
                 self.tally["crashes of hosts"] += 1
-        for learner in self.learners.values():
+        for learner in self.learners:
             if learner.process is process:
                 learner.bus.sever()
                 self.tally["crashes of learners"] += 1
@@ -280,9 +282,18 @@ class World:
         """Return the processes that live, in the order of their beginning."""
         return [process for process in self.processes if process.alive]
 
+    @property
+    def learning(self) -> list[Learner]:
+        """Return the learners whose process lives, those that an id was taken from and do not know it included."""
+        return [learner for learner in self.learners if learner.process.alive]
+
+    def named(self, name: str) -> Learner | None:
+        """Return the newest process that lives under a learner's id."""
+        return next((learner for learner in reversed(self.learning) if learner.name == name), None)
+
     def is_there(self, name: str) -> bool:
-        """Return whether the newest process of a learner lives."""
-        return name in self.learners and self.learners[name].process.alive
+        """Return whether a process of a learner lives."""
+        return self.named(name) is not None
 
     # --- a schedule ---------------------------------------------------------------------------------------------------
 
@@ -335,7 +346,7 @@ class World:
         if self.draining:
             return
         absent = [name for name in NAMES if not self.is_there(name)]
-        training = sum(not self.learners[name].stop.is_set() for name in NAMES if name not in absent)
+        training = len({learner.name for learner in self.learning if not learner.stop.is_set()})
         if not self.rebuilding:
             for name in absent[: max(0, self.settings.quorum + 1 - training)]:
                 self.start_learner(name)
@@ -355,15 +366,10 @@ class World:
         """Ask everybody to leave, wait until all is at rest, and settle; raise `NotLive`."""
         self.note("world", "drains everybody")
         self.draining = True
-        for learner in self.learners.values():
+        for learner in self.learning:
             learner.stop.set()
-
-        def gone() -> bool:
-            return not any(learner.process.alive for learner in self.lives + list(self.learners.values()))
-
-        if not await self._until(gone, REST_WITHIN_S):
-            alive = [learner.process.name for learner in self.learners.values() if learner.process.alive]
-            raise NotLive("a learner that drains leaves", got=alive)
+        if not await self._until(lambda: not self.learning, REST_WITHIN_S):
+            raise NotLive("a learner that drains leaves", got=[learner.process.name for learner in self.learning])
         for host in self.hosts:
             host.leave()
         if not await self._until(self._at_rest, REST_WITHIN_S):
@@ -400,14 +406,13 @@ class World:
             if lease.ledger is not None:
                 told.learn(lease.ledger)
         whole.learn(told)
-        rebuilt = self.safety.run is not None and self.safety.run.rebuilt is not None
+        former = self.safety.archived
         for name, account in list(whole.accounts.items()):
             require(account.settled == self.safety.pushed[name], "every durable push has one fate", (name, account))
-            if rebuilt and int(name.rpartition("/")[2]) < 1000:
+            if name in former:
                 del whole.accounts[name]
         for name, tokens in self.safety.pushed.items():
-            known = name in whole.accounts or (rebuilt and int(name.rpartition("/")[2]) < 1000)
-            require(known, "nobody that pushed is forgotten", (name, tokens))
+            require(name in whole.accounts or name in former, "nobody that pushed is forgotten", (name, tokens))
         settled = settle(whole, self.settings.fragments)
         require(settled.exact, "fates add up to what was trained", settled)
         self._check_lives(whole)
