@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll import logs
-from atoll.bus.broker import EmbeddedBroker
-from atoll.testing import unique_run
+from atoll.base import logs
+from atoll.bus.server import EmbeddedBroker
+from support.links import unique_run
 
 # Contracts are base classes that several test modules bind, and the integration tests share how they start services;
 # importlib mode leaves sys.path alone.

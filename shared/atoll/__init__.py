@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from atoll.island.join import IslandHandle, join
+    from atoll.client.join import IslandHandle, join
 
 __all__ = ["IslandHandle", "__version__", "join"]
 __version__ = "0.1.0"
@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     """Load `join` and `IslandHandle` on first use, so that commands that train nothing stay light."""
     if name in {"join", "IslandHandle"}:
-        from atoll.island import join as module  # noqa: PLC0415  (lazy on purpose: see the module docstring)
+        from atoll.client import join as module  # noqa: PLC0415  (lazy on purpose: see the module docstring)
 
         return getattr(module, name)
     raise AttributeError(name)

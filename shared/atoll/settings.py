@@ -1,7 +1,7 @@
 """The one configuration model: a TOML file, `ATOLL_…` environment variables and `--set a.b=c`, in rising precedence.
 
 `load` is the only place that reads the environment; services get the frozen result handed down. Every value remembers
-where it came from (`Loaded.origins`), so that an error names the file, the variable or the flag that is wrong, and
+where it came from (`LoadedSettings.origins`), so that an error names the file, the variable or the flag that is wrong, and
 `atoll config` can show it. Relations between settings are checked here, once, with both values in the message.
 
 Sections: `broker` (where it is), `protocol` (what the run agrees on, see `atoll.protocol.settings`), `learner`,
@@ -24,8 +24,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from atoll.bus.options import BusOptions
-from atoll.bus.subjects import token
-from atoll.errors import SettingsError
+from atoll.wire.subjects import token
+from atoll.base.errors import SettingsError
 from atoll.protocol.settings import ProtocolSettings
 
 PREFIX = "ATOLL_"
@@ -52,7 +52,7 @@ class LearnerSettings(Section):
     `throttle` stretches every step by that factor (for tests of slow islands). `initial_model` is a safetensors file that
     the run begins from instead of random values; who joins a run that exists takes the run's values. In `checkpoint_dir`
     the state of the inner optimizer and the place in the data are kept, every `checkpoint_every_s` seconds and on leaving;
-    without it a learner that restarts asks a peer. `drain_s` bounds what leaving may take. `encode` says where displacements
+    without it a learner that restarts asks a peer. `drain_s` bounds what leaving may take. `encode` says where pseudo-gradients
     are made: on the `host`, on the `device` if that is possible, or there if it is an accelerator. Global fragments of
     `spill_bytes` and more lie in scratch files in `scratch_dir` (where the system keeps temporary files, if not said, as long
     as there is room) and not in memory.
@@ -162,7 +162,7 @@ def bus_options(settings: Settings) -> BusOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSettings:
     """The settings and, per dotted name, where a value that is not a default came from."""
 
     settings: Settings
@@ -171,7 +171,7 @@ class Loaded:
 
 def load(
     config: Path | None = None, assignments: Sequence[str] = (), environment: Mapping[str, str] | None = None
-) -> Loaded:
+) -> LoadedSettings:
     """Merge file, environment and `a.b=c` assignments and validate the whole.
 
     Raises:
@@ -192,7 +192,7 @@ def load(
     for point in entry_points(group=COMPLETERS):
         model, train = point.load()(settings.model, settings.train)
         settings = settings.model_copy(update={"model": model, "train": train})
-    return Loaded(settings, origins)
+    return LoadedSettings(settings, origins)
 
 
 def refusal(error: ValidationError, section: str, names: Sequence[str]) -> SettingsError:

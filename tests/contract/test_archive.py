@@ -14,22 +14,22 @@ import obstore
 import pytest
 from moto.server import ThreadedMotoServer
 from obstore.store import MemoryStore, S3Store
-from reef import EVERY_S, FRAGMENTS, SHARDS, TOKENS, BrokenVault, Reef, TurnedClock, run_record
+from support.founded_run import EVERY_S, FRAGMENTS, SHARDS, TOKENS, BrokenVault, FoundedRun, TurnedClock, run_record
 
-from atoll.archive import vault as places
-from atoll.archive.vault import FolderVault, ObjectVault, Vault, open_vault, resolved
-from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.subjects import Subjects
-from atoll.codecs import pack_arrays
-from atoll.errors import ArchiveUnavailable, CheckpointError, RecordConflict, SettingsError
-from atoll.island.founding import read_run
-from atoll.island.leases import DataLeases
-from atoll.island.membership import claim, dismissal
+from atoll.archive import object_store as places
+from atoll.archive.object_store import FolderArchive, S3Archive, ArchiveStore, open_vault, resolved
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.subjects import Subjects
+from atoll.codec import pack_arrays
+from atoll.base.errors import ArchiveUnavailable, CheckpointError, RecordConflict, SettingsError
+from atoll.run.record import read_run
+from atoll.client.data_leases import DataLeases
+from atoll.client.membership import claim, dismissal
 from atoll.protocol.data import DataGrant, DataLedger
 from atoll.wire.messages import Lease, decode, encode
 from atoll_synchronizer.archivist import make_archivist
 
-MakeVault = Callable[[], Vault]
+MakeVault = Callable[[], ArchiveStore]
 
 
 @pytest.fixture(scope="session")
@@ -55,19 +55,19 @@ def bucket() -> Iterator[str]:
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
-def vault(request: pytest.FixtureRequest, tmp_path: Path, run: str) -> Vault:
+def vault(request: pytest.FixtureRequest, tmp_path: Path, run: str) -> ArchiveStore:
     """An empty vault of each kind."""
     if request.param == "folder":
         return open_vault((tmp_path / "archive").as_uri())
     if request.param == "memory":
-        return ObjectVault(MemoryStore(), "memory")
+        return S3Archive(MemoryStore(), "memory")
     return open_vault(f"{request.getfixturevalue('bucket')}/{run}")
 
 
 @pytest.fixture
-async def reef(vault: Vault, run: str) -> Reef:
+async def reef(vault: ArchiveStore, run: str) -> FoundedRun:
     """A founded run that archives to the vault."""
-    reef = Reef(run_record(run), vault, TurnedClock())
+    reef = FoundedRun(run_record(run), vault, TurnedClock())
     await reef.found()
     return reef
 
@@ -75,7 +75,7 @@ async def reef(vault: Vault, run: str) -> Reef:
 # --- the vault ------------------------------------------------------------------------------------------------------
 
 
-def test_a_vault_gives_back_what_was_put(vault: Vault) -> None:
+def test_a_vault_gives_back_what_was_put(vault: ArchiveStore) -> None:
     """Whole objects, replaced by name, listed by prefix, removed without complaint."""
     vault.put("run/a/one", b"1")
     vault.put("run/a/one", b"uno")
@@ -139,7 +139,7 @@ def test_a_folder_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:
     """A file where a folder should be: the reason and what to do, and nothing half-written."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ArchiveUnavailable, match="free space there"):
-        FolderVault(tmp_path / "file").put("a/b", b"1")
+        FolderArchive(tmp_path / "file").put("a/b", b"1")
 
 
 def test_a_store_that_nobody_answers_for_is_unavailable(bucket: str) -> None:
@@ -153,7 +153,7 @@ def test_a_store_that_nobody_answers_for_is_unavailable(bucket: str) -> None:
 # --- marks ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_run_is_rebuilt_bit_for_bit(reef: Reef) -> None:
+async def test_a_run_is_rebuilt_bit_for_bit(reef: FoundedRun) -> None:
     """Heads, values, outer state and books are those of the mark; incarnations, data leases and epochs go on."""
     await reef.round()
     await reef.round()
@@ -180,7 +180,7 @@ async def test_a_run_is_rebuilt_bit_for_bit(reef: Reef) -> None:
     assert decode(Lease, lease.data).epoch == 1
 
 
-async def test_a_rebuilt_run_goes_on_and_is_archived_in_its_turn(reef: Reef) -> None:
+async def test_a_rebuilt_run_goes_on_and_is_archived_in_its_turn(reef: FoundedRun) -> None:
     """The next owner fences, commits, makes marks of the new founding; a second rebuilding begins from those."""
     await reef.round()
     await reef.mark()
@@ -200,7 +200,7 @@ async def test_a_rebuilt_run_goes_on_and_is_archived_in_its_turn(reef: Reef) -> 
     assert (await claim(MemoryBus(reef.run, third), Subjects(reef.run), "a", reef.clock)).incarnation == 2001
 
 
-async def test_several_rebuild_at_once_and_agree(reef: Reef) -> None:
+async def test_several_rebuild_at_once_and_agree(reef: FoundedRun) -> None:
     """Two processes on one broker end with one run; a third finds it there and changes nothing."""
     await reef.round()
     await reef.mark()
@@ -214,7 +214,7 @@ async def test_several_rebuild_at_once_and_agree(reef: Reef) -> None:
     assert await reef.contents(broker) == archived
 
 
-async def test_a_rebuilding_that_died_half_way_is_completed(reef: Reef) -> None:
+async def test_a_rebuilding_that_died_half_way_is_completed(reef: FoundedRun) -> None:
     """The run record says what is being rebuilt: the next process goes on with that mark, also when a newer one is there."""
     await reef.round()
     await reef.mark()
@@ -232,7 +232,7 @@ async def test_a_rebuilding_that_died_half_way_is_completed(reef: Reef) -> None:
     assert await reef.contents(broker) == archived
 
 
-async def test_a_learner_that_came_before_the_member_records_is_replaced(reef: Reef) -> None:
+async def test_a_learner_that_came_before_the_member_records_is_replaced(reef: FoundedRun) -> None:
     """Its incarnation is one whose pushes the books know: kept, all that it pushes would be swallowed as known."""
     await reef.round()
     await reef.mark()
@@ -253,7 +253,7 @@ async def test_a_learner_that_came_before_the_member_records_is_replaced(reef: R
     assert decode(DataLedger, data.data).next_position == 16
 
 
-async def test_a_rebuilding_leaves_those_alone_who_came_after_it(reef: Reef) -> None:
+async def test_a_rebuilding_leaves_those_alone_who_came_after_it(reef: FoundedRun) -> None:
     """One that is slow, or goes on where another died, replaces no record that the rebuilt run has moved on."""
     await reef.round()
     await reef.mark()
@@ -274,7 +274,7 @@ async def test_a_rebuilding_leaves_those_alone_who_came_after_it(reef: Reef) -> 
     assert decode(Lease, kept.data) == lease
 
 
-async def test_a_shard_that_lived_through_the_loss_keeps_no_lease_of_the_empty_broker(reef: Reef) -> None:
+async def test_a_shard_that_lived_through_the_loss_keeps_no_lease_of_the_empty_broker(reef: FoundedRun) -> None:
     """Its epoch is not above the archived heads: it is deposed, and whoever is next begins above them."""
     await reef.serve(0, epoch=9)
     await reef.round()
@@ -294,7 +294,7 @@ async def test_a_shard_that_lived_through_the_loss_keeps_no_lease_of_the_empty_b
     ]
 
 
-async def test_a_broker_that_has_the_run_is_left_alone(reef: Reef) -> None:
+async def test_a_broker_that_has_the_run_is_left_alone(reef: FoundedRun) -> None:
     """The flag may stay in a deployment's file."""
     await reef.round()
     await reef.mark()
@@ -303,7 +303,7 @@ async def test_a_broker_that_has_the_run_is_left_alone(reef: Reef) -> None:
     before = await reef.contents()
     outcome, _ = await reef.rebuild(reef.broker)
 
-    away = Reef(reef.record, BrokenVault(reef.vault, lists_fail=True), reef.clock)
+    away = FoundedRun(reef.record, BrokenVault(reef.vault, lists_fail=True), reef.clock)
     unread, _ = await away.rebuild(reef.broker)
 
     assert not outcome.rebuilt
@@ -311,7 +311,7 @@ async def test_a_broker_that_has_the_run_is_left_alone(reef: Reef) -> None:
     assert await reef.contents() == before
 
 
-async def test_an_empty_archive_says_what_is_missing(reef: Reef) -> None:
+async def test_an_empty_archive_says_what_is_missing(reef: FoundedRun) -> None:
     """No mark, or a mark that one shard did not make: exit code 2, and the broker stays empty."""
     with pytest.raises(CheckpointError, match="no complete mark"):
         await reef.rebuild()
@@ -324,7 +324,7 @@ async def test_an_empty_archive_says_what_is_missing(reef: Reef) -> None:
     assert await read_run(MemoryBus(reef.run, broker), Subjects(reef.run)) is None
 
 
-async def test_only_marks_that_all_shards_made_count(reef: Reef) -> None:
+async def test_only_marks_that_all_shards_made_count(reef: FoundedRun) -> None:
     """One shard that is ahead waits for the other; one that has finished stands in all later marks."""
     await reef.round()
     await reef.mark()
@@ -342,7 +342,7 @@ async def test_only_marks_that_all_shards_made_count(reef: Reef) -> None:
     assert [manifest.mark for manifest in ended] == [2 * EVERY_S, 3 * EVERY_S]
 
 
-async def test_what_has_not_changed_is_not_written_again(reef: Reef) -> None:
+async def test_what_has_not_changed_is_not_written_again(reef: FoundedRun) -> None:
     """The second mark of an unchanged shard writes its manifest alone; a changed fragment is written."""
     await reef.round()
     await reef.mark()
@@ -356,7 +356,7 @@ async def test_what_has_not_changed_is_not_written_again(reef: Reef) -> None:
     assert len(new) == 3
 
 
-async def test_what_somebody_deleted_is_written_again(reef: Reef) -> None:
+async def test_what_somebody_deleted_is_written_again(reef: FoundedRun) -> None:
     """An archive that was emptied under a running shard is whole again after the next mark."""
     await reef.round()
     await reef.mark()
@@ -367,7 +367,7 @@ async def test_what_somebody_deleted_is_written_again(reef: Reef) -> None:
     assert [manifest.mark for manifest in reef.newest()] == [EVERY_S, EVERY_S]
 
 
-async def test_old_marks_go_and_so_do_their_objects(reef: Reef) -> None:
+async def test_old_marks_go_and_so_do_their_objects(reef: FoundedRun) -> None:
     """Two complete marks are kept; every object left is named by one of them."""
     for _ in range(5):
         await reef.round()
@@ -388,7 +388,7 @@ async def test_old_marks_go_and_so_do_their_objects(reef: Reef) -> None:
     assert len(left) <= len(named) + 3 * FRAGMENTS // SHARDS
 
 
-async def test_a_shard_that_is_alone_does_not_fill_the_archive(reef: Reef) -> None:
+async def test_a_shard_that_is_alone_does_not_fill_the_archive(reef: FoundedRun) -> None:
     """Where the other shard makes no marks none is complete, and a bounded number is kept all the same."""
     for _ in range(20):
         await reef.commit(0)
@@ -398,7 +398,7 @@ async def test_a_shard_that_is_alone_does_not_fill_the_archive(reef: Reef) -> No
     assert len(reef.shelf.parts()) == 2 + 8
 
 
-async def test_a_deposed_owner_replaces_nothing(reef: Reef) -> None:
+async def test_a_deposed_owner_replaces_nothing(reef: FoundedRun) -> None:
     """Neither at the mark that its successor made, nor at a later one that its successor has not made yet."""
     await reef.round()
     old_store, old = reef.stores[0], reef.archivists[0]
@@ -418,7 +418,7 @@ async def test_a_deposed_owner_replaces_nothing(reef: Reef) -> None:
     assert [(manifest.mark, manifest.epoch) for manifest in after] == [(EVERY_S, 2), (EVERY_S, 1)]
 
 
-async def test_a_damaged_object_is_passed_over_with_a_warning(reef: Reef) -> None:
+async def test_a_damaged_object_is_passed_over_with_a_warning(reef: FoundedRun) -> None:
     """The newest mark that is whole is rebuilt from; when none is left the error says so."""
     await reef.round()
     await reef.mark()
@@ -439,7 +439,7 @@ async def test_a_damaged_object_is_passed_over_with_a_warning(reef: Reef) -> Non
         await reef.rebuild()
 
 
-async def test_a_damaged_manifest_is_passed_over(reef: Reef) -> None:
+async def test_a_damaged_manifest_is_passed_over(reef: FoundedRun) -> None:
     """Half a manifest makes its mark nothing."""
     await reef.round()
     await reef.mark()
@@ -455,14 +455,14 @@ async def test_a_damaged_manifest_is_passed_over(reef: Reef) -> None:
 
 
 @pytest.fixture
-async def folder_reef(tmp_path: Path, run: str) -> Reef:
+async def folder_reef(tmp_path: Path, run: str) -> FoundedRun:
     """A founded run that archives to a folder."""
-    reef = Reef(run_record(run), FolderVault(tmp_path / "archive"), TurnedClock())
+    reef = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
     await reef.found()
     return reef
 
 
-async def test_a_write_that_is_interrupted_anywhere_costs_one_mark_at_most(folder_reef: Reef) -> None:
+async def test_a_write_that_is_interrupted_anywhere_costs_one_mark_at_most(folder_reef: FoundedRun) -> None:
     """However far a mark came (objects, manifest, tidying), a complete one is there, and the next succeeds."""
     reef = folder_reef
     for _ in range(3):
@@ -489,7 +489,7 @@ async def test_a_write_that_is_interrupted_anywhere_costs_one_mark_at_most(folde
     assert finished
 
 
-async def test_a_full_archive_is_counted_and_hurts_nobody(folder_reef: Reef) -> None:
+async def test_a_full_archive_is_counted_and_hurts_nobody(folder_reef: FoundedRun) -> None:
     """Marks fail, commits go on; with room again the next mark is whole."""
     reef = folder_reef
     full = BrokenVault(reef.vault, fails_at=1)
@@ -505,7 +505,7 @@ async def test_a_full_archive_is_counted_and_hurts_nobody(folder_reef: Reef) -> 
     assert {piece.head.version for manifest in reef.newest() for piece in manifest.pieces} == {3}
 
 
-async def test_an_owner_of_the_former_founding_stands_down(folder_reef: Reef) -> None:
+async def test_an_owner_of_the_former_founding_stands_down(folder_reef: FoundedRun) -> None:
     """Whoever held the run record of before the rebuilding serves nothing of the rebuilt run, and its learner leaves."""
     reef = folder_reef
     before = await claim(MemoryBus(reef.run, MemoryBroker()), Subjects(reef.run), "b", reef.clock)
@@ -521,7 +521,7 @@ async def test_an_owner_of_the_former_founding_stands_down(folder_reef: Reef) ->
     assert "not the one that this learner joined" in str(why)
 
 
-def test_without_a_url_or_a_schedule_nothing_is_archived(folder_reef: Reef) -> None:
+def test_without_a_url_or_a_schedule_nothing_is_archived(folder_reef: FoundedRun) -> None:
     """An empty URL, or every 0 s."""
     settings = folder_reef.archivists[0]._settings
     for changed in ({"url": ""}, {"every_s": 0}):
@@ -529,7 +529,7 @@ def test_without_a_url_or_a_schedule_nothing_is_archived(folder_reef: Reef) -> N
         assert made is None
 
 
-async def test_outer_state_of_every_kind_goes_on_to_the_same_bits_after_a_rebuild(folder_reef: Reef) -> None:
+async def test_outer_state_of_every_kind_goes_on_to_the_same_bits_after_a_rebuild(folder_reef: FoundedRun) -> None:
     """Momentum, average, carry and the place of the next restart: the rebuilt run commits what the lost one would have."""
     reef = folder_reef
     protocol = msgspec.structs.replace(

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.bus.broker import EmbeddedBroker
-from atoll.bus.jetstream import JetStreamBus
+from atoll.bus.server import EmbeddedBroker
+from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
-from atoll.bus.stored import Refused
-from atoll.bus.subjects import Subjects
-from atoll.errors import BrokerUnavailable, RecordConflict, SettingsError, StorageFull
-from atoll.testing import GreetingServer, LinkProxy
+from atoll.bus.nats.jetstream_api import ApiRefusal
+from atoll.wire.subjects import Subjects
+from atoll.base.errors import BrokerUnavailable, RecordConflict, SettingsError, StorageFull
+from support.links import GreetingServer, LinkProxy
 
 pytestmark = pytest.mark.connected
 MIB = 1 << 20
@@ -99,10 +99,10 @@ async def test_everything_survives_a_restart(fragile: EmbeddedBroker, open_bus: 
     await bus.publish(subjects.contribution(0, 0, "a"), b"x", msg_id="m")
     await bus.tell(subjects.call(0), b"call")
 
-    delivery, whisper = await waiting, await feed.next(SOON_S)
+    delivery, core_message = await waiting, await feed.next(SOON_S)
     assert delivery is not None
-    assert whisper is not None
-    assert (delivery.data, whisper.data) == (b"x", b"call")
+    assert core_message is not None
+    assert (delivery.data, core_message.data) == (b"x", b"call")
     await delivery.ack()
     assert await bus.put_record(subjects.head(0), b"b", expected=revision) > revision
     assert bus.stats.reconnects >= 1
@@ -182,9 +182,9 @@ async def test_a_silent_link_is_cut_by_the_watchdog(broker: EmbeddedBroker, open
 
         await bus.tell(subjects.call(1), b"again")
 
-        whisper = await feed.next(SOON_S)
-        assert whisper is not None
-        assert whisper.data == b"again"
+        core_message = await feed.next(SOON_S)
+        assert core_message is not None
+        assert core_message.data == b"again"
         await bus.close()
 
 
@@ -200,20 +200,20 @@ async def test_a_protocol_error_is_survived(broker: EmbeddedBroker, open_bus: Op
     await until(lambda: bus.stats.reconnects > 0)
     await bus.tell(subjects.call(1), b"again")
 
-    whisper = await feed.next(SOON_S)
-    assert whisper is not None
-    assert whisper.data == b"again"
+    core_message = await feed.next(SOON_S)
+    assert core_message is not None
+    assert core_message.data == b"again"
 
 
 async def test_an_outage_has_an_end(fragile: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
-    """A broker that stays away is reported after `total_s`; whispers are dropped meanwhile, questions unanswered."""
+    """A broker that stays away is reported after `total_s`; at-most-once messages are dropped meanwhile, questions unanswered."""
     bus = await open_bus(fragile.url, options=replace(OPTIONS, total_s=0.5, try_s=0.3))
     await asyncio.to_thread(fragile.kill)
     await until(lambda: not bus._connection._up.is_set())
 
     await bus.tell(Subjects(run).call(0), b"lost")
 
-    assert bus.stats.whispers_dropped == 1
+    assert bus.stats.core_messages_dropped == 1
     assert await bus.ask(Subjects(run).call(0), b"?", timeout_s=0.1) is None
     with pytest.raises(BrokerUnavailable, match="no answer"):
         await bus.publish(Subjects(run).event("a", "b"), b"x", msg_id="m")
@@ -306,7 +306,7 @@ async def test_jetstream_off_is_refused(open_bus: OpenBus, tmp_path: Path) -> No
 def test_a_purge_that_a_full_disk_refuses_is_a_full_disk() -> None:
     """nats-server says so in words only; taken for a mistake of ours, it would end the process."""
     words = "write msgs/4.blk: no space left on device"
-    refused = Refused({"code": 500, "err_code": 10051, "description": words})
+    refused = ApiRefusal({"code": 500, "err_code": 10051, "description": words})
 
     assert refused.is_passing
     assert isinstance(refused.public("a.stream"), StorageFull)

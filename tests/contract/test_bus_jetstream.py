@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from bus_contract import BusContract
-from bus_contract_data import MakeBus
+from support.bus_contract import BusContract
+from support.bus_contract_data import MakeBus
 
-from atoll.bus.broker import EmbeddedBroker
-from atoll.bus.jetstream import JetStreamBus
+from atoll.bus.server import EmbeddedBroker
+from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
 
 pytestmark = pytest.mark.connected

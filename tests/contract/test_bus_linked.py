@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
-from bus_contract import BusContract
-from bus_contract_data import MakeBus
+from support.bus_contract import BusContract
+from support.bus_contract_data import MakeBus
 
-from atoll.bus.interface import BusStats
-from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.subjects import Subjects
-from atoll.errors import BrokerUnavailable
-from atoll_simulator.links import MESSAGE_BYTES, TOTAL_S, Link, LinkedBus, LinkShape
+from atoll.wire.traffic import BusStats
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.subjects import Subjects
+from atoll.base.errors import BrokerUnavailable
+from atoll_simulator.links import MESSAGE_BYTES, TOTAL_S, SimulatedLink, LinkedBus, LinkShape
 from atoll_simulator.loop import VirtualLoop
 
 ROOM_BYTES = 16 << 20
@@ -35,7 +35,7 @@ async def make_bus(run: str) -> AsyncIterator[MakeBus]:
     shared, opened = MemoryBroker(stream_bytes_max=ROOM_BYTES), []
 
     async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
-        bus = LinkedBus(run, shared, Link(LinkShape(latency_s=0.001), random.Random(0)))
+        bus = LinkedBus(run, shared, SimulatedLink(LinkShape(latency_s=0.001), random.Random(0)))
         opened.append(bus)
         return bus
 
@@ -56,7 +56,7 @@ def virtually(work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401  (whatever
 
 def linked(broker: MemoryBroker, seed: int = 0, **shape: float) -> LinkedBus:
     """Return a bus at the end of a link."""
-    return LinkedBus(RUN, broker, Link(LinkShape(**shape), random.Random(seed)))
+    return LinkedBus(RUN, broker, SimulatedLink(LinkShape(**shape), random.Random(seed)))
 
 
 def now_s() -> float:
@@ -126,7 +126,7 @@ def test_a_leg_carries_one_message_after_the_other_and_the_other_leg_is_free() -
 
 
 def test_messages_arrive_in_the_order_they_left_in() -> None:
-    """First in, first out: twenty whispers of different sizes."""
+    """First in, first out: twenty at-most-once messages of different sizes."""
 
     async def main() -> list[int]:
         broker = MemoryBroker()
@@ -134,7 +134,7 @@ def test_messages_arrive_in_the_order_they_left_in() -> None:
         feed = await ear.listen(SUBJECTS.call("*"))
         for number in range(20):
             await bus.tell(SUBJECTS.call(number), bytes((number * 7) % 20))
-        return [int(whisper.subject.rpartition(".")[2]) for _ in range(20) if (whisper := await feed.next(100.0))]
+        return [int(core_message.subject.rpartition(".")[2]) for _ in range(20) if (core_message := await feed.next(100.0))]
 
     assert virtually(main()) == list(range(20))
 
@@ -174,7 +174,7 @@ def test_a_request_gives_up_where_the_real_adapter_would() -> None:
 
 
 def test_whispers_are_lost_at_their_rate_in_a_cut_and_when_nobody_is_left() -> None:
-    """A third of a thousand whispers, by the link's own dice; all of them while it is cut."""
+    """A third of a thousand at-most-once messages, by the link's own dice; all of them while it is cut."""
 
     async def heard(seed: int) -> tuple[int, int]:
         broker = MemoryBroker()

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from bus_contract import BusContract
-from bus_contract_data import MakeBus
+from support.bus_contract import BusContract
+from support.bus_contract_data import MakeBus
 
-from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.subjects import Subjects
-from atoll.errors import BlobGone
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.subjects import Subjects
+from atoll.base.errors import BlobGone
 
 ROOM_BYTES = 16 << 20
 

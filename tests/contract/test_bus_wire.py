@@ -24,13 +24,13 @@ from nats import errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from atoll.bus.broker import EmbeddedBroker, find_server
-from atoll.bus.client import WireClient
-from atoll.bus.interface import BusStats
-from atoll.bus.jetstream import JetStreamBus
+from atoll.bus.server import EmbeddedBroker, find_server
+from atoll.bus.nats.client import WireClient
+from atoll.wire.traffic import BusStats
+from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
-from atoll.bus.subjects import Subjects
-from atoll.testing import LinkProxy
+from atoll.wire.subjects import Subjects
+from support.links import LinkProxy
 
 pytestmark = pytest.mark.connected
 MIB = 1 << 20
@@ -50,7 +50,7 @@ async def opened(url: str, run: str, options: BusOptions = OPTIONS) -> AsyncIter
 
 
 async def test_beats_are_prompt_while_chunks_saturate_a_link_both_ways(broker: EmbeddedBroker, run: str) -> None:
-    """Eight megabytes up and eight down at four a second: the link is busy for seconds, a whisper waits for none of it.
+    """Eight megabytes up and eight down at four a second: the link is busy for seconds, an at-most-once message waits for none of it.
 
     No time-out of a chunk (1 s) and no late echo (1 s, three in a row) is taken for a failure: things move.
     """
@@ -81,7 +81,7 @@ async def test_beats_are_prompt_while_chunks_saturate_a_link_both_ways(broker: E
 
 
 async def test_on_one_connection_a_beat_waits_behind_the_chunks(broker: EmbeddedBroker, run: str) -> None:
-    """What the lane is for: without it the same whisper comes seconds late."""
+    """What the lane is for: without it the same at-most-once message comes seconds late."""
     data, subjects = bytes(8 * MIB), Subjects(run)
     options = replace(OPTIONS, bulk_connections=0, watch_s=60.0)
     async with (

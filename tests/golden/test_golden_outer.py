@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.outer import make_outer
+from atoll.merge.outer import make_outer
 
 GOLDEN = Path(__file__).with_name("outer_golden.json")
 STEPS = 10
@@ -27,20 +27,20 @@ CASES = {
 
 
 def trajectory(spec: str, lr: float, momentum: float) -> list[list[float]]:
-    """Return the values after each of ten steps along one constant displacement."""
+    """Return the values after each of ten steps along one constant pseudo-gradient."""
     outer = make_outer(spec, lr, momentum)
     params = np.array(START, np.float32)
-    displacement = np.array(DISPLACEMENT, np.float32)
+    pseudo_gradient = np.array(DISPLACEMENT, np.float32)
     state, found = outer.init(params), []
     for _ in range(STEPS):
-        params, state = outer.update(params, displacement, state)
+        params, state = outer.update(params, pseudo_gradient, state)
         found.append([float(value) for value in params])
     return found
 
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_the_trajectory_is_the_recorded_one(case: str) -> None:
-    """Ten steps along a constant displacement give the recorded values."""
+    """Ten steps along a constant pseudo-gradient give the recorded values."""
     found = trajectory(*CASES[case])
     if os.environ.get("ATOLL_REWRITE_GOLDEN") == "1":
         recorded = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}

@@ -14,27 +14,27 @@ import msgspec
 import pytest
 
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol_testing import World
+from support.protocol_world import ProtocolWorld
 
 BOOKS = sorted((Path(__file__).parent / "logbooks").glob("*.txt"))
 
 
-def _each(world: World, verb: str, names: list[str]) -> None:
+def _each(world: ProtocolWorld, verb: str, names: list[str]) -> None:
     for name in names:
         getattr(world, verb)(name)
 
 
-def _step(world: World, learner: str, times: str = "1") -> None:
+def _step(world: ProtocolWorld, learner: str, times: str = "1") -> None:
     for _ in range(int(times)):
         world.step(learner)
 
 
-def _hear(world: World) -> None:
-    for _ in range(len(world.whispers)):
-        world.whisper()
+def _hear(world: ProtocolWorld) -> None:
+    for _ in range(len(world.core_messages)):
+        world.core_message()
 
 
-def _heal(world: World) -> str:
+def _heal(world: ProtocolWorld) -> str:
     settled = world.heal()
     return f"fates {settled.fates} of {settled.trained} token-fragments, exact: {settled.exact}; {world.finished}"
 
@@ -55,7 +55,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
 }
 
 
-def run_command(world: World, words: list[str]) -> str:
+def run_command(world: ProtocolWorld, words: list[str]) -> str:
     """Do one command; return a line to print after it, or nothing."""
     said = COMMANDS[words[0]](world, *words[1:])
     return said if isinstance(said, str) else ""
@@ -65,7 +65,7 @@ def played(text: str) -> str:
     """Return the logbook with its answers written anew."""
     head, _, rest = text.partition("\n\n")
     chosen = dict(pair.split("=") for pair in head.split(": ", 1)[1].split())
-    world = World(msgspec.convert({"shards": 1} | chosen, ProtocolSettings, strict=False).check())
+    world = ProtocolWorld(msgspec.convert({"shards": 1} | chosen, ProtocolSettings, strict=False).check())
     lines, seen = [head, ""], 0
     blocks = [block.split("\n----")[0] for block in rest.strip("\n").split("\n\n")]
     for block in blocks:

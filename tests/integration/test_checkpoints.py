@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import structlog
 
-from atoll.island.treestate import host_copy
-from atoll_learner.checkpoints import KEPT, Checkpoints, Note, Place
+from atoll.client.optimizer_state import host_copy
+from atoll_learner.checkpoints import KEPT, Checkpoints, CheckpointNote, DataPlace
 
 DEADLINE_S = 240.0
-LIFE = Note(
+LIFE = CheckpointNote(
     run="run",
     nonce="nonce",
     model="model",
@@ -31,7 +31,7 @@ LIFE = Note(
     tokens=10,
     run_tokens=20,
     saved_at_s=1.0,
-    cursor=(Place((0, 0, 4), 3, 8),),
+    cursor=(DataPlace((0, 0, 4), 3, 8),),
 )
 ENDLESS_SAVES = """
 import sys

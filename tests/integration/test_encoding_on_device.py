@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_run_in_memory import World, settings
+from test_run_in_memory import MemoryWorld, settings
 
-from atoll.island.driver import IslandDriver
-from atoll.island.join import IslandHandle, join
-from atoll.island.ondevice import Encoder, Placed
-from atoll.kernels import Vector
+from atoll.client.driver import IslandDriver
+from atoll.client.join import IslandHandle, join
+from atoll.client.device_encoding import Encoder, Placed
+from atoll.codec.kernels import Vector
 from atoll.protocol.ledger import settle
-from atoll.testing import unique_run
+from support.links import unique_run
 
 DEADLINE_S = 20.0
 
@@ -33,7 +33,7 @@ def trained() -> dict[str, jax.Array]:
 def one_step(encode: str, codec: str) -> tuple[dict[str, bytes], str]:
     """Return the bits that a run of one learner's single step merges, and where it was encoded."""
     protocol = settings(fragments=3, codec_up=codec, codec_down="int4", error_feedback=True, tokens_target=10)
-    world = World(unique_run(), protocol, encode)
+    world = MemoryWorld(unique_run(), protocol, encode)
     params = trained()
 
     def train() -> None:
@@ -100,7 +100,7 @@ def stepped(island: IslandHandle, pushed: list[int], pushes: int, *, numpy: bool
 
 def test_every_version_is_placed_and_every_push_encoded_there(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the join all fragments, then each version as it is fetched; nothing is read on the host."""
-    counting, world = Counting(monkeypatch), World(run, settings(tokens_target=0), "device")
+    counting, world = Counting(monkeypatch), MemoryWorld(run, settings(tokens_target=0), "device")
     with world.join("a") as island:
         assert sorted(counting.placed) == [0, 1, 2, 3]
         stepped(island, counting.encoded, 16)
@@ -114,7 +114,7 @@ def test_a_learner_without_room_or_arrays_of_jax_pushes_from_the_host(
 ) -> None:
     """What cannot be placed, and what is no array of JAX any more; what rounding took goes along, wherever it lies."""
     counting = Counting(monkeypatch)
-    world = World(run, settings(tokens_target=0, codec_up="int4", error_feedback=True), "device")
+    world = MemoryWorld(run, settings(tokens_target=0, codec_up="int4", error_feedback=True), "device")
     with world.join("a") as island:
         stepped(island, counting.encoded, 8)
         counting.full.set()
@@ -129,13 +129,13 @@ def test_a_learner_without_room_or_arrays_of_jax_pushes_from_the_host(
 
 
 def test_who_asks_for_the_device_in_vain_is_warned(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line at the join says where displacements are made, and why."""
+    """One line at the join says where pseudo-gradients are made, and why."""
     said: list[tuple[str, str, dict[str, str]]] = []
     for level in ("info", "warning"):
         monkeypatch.setattr(
-            f"atoll.island.driver.log.{level}", lambda name, level=level, **facts: said.append((level, name, facts))
+            f"atoll.client.driver.log.{level}", lambda name, level=level, **facts: said.append((level, name, facts))
         )
-    world = World(run, settings())
+    world = MemoryWorld(run, settings())
     for learner, encode, donated in (("a", "auto", False), ("b", "device", False), ("c", "device", True)):
         with join(
             world.bus,
@@ -149,5 +149,5 @@ def test_who_asks_for_the_device_in_vain_is_warned(run: str, monkeypatch: pytest
         ):
             pass
     world.home.stop()
-    told = [(level, facts["where"]) for level, name, facts in said if name == "displacements.encoded"]
+    told = [(level, facts["where"]) for level, name, facts in said if name == "pseudo_gradients.encoded"]
     assert told == [("info", "host"), ("info", "device"), ("warning", "host")]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.bus.broker import EmbeddedBroker
+from atoll.bus.server import EmbeddedBroker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from experiment import main
-from experiment_page import load
-from questions import FOLDER
+from benchmarks.experiments.experiment import main
+from benchmarks.experiments.experiment_page import load
+from benchmarks.experiments.questions import FOLDER
 
 from atoll_learner.data.prepare import prepare
 

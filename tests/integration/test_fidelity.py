@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from fidelity import RUN, compare, pace_of, run_real, run_simulated
+from benchmarks.fleet.fidelity import RUN, compare, pace_of, run_real, run_simulated
 
 SLACK: Final = 3.0
 """A machine that runs other tests is not paced well: three times the bounds of the benchmark."""

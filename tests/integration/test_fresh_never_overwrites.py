@@ -1,4 +1,4 @@
-"""A learner with fresh weights beside trained state: by whatever path it comes, heads change by merged displacements only."""
+"""A learner with fresh weights beside trained state: by whatever path it comes, heads change by merged pseudo-gradients only."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_run_in_memory import World, parameters, settings
+from test_run_in_memory import MemoryWorld, parameters, settings
 
 from atoll.bus.interface import Bus, Record
-from atoll.bus.subjects import Subjects
-from atoll.clock import Clock
-from atoll.fragments import gather
-from atoll.island import session
-from atoll.island.founding import found_or_join, publish_origin, read_run, wait_for_heads
-from atoll.island.join import IslandHandle
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import Clock
+from atoll.model.pytrees import gather
+from atoll.client import session
+from atoll.client.founding import found_or_join, publish_origin
+from atoll.run.record import read_run
+from atoll.run.heads import wait_for_heads
+from atoll.client.join import IslandHandle
 from atoll.wire.messages import Contribution, Head, RunRecord, decode
 
 TOKENS = 600
@@ -25,14 +27,14 @@ STEP = 0.01
 
 
 @pytest.fixture
-def trained(run: str) -> World:
+def trained(run: str) -> MemoryWorld:
     """A run that was trained to its end; its shards are gone, so nothing that is pushed from now on is merged."""
-    world = World(run, settings(tokens_target=TOKENS))
+    world = MemoryWorld(run, settings(tokens_target=TOKENS))
     world.go(lambda: world.train("early", 1.0))
     return world
 
 
-def heads(world: World) -> dict[str, Record]:
+def heads(world: MemoryWorld) -> dict[str, Record]:
     """Return the head records as they stand, revisions and all."""
 
     async def read() -> list[Record]:
@@ -42,7 +44,7 @@ def heads(world: World) -> dict[str, Record]:
     return {record.subject: record for record in world.home.submit(read()).result(10.0)}
 
 
-def queued(world: World, learner: str) -> list[Contribution]:
+def queued(world: MemoryWorld, learner: str) -> list[Contribution]:
     """Return the manifests that a learner has queued."""
 
     async def read() -> list[Contribution]:
@@ -65,14 +67,14 @@ def trains_a_little(island: IslandHandle) -> None:
         params = island.step(jax.tree.map(lambda leaf: leaf + STEP, params), tokens=10, loss=1.0)
 
 
-def joins(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def joins(world: MemoryWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Join with fresh values, as with a checkpoint (which holds no parameters) or a model file of one's own."""
     del monkeypatch
     with world.join("fresh", parameters(FRESH)) as island:
         trains_a_little(island)
 
 
-def believes_the_founder_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def believes_the_founder_lost(world: MemoryWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Find no heads at first, as when a founder has died, and complete them with fresh values."""
     asked: list[bool] = []
 
@@ -86,7 +88,7 @@ def believes_the_founder_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(asked) == 2
 
 
-def believes_to_be_the_founder(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def believes_to_be_the_founder(world: MemoryWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Win the race for the run record in its own eyes only, and publish fresh values as the origin."""
     offers: list[bool] = []
 
@@ -103,9 +105,9 @@ def believes_to_be_the_founder(world: World, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("come", [joins, believes_the_founder_lost, believes_to_be_the_founder])
 def test_fresh_weights_change_no_head_and_push_only_what_was_learnt_since_adoption(
-    trained: World, monkeypatch: pytest.MonkeyPatch, come: Callable[[World, pytest.MonkeyPatch], None]
+    trained: MemoryWorld, monkeypatch: pytest.MonkeyPatch, come: Callable[[MemoryWorld, pytest.MonkeyPatch], None]
 ) -> None:
-    """Heads keep their bytes and revisions; displacements are from the adopted anchors and as small as the two steps."""
+    """Heads keep their bytes and revisions; pseudo-gradients are from the adopted anchors and as small as the two steps."""
     before = heads(trained)
     versions = {decode(Head, record.data).fragment: decode(Head, record.data).version for record in before.values()}
     come(trained, monkeypatch)
@@ -121,7 +123,7 @@ def test_fresh_weights_change_no_head_and_push_only_what_was_learnt_since_adopti
     assert all(0.0 < norm <= 1.01 * largest for manifest in pushed for norm in manifest.norms)
 
 
-def test_an_origin_published_over_trained_heads_leaves_nothing_behind(trained: World) -> None:
+def test_an_origin_published_over_trained_heads_leaves_nothing_behind(trained: MemoryWorld) -> None:
     """The frame of a head that lost its race is removed."""
 
     async def publish() -> int:

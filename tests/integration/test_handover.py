@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from islands import DEADLINE_S, Island
+from support.islands import DEADLINE_S, IslandProcess
 from test_takeover import end, unforked
 
-from atoll.up.links import byte_ledger
-from atoll.up.view import RunView
+from atoll.run.links import byte_ledger
+from atoll.run.view import RunView
 
 SHARED = {"ATOLL_PROTOCOL__SHARDS": "2"}
 
 
-def serving(island: Island, name: str) -> list[int]:
+def serving(island: IslandProcess, name: str) -> list[int]:
     """Return the shards that a process has begun to serve, in order."""
     return [line["shard"] for line in island.lines(name, "shard.serving")]
 
 
-async def test_shards_are_shared_with_who_comes_and_handed_over_by_who_leaves(island: Island) -> None:
+async def test_shards_are_shared_with_who_comes_and_handed_over_by_who_leaves(island: IslandProcess) -> None:
     """One process serves both shards; a second is given one; the first leaves, the second has both, nobody waits a lease.
 
     What every process moved is on the tape when it has left, whoever listened.

@@ -14,14 +14,15 @@ import numpy as np
 import optax
 import pytest
 
-from atoll.bus.interface import BlobRef, Bus
-from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.subjects import Subjects
-from atoll.codecs.arrays import pack_arrays
-from atoll.island.home import LoopThread
-from atoll.island.join import IslandHandle, join
-from atoll.island.session import LENDING_STEPS_MIN
-from atoll.island.treestate import host_copy
+from atoll.wire.blobs import BlobRef
+from atoll.bus.interface import Bus
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.subjects import Subjects
+from atoll.codec.arrays import pack_arrays
+from atoll.base.loop_thread import LoopThread
+from atoll.client.join import IslandHandle, join
+from atoll.client.session import LENDING_STEPS_MIN
+from atoll.client.optimizer_state import host_copy
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import Control, Event, RunRecord, StateOffer, decode, encode
 
@@ -30,7 +31,7 @@ ADAM = optax.adam(1e-3)
 WITHIN_S = 3.0
 
 
-class World:
+class LendingWorld:
     """A run on one in-memory broker, all islands on one loop."""
 
     def __init__(self, run: str) -> None:
@@ -54,9 +55,9 @@ class World:
 
 
 @pytest.fixture
-def world(run: str) -> Iterator[World]:
+def world(run: str) -> Iterator[LendingWorld]:
     """A run without learners."""
-    world = World(run)
+    world = LendingWorld(run)
     yield world
     world.home.stop()
 
@@ -78,7 +79,7 @@ async def settle() -> None:
 
 
 @pytest.mark.parametrize("donated", [True, False])
-def test_a_joiner_gets_the_state_of_a_peer_that_trains(world: World, donated: bool) -> None:  # noqa: FBT001
+def test_a_joiner_gets_the_state_of_a_peer_that_trains(world: LendingWorld, donated: bool) -> None:  # noqa: FBT001
     """Bit for bit, from the next step boundary; the blob is gone afterwards, and the tape tells of it."""
     with world.join("peer") as peer, world.join("joiner") as joiner:
         state = stepped(peer)
@@ -105,17 +106,17 @@ async def _result(future: Any) -> Any:  # noqa: ANN401
     return await future
 
 
-async def _stored(world: World, tail: str) -> int:
+async def _stored(world: LendingWorld, tail: str) -> int:
     bus = await world.bus()
     return await bus.purge(f"{Subjects(world.run).prefix}.{tail}")
 
 
-async def _tape(world: World, kind: str) -> list[Event]:
+async def _tape(world: LendingWorld, kind: str) -> list[Event]:
     bus = await world.bus()
     return [decode(Event, entry.data) for entry in await bus.replay(Subjects(world.run).event(kind, "*"))]
 
 
-def test_a_peer_that_has_hardly_trained_or_does_not_share_lends_nothing(world: World) -> None:
+def test_a_peer_that_has_hardly_trained_or_does_not_share_lends_nothing(world: LendingWorld) -> None:
     """The joiner waits a moment for offers, and starts fresh."""
     with world.join("newborn") as newborn, world.join("silent") as silent, world.join("joiner") as joiner:
         stepped(newborn, LENDING_STEPS_MIN - 1)
@@ -194,7 +195,7 @@ HOSTILE: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_peer_costs_a_joiner_nothing_but_time(world: World, kind: str) -> None:
+def test_a_hostile_peer_costs_a_joiner_nothing_but_time(world: LendingWorld, kind: str) -> None:
     """Whatever is answered: no exception, no state, and the run goes on."""
     with world.join("joiner") as joiner:
         stop = world.do(_evil(world, joiner.run, HOSTILE[kind]))
@@ -205,16 +206,16 @@ def test_a_hostile_peer_costs_a_joiner_nothing_but_time(world: World, kind: str)
     assert borrowed is None
 
 
-async def _evil(world: World, run: RunRecord, answer: Answer) -> Callable[[], Coroutine[Any, Any, None]]:
+async def _evil(world: LendingWorld, run: RunRecord, answer: Answer) -> Callable[[], Coroutine[Any, Any, None]]:
     """Answer every question for a state: an offer first, then what `answer` makes; return how to stop."""
     bus, subjects = await world.bus(), Subjects(world.run)
 
     async def hear(who: str) -> None:
-        async for whisper in await bus.listen(subjects.control(who)):
-            control = decode(Control, whisper.data)
-            assert whisper.reply is not None
+        async for core_message in await bus.listen(subjects.control(who)):
+            control = decode(Control, core_message.data)
+            assert core_message.reply is not None
             first = encode(offer(run)) if control.verb == "lend" else await answer(bus, run, subjects)
-            await bus.tell(whisper.reply, first)
+            await bus.tell(core_message.reply, first)
 
     tasks = [asyncio.create_task(hear(who)) for who in ("all", "evil")]
     await settle()

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from islands import DEADLINE_S, SMALL, Island
+from support.islands import DEADLINE_S, SMALL, IslandProcess
 
-from atoll.archive.marks import Manifest
-from atoll.archive.shelf import Shelf
-from atoll.archive.vault import open_vault
-from atoll.bus.broker import EmbeddedBroker
-from atoll.bus.connect import open_bus
-from atoll.bus.subjects import Subjects
-from atoll.island.founding import read_heads, read_run
+from atoll.archive.checkpoints import Manifest
+from atoll.archive.checkpoint_store import CheckpointStore
+from atoll.archive.object_store import open_vault
+from atoll.bus.server import EmbeddedBroker
+from atoll.bus.open import open_bus
+from atoll.wire.subjects import Subjects
+from atoll.run.heads import read_heads
+from atoll.run.record import read_run
 from atoll.wire.messages import Head
 
 SHARDS = 2
@@ -38,9 +39,9 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 
 @pytest.fixture
-def reef(tmp_path: Path, broker: EmbeddedBroker, data: Path) -> Iterator[Island]:
+def reef(tmp_path: Path, broker: EmbeddedBroker, data: Path) -> Iterator[IslandProcess]:
     """A run of two shards with an archive, without processes yet."""
-    island = Island(tmp_path, broker.url, data)
+    island = IslandProcess(tmp_path, broker.url, data)
     island.environment |= {
         "ATOLL_PROTOCOL__SHARDS": str(SHARDS),
         "ATOLL_PROTOCOL__TOKENS_TARGET": str(TOKENS),
@@ -54,20 +55,20 @@ def reef(tmp_path: Path, broker: EmbeddedBroker, data: Path) -> Iterator[Island]
         island.stop()
 
 
-async def lie(island: Island, heads: dict[int, Head]) -> dict[int, list[bytes]]:
+async def lie(island: IslandProcess, heads: dict[int, Head]) -> dict[int, list[bytes]]:
     """Return the bytes of frame, outer state and books that heads name, as the broker has them."""
     bus = await open_bus(island.url, island.run, name="reader", provision=False)
     try:
         found = {}
         for fragment, head in heads.items():
-            refs = [ref for ref in (head.keyframe, head.state, head.books) if ref is not None]
+            refs = [ref for ref in (head.keyframe, head.state, head.fragment_ledger) if ref is not None]
             found[fragment] = [await bus.get_blob(ref, 1 << 24) for ref in refs]
         return found
     finally:
         await bus.close()
 
 
-async def heads_of(island: Island) -> dict[int, Head]:
+async def heads_of(island: IslandProcess) -> dict[int, Head]:
     """Return the heads that the broker has."""
     bus = await open_bus(island.url, island.run, name="reader", provision=False)
     try:
@@ -78,7 +79,7 @@ async def heads_of(island: Island) -> dict[int, Head]:
         await bus.close()
 
 
-def archived(shelf: Shelf, manifests: list[Manifest]) -> dict[int, list[bytes]]:
+def archived(shelf: CheckpointStore, manifests: list[Manifest]) -> dict[int, list[bytes]]:
     """Return the same bytes as the archive has them."""
     return {
         piece.head.fragment: [shelf.get_object(manifest.shard, found) for found in piece.objects]
@@ -87,13 +88,13 @@ def archived(shelf: Shelf, manifests: list[Manifest]) -> dict[int, list[bytes]]:
     }
 
 
-def start_shards(island: Island, suffix: str, *words: str) -> None:
+def start_shards(island: IslandProcess, suffix: str, *words: str) -> None:
     """Start one process per shard."""
     for shard in range(SHARDS):
         island.start(f"shard-{shard}{suffix}", "synchronizer", "--shard", str(shard), *words)
 
 
-async def test_a_run_outlives_its_brokers_disk(reef: Island, broker: EmbeddedBroker, tmp_path: Path) -> None:
+async def test_a_run_outlives_its_brokers_disk(reef: IslandProcess, broker: EmbeddedBroker, tmp_path: Path) -> None:
     """Everything is killed and the store deleted; the run is rebuilt bit for bit and trains on to its target."""
     start_shards(reef, "")
     slow = {"ATOLL_LEARNER__THROTTLE": "30"}
@@ -108,7 +109,7 @@ async def test_a_run_outlives_its_brokers_disk(reef: Island, broker: EmbeddedBro
     shutil.rmtree(tmp_path / "nats")
     await asyncio.to_thread(broker.start)
     survivor = reef.refused(reef.process("b"), "b", 3)
-    shelf = Shelf(open_vault(str(tmp_path / "archive")), reef.run)
+    shelf = CheckpointStore(open_vault(str(tmp_path / "archive")), reef.run)
     mark, manifests = shelf.newest()
     shown = reef.answer("archive", "show", str(tmp_path / "archive"), "--verify")
     start_shards(reef, "-again", "--restore", str(tmp_path / "archive"))
@@ -123,11 +124,11 @@ async def test_a_run_outlives_its_brokers_disk(reef: Island, broker: EmbeddedBro
     assert bits == archived(shelf, manifests)
     for fragment, head in heads.items():
         was = pieces[fragment]
-        assert (head.version, head.keyframe, head.state, head.books) == (
+        assert (head.version, head.keyframe, head.state, head.fragment_ledger) == (
             was.version,
             was.keyframe,
             was.state,
-            was.books,
+            was.fragment_ledger,
         )
         assert head.included == was.included
 

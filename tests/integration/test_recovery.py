@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 import psutil
-from islands import DEADLINE_S, Island
+from support.islands import DEADLINE_S, IslandProcess
 
-from atoll.bus.connect import open_bus
-from atoll.bus.subjects import Subjects
+from atoll.bus.open import open_bus
+from atoll.wire.subjects import Subjects
 from atoll.protocol.data import DataLedger
 from atoll.wire.messages import RunRecord, decode
 
@@ -25,26 +25,26 @@ from atoll.wire.messages import RunRecord, decode
 OFTEN = {"ATOLL_LEARNER__CHECKPOINT_EVERY_S": "1", "ATOLL_LEARNER__THROTTLE": "50"}
 
 
-def learner(island: Island, name: str, learner_id: str, **settings: str) -> subprocess.Popen[bytes]:
+def learner(island: IslandProcess, name: str, learner_id: str, **settings: str) -> subprocess.Popen[bytes]:
     """Start a learner that keeps checkpoints in the run's folder."""
     folder = str(island.folder / "checkpoints")
     told = {"ATOLL_LEARNER__CHECKPOINT_DIR": folder, **OFTEN, **settings}
     return island.start(name, "learner", "--id", learner_id, **told)
 
 
-def recovered(island: Island, name: str) -> dict[str, Any]:
+def recovered(island: IslandProcess, name: str) -> dict[str, Any]:
     """Return what a learner said of where it began."""
     island.wait_for(name, "learner.recovered")
     return island.lines(name, "learner.recovered")[0]
 
 
-def warm_loss(island: Island, name: str) -> float:
+def warm_loss(island: IslandProcess, name: str) -> float:
     """Return the mean loss of a life's first steps."""
     island.wait_for(name, "learner.warm")
     return float(island.lines(name, "learner.warm")[0]["loss"])
 
 
-async def end(island: Island, *names: str) -> None:
+async def end(island: IslandProcess, *names: str) -> None:
     """Let learners leave, each with exit code 0."""
     for name in names:
         island.process(name).terminate()
@@ -52,7 +52,7 @@ async def end(island: Island, *names: str) -> None:
         assert island.process(name).wait(DEADLINE_S) == 0, island.log(name).read_text(encoding="utf-8")[-3000:]
 
 
-async def test_a_killed_learner_comes_back_from_its_checkpoint_then_from_a_peer_then_fresh(island: Island) -> None:
+async def test_a_killed_learner_comes_back_from_its_checkpoint_then_from_a_peer_then_fresh(island: IslandProcess) -> None:
     """Three deaths: with its checkpoint, without it beside a peer, and without both; each begins no worse than before."""
     island.start("shard", "synchronizer", "--shard", "0")
     learner(island, "first", "a")
@@ -89,13 +89,13 @@ async def test_a_killed_learner_comes_back_from_its_checkpoint_then_from_a_peer_
     assert await lent_blobs(island) == 0
 
 
-def own_folder(island: Island) -> str:
+def own_folder(island: IslandProcess) -> str:
     """Return the name of the run's folder of checkpoints."""
     (folder,) = (island.folder / "checkpoints").iterdir()
     return folder.name
 
 
-async def lent_blobs(island: Island) -> int:
+async def lent_blobs(island: IslandProcess) -> int:
     """Return how many chunks of lent states are stored; the borrower removed them."""
     bus = await open_bus(island.url, island.run, name="reader", provision=False)
     try:
@@ -104,14 +104,14 @@ async def lent_blobs(island: Island) -> int:
         await bus.close()
 
 
-async def test_a_checkpoint_of_another_run_is_refused_by_name(island: Island) -> None:
+async def test_a_checkpoint_of_another_run_is_refused_by_name(island: IslandProcess) -> None:
     """Copied to where ours would lie: the warning says what differs, the learner begins fresh, the file stays."""
     island.start("shard", "synchronizer", "--shard", "0")
     learner(island, "first", "a")
     island.wait_for("first", "checkpoint.saved")
     await end(island, "first")
     theirs = island.folder / "checkpoints" / own_folder(island)
-    other = Island(island.folder / "other", island.url, Path(island.environment["ATOLL_DATA__DIR"]))
+    other = IslandProcess(island.folder / "other", island.url, Path(island.environment["ATOLL_DATA__DIR"]))
     other.folder.mkdir()
     try:
         other.start("shard", "synchronizer", "--shard", "0")
@@ -132,7 +132,7 @@ async def test_a_checkpoint_of_another_run_is_refused_by_name(island: Island) ->
     assert kept
 
 
-async def run_record(island: Island) -> RunRecord:
+async def run_record(island: IslandProcess) -> RunRecord:
     """Return the run record."""
     bus = await open_bus(island.url, island.run, name="reader", provision=False)
     try:
@@ -143,7 +143,7 @@ async def run_record(island: Island) -> RunRecord:
         await bus.close()
 
 
-async def test_leaving_is_bounded_and_says_what_was_not_pushed(island: Island) -> None:
+async def test_leaving_is_bounded_and_says_what_was_not_pushed(island: IslandProcess) -> None:
     """With a broker that is frozen a learner that is asked to leave does so within its bound: exit code 3, by name."""
     broker_pid = broker_process(island.url)
     island.start("shard", "synchronizer", "--shard", "0")
@@ -171,7 +171,7 @@ def broker_process(url: str) -> int:
     raise AssertionError(f"nobody listens on {port}")
 
 
-async def test_a_preempted_learner_loses_at_most_what_was_open(island: Island) -> None:
+async def test_a_preempted_learner_loses_at_most_what_was_open(island: IslandProcess) -> None:
     """SIGTERM, and SIGKILL a moment later: the books are exact, and what was pushed is merged. Also encoded on a device."""
     shard = island.start("shard", "synchronizer", "--shard", "0")
     process = learner(island, "first", "a", ATOLL_LEARNER__ENCODE="device", ATOLL_PROTOCOL__CODEC_UP="int4")
@@ -182,7 +182,7 @@ async def test_a_preempted_learner_loses_at_most_what_was_open(island: Island) -
     learner(island, "second", "a", ATOLL_LEARNER__ENCODE="device")
     island.wait_for("second", "learner.warm")
     await end(island, "second")
-    assert [island.lines(name, "displacements.encoded")[0]["where"] for name in ("first", "second")] == ["device"] * 2
+    assert [island.lines(name, "pseudo_gradients.encoded")[0]["where"] for name in ("first", "second")] == ["device"] * 2
     shard.terminate()
     assert shard.wait(DEADLINE_S) == 0
     settled = await island.settlement()
@@ -196,7 +196,7 @@ async def test_a_preempted_learner_loses_at_most_what_was_open(island: Island) -
     assert data["learners"]["a"] > 0
 
 
-async def test_a_frozen_learner_loses_its_data_and_learns_of_it_when_it_wakes(island: Island) -> None:
+async def test_a_frozen_learner_loses_its_data_and_learns_of_it_when_it_wakes(island: IslandProcess) -> None:
     """Its blocks go to somebody else after a lease; awake again it reads no further in them, and trains on."""
     short = {"ATOLL_PROTOCOL__LEASE_S": "0.3"}
     island.start("shard", "synchronizer", "--shard", "0")
@@ -214,17 +214,17 @@ async def test_a_frozen_learner_loses_its_data_and_learns_of_it_when_it_wakes(is
     assert island.lines("second", "data.lease_lost") == []
 
 
-async def until_it_holds_nothing(island: Island, learner_id: str) -> None:
+async def until_it_holds_nothing(island: IslandProcess, learner_id: str) -> None:
     """Return once the ledger has no lease of a learner."""
     await until(island, lambda ledger: learner_id not in {grant.learner for grant in ledger.grants})
 
 
-async def until_it_holds_something(island: Island, learner_id: str) -> None:
+async def until_it_holds_something(island: IslandProcess, learner_id: str) -> None:
     """Return once the ledger has a lease of a learner."""
     await until(island, lambda ledger: learner_id in {grant.learner for grant in ledger.grants})
 
 
-async def until(island: Island, true_of: Callable[[DataLedger], bool]) -> None:
+async def until(island: IslandProcess, true_of: Callable[[DataLedger], bool]) -> None:
     """Return once something is true of the data ledger."""
     bus = await open_bus(island.url, island.run, name="reader", provision=False)
     try:

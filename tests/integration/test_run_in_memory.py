@@ -15,21 +15,22 @@ import numpy as np
 import pytest
 
 from atoll.bus.interface import Bus
-from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.subjects import Subjects
-from atoll.errors import BlobGone, LayoutMismatch, Quarantined, SettingsError
-from atoll.island import driver
-from atoll.island.accounts import closing_ledger
-from atoll.island.founding import read_heads, read_run
-from atoll.island.home import LoopThread
-from atoll.island.join import IslandHandle, join
-from atoll.layout import Layout
-from atoll.protocol.books import BOOKS_BYTES_MAX, Books, thawed
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.subjects import Subjects
+from atoll.base.errors import BlobGone, LayoutMismatch, Quarantined, SettingsError
+from atoll.client import driver
+from atoll.run.ledger import closing_ledger
+from atoll.run.heads import read_heads
+from atoll.run.record import read_run
+from atoll.base.loop_thread import LoopThread
+from atoll.client.join import IslandHandle, join
+from atoll.model.layout import Layout
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, thawed
 from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.quarantine import MEASURES_MIN
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import Event, Head, decode, encode
-from atoll_learner.merged import Merged, read_merged
+from atoll.run.merged_model import MergedModel, read_merged
 from atoll_synchronizer.process import serve_run
 
 Opener = Callable[[], Coroutine[Any, Any, Bus]]
@@ -62,7 +63,7 @@ def parameters(value: float = 0.0, width: int = 6) -> dict[str, jax.Array]:
     }
 
 
-class World:
+class MemoryWorld:
     """One broker, one loop for everybody, shards as futures, learners as threads."""
 
     def __init__(self, run: str, protocol: ProtocolSettings, encode: str = "auto") -> None:
@@ -120,10 +121,10 @@ class World:
         assert not self.errors
         assert [shard.result(timeout=30.0) for shard in self.shards] == ["token target reached"] * len(self.shards)
 
-    def merged(self) -> Merged:
+    def merged(self) -> MergedModel:
         """Return the run's values as a reader finds them."""
 
-        async def read() -> Merged:
+        async def read() -> MergedModel:
             bus = await self.bus()
             record = await read_run(bus, Subjects(self.run))
             assert record is not None
@@ -145,19 +146,19 @@ class World:
     def usual(self) -> bool:
         """Return whether the shards know of every fragment what is usual, and not from the learner "mad" alone."""
 
-        async def read() -> list[Books]:
+        async def read() -> list[FragmentLedger]:
             bus = await self.bus()
             record = await read_run(bus, Subjects(self.run))
             assert record is not None
             heads = await read_heads(bus, Subjects(self.run), record.layout)
-            refs = [head.books for head in heads.values() if head.books is not None]
-            return [thawed(await bus.get_blob(ref, BOOKS_BYTES_MAX)) for ref in refs]
+            refs = [head.fragment_ledger for head in heads.values() if head.fragment_ledger is not None]
+            return [thawed(await bus.get_blob(ref, LEDGER_BYTES_MAX)) for ref in refs]
 
         try:
-            books = self.home.submit(read()).result(10.0)
+            fragment_ledger = self.home.submit(read()).result(10.0)
         except BlobGone:  # a commit wrote newer books between the two reads
             return False
-        known = [each for each in books if len(each.measures) >= MEASURES_MIN]
+        known = [each for each in fragment_ledger if len(each.measures) >= MEASURES_MIN]
         return len(known) == self.protocol.fragments and all(
             any(measure.learner != "mad" for measure in each.measures) for each in known
         )
@@ -166,7 +167,7 @@ class World:
 def test_two_islands_meet_and_every_token_has_one_fate(run: str) -> None:
     """Two learners that pull apart end close together in the middle, and the books of both sides agree."""
     protocol = settings()
-    world = World(run, protocol)
+    world = MemoryWorld(run, protocol)
 
     world.go(lambda: world.train("low", -1.0), lambda: world.train("high", 1.0))
     ledger = world.ledger()
@@ -187,7 +188,7 @@ def test_two_islands_meet_and_every_token_has_one_fate(run: str) -> None:
 def test_every_adoption_keeps_the_books(run: str, adoption: str, encode: str) -> None:
     """Whatever a learner does with its own progress at adoption, every token-fragment is counted once."""
     protocol = settings(adoption=adoption, tokens_target=3_000)
-    world = World(run, protocol, encode)
+    world = MemoryWorld(run, protocol, encode)
 
     world.go(lambda: world.train("a", 1.0), lambda: world.train("b", 1.0))
     ledger = world.ledger()
@@ -204,7 +205,7 @@ def test_a_run_that_ends_together_holds_every_step_of_its_learner(run: str) -> N
     protocol = settings(
         **MEAN, adoption="carry", ending="together", codec_up="f32", age_damping=1.0, tokens_target=1_000
     )
-    world = World(run, protocol)
+    world = MemoryWorld(run, protocol)
 
     world.go(lambda: world.train("a", 1.0))
     ledger = world.ledger()
@@ -236,7 +237,7 @@ def test_learners_end_together_with_everything_switched_on(run: str) -> None:
         codec_down="int4",
         keyframe_versions=3,
     )
-    world = World(run, protocol)
+    world = MemoryWorld(run, protocol)
 
     world.go(*(partial(world.train, name, 1.0) for name in ("a", "b", "c", "d")))
     ledger = world.ledger()
@@ -256,7 +257,7 @@ def test_a_learner_that_spoils_the_run_is_isolated_and_nobody_else_notices(run: 
     # Steps without noise and an outer momentum pass through what they aim at: lengths go to nothing and come back, and what
     # comes back is out of all proportion.
     protocol = settings(**MEAN, adoption="overwrite", tokens_target=10_000)
-    world = World(run, protocol)
+    world = MemoryWorld(run, protocol)
     stopped: list[Quarantined] = []
 
     def spoil() -> None:
@@ -290,7 +291,7 @@ def test_a_learner_that_spoils_the_run_is_isolated_and_nobody_else_notices(run: 
 def test_nobody_waits_for_a_slow_learner_and_its_tokens_are_merged(run: str) -> None:
     """A learner at a tenth of the speed slows nobody down, and what it trains is merged."""
     protocol = settings()
-    world = World(run, protocol)
+    world = MemoryWorld(run, protocol)
 
     world.go(
         lambda: world.train("fast-1", 1.0),
@@ -309,7 +310,7 @@ def test_nobody_waits_for_a_slow_learner_and_its_tokens_are_merged(run: str) -> 
 @pytest.mark.parametrize("adoption", ["overwrite", "blend", "carry"])
 def test_a_joiner_adopts_the_run_and_not_its_own_values(run: str, adoption: str) -> None:
     """A fresh learner never overwrites trained state: it starts from the run's parameters, whatever it does later."""
-    world = World(run, settings(adoption=adoption))
+    world = MemoryWorld(run, settings(adoption=adoption))
     with world.join("founder", parameters(7.0)), world.join("joiner", parameters(-3.0)) as joiner:
         adopted = {name: np.asarray(leaf) for name, leaf in joiner.params.items()}
     world.home.stop()
@@ -319,7 +320,7 @@ def test_a_joiner_adopts_the_run_and_not_its_own_values(run: str, adoption: str)
 
 def test_who_comes_after_the_end_does_not_train_unheard(run: str) -> None:
     """The shards have closed their books: a late joiner is done at once, with the run's values and the run's tokens."""
-    world = World(run, settings(tokens_target=600))
+    world = MemoryWorld(run, settings(tokens_target=600))
     world.go(lambda: world.train("early", 1.0))
     with world.join("late", parameters(-3.0)) as late:
         assert late.done
@@ -339,7 +340,7 @@ def test_a_learner_passes_over_heads_that_no_shard_wrote(run: str, monkeypatch: 
 
     monkeypatch.setattr(driver, "RESYNC_S", 0.02)
     monkeypatch.setattr(driver, "read_heads", read_and_count)
-    world = World(run, settings())
+    world = MemoryWorld(run, settings())
     subjects = Subjects(run)
 
     async def forge() -> None:
@@ -375,7 +376,7 @@ def test_a_learner_passes_over_heads_that_no_shard_wrote(run: str, monkeypatch: 
 
 def test_another_layout_is_refused_with_the_first_difference(run: str) -> None:
     """A learner with another model is told what differs and never touches the run."""
-    world = World(run, settings())
+    world = MemoryWorld(run, settings())
     with world.join("founder"), pytest.raises(LayoutMismatch, match=r"'a' has shape \[7, 3\] here and \[6, 3\]"):
         world.join("stranger", parameters(width=7))
     world.home.stop()

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-from islands import DEADLINE_S, Island
+from support.islands import DEADLINE_S, IslandProcess
 
 
-def test_a_second_learner_of_one_id_is_refused_and_the_first_trains_on(island: Island) -> None:
+def test_a_second_learner_of_one_id_is_refused_and_the_first_trains_on(island: IslandProcess) -> None:
     """Exit code 2, the id, the host and process that hold it; the first leaves in good order later."""
     island.start("shard", "synchronizer", "--shard", "0")
     first = island.start("first", "learner", "--id", "a", ATOLL_HEALTH_FILE=str(island.folder / "alive"))
@@ -27,7 +27,7 @@ def test_a_second_learner_of_one_id_is_refused_and_the_first_trains_on(island: I
     island.wait_for("first", "learner.left")
 
 
-def test_another_model_and_other_data_are_refused_by_name(island: Island, data: Path, tmp_path: Path) -> None:
+def test_another_model_and_other_data_are_refused_by_name(island: IslandProcess, data: Path, tmp_path: Path) -> None:
     """A learner that would corrupt the run does not join it: exit code 2 and the first difference."""
     island.start("shard", "synchronizer", "--shard", "0")
     island.start("first", "learner", "--id", "a")
@@ -57,14 +57,14 @@ def test_another_model_and_other_data_are_refused_by_name(island: Island, data: 
         ({"ATOLL_COLOUR": "blue"}, 2, "colour"),
     ],
 )
-def test_a_learner_that_cannot_start_says_why(island: Island, settings: dict[str, str], code: int, said: str) -> None:
+def test_a_learner_that_cannot_start_says_why(island: IslandProcess, settings: dict[str, str], code: int, said: str) -> None:
     """One screen, the value, the exit code by kind; no JAX traceback."""
     process = island.start("learner", "learner", **settings)
 
     assert said in island.refused(process, "learner", code)
 
 
-def test_a_truncated_model_file_is_refused_before_anything_is_founded(island: Island, tmp_path: Path) -> None:
+def test_a_truncated_model_file_is_refused_before_anything_is_founded(island: IslandProcess, tmp_path: Path) -> None:
     """`learner.initial_model` must be whole."""
     half = tmp_path / "half.safetensors"
     half.write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")

@@ -8,7 +8,7 @@ import signal
 from collections import defaultdict
 
 import msgspec
-from islands import DEADLINE_S, Island
+from support.islands import DEADLINE_S, IslandProcess
 
 from atoll.wire.messages import Event
 
@@ -33,7 +33,7 @@ FOUR_BITS = {
 }
 
 
-async def end(island: Island, learners: list[str]) -> None:
+async def end(island: IslandProcess, learners: list[str]) -> None:
     """Let the learners leave, then the shard, and wait for both."""
     for name in learners:
         island.process(name).terminate()
@@ -41,7 +41,7 @@ async def end(island: Island, learners: list[str]) -> None:
         assert island.process(name).wait(DEADLINE_S) == 0, island.log(name).read_text(encoding="utf-8")[-2000:]
 
 
-async def test_a_standby_takes_over_when_the_owner_is_killed(island: Island) -> None:
+async def test_a_standby_takes_over_when_the_owner_is_killed(island: IslandProcess) -> None:
     """The learners train on, nothing is lost or merged twice, every token has one fate; with deltas of four bits, too."""
     island.environment |= FOUR_BITS
     owner = island.start("owner", "synchronizer", "--shard", "0")
@@ -55,9 +55,9 @@ async def test_a_standby_takes_over_when_the_owner_is_killed(island: Island) -> 
     spare.terminate()
     assert spare.wait(DEADLINE_S) == 0
     owner.send_signal(signal.SIGKILL)
-    books = json.loads(island.answer("fates", "--json"))
-    assert sum(books["fates"].values()) == books["fragments"] * books["trained"]
-    assert books["fates"]["merged"] > 0
+    fragment_ledger = json.loads(island.answer("fates", "--json"))
+    assert sum(fragment_ledger["fates"].values()) == fragment_ledger["fragments"] * fragment_ledger["trained"]
+    assert fragment_ledger["fates"]["merged"] > 0
     island.wait_for("heir", "shard.serving")
     island.wait_for("heir", "round.committed", 20)
     await end(island, ["a", "b"])
@@ -70,7 +70,7 @@ async def test_a_standby_takes_over_when_the_owner_is_killed(island: Island) -> 
     assert unforked(await island.tape("round"))
 
 
-async def test_a_frozen_owner_that_wakes_up_finds_itself_deposed(island: Island) -> None:
+async def test_a_frozen_owner_that_wakes_up_finds_itself_deposed(island: IslandProcess) -> None:
     """What it had decided before it froze becomes visible nowhere; it stands by and takes over in its turn."""
     first = island.start("first", "synchronizer", "--shard", "0")
     island.start("a", "learner", "--id", "a")

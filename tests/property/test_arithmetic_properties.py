@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.codecs import ENCODINGS, Encoded, decode_frame, encode_frame, pack_arrays, unpack_arrays
-from atoll.errors import FrameRejected, PeerMisbehaved
-from atoll.fragments import gather, pack_raw, scatter, unpack_raw
-from atoll.layout import Span, TensorSpec, plan_layout
-from atoll.merge import FragmentFold, span_norms
+from atoll.codec import ENCODINGS, Encoded, decode_frame, encode_frame, pack_arrays, unpack_arrays
+from atoll.base.errors import FrameRejected, PeerMisbehaved
+from atoll.model.pytrees import gather, pack_raw, scatter, unpack_raw
+from atoll.model.layout import FragmentSlice, TensorSpec, plan_layout
+from atoll.merge.fold import FragmentFold, slice_norms
 
 BYTES_MAX = 1 << 16
 
@@ -119,11 +119,11 @@ def test_mutated_arrays_are_refused_with_one_error(payload: bytes, entries: int,
 )
 def test_rda_of_identical_vectors_is_that_vector(vector: npt.NDArray[np.float32], weights: list[float]) -> None:
     """Learners that agree are merged to what they agree on: the same norm and the same direction."""
-    spans, sent = [Span("w", 0, vector.size, 0, vector.size, direct=False, floating=True)], Encoded.exact(vector)
-    fold = FragmentFold(spans, "rda")
+    slices, sent = [FragmentSlice("w", 0, vector.size, 0, vector.size, direct=False, floating=True)], Encoded.exact(vector)
+    fold = FragmentFold(slices, "rda")
     for weight in weights:
-        fold.add(sent, span_norms(spans, sent), weight)
-    merged = fold.result().displacement.astype(np.float64)
+        fold.add(sent, slice_norms(slices, sent), weight)
+    merged = fold.result().pseudo_gradient.astype(np.float64)
     norm = float(np.linalg.norm(vector.astype(np.float64)))
     assert float(np.linalg.norm(merged)) == pytest.approx(norm, rel=1e-5, abs=1e-35)
     np.testing.assert_allclose(merged, vector, rtol=0, atol=1e-5 * norm + 1e-35)

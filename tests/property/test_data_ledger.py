@@ -42,7 +42,7 @@ NAMES = ("a", "b")
 
 
 @dataclass
-class Life:
+class LeaserLife:
     """A reader: how far it is in each unit that it believes to hold, and the checkpoint it could come back with."""
 
     name: str
@@ -66,24 +66,24 @@ def window(key: Key, number: int) -> tuple[int, int]:
     return key[0], key[1] * PER_BLOCK + number
 
 
-class Fleet(RuleBasedStateMachine):
+class Leasers(RuleBasedStateMachine):
     """Learners that come and go over one ledger."""
 
     def __init__(self) -> None:
         """Begin with a run of a few blocks."""
         super().__init__()
         self.ledger = DataLedger(blocks=BLOCKS)
-        self.lives: dict[str, Life] = {}
+        self.lives: dict[str, LeaserLife] = {}
         self.numbers: Counter[str] = Counter()
         self.times: Counter[tuple[int, int]] = Counter()
         self.excused: set[tuple[int, int]] = set()
         self.granted: set[tuple[int, int]] = set()
 
-    def life(self, name: str) -> Life:
+    def life(self, name: str) -> LeaserLife:
         """Return the present life of a learner, a new one without a checkpoint if it has none."""
         if name not in self.lives:
             self.numbers[name] += 1
-            self.lives[name] = Life(name, self.numbers[name])
+            self.lives[name] = LeaserLife(name, self.numbers[name])
         return self.lives[name]
 
     def mark(self, key: Key) -> int:
@@ -166,7 +166,7 @@ class Fleet(RuleBasedStateMachine):
         for key, read in former.read.items():
             self.excuse(key, min(self.mark(key), former.checkpoint.get(key, (0, 0))[0]), read)
         self.numbers[name] += 1
-        life = self.lives[name] = Life(name, self.numbers[name])
+        life = self.lives[name] = LeaserLife(name, self.numbers[name])
         self.ledger = inherit(self.ledger, name, life.incarnation, former.checkpoint)
         mine = held(self.ledger, name, life.incarnation)
         life.read = {grant.key: grant.read for grant in mine}
@@ -219,10 +219,10 @@ class Fleet(RuleBasedStateMachine):
         assert sum(sums_by_learner(self.ledger).values()) == BLOCKS * (self.ledger.epoch + 1)
 
 
-Fleet.TestCase.settings = settings(
+Leasers.TestCase.settings = settings(
     max_examples=300, stateful_step_count=STEPS, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-test_any_interleaving = Fleet.TestCase
+test_any_interleaving = Leasers.TestCase
 
 
 def test_long_runs_keep_a_small_ledger() -> None:

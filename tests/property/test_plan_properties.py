@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.codecs import ENCODINGS
-from atoll.plan import timeline, utilisation
-from atoll.plan.answer import answer
-from atoll.plan.failures import Failures, goodput
-from atoll.plan.links import burst, reached
-from atoll.plan.question import Links, Question
-from atoll.plan.timeline import Step, Stream
-from atoll.plan.traffic import bits_per_number, traffic
+from atoll.codec import ENCODINGS
+from atoll_simulator.planner import timeline, utilisation
+from atoll_simulator.planner.answer import answer
+from atoll_simulator.planner.failures import Failures, goodput
+from atoll_simulator.planner.links import burst, reached
+from atoll_simulator.planner.question import PlanLinks, Question
+from atoll_simulator.planner.timeline import GraphStep, Stream
+from atoll_simulator.planner.traffic import bits_per_number, traffic
 from atoll.protocol.settings import ProtocolSettings
 
 ROUNDING = 1e-9
 few = settings(max_examples=60, deadline=None)
-steps = st.builds(Step, st.floats(0.05, 20.0), st.integers(1, 60), st.floats(0.3, 0.8))
+steps = st.builds(GraphStep, st.floats(0.05, 20.0), st.integers(1, 60), st.floats(0.3, 0.8))
 
 
 @st.composite
@@ -53,7 +53,7 @@ def questions(draw: st.DrawFn) -> Question:
     return Question(
         parameters=draw(st.integers(10**6, 10**12)),
         step_s=draw(st.floats(0.1, 30.0)),
-        links=Links(link, link, rtt_s=draw(st.floats(0.0, 0.5))),
+        links=PlanLinks(link, link, rtt_s=draw(st.floats(0.0, 0.5))),
         learners=draw(st.integers(1, 64)),
         protocol=protocol,
     )
@@ -61,7 +61,7 @@ def questions(draw: st.DrawFn) -> Question:
 
 @few
 @given(steps, st.floats(0.0, 20.0), st.integers(1, 500), st.booleans())
-def test_the_closed_form_of_diloco_is_its_graph(step: Step, steps_long: float, interval: int, overlap: bool) -> None:  # noqa: FBT001
+def test_the_closed_form_of_diloco_is_its_graph(step: GraphStep, steps_long: float, interval: int, overlap: bool) -> None:  # noqa: FBT001
     reduce_s = steps_long * step.takes_s
 
     assert utilisation.diloco(step, reduce_s, interval, overlap=overlap) == pytest.approx(

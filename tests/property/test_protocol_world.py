@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol_testing import World
+from support.protocol_world import ProtocolWorld
 
 NAMES = ("a", "b", "c")
 INDEX = st.integers(0, 7)
@@ -32,7 +32,7 @@ class Weather(RuleBasedStateMachine):
         chosen: dict[str, object] = {"fragments": 2, "shards": 1, "interval_steps": 4, "silence_s": 6.0}
         chosen |= {"quorum": quorum, "adoption": adoption, "age_max": age_max, "grace_gamma": grace_gamma}
         chosen |= {"ending": ending[0], "tokens_target": ending[1]}
-        self.world = World(msgspec.convert(chosen, ProtocolSettings).check())
+        self.world = ProtocolWorld(msgspec.convert(chosen, ProtocolSettings).check())
 
     @rule(name=st.sampled_from(NAMES))
     def join(self, name: str) -> None:
@@ -73,9 +73,9 @@ class Weather(RuleBasedStateMachine):
         self.world.read(index, spoil)
 
     @rule(index=INDEX, lose=st.booleans())
-    def whisper(self, index: int, *, lose: bool) -> None:
+    def core_message(self, index: int, *, lose: bool) -> None:
         """A call or head arrives late, out of order, or never."""
-        self.world.whisper(index, lose=lose)
+        self.world.core_message(index, lose=lose)
 
     @rule(index=INDEX)
     def commit(self, index: int) -> None:

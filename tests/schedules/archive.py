@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from typing import TypeVar
 
-from atoll.archive.vault import Name
-from atoll.errors import ArchiveUnavailable, CheckpointError
+from atoll.archive.object_store import Name
+from atoll.base.errors import ArchiveUnavailable, CheckpointError
 from atoll_simulator.loop import WALL_S
 from schedules.processes import ProcessLoop
 

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from atoll.bus.feeds import Feed
-from atoll.bus.interface import Whisper
-from atoll.bus.memory import MemoryBroker
-from atoll.bus.memory_store import Kept, MemoryStream, Place
+from atoll.bus.subscriptions import BufferedSubscription
+from atoll.bus.interface import CoreMessage
+from atoll.bus.memory.bus import MemoryBroker
+from atoll.bus.memory.streams import StoredMessage, MemoryStream, QueuePlace
 from atoll.bus.streams import stream_of, stream_plan
-from atoll.bus.subjects import Subjects
-from atoll.errors import StorageFull
+from atoll.wire.subjects import Subjects
+from atoll.base.errors import StorageFull
 from schedules.processes import ProcessLoop
 
 ACK_WAIT_S = 6.0
@@ -26,13 +26,13 @@ GIB = 1 << 30
 class Witness(Protocol):
     """Sees every durable change before it is made, and raises when it must not be."""
 
-    def stored(self, kept: Kept) -> None:
+    def stored(self, kept: StoredMessage) -> None:
         """A message is about to be stored."""
 
-    def purged(self, kept: Kept) -> None:
+    def purged(self, kept: StoredMessage) -> None:
         """A message is about to be removed because somebody asked for it."""
 
-    def settled(self, kept: Kept) -> None:
+    def settled(self, kept: StoredMessage) -> None:
         """A queued message is about to be removed because its reader acknowledged it."""
 
 
@@ -57,7 +57,7 @@ class WatchedStream(MemoryStream):
 
     broker: ScheduleBroker
 
-    def _make_room(self, kept: Kept) -> None:
+    def _make_room(self, kept: StoredMessage) -> None:
         if self.broker.full:
             self.broker.tally["refused for want of room"] += 1
             raise StorageFull("the stream has no room", got=kept.subject)
@@ -104,7 +104,7 @@ class ScheduleBroker(MemoryBroker):
         prefix = Subjects(run).prefix
         for plan in stream_plan(run, self.stream_bytes_max):
             if plan.name not in self.streams:
-                stream = WatchedStream(plan, prefix, TrueClock(self.loop), self.whisper)
+                stream = WatchedStream(plan, prefix, TrueClock(self.loop), self.core_message)
                 stream.broker = self
                 self.streams[plan.name] = stream
 
@@ -114,19 +114,19 @@ class ScheduleBroker(MemoryBroker):
         assert isinstance(stream, WatchedStream)
         return stream
 
-    def whisper(self, whisper: Whisper) -> None:
+    def core_message(self, core_message: CoreMessage) -> None:
         """Hand a message to whoever listens, while there is a broker."""
         if self.up:
-            super().whisper(whisper)
+            super().core_message(core_message)
 
-    def forget_feeds(self, feeds: list[Feed]) -> None:
+    def forget_feeds(self, feeds: list[BufferedSubscription]) -> None:
         """Hear that a process is gone: its connection was reset."""
         for feed in feeds:
             self.feeds.pop(feed, None)
 
     # --- the work queues ----------------------------------------------------------------------------------------------
 
-    def pull(self, stream: WatchedStream, place: Place, until_s: float, deliver: Callable[[Kept, bool], None]) -> None:
+    def pull(self, stream: WatchedStream, place: QueuePlace, until_s: float, deliver: Callable[[StoredMessage, bool], None]) -> None:
         """Deliver the next message of a place, when there is one before `until_s`."""
         if place.gone or not self.up:
             return
@@ -149,18 +149,18 @@ class ScheduleBroker(MemoryBroker):
         place.waiting.append(news)
         self.loop.at(until_s, news.cancel)
 
-    def hold(self, stream: WatchedStream, place: Place, sequence: int) -> None:
+    def hold(self, stream: WatchedStream, place: QueuePlace, sequence: int) -> None:
         """Give a reader more time for a message, which is delivered again after that."""
         key = (id(place), sequence)
         turn = self._held[key] = self._held.get(key, 0) + 1
         self.loop.after(ACK_WAIT_S, self._silent, stream, place, sequence, turn)
 
-    def _silent(self, stream: WatchedStream, place: Place, sequence: int, turn: int) -> None:
+    def _silent(self, stream: WatchedStream, place: QueuePlace, sequence: int, turn: int) -> None:
         if self._held.get((id(place), sequence)) == turn and sequence in place.out and not place.gone:
             self.tally["redeliveries by silence"] += 1
             self.give_back(stream, place, sequence)
 
-    def give_back(self, stream: WatchedStream, place: Place, sequence: int) -> None:
+    def give_back(self, stream: WatchedStream, place: QueuePlace, sequence: int) -> None:
         """Deliver a message again."""
         kept = stream.kept.get(sequence)
         place.out.discard(sequence)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atoll.errors import AtollError, BrokerUnavailable
-from atoll.fragments import gather
-from atoll.identity import Identity
-from atoll.island.boundary import Boundary, planned
-from atoll.island.driver import Ready
-from atoll.island.join import believed
-from atoll.island.lending import borrow
-from atoll.island.session import JoinRequest, Session
-from atoll.island.treestate import packed_bytes_max
+from atoll.base.errors import AtollError, BrokerUnavailable
+from atoll.model.pytrees import gather
+from atoll.base.identity import Identity
+from atoll.client.step_hook import StepHook, planned
+from atoll.client.driver import AdoptableFragment
+from atoll.client.join import believed
+from atoll.client.peer_recovery import borrow
+from atoll.client.session import JoinRequest, Session
+from atoll.client.optimizer_state import packed_bytes_max
 from atoll.wire.messages import RunRecord
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.feed import Supply
@@ -72,7 +72,7 @@ class Learner:
         self.session: Session | None = None
         self.joined = self.left = False
         self.spoil = False
-        self._taken: list[Ready] = []
+        self._taken: list[AdoptableFragment] = []
         self.dice = random.Random(f"{world.seed}/{process.name}")
         self.numbers = np.random.default_rng(self.dice.getrandbits(32))
 
@@ -80,7 +80,7 @@ class Learner:
         """Join, train until told to leave, leave."""
         params = self.world.params(self.dice)
         session = self.session = Session(self._request(params), self._opened, self.process, self.identity)
-        boundary = Boundary(session, self.process)
+        boundary = StepHook(session, self.process)
         try:
             ready = await session.open()
             self._check_frames(session, ready)
@@ -123,21 +123,21 @@ class Learner:
         driver = session.driver
         take_ready = driver.take_ready
 
-        def checked() -> list[Ready]:
+        def checked() -> list[AdoptableFragment]:
             self._taken = take_ready()
             self._check_frames(session, self._taken)
             return self._taken
 
         driver.take_ready = checked  # type: ignore[method-assign]
 
-    def _check_frames(self, session: Session, ready: list[Ready]) -> None:
+    def _check_frames(self, session: Session, ready: list[AdoptableFragment]) -> None:
         for item in ready:
             frame = item.frame
             known = self.world.safety.digests.get((session.run.nonce, frame.fragment, frame.version))
             got = values.digest_of(frame.values)
             self.world.check(known == got, "who holds a version holds its values", (frame.fragment, frame.version))
 
-    def _check_adopted(self, boundary: Boundary, taken: list[Ready]) -> None:
+    def _check_adopted(self, boundary: StepHook, taken: list[AdoptableFragment]) -> None:
         """After an overwrite the learner's values are those of the version."""
         if self.world.settings.adoption != "overwrite":
             return
@@ -149,7 +149,7 @@ class Learner:
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    async def _recovered(self, session: Session, boundary: Boundary) -> tuple[dict[str, Any], Mapping[Any, Any]]:
+    async def _recovered(self, session: Session, boundary: StepHook) -> tuple[dict[str, Any], Mapping[Any, Any]]:
         """Return the inner state to go on with, and the place in the data."""
         kept = self.world.disks.get(self.name)
         fresh = self._state(0)
@@ -185,7 +185,7 @@ class Learner:
         supply.want()
         return supply
 
-    async def _train(self, session: Session, boundary: Boundary, supply: Supply, state: dict[str, Any]) -> None:
+    async def _train(self, session: Session, boundary: StepHook, supply: Supply, state: dict[str, Any]) -> None:
         step_s = self.world.step_s_of(self.name)
         params: dict[str, Any] = boundary.params
         while not self._over(session, boundary):
@@ -215,10 +215,10 @@ class Learner:
             stepped[first].reshape(-1)[0] = np.inf
         return stepped
 
-    def _over(self, session: Session, boundary: Boundary) -> bool:
+    def _over(self, session: Session, boundary: StepHook) -> bool:
         return boundary.done or self.stop.is_set() or session.driver.failure is not None
 
-    async def _batch(self, session: Session, boundary: Boundary, supply: Supply) -> Any:  # noqa: ANN401  (int32)
+    async def _batch(self, session: Session, boundary: StepHook, supply: Supply) -> Any:  # noqa: ANN401  (int32)
         while (batch := supply.poll()) is None:
             if self._over(session, boundary):
                 return None

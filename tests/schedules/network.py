@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from atoll.bus.claims import check_size, info_text
-from atoll.bus.feeds import Feed
-from atoll.bus.interface import BlobRef, Buffer, Info, Portion, Record, TapeEntry, Whisper
-from atoll.bus.memory import MemoryBus
-from atoll.bus.memory_store import Kept, Place
-from atoll.bus.pieces import Download, Upload
-from atoll.bus.subjects import token
-from atoll.bus.waiting import all_of
-from atoll.errors import AtollError, BlobGone, BrokerUnavailable, RecordConflict
+from atoll.wire.limits import check_size, info_text
+from atoll.bus.subscriptions import BufferedSubscription
+from atoll.wire.blobs import BlobRef, Portion
+from atoll.wire.limits import Buffer, Info
+from atoll.bus.interface import Record, StoredEvent, CoreMessage
+from atoll.bus.memory.bus import MemoryBus
+from atoll.bus.memory.streams import StoredMessage, QueuePlace
+from atoll.wire.blobs import Download, Upload
+from atoll.wire.subjects import token
+from atoll.base.waiting import all_of
+from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RecordConflict
 from atoll.protocol.invariants import InvariantBroken
 from schedules.broker import ScheduleBroker, WatchedStream
 from schedules.processes import OUTSIDE, Process, ProcessLoop
@@ -103,7 +105,7 @@ class Network:
                 self._on_violation(error)
 
 
-class ScheduleFeed(Feed):
+class ScheduleFeed(BufferedSubscription):
     """A subscription of a process."""
 
     def __init__(self, bus: ScheduleBus, len_max: int) -> None:
@@ -111,16 +113,16 @@ class ScheduleFeed(Feed):
         super().__init__(len_max, on_drop=bus.count_drop, on_close=bus.hush)
         self._bus = bus
 
-    def push(self, whisper: Whisper) -> None:
+    def push(self, core_message: CoreMessage) -> None:
         """Send a message on its way to the process."""
         network = self._bus.network
-        network.send(self._bus.process, DOWN, network.weather.lost_messages, super().push, whisper)
+        network.send(self._bus.process, DOWN, network.weather.lost_messages, super().push, core_message)
 
 
 class ScheduleDelivery:
     """A queued message in a reader's hands."""
 
-    def __init__(self, consumer: ScheduleConsumer, kept: Kept, *, redelivered: bool) -> None:
+    def __init__(self, consumer: ScheduleConsumer, kept: StoredMessage, *, redelivered: bool) -> None:
         """Wrap what the broker handed out."""
         self.subject, self.data, self.sequence, self.redelivered = kept.subject, kept.data, kept.sequence, redelivered
         self._consumer = consumer
@@ -153,14 +155,14 @@ class ScheduleDelivery:
 class ScheduleConsumer:
     """A place in a work queue."""
 
-    def __init__(self, bus: ScheduleBus, stream: WatchedStream, place: Place, *, takeover: bool) -> None:
+    def __init__(self, bus: ScheduleBus, stream: WatchedStream, place: QueuePlace, *, takeover: bool) -> None:
         """Read `place`."""
         self.bus = bus
         self.stream = stream
         self.place = place
         self._takeover = takeover
         self.unsettled: dict[int, ScheduleDelivery] = {}
-        self._arrived: deque[tuple[Kept, bool]] = deque()
+        self._arrived: deque[tuple[StoredMessage, bool]] = deque()
         self._news = asyncio.Event()
         self._closed = False
 
@@ -190,11 +192,11 @@ class ScheduleConsumer:
     def _pull(self, until_s: float) -> None:
         self.bus.broker.pull(self.stream, self.place, until_s, self._deliver)
 
-    def _deliver(self, kept: Kept, before: bool) -> None:  # noqa: FBT001  (as the store says it)
+    def _deliver(self, kept: StoredMessage, before: bool) -> None:  # noqa: FBT001  (as the store says it)
         network = self.bus.network
         network.send(self.bus.process, DOWN, network.weather.lost_requests, self._arrive, kept, before)
 
-    def _arrive(self, kept: Kept, before: bool) -> None:  # noqa: FBT001
+    def _arrive(self, kept: StoredMessage, before: bool) -> None:  # noqa: FBT001
         self._arrived.append((kept, before))
         self._news.set()
 
@@ -427,7 +429,7 @@ class ScheduleBus(MemoryBus):
         """Read a work queue."""
         name, removed = token(durable, "durable name"), False
 
-        def effect() -> tuple[WatchedStream, Place]:
+        def effect() -> tuple[WatchedStream, QueuePlace]:
             nonlocal removed
             stream = self._on(subject_filter)
             if takeover and not removed:
@@ -440,12 +442,12 @@ class ScheduleBus(MemoryBus):
         self._open.append(consumer)
         return consumer
 
-    async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[TapeEntry]:
+    async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """Return stored messages in order."""
 
-        def effect() -> list[TapeEntry]:
+        def effect() -> list[StoredEvent]:
             found = self._on(subject_filter).select(subject_filter, after)[:limit]
-            return [TapeEntry(kept.sequence, kept.subject, kept.data) for kept in found]
+            return [StoredEvent(kept.sequence, kept.subject, kept.data) for kept in found]
 
         return await self.request(effect)
 
@@ -456,9 +458,9 @@ class ScheduleBus(MemoryBus):
         check_size(subject, data)
         await self._give_way()
         self._count_up(data)
-        self.say(self.broker.whisper, Whisper(subject, bytes(data)))
+        self.say(self.broker.core_message, CoreMessage(subject, bytes(data)))
 
-    async def listen(self, subject_filter: str, *, len_max: int = 1024) -> Feed:
+    async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
         """Hear messages from now on."""
         feed = ScheduleFeed(self, len_max)
         self._feeds.append(feed)
@@ -478,7 +480,7 @@ class ScheduleBus(MemoryBus):
         self._feeds.append(feed)
         self.broker.feeds[feed] = inbox
         try:
-            self.say(self.broker.whisper, Whisper(subject, bytes(data), inbox))
+            self.say(self.broker.core_message, CoreMessage(subject, bytes(data), inbox))
             answer = await feed.next(timeout_s)
         finally:
             self.broker.feeds.pop(feed, None)
@@ -489,7 +491,7 @@ class ScheduleBus(MemoryBus):
         """Count a message that its reader was too slow for."""
         self._count_drop()
 
-    async def hush(self, feed: Feed) -> None:
+    async def hush(self, feed: BufferedSubscription) -> None:
         """Stop filling a feed."""
         self.broker.feeds.pop(feed, None)
 

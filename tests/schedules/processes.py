@@ -20,8 +20,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from atoll.errors import ProtocolMisuse
-from atoll_simulator.loop import WALL_S, Group, VirtualLoop, _group
+from atoll.base.errors import ProtocolMisuse
+from atoll_simulator.loop import WALL_S, ProcessTasks, VirtualLoop, _group
 
 NEVER = 1 << 60
 THREAD_S = 0.004
@@ -29,7 +29,7 @@ OUTSIDE = contextvars.Context()
 """The context of everything that belongs to no process: the network, the broker, the storm."""
 
 
-class Process(Group):
+class Process(ProcessTasks):
     """One process: alive or dead, frozen or not, with a monotonic and a wall clock of its own."""
 
     def __init__(self, name: str, loop: ProcessLoop, ahead_s: float = 0.0, rate: float = 1.0) -> None:

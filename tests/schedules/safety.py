@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.archive.rebuild import REBUILDER
-from atoll.bus.interface import BlobRef
-from atoll.bus.memory_store import Kept
-from atoll.bus.subjects import Subjects
-from atoll.chain import frames_of
-from atoll.codecs import KEYFRAME
-from atoll.protocol.books import Books, thawed
+from atoll.wire.blobs import BlobRef
+from atoll.bus.memory.streams import StoredMessage
+from atoll.wire.subjects import Subjects
+from atoll.run.delta_chain import frames_of
+from atoll.codec import KEYFRAME
+from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.data import DataLedger, sums_by_epoch
 from atoll.protocol.events import Acknowledge, Commit, Dismiss, PushKey, Share
 from atoll.protocol.invariants import Durable, InvariantBroken, require
@@ -53,7 +53,7 @@ class Safety:
 
     # --- the witness --------------------------------------------------------------------------------------------------
 
-    def stored(self, kept: Kept) -> None:
+    def stored(self, kept: StoredMessage) -> None:
         """Check a message that is about to be stored."""
         kind = kept.subject[self._tail :].split(".")
         if kind[0] == "gl" and kind[1] == "head":
@@ -69,7 +69,7 @@ class Safety:
         elif kind[0] == "mb" and kind[1] == "data":
             self._see_data(decode(DataLedger, kept.data))
 
-    def purged(self, kept: Kept) -> None:
+    def purged(self, kept: StoredMessage) -> None:
         """Check a message that somebody removes."""
         stem = kept.subject.rpartition(".")[0]
         require(stem not in self.named, "what a head names is never deleted", (kept.subject, self.named[stem]))
@@ -78,10 +78,10 @@ class Safety:
             learner, fragment, life = kind[2], int(kind[3]), kind[4].split("-")
             key = PushKey(learner, int(life[0]), fragment, int(life[1]))
             if key in self.contributions:
-                books = self.durable.books.get(fragment, Books())
-                require(books.knows(key), "what is contributed stays until it has a durable fate", key)
+                fragment_ledger = self.durable.fragment_ledger.get(fragment, FragmentLedger())
+                require(fragment_ledger.knows(key), "what is contributed stays until it has a durable fate", key)
 
-    def settled(self, kept: Kept) -> None:
+    def settled(self, kept: StoredMessage) -> None:
         """Check a queued message that leaves its queue for good."""
         kind = kept.subject[self._tail :].split(".")
         if kind[3] == "bye":
@@ -179,7 +179,7 @@ class Safety:
 
     def names_of(self, head: Head) -> list[BlobRef]:
         """Return everything that a head keeps from being removed."""
-        refs = (*frames_of(self.subjects, head), *head.superseded, head.state, head.books)
+        refs = (*frames_of(self.subjects, head), *head.superseded, head.state, head.fragment_ledger)
         return [ref for ref in refs if ref is not None]
 
     def is_named(self, subject: str) -> bool:
@@ -213,16 +213,16 @@ class Safety:
         self.versions[head.fragment] = Version(head.version, values_now, state)
         self.durable.versions[head.fragment] = head.version
         self.durable.tokens.setdefault(head.fragment, 0)
-        books = Books() if head.books is None else thawed(b"".join(self._blob(head.books)))
-        self.durable.books[head.fragment] = books
+        fragment_ledger = FragmentLedger() if head.fragment_ledger is None else thawed(b"".join(self._blob(head.fragment_ledger)))
+        self.durable.fragment_ledger[head.fragment] = fragment_ledger
         rebuilt = self.run.rebuilt
         require(rebuilt is not None or head.version == 0, "a run is founded with version 0", head)
         if rebuilt is not None:
             was = self.digests.get((rebuilt.source, head.fragment, head.version))
             require(was == head.digest, "a run is rebuilt as it was", (head.fragment, head.version))
-            settled = books.settled.values()
+            settled = fragment_ledger.settled.values()
             self.durable.tokens[head.fragment] = sum(account.merged + account.merged_late for account in settled)
-            for name, account in books.settled.items():
+            for name, account in fragment_ledger.settled.items():
                 self.pushed[name] += account.merged + account.merged_late + sum(account.refused.values())
                 self.archived.add(name)
             self.tally["fragments rebuilt"] += 1
@@ -242,11 +242,11 @@ class Safety:
         )
         require(same == was, "a version has one content", (before, head))
         require(head.tokens_merged == before.tokens_merged, "a version has one count of tokens", (before, head))
-        if head.books != before.books:
+        if head.fragment_ledger != before.fragment_ledger:
             require(head.epoch == before.epoch, "books are written by the owner that has fenced", (before, head))
-            require(head.books is not None, "books are never dropped", head)
-            if head.books is not None:
-                self.durable.see_books(head.fragment, b"".join(self._blob(head.books)))
+            require(head.fragment_ledger is not None, "books are never dropped", head)
+            if head.fragment_ledger is not None:
+                self.durable.see_books(head.fragment, b"".join(self._blob(head.fragment_ledger)))
         elif head.epoch > before.epoch:
             self.tally["fences"] += 1
 
@@ -258,9 +258,9 @@ class Safety:
         values_now = self._values(head, self.versions[fragment])
         after = Version(head.version, values_now, self._state(head, values_now))
         self._see_shares(head)
-        if head.books is None:
+        if head.fragment_ledger is None:
             raise InvariantBroken("a version has books", got=head)
-        books = b"".join(self._blob(head.books))
+        fragment_ledger = b"".join(self._blob(head.fragment_ledger))
         commit = Commit(
             fragment=fragment,
             base_version=before.version,
@@ -270,7 +270,7 @@ class Safety:
             grace_s=0.0,
             end="",
             live=0,
-            books=books,
+            fragment_ledger=fragment_ledger,
         )
         self.durable.see_commit(commit)
         tokens = before.tokens_merged + sum(share.tokens for share in head.included)

@@ -133,7 +133,7 @@ def tidied(worlds: list[World]) -> Iterator[None]:
 
 def on_unheard(world: World, context: dict[str, Any]) -> None:
     """An exception that nobody awaits is a finding unless it is one of ours that says that the broker is away."""
-    from atoll.errors import AtollError
+    from atoll.base.errors import AtollError
 
     error = context.get("exception")
     world.note("loop", context.get("message"), repr(error))

@@ -173,13 +173,13 @@ class Storm:
 
     def _lose_store(self, happening: Happening) -> None:
         """The broker's disk dies; its place is taken by an empty one, and whoever serves a shard restores the run."""
-        from atoll.archive.shelf import Shelf
+        from atoll.archive.checkpoint_store import CheckpointStore
         from schedules.world import RUN
 
         world = self.world
         if not world.plan.archive_every_s or world.rebuilds or world.vault.away:
             return
-        if not any(mark.complete for mark in Shelf(world.vault, RUN).marks()):
+        if not any(mark.complete for mark in CheckpointStore(world.vault, RUN).marks()):
             return
         world.tally["stores lost"] += 1
         world.rebuilding = world.rebuilds = True

@@ -1,6 +1,6 @@
 """What the numbers of a version must be, computed apart from production: float64, from the contributions that its head lists.
 
-Decoding a frame is production's (`atoll.codecs`), all arithmetic is not: weights, freshness, means, radial averages, the
+Decoding a frame is production's (`atoll.codec`), all arithmetic is not: weights, freshness, means, radial averages, the
 correction, the outer step, its average, and the sum of what was rounded and what was kept for later.
 """
 
@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from atoll.codecs import KEYFRAME, Arriving
-from atoll.codecs.arrays import unpack_arrays
-from atoll.layout import Span
+from atoll.codec import KEYFRAME, FrameDecoder
+from atoll.codec.arrays import unpack_arrays
+from atoll.model.layout import FragmentSlice
 from atoll.protocol.invariants import require
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import Head, Included
@@ -31,7 +31,7 @@ CLOSE = 2e-5
 
 def decoded(pieces: list[bytes], elements: int, codec: str) -> Vector:
     """Return the numbers of a frame."""
-    frame = Arriving(elements, codec)
+    frame = FrameDecoder(elements, codec)
     frame.take_all(list(enumerate(pieces)))
     return frame.encoded().expanded()
 
@@ -56,7 +56,7 @@ class Version:
         return exact + self.state["carry"].astype(np.float64) if "carry" in self.state else exact
 
 
-def freshness(settings: ProtocolSettings, age: int) -> float:
+def staleness_weight(settings: ProtocolSettings, age: int) -> float:
     """Return how much of a late contribution is heard."""
     gate = 0.5 * (1.0 + math.cos(math.pi * age / (settings.age_max + 1))) if settings.age_law == "gate" else 1.0
     return float(settings.age_damping**age) * gate
@@ -84,12 +84,12 @@ def corrected(settings: ProtocolSettings, part: Numbers, momentum: Numbers) -> N
 
 def merged(
     settings: ProtocolSettings,
-    spans: tuple[Span, ...],
+    spans: tuple[FragmentSlice, ...],
     shares: list[tuple[Included, Vector]],
     momentum: Numbers | None,
 ) -> Numbers:
     """Return the merged pseudo-gradient; NaN where rounding alone decides."""
-    fresh = [freshness(settings, share.age) for share, _ in shares]
+    fresh = [staleness_weight(settings, share.age) for share, _ in shares]
     weights = np.array([each * share.tokens**2 / share.steps for each, (share, _) in zip(fresh, shares, strict=True)])
     result = np.zeros(shares[0][1].size)
     for span in spans:
@@ -103,7 +103,7 @@ def merged(
     return result
 
 
-def _averaged(settings: ProtocolSettings, span: Span, parts: list[Numbers], weights: Numbers) -> Numbers:
+def _averaged(settings: ProtocolSettings, span: FragmentSlice, parts: list[Numbers], weights: Numbers) -> Numbers:
     total = float(weights.sum())
     if total == 0.0:
         return np.zeros(span.size)
@@ -124,7 +124,7 @@ def _averaged(settings: ProtocolSettings, span: Span, parts: list[Numbers], weig
 
 
 def check_step(
-    settings: ProtocolSettings, spans: tuple[Span, ...], before: Version, after: Version, shares: list[Any]
+    settings: ProtocolSettings, spans: tuple[FragmentSlice, ...], before: Version, after: Version, shares: list[Any]
 ) -> None:
     """Check that a version is the outer step from the one before with what its head lists."""
     momentum = before.state["momentum"].astype(np.float64) if "momentum" in before.state else None

@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 
 from atoll.archive.rebuild import rebuild
-from atoll.archive.shelf import Shelf
-from atoll.bus.memory_store import Kept
-from atoll.errors import AtollError, IdentityTaken, ProtocolMisuse
-from atoll.identity import Identity
-from atoll.island.boundary import planned
-from atoll.island.join import Borrowed
-from atoll.layout import Layout
+from atoll.archive.checkpoint_store import CheckpointStore
+from atoll.bus.memory.streams import StoredMessage
+from atoll.base.errors import AtollError, IdentityTaken, ProtocolMisuse
+from atoll.base.identity import Identity
+from atoll.client.step_hook import planned
+from atoll.client.join import Borrowed
+from atoll.model.layout import Layout
 from atoll.protocol.invariants import InvariantBroken, require
 from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.settings import ProtocolSettings
 from atoll.settings import ArchiveSettings
-from atoll_synchronizer.hosting import Host
+from atoll_synchronizer.shard_assignment import Host
 from atoll_synchronizer.process import wait_for_run
 from schedules.archive import MemoryVault
 from schedules.broker import ScheduleBroker
@@ -232,7 +232,7 @@ class World:
         """As `atoll_synchronizer.process.serve`."""
         bus, process, every_s = host.bus, host.process, self.plan.archive_every_s
         if every_s and self.rebuilds:
-            outcome = await rebuild(bus, Shelf(self.vault, RUN), process)
+            outcome = await rebuild(bus, CheckpointStore(self.vault, RUN), process)
             self.tally["rebuilds"] += outcome.rebuilt
         record = await wait_for_run(bus, RUN, host.stop)
         if record is not None:
@@ -376,7 +376,7 @@ class World:
             raise NotLive("when everybody drains, all comes to rest", got=self._unrest())
         self._settle()
 
-    def _queued(self) -> list[Kept]:
+    def _queued(self) -> list[StoredMessage]:
         return [
             kept
             for stream in self.broker.streams.values()
@@ -400,8 +400,8 @@ class World:
     def _settle(self) -> None:
         """Compare the ledgers of both sides, and with what the world knows."""
         whole, told = Ledger(), Ledger()
-        for books in self.safety.durable.books.values():
-            books.enter_into(whole)
+        for fragment_ledger in self.safety.durable.fragment_ledger.values():
+            fragment_ledger.enter_into(whole)
         for lease in self.safety.leases.values():
             if lease.ledger is not None:
                 told.learn(lease.ledger)

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import SettingsError
-from atoll.plan import failures
-from atoll.sim.engine import Engine
-from atoll.sim.fleet import cells
-from atoll.sim.fleet.cells import ELASTIC, RIGID, Job, simulate
-from atoll.sim.fleet.chance import ReturnTimes, slowest, slowest_mean, speeds, stream
-from atoll.sim.fleet.chips import Chips
-from atoll.sim.fleet.drawing import plot
-from atoll.sim.fleet.parameters import DAY_S, Exchange, Fleet, changed, split
-from atoll.sim.fleet.rounds import Window, rounds
+from atoll.base.errors import SettingsError
+from atoll_simulator.planner import failures
+from atoll_simulator.engine import Engine
+from atoll_simulator.fleet import cells
+from atoll_simulator.fleet.cells import ELASTIC, RIGID, Job, simulate
+from atoll_simulator.fleet.chance import ReturnTimes, slowest, slowest_mean, speeds, stream
+from atoll_simulator.fleet.chips import Chips
+from atoll_simulator.fleet.drawing import plot
+from atoll_simulator.fleet.parameters import DAY_S, Exchange, FleetParameters, changed, split
+from atoll_simulator.fleet.rounds import StepWindow, rounds
 
 CHIPS = 1_200_000
 FEW = settings(max_examples=12, deadline=None)
@@ -28,14 +28,14 @@ FEW = settings(max_examples=12, deadline=None)
 
 def rate(chips: int) -> float:
     """Return failures per second of a fleet of the default chips."""
-    return chips / Fleet().mtbi_s
+    return chips / FleetParameters().mtbi_s
 
 
 @FEW
 @given(stall_s=st.floats(1.0, 80.0), seed=st.integers(0, 99))
 def test_one_learner_whose_failures_are_absorbed_steps_one_in_one_plus_lambda_s(stall_s: float, seed: int) -> None:
     """It steps for 1/lambda on average, then stalls for s, whatever fails meanwhile."""
-    fleet = Fleet(downscale_s=stall_s, upscale_s=0.0, admission_s=0.0, return_s=0.0)
+    fleet = FleetParameters(downscale_s=stall_s, upscale_s=0.0, admission_s=0.0, return_s=0.0)
     lived = simulate(Job(fleet, ELASTIC, CHIPS, 4.0, seed))
 
     assert lived.goodput == pytest.approx(1.0 / (1.0 + rate(CHIPS) * stall_s), abs=0.02)
@@ -45,7 +45,7 @@ def test_one_learner_whose_failures_are_absorbed_steps_one_in_one_plus_lambda_s(
 @given(return_s=st.floats(600.0, 40_000.0), shape=st.floats(0.8, 3.0), exponent=st.floats(0.7, 4.0))
 def test_slices_are_away_as_long_as_they_take_to_return(return_s: float, shape: float, exponent: float) -> None:
     """Without stalls a slice is there 1 in 1 + (its failure rate x mean return time), whatever the distribution."""
-    fleet = Fleet(
+    fleet = FleetParameters(
         downscale_s=0.0,
         upscale_s=0.0,
         admission_s=0.0,
@@ -66,7 +66,7 @@ def test_slices_are_away_as_long_as_they_take_to_return(return_s: float, shape: 
 @given(restart_s=st.floats(1.0, 200.0), every_s=st.floats(1.0, 120.0))
 def test_a_rigid_job_replays_what_was_not_kept(restart_s: float, every_s: float) -> None:
     """Of its running time lambda C / (exp(lambda C) - 1) is kept, with progress kept every C."""
-    fleet = Fleet(restart_s=restart_s, checkpoint_s=every_s)
+    fleet = FleetParameters(restart_s=restart_s, checkpoint_s=every_s)
     lived = simulate(Job(fleet, RIGID, CHIPS, 6.0, 1))
     running = 1.0 / (1.0 + rate(CHIPS) * restart_s)
     kept = rate(CHIPS) * every_s / math.expm1(rate(CHIPS) * every_s)
@@ -88,7 +88,7 @@ def test_shares_are_shares(
     learners: int, downscale_s: float, upscale_s: float, admission_s: float, return_s: float, mtbi_days: float
 ) -> None:
     """Useful, missing and stalled time are all there is, also in fleets that hardly work; uptime bounds goodput."""
-    fleet = Fleet(
+    fleet = FleetParameters(
         downscale_s=downscale_s,
         upscale_s=upscale_s,
         admission_s=admission_s,
@@ -105,7 +105,7 @@ def test_shares_are_shares(
 
 def test_slices_are_taken_in_together_and_not_too_often() -> None:
     """Between two growths of a learner lies the admission interval at least, and every growth is a stall."""
-    fleet = Fleet()
+    fleet = FleetParameters()
     engine = Engine()
     grown: list[float] = []
     seen = [0]
@@ -129,7 +129,7 @@ def test_slices_are_taken_in_together_and_not_too_often() -> None:
 
 def test_a_learner_that_lost_every_slice_is_down_until_some_return() -> None:
     """It neither steps nor counts as up, and comes back to life."""
-    fleet = Fleet(mtbi_days=0.05, return_s=3000.0, slice_chips=64)
+    fleet = FleetParameters(mtbi_days=0.05, return_s=3000.0, slice_chips=64)
     lived = simulate(Job(fleet, "2", 256, 2.0, 0))
 
     assert 0.0 < lived.uptime < 0.9
@@ -138,8 +138,8 @@ def test_a_learner_that_lost_every_slice_is_down_until_some_return() -> None:
 
 def test_as_many_learners_are_as_good_as_one_with_as_many_times_fewer_chips() -> None:
     """The paper's rule of thumb: a stall costs its own learner only."""
-    many = fmean(simulate(Job(Fleet(), "8", CHIPS, 2.0, seed)).goodput for seed in range(3))
-    one = fmean(simulate(Job(Fleet(), ELASTIC, CHIPS // 8, 2.0, seed)).goodput for seed in range(3))
+    many = fmean(simulate(Job(FleetParameters(), "8", CHIPS, 2.0, seed)).goodput for seed in range(3))
+    one = fmean(simulate(Job(FleetParameters(), ELASTIC, CHIPS // 8, 2.0, seed)).goodput for seed in range(3))
 
     assert many == pytest.approx(one, abs=0.01)
 
@@ -147,7 +147,7 @@ def test_as_many_learners_are_as_good_as_one_with_as_many_times_fewer_chips() ->
 @pytest.mark.parametrize("chips", cells.COLUMNS)
 def test_the_whole_mechanism_follows_its_closed_form(chips: int) -> None:
     """Downscales, upscales and the interval between them, as the module's theory says; the planner's form is near too."""
-    fleet = Fleet()
+    fleet = FleetParameters()
     lived = [simulate(Job(fleet, ELASTIC, chips, 3.0, seed)) for seed in range(4)]
     interval_s = fleet.admission_s + math.exp(-rate(chips) * fleet.admission_s) / rate(chips)
     stepping = (1.0 - fleet.upscale_s / interval_s) / (1.0 + rate(chips) * fleet.downscale_s)
@@ -158,14 +158,14 @@ def test_the_whole_mechanism_follows_its_closed_form(chips: int) -> None:
 
 def test_uptime_is_one_less_the_chance_that_all_stall() -> None:
     """Learners stall independently of each other."""
-    lived = simulate(Job(Fleet(), "2", 2_400_000, 4.0, 0))
+    lived = simulate(Job(FleetParameters(), "2", 2_400_000, 4.0, 0))
 
     assert lived.uptime == pytest.approx(1.0 - lived.stalled**2, abs=0.006)
 
 
 def test_chips_that_fill_no_slice_fail_without_harm() -> None:
     """Of 127 chips in slices of 64 one slice trains: the others are in nobody's way, and it is said that they are idle."""
-    fleet = Fleet(mtbi_days=1.0)
+    fleet = FleetParameters(mtbi_days=1.0)
     (odd,) = cells.table(fleet, (ELASTIC,), (127,), seeds=range(12), days=20.0, workers=1)
     (even,) = cells.table(fleet, (ELASTIC,), (64,), seeds=range(12), days=20.0, workers=1)
     (spared,) = cells.table(fleet, (RIGID,), (127,), seeds=[0], days=0.1, workers=1)
@@ -180,7 +180,7 @@ def test_cost_goes_with_failures_and_not_with_chips() -> None:
     counts = []
     for chips, mtbi_days in ((1_000_000, 365.0), (10_000_000, 3650.0)):
         engine = Engine()
-        Chips(engine, Fleet(mtbi_days=mtbi_days), chips, 4, 0)
+        Chips(engine, FleetParameters(mtbi_days=mtbi_days), chips, 4, 0)
         engine.run(DAY_S)
         counts.append(engine.events)
 
@@ -231,7 +231,7 @@ def test_purposes_have_streams_of_their_own() -> None:
 
 def test_a_table_is_the_same_for_any_number_of_workers() -> None:
     """And in the order of its rows and columns."""
-    arguments = (Fleet(), (RIGID, "4"), (150_000, 600_000))
+    arguments = (FleetParameters(), (RIGID, "4"), (150_000, 600_000))
     alone = cells.table(*arguments, seeds=range(3), days=0.2, workers=1)
     together = cells.table(*arguments, seeds=range(3), days=0.2, workers=3)
 
@@ -246,8 +246,8 @@ def test_a_table_is_the_same_for_any_number_of_workers() -> None:
 
 def test_a_learner_of_fewer_slices_is_less_slowed_by_its_slowest() -> None:
     """The pace of many small learners is better than that of a large one; without spread there is nothing to wait for."""
-    one, many = cells.table(Fleet(), (ELASTIC, "16"), (CHIPS,), seeds=[0], days=0.01, workers=1)
-    (even,) = cells.table(changed(Fleet(), slice_cv=0.0), (ELASTIC,), (CHIPS,), seeds=[0], days=0.01, workers=1)
+    one, many = cells.table(FleetParameters(), (ELASTIC, "16"), (CHIPS,), seeds=[0], days=0.01, workers=1)
+    (even,) = cells.table(changed(FleetParameters(), slice_cv=0.0), (ELASTIC,), (CHIPS,), seeds=[0], days=0.01, workers=1)
 
     assert 0.9 < one.pace < many.pace < 1.0
     assert even.pace == 1.0
@@ -296,17 +296,17 @@ def test_systems_that_are_none_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("numbers", "name", "value"),
     [
-        (Fleet(), "mtbi_days", 0.0),
-        (Fleet(), "downscale_s", -1.0),
-        (Fleet(), "downscale_s", math.nan),
-        (Fleet(), "return_s", math.inf),
-        (Fleet(), "slice_chips", 0),
+        (FleetParameters(), "mtbi_days", 0.0),
+        (FleetParameters(), "downscale_s", -1.0),
+        (FleetParameters(), "downscale_s", math.nan),
+        (FleetParameters(), "return_s", math.inf),
+        (FleetParameters(), "slice_chips", 0),
         (Exchange(), "loss", 1.0),
         (Exchange(), "fragments", 0),
         (Exchange(), "gbit_s", 0.0),
     ],
 )
-def test_a_number_out_of_range_is_refused_by_name(numbers: Fleet | Exchange, name: str, value: float) -> None:
+def test_a_number_out_of_range_is_refused_by_name(numbers: FleetParameters | Exchange, name: str, value: float) -> None:
     with pytest.raises(SettingsError, match="--" + name.replace("_", "-")):
         dataclasses.replace(numbers, **{name: value}).check()  # type: ignore[arg-type]
 
@@ -316,14 +316,14 @@ def test_what_would_never_end_is_refused() -> None:
     with pytest.raises(SettingsError, match="fewer chips"):
         split(1000, 16, 64)
     with pytest.raises(SettingsError, match="too many failures"):
-        cells.table(Fleet(mtbi_days=0.01), (ELASTIC,), (CHIPS,), seeds=[0], days=30.0, workers=1)
+        cells.table(FleetParameters(mtbi_days=0.01), (ELASTIC,), (CHIPS,), seeds=[0], days=30.0, workers=1)
     with pytest.raises(SettingsError, match="too many failures"):
-        rounds(Fleet(mtbi_days=0.001), Exchange(), Window(100_000_000, 8, 2000), 0)
+        rounds(FleetParameters(mtbi_days=0.001), Exchange(), StepWindow(100_000_000, 8, 2000), 0)
 
 
 def test_the_plot_shows_every_cell() -> None:
     """A point with its interval each, a line per system, rings for somebody else's figures."""
-    found = cells.table(Fleet(), (RIGID, "2"), (150_000, 600_000), seeds=[0, 1], days=0.05, workers=1)
+    found = cells.table(FleetParameters(), (RIGID, "2"), (150_000, 600_000), seeds=[0, 1], days=0.05, workers=1)
     svg = plot(found, "goodput", [("2", 150_000, 0.94)])
 
     assert svg.count("<polyline") == 2

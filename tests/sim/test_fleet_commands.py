@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from atoll.sim.fleet.parameters import Exchange, Fleet
+from atoll_simulator.fleet.parameters import Exchange, FleetParameters
 
 ROOT = Path(__file__).resolve().parents[2]
 GOODPUT = ("goodput", "--rows", "rigid,elastic,4", "--chips", "150k,600k", "--seeds", "2", "--days", "0.2")
@@ -197,8 +197,8 @@ def members(group: int) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("group", [Fleet, Exchange])
-def test_every_number_is_documented_with_its_default(group: type[Fleet | Exchange]) -> None:
+@pytest.mark.parametrize("group", [FleetParameters, Exchange])
+def test_every_number_is_documented_with_its_default(group: type[FleetParameters | Exchange]) -> None:
     """In the page as in the help: name, default, and where it comes from."""
     page = (ROOT / "docs" / "goodput.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `--")]
@@ -213,7 +213,7 @@ def test_help_names_every_number() -> None:
     """The flags are made from the fields; every number is a flag of some verb, and of no verb that it does nothing to."""
     goodput, rounds, scavenge = (sim(verb, "--help").stdout for verb in ("goodput", "rounds", "scavenge"))
 
-    assert all(f"--{each.name.replace('_', '-')} " in goodput + rounds for each in fields(Fleet))
+    assert all(f"--{each.name.replace('_', '-')} " in goodput + rounds for each in fields(FleetParameters))
     assert all(f"--{each.name.replace('_', '-')} " in rounds for each in fields(Exchange))
     assert "--restart-s" not in rounds
     assert "--step-s" not in goodput

@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import SettingsError
-from atoll.sim.engine import Engine
-from atoll.sim.fleet import scavenging
-from atoll.sim.fleet.chance import stream
-from atoll.sim.fleet.chips import Chips
-from atoll.sim.fleet.joining import join
-from atoll.sim.fleet.links import Link
-from atoll.sim.fleet.parameters import Exchange, Fleet, changed
-from atoll.sim.fleet.rounds import Rounds, Window, rounds
-from atoll.sim.fleet.scavenging import Budget, by_elastic, scavenge, stall_for
-from atoll.sim.fleet.trainer import Trainer
+from atoll.base.errors import SettingsError
+from atoll_simulator.engine import Engine
+from atoll_simulator.fleet import scavenging
+from atoll_simulator.fleet.chance import stream
+from atoll_simulator.fleet.chips import Chips
+from atoll_simulator.fleet.joining import join
+from atoll_simulator.fleet.links import FleetLink
+from atoll_simulator.fleet.parameters import Exchange, FleetParameters, changed
+from atoll_simulator.fleet.rounds import Rounds, StepWindow, rounds
+from atoll_simulator.fleet.scavenging import Budget, by_elastic, scavenge, stall_for
+from atoll_simulator.fleet.trainer import FleetLearner
 
 SMALL = Exchange(fragments=6, interval_steps=6, parameters=1e9)
-STORMY = Fleet(mtbi_days=0.3, slice_chips=4, downscale_s=6.0, upscale_s=4.0, admission_s=20.0, return_s=30.0)
+STORMY = FleetParameters(mtbi_days=0.3, slice_chips=4, downscale_s=6.0, upscale_s=4.0, admission_s=20.0, return_s=30.0)
 CALM = changed(STORMY, mtbi_days=1e6)
 
 
@@ -41,7 +41,7 @@ def test_every_invariant_holds_and_every_token_has_one_fate(  # noqa: PLR0917
     exchange = Exchange(
         fragments=6, interval_steps=6, parameters=1e9, loss=loss, latency_s=latency_s, gbit_s=gbit_s, quorum=quorum
     )
-    told = rounds(fleet, exchange, Window(400, learners, 60), seed, watched=True)
+    told = rounds(fleet, exchange, StepWindow(400, learners, 60), seed, watched=True)
 
     assert told.exact
     assert sum(told.fates.values()) == told.trained > 0
@@ -52,14 +52,14 @@ def test_every_invariant_holds_and_every_token_has_one_fate(  # noqa: PLR0917
 
 def test_a_learner_that_waits_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that begin late are time that learners waited, and no participation, though nothing else has changed."""
-    step = Trainer._step
+    step = FleetLearner._step
 
-    def late(trainer: Trainer) -> None:
+    def late(trainer: FleetLearner) -> None:
         trainer.world.engine.after(5.0, step, trainer)
 
-    prompt = rounds(CALM, SMALL, Window(400, 3, 120), 0)
-    monkeypatch.setattr(Trainer, "_step", late)
-    told = rounds(CALM, SMALL, Window(400, 3, 120), 0)
+    prompt = rounds(CALM, SMALL, StepWindow(400, 3, 120), 0)
+    monkeypatch.setattr(FleetLearner, "_step", late)
+    told = rounds(CALM, SMALL, StepWindow(400, 3, 120), 0)
 
     assert prompt.waited_s == pytest.approx(0.0, abs=1e-6)
     assert told.waited_s == pytest.approx(5.0 * told.steps, abs=3 * 5.0 + 1e-6)
@@ -68,8 +68,8 @@ def test_a_learner_that_waits_is_found_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_learners_take_the_same_steps_over_any_link() -> None:
     """They wait for nobody: a link a thousand times slower changes what is merged, not one step."""
-    fast = rounds(STORMY, SMALL, Window(400, 3, 150), 0)
-    slow = rounds(STORMY, changed(SMALL, gbit_s=0.01, loss=0.4), Window(400, 3, 150), 0)
+    fast = rounds(STORMY, SMALL, StepWindow(400, 3, 150), 0)
+    slow = rounds(STORMY, changed(SMALL, gbit_s=0.01, loss=0.4), StepWindow(400, 3, 150), 0)
 
     assert fast.steps == slow.steps
     assert fast.chips == slow.chips
@@ -80,7 +80,7 @@ def test_learners_take_the_same_steps_over_any_link() -> None:
 
 def test_the_chips_do_not_notice_the_protocol() -> None:
     """The same seed has the same failures at the same moments with and without machines beside it."""
-    told = rounds(STORMY, SMALL, Window(400, 3, 200), 5)
+    told = rounds(STORMY, SMALL, StepWindow(400, 3, 200), 5)
     engine = Engine()
     alone = Chips(engine, STORMY, 400, 3, 5)
     engine.run(200.0)
@@ -91,7 +91,7 @@ def test_the_chips_do_not_notice_the_protocol() -> None:
 
 def test_what_is_trained_is_what_the_chips_left() -> None:
     """Capacity trained on is the goodput of the chips but for steps that a failure or the window cut short."""
-    told = rounds(STORMY, SMALL, Window(400, 4, 400), 1)
+    told = rounds(STORMY, SMALL, StepWindow(400, 4, 400), 1)
 
     assert told.chips.goodput < 0.97
     assert told.chips.goodput - 0.04 < told.stepped < told.chips.goodput + 0.01
@@ -100,7 +100,7 @@ def test_what_is_trained_is_what_the_chips_left() -> None:
 def test_undisturbed_rounds_have_everybody() -> None:
     """With the quorum at M no commit has fewer; one fragment leaves about every H/P steps."""
     fleet = changed(CALM, learner_cv=0.0, slice_cv=0.0)
-    told = rounds(fleet, changed(SMALL, quorum=3, loss=0.0), Window(400, 3, 120), 0, watched=True)
+    told = rounds(fleet, changed(SMALL, quorum=3, loss=0.0), StepWindow(400, 3, 120), 0, watched=True)
 
     assert set(told.contributors) == {3}
     assert told.commits == pytest.approx(120, abs=12)
@@ -147,29 +147,29 @@ def test_a_newcomer_costs_the_others_nothing(copy: float) -> None:
 def test_what_is_large_waits_in_line_and_what_is_small_passes() -> None:
     """Two gigabytes over 8 Gbit/s take a second each, one after the other; a question takes the latency."""
     engine = Engine()
-    link = Link(engine, Exchange(gbit_s=8.0, latency_s=0.25, loss=0.0), stream(0, "link"))
+    link = FleetLink(engine, Exchange(gbit_s=8.0, latency_s=0.25, loss=0.0), stream(0, "link"))
     came: list[tuple[str, float]] = []
     link.send(1e9, lambda: came.append(("first", engine.now_s)))
     link.send(1e9, lambda: came.append(("second", engine.now_s)))
     link.ask(lambda: came.append(("question", engine.now_s)))
-    link.whisper(lambda: came.append(("whisper", engine.now_s)))
+    link.core_message(lambda: came.append(("at-most-once message", engine.now_s)))
     engine.run(10.0)
 
-    assert came == [("question", 0.25), ("whisper", 0.25), ("first", 1.25), ("second", 2.25)]
+    assert came == [("question", 0.25), ("at-most-once message", 0.25), ("first", 1.25), ("second", 2.25)]
     assert link.sent_bytes() == 2e9
 
 
 def test_what_waits_in_line_was_not_sent() -> None:
     """Half a message is half its bytes; one that is lost is sent twice, and nothing in the pause between."""
     engine = Engine()
-    link = Link(engine, Exchange(gbit_s=8.0, latency_s=0.0, loss=0.0), stream(0, "link"))
+    link = FleetLink(engine, Exchange(gbit_s=8.0, latency_s=0.0, loss=0.0), stream(0, "link"))
     link.send(1e9, lambda: None)
     link.send(1e9, lambda: None)
     sent = []
     for until_s in (0.5, 1.5, 3.0):
         engine.run(until_s)
         sent.append(link.sent_bytes())
-    lossy = Link(engine, Exchange(gbit_s=8.0, latency_s=0.0, loss=0.9, retry_s=10.0), stream(0, "link"))
+    lossy = FleetLink(engine, Exchange(gbit_s=8.0, latency_s=0.0, loss=0.9, retry_s=10.0), stream(0, "link"))
     lossy.send(1e9, lambda: None)
     engine.run(9.0)
 
@@ -183,7 +183,7 @@ def test_what_waits_in_line_was_not_sent() -> None:
 @pytest.mark.parametrize("loss", [0.0, 0.3])
 def test_no_learner_sends_more_than_its_link_carries(loss: float) -> None:
     """A link that is too slow for what is asked of it is full, not faster."""
-    told = rounds(CALM, Exchange(gbit_s=0.1, loss=loss), Window(6400, 4, 300), 0)
+    told = rounds(CALM, Exchange(gbit_s=0.1, loss=loss), StepWindow(6400, 4, 300), 0)
 
     assert 0.05 < told.up_gbit_s <= 0.1
 
@@ -207,18 +207,18 @@ def test_who_lends_its_state_sends_it_over_its_own_line() -> None:
 
 
 def test_whispers_are_lost_and_messages_are_late() -> None:
-    """Of what is lost a message comes again after a pause, a whisper never."""
+    """Of what is lost a message comes again after a pause, an at-most-once message never."""
     engine = Engine()
-    link = Link(engine, Exchange(latency_s=0.0, loss=0.5, retry_s=1.0), stream(0, "link"))
-    whispers: list[float] = []
+    link = FleetLink(engine, Exchange(latency_s=0.0, loss=0.5, retry_s=1.0), stream(0, "link"))
+    core_messages: list[float] = []
     asked: list[float] = []
     for _ in range(400):
-        link.whisper(lambda: whispers.append(engine.now_s))
+        link.core_message(lambda: core_messages.append(engine.now_s))
         link.ask(lambda: asked.append(engine.now_s))
     engine.run(1e4)
 
-    assert 150 < len(whispers) < 250
-    assert set(whispers) == {0.0}
+    assert 150 < len(core_messages) < 250
+    assert set(core_messages) == {0.0}
     assert len(asked) == 400
     assert sum(asked) / 400 == pytest.approx(1.0, abs=0.25)  # one pause on average, at a loss of one half
 

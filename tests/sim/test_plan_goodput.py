@@ -7,9 +7,9 @@ from statistics import fmean
 
 import pytest
 
-from atoll.plan import failures
-from atoll.sim.fleet.cells import ELASTIC, RIGID, Job, simulate
-from atoll.sim.fleet.parameters import DAY_S, Fleet, changed
+from atoll_simulator.planner import failures
+from atoll_simulator.fleet.cells import ELASTIC, RIGID, Job, simulate
+from atoll_simulator.fleet.parameters import DAY_S, FleetParameters, changed
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,10 @@ from atoll.sim.fleet.parameters import DAY_S, Fleet, changed
 )
 def test_the_planners_form_holds_for_other_constants_too(chips: int, values: dict[str, float]) -> None:
     """Admissions without a pause, long upscales, long absences, chips that fail every day; returns reach their rest first."""
-    fleet = changed(Fleet(), **values)
+    fleet = changed(FleetParameters(), **values)
     days = max(3.0, 12.0 * fleet.return_s / DAY_S)
     lived = [simulate(Job(fleet, ELASTIC, chips, days, seed)) for seed in range(2 if days > 3.0 else 4)]
-    shared = {each.name: getattr(fleet, each.name) for each in fields(Fleet) if hasattr(failures.Failures(), each.name)}
+    shared = {each.name: getattr(fleet, each.name) for each in fields(FleetParameters) if hasattr(failures.Failures(), each.name)}
     planned = failures.elastic(failures.Failures(mtbi_s=fleet.mtbi_s, **shared), chips)
 
     assert planned == pytest.approx(fmean(one.goodput for one in lived), abs=0.03)
@@ -37,7 +37,7 @@ def test_the_planners_form_holds_for_other_constants_too(chips: int, values: dic
 
 @pytest.mark.parametrize("checkpoint_s", [1.0, 30.0])
 def test_the_planners_rigid_job_keeps_what_the_simulated_one_keeps(checkpoint_s: float) -> None:
-    fleet = changed(Fleet(), checkpoint_s=checkpoint_s)
+    fleet = changed(FleetParameters(), checkpoint_s=checkpoint_s)
     lived = [simulate(Job(fleet, RIGID, 1_200_000, 3.0, seed)) for seed in range(3)]
     planned = failures.rigid(failures.Failures(checkpoint_s=checkpoint_s), 1_200_000)
 

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.plan.answer import answer
-from atoll.plan.failures import Failures
-from atoll.plan.merging import UNSURE, held_s
-from atoll.plan.question import Links, Question
+from atoll_simulator.planner.answer import answer
+from atoll_simulator.planner.failures import Failures
+from atoll_simulator.planner.merging import UNSURE, held_s
+from atoll_simulator.planner.question import PlanLinks, Question
 from atoll.protocol.settings import ProtocolSettings
-from atoll.sim.fleet.parameters import Exchange, Fleet
-from atoll.sim.fleet.rounds import Window, rounds
+from atoll_simulator.fleet.parameters import Exchange, FleetParameters
+from atoll_simulator.fleet.rounds import StepWindow, rounds
 
 NEVER_DAYS = 1e6
 STEPS = 700
@@ -26,7 +26,7 @@ def both(
     *,
     learners: int = 4,
     chips: int = 25_600,
-    fleet: Fleet | None = None,
+    fleet: FleetParameters | None = None,
     carry: bool = False,
     **agreed: int,
 ) -> tuple[float, float]:
@@ -34,13 +34,13 @@ def both(
     sizes = Exchange(loss=0.0, **agreed)
     every_s = sizes.interval_steps / sizes.fragments
     exchange = Exchange(loss=0.0, gbit_s=8e-9 * sizes.fragment_bytes / (busy * every_s), **agreed)
-    made = fleet or Fleet(mtbi_days=NEVER_DAYS)
-    told = rounds(made, exchange, Window(chips, learners, STEPS), 0)
+    made = fleet or FleetParameters(mtbi_days=NEVER_DAYS)
+    told = rounds(made, exchange, StepWindow(chips, learners, STEPS), 0)
     link = (1e9 * exchange.gbit_s,)
     question = Question(
         round(exchange.parameters),
         1.0,
-        Links(link, link, rtt_s=2.0 * exchange.latency_s, window_bytes=1 << 50),
+        PlanLinks(link, link, rtt_s=2.0 * exchange.latency_s, window_bytes=1 << 50),
         learners=learners,
         protocol=msgspec.structs.replace(
             ProtocolSettings(**agreed),  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_where_it_does_not_the_estimate_is_as_wrong_as_it_says(busy: float, inte
 
 @pytest.mark.parametrize("quorum", [1, 3, 4])
 def test_a_quorum_that_waits_for_who_stands_still_costs_what_the_simulation_says(quorum: int) -> None:
-    planned, simulated = both(0.33, chips=1_200_000, fleet=Fleet(), quorum=quorum)
+    planned, simulated = both(0.33, chips=1_200_000, fleet=FleetParameters(), quorum=quorum)
 
     assert planned == pytest.approx(simulated, abs=WITH_FAILURES)
     assert planned < 0.86 if quorum == 4 else planned > 0.9
@@ -95,7 +95,7 @@ def test_carried_tokens_are_merged_and_the_plan_promises_no_more(
     monkeypatch: pytest.MonkeyPatch, busy: float, low: float
 ) -> None:
     carrying = functools.partial(ProtocolSettings, adoption="carry")
-    monkeypatch.setattr("atoll.sim.fleet.rounds.ProtocolSettings", carrying)
+    monkeypatch.setattr("atoll_simulator.fleet.rounds.ProtocolSettings", carrying)
     planned, simulated = both(busy, carry=True)
 
     assert low <= planned <= simulated + 0.01

@@ -17,7 +17,7 @@ from atoll.sim.dst.line import Conflict, Line, Unavailable, patiently
 from atoll.sim.dst.network import Network
 from atoll.sim.dst.process import Clock, Mailbox, Process, Scope, Work
 from atoll.sim.dst.telling import told
-from atoll.sim.engine import Engine
+from atoll_simulator.engine import Engine
 
 
 class Nobody:

@@ -17,19 +17,19 @@ import jax
 import pytest
 
 import atoll
-from atoll.bus.memory import MemoryBroker
+from atoll.bus.memory.bus import MemoryBroker
 from atoll.cli import INTERRUPTED
-from atoll.errors import AtollError, SettingsError
+from atoll.base.errors import AtollError, SettingsError
 from atoll.settings import load
-from atoll.up.environment import flat, variables
-from atoll.up.options import UpRequest, plan
+from atoll.local.environment import flat, variables
+from atoll.local.options import UpRequest, plan
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.sources import files_of
 from atoll_simulator import simulation
 from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_simulator.scenario import Scenario, scenario_of
 from atoll_simulator.workshop import Ran, planned_run, run_sim
-from atoll_simulator.world import Life, World
+from atoll_simulator.world import ProcessLife, SimulatedWorld
 
 SCHEMA = Path(atoll.__file__).parent / "up" / "report" / "report.schema.json"
 SMALL: dict[str, object] = {
@@ -325,9 +325,9 @@ def test_kills_of_the_broker_in_one_moment_are_two_kills() -> None:
             {"who": "broker", "at_s": at_s, "return_s": for_s} for at_s, for_s in ((1000.001, 9.0), (1000.002, 1.0))
         ]
         loop, lives = asyncio.get_running_loop(), []
-        world = World("r", 0, Scenario(kills=kills), MemoryBroker(), LoopClock(loop))
+        world = SimulatedWorld("r", 0, Scenario(kills=kills), MemoryBroker(), LoopClock(loop))
 
-        async def serve(life: Life) -> None:
+        async def serve(life: ProcessLife) -> None:
             lives.append(life)
             await life.stop.wait()
 

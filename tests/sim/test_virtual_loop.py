@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from atoll.errors import ProtocolMisuse
-from atoll_simulator.loop import WALL_S, Group, LoopClock, VirtualLoop
+from atoll.base.errors import ProtocolMisuse
+from atoll_simulator.loop import WALL_S, ProcessTasks, LoopClock, VirtualLoop
 
 
 def virtually(work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401  (whatever it returns)
@@ -135,7 +135,7 @@ def test_a_kill_ends_a_process_with_all_it_started_and_nobody_else() -> None:
             loop.call_later(5.5, lambda: loop.create_task(tick(f"{name}/late")))
             await tick(name)
 
-        doomed, other = Group(), Group()
+        doomed, other = ProcessTasks(), ProcessTasks()
         doomed.spawn(process("doomed"))
         other.spawn(process("other"))
         loop.call_later(2.5, doomed.kill)

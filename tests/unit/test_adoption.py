@@ -12,11 +12,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from atoll.fragments import describe, gather
-from atoll.island.adoption import adopt
-from atoll.island.driver import Ready
-from atoll.island.founding import Frame
-from atoll.layout import plan_layout
+from atoll.model.pytrees import describe, gather
+from atoll.client.adoption import adopt
+from atoll.client.driver import AdoptableFragment
+from atoll.run.heads import GlobalFragment
+from atoll.model.layout import plan_layout
 from atoll.protocol.settings import ProtocolSettings
 
 
@@ -31,7 +31,7 @@ def test_an_adopted_array_is_nobody_elses(made: Callable[..., Any], dtype: Any, 
     for fragment, size in enumerate(layout.fragment_sizes()):
         values = np.arange(size, dtype=np.float32)
         wanted = values.copy()
-        leaves = adopt(layout, settings, leaves, [Ready(Frame(fragment, 1, values), values)])
+        leaves = adopt(layout, settings, leaves, [AdoptableFragment(GlobalFragment(fragment, 1, values), values)])
         values[:] = -1.0
         np.testing.assert_array_equal(gather(layout, leaves, fragment), wanted)
     assert {name: (type(leaf), leaf.dtype) for name, leaf in leaves.items()} == {
@@ -49,7 +49,7 @@ def test_an_adopted_array_does_not_look_into_its_frame(committed: bool) -> None:
         before = {"w": jax.device_put(before["w"], jax.devices()[0])}
     layout, settings = plan_layout(describe(before), 1), ProtocolSettings(fragments=1, shards=1)
     values = np.frombuffer(mmap.mmap(-1, 4 << 20), np.float32)
-    leaves = adopt(layout, settings, before, [Ready(Frame(0, 1, values), values)])
+    leaves = adopt(layout, settings, before, [AdoptableFragment(GlobalFragment(0, 1, values), values)])
     leaves["w"].block_until_ready()
     values[:] = 7.0
     assert not np.asarray(leaves["w"]).any()

@@ -6,15 +6,15 @@ import re
 from dataclasses import replace
 
 import pytest
-from bandwidth import _longest_step, _twelve, eight_sites, others, predictions, twelve_b
-from literature import FIVE_B, GRID, ONE_LEG, TABLE_6, TWO_THIRDS, Row, first_point, nearest_point, steps_off
-from publish import WORDS
+from benchmarks.network.bandwidth import _longest_step, _twelve, eight_sites, others, predictions, twelve_b
+from benchmarks.network.literature import FIVE_B, GRID, ONE_LEG, TABLE_6, TWO_THIRDS, PublishedRow, first_point, nearest_point, steps_off
+from benchmarks.lib.publish import WORDS
 
-from atoll.plan import answer
+from atoll_simulator.planner import answer
 
 
 @pytest.mark.parametrize("row", [*TABLE_6, *FIVE_B], ids=lambda row: row.name)
-def test_what_is_published_lies_on_the_grid(row: Row) -> None:
+def test_what_is_published_lies_on_the_grid(row: PublishedRow) -> None:
     """It was rounded to two places and then to one: 86.851 is printed as 86.8."""
     assert round(round(GRID[nearest_point(row.published)], 2), 1) == row.published
 

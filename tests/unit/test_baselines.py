@@ -13,20 +13,20 @@ import numpy.typing as npt
 import pytest
 from typer.testing import CliRunner
 
-from atoll.advance import AVERAGE, Advance
+from atoll.merge.global_update import AVERAGE, GlobalUpdate
 from atoll.cli.main import build
-from atoll.errors import SettingsError
-from atoll.outer import Nesterov
+from atoll.base.errors import SettingsError
+from atoll.merge.outer import Nesterov
 from atoll.settings import Settings
 from atoll_learner.compiling import enable_compile_cache
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.prepare import prepare
 from atoll_learner.export import load_safetensors
 from atoll_learner.model import Params, init_params
-from atoll_learner.process import Work, prepare_work
+from atoll_learner.process import LearnerWork, prepare_work
 from atoll_learner.train import init_optimizer, learning_rate, make_step
 from atoll_simulator.baseline_run import Request, baseline_settings, run_baseline
-from atoll_simulator.baselines import Feeds, Method, Trained, report_of, train_baseline
+from atoll_simulator.baselines import Feeds, Method, BaselineResult, report_of, train_baseline
 
 TINY = ["model.size=1", "model.context=32", "train.batch=2", "data.lease_blocks=2"]
 STEP = 64
@@ -62,13 +62,13 @@ def settings_of(corpus: Path, *texts: str, tokens: int = 12 * STEP) -> Settings:
     return baseline_settings(None, (*TINY, f"data.dir={corpus}", f"protocol.tokens_target={tokens}", *texts))
 
 
-def trained(corpus: Path, method: Method, learners: int, *texts: str, tokens: int = 12 * STEP) -> Trained:
+def trained(corpus: Path, method: Method, learners: int, *texts: str, tokens: int = 12 * STEP) -> BaselineResult:
     """Train a baseline of tiny settings."""
     settings = settings_of(corpus, *texts, tokens=tokens)
     return train_baseline(settings, prepare_work(settings), method, learners, evaluations=4)
 
 
-def plain(work: Work, settings: Settings) -> Params:
+def plain(work: LearnerWork, settings: Settings) -> Params:
     """Train as anybody would, without any of the code under test."""
     target = settings.protocol.tokens_target
     reader = BatchReader(work.shards, work.train.sequence, work.train.batch, settings.seed)
@@ -186,12 +186,12 @@ def test_the_curve_is_measured_where_learners_meet(corpus: Path) -> None:
 
 @pytest.mark.parametrize(("method", "versions"), [("data-parallel", range(1, 7)), ("diloco", (4, 6))])
 def test_the_average_is_that_of_a_run_over_every_version(corpus: Path, method: Method, versions: Sequence[int]) -> None:
-    """Steps of data-parallel training and meetings of DiLoCo are versions as in `atoll.advance`; nobody trains on it."""
+    """Steps of data-parallel training and meetings of DiLoCo are versions as in `atoll.merge.global_update`; nobody trains on it."""
     apart, kept = "protocol.interval_steps=4", "protocol.average_versions=3"
     settings = settings_of(corpus, apart, kept)
     work = prepare_work(settings)
     got, without = (trained(corpus, method, 2, *texts) for texts in ((apart, kept), (apart,)))
-    rules = Advance(Nesterov(1.0, 0.0), settings.protocol)
+    rules = GlobalUpdate(Nesterov(1.0, 0.0), settings.protocol)
     values = flat(init_params(work.model, settings.seed))
     state = rules.init(values)
     for version, steps in enumerate(versions):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.main import build
-from atoll.testing import GreetingServer
+from support.links import GreetingServer
 
 HEAVY = ("jax", "flax", "optax", "nats", "pyarrow", "tokenizers")
 

@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from atoll.cli.main import build
-from atoll.errors import SettingsError
-from atoll.plan.cautions import NO_WAY
-from atoll.sim.fleet.parameters import Fleet
-from atoll.up.defaults import SETTINGS
+from atoll.base.errors import SettingsError
+from atoll_simulator.planner.cautions import NO_WAY
+from atoll_simulator.fleet.parameters import FleetParameters
+from atoll.local.defaults import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "plan_12b.txt"
@@ -115,7 +115,7 @@ def test_the_sister_verbs_call_the_same_things_the_same() -> None:
     flags = set(re.findall(r"--[a-z-]+", atoll("plan --help").output))
     not_asked = {"return_shape", "return_exponent", "slice_cv", "learner_cv"}
     shared = ["fragments", "interval_steps", "overlap_steps", "quorum", "shards", "loss"]
-    wanted = [each.name for each in fields(Fleet) if each.name not in not_asked] + shared
+    wanted = [each.name for each in fields(FleetParameters) if each.name not in not_asked] + shared
 
     assert {"--" + name.replace("_", "-") for name in wanted} <= flags
 

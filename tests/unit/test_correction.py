@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.codecs import Encoded, encoding_of
-from atoll.correction import Compass, Heloco, correction_of
-from atoll.errors import SettingsError
-from atoll.kernels.plain import STRETCH
-from atoll.layout import Span
-from atoll.merge import Bend, FragmentFold, Method, span_norms
+from atoll.codec import Encoded, encoding_of
+from atoll.merge.correction import MomentumReference, Heloco, correction_of
+from atoll.base.errors import SettingsError
+from atoll.codec.kernels.plain import STRETCH
+from atoll.model.layout import FragmentSlice
+from atoll.merge.fold import SliceCorrection, FragmentFold, Method, slice_norms
 from atoll.protocol.settings import ProtocolSettings
 
 Vector = npt.NDArray[np.float32]
@@ -22,31 +22,31 @@ PAPER = Heloco(cosine=0.2, shrink=0.5, shrink_max=0.5, rotate=1.0, doubt=3.0)
 SIZES = (5, 3, 2 * STRETCH + 7)
 
 
-def spans_of(*sizes: int) -> tuple[Span, ...]:
+def spans_of(*sizes: int) -> tuple[FragmentSlice, ...]:
     """Return spans of these sizes, one after the other; the second is merged directly, which makes no difference."""
     starts = np.cumsum([0, *sizes])
     return tuple(
-        Span(f"t{number}", 0, size, int(starts[number]), size, direct=number == 1, floating=True)
+        FragmentSlice(f"t{number}", 0, size, int(starts[number]), size, direct=number == 1, floating=True)
         for number, size in enumerate(sizes)
     )
 
 
-def bent(rule: Heloco, v: Vector, m: Vector, spans: tuple[Span, ...]) -> list[Bend | None]:
+def bent(rule: Heloco, v: Vector, m: Vector, slices: tuple[FragmentSlice, ...]) -> list[SliceCorrection | None]:
     """Return what becomes of each slice of `v`."""
-    displacement = Encoded.exact(v)
-    return list(rule.bends(displacement, span_norms(spans, displacement), Compass.of(m, spans), spans).slices)
+    pseudo_gradient = Encoded.exact(v)
+    return list(rule.corrections(pseudo_gradient, slice_norms(slices, pseudo_gradient), MomentumReference.of(m, slices), slices).slices)
 
 
-def corrected(rule: Heloco, v: Vector, m: Vector, spans: tuple[Span, ...]) -> Vector:
+def corrected(rule: Heloco, v: Vector, m: Vector, slices: tuple[FragmentSlice, ...]) -> Vector:
     """Return `v` as it is folded in, alone; every slice is as long as the rule says."""
-    displacement = Encoded.exact(v)
-    norms = span_norms(spans, displacement)
-    bends = rule.bends(displacement, norms, Compass.of(m, spans), spans)
-    fold = FragmentFold(spans)
-    fold.add(displacement, norms, 1.0, bends=bends)
-    result = fold.result().displacement
-    said = [norm if bend is None else bend.norm for norm, bend in zip(norms, bends.slices, strict=True)]
-    assert span_norms(spans, Encoded.exact(result)) == pytest.approx(said, rel=1e-5, abs=1e-6 * max(norms))
+    pseudo_gradient = Encoded.exact(v)
+    norms = slice_norms(slices, pseudo_gradient)
+    corrections = rule.corrections(pseudo_gradient, norms, MomentumReference.of(m, slices), slices)
+    fold = FragmentFold(slices)
+    fold.add(pseudo_gradient, norms, 1.0, corrections=corrections)
+    result = fold.result().pseudo_gradient
+    said = [norm if correction is None else correction.norm for norm, correction in zip(norms, corrections.slices, strict=True)]
+    assert slice_norms(slices, Encoded.exact(result)) == pytest.approx(said, rel=1e-5, abs=1e-6 * max(norms))
     return result
 
 
@@ -54,46 +54,46 @@ def corrected(rule: Heloco, v: Vector, m: Vector, spans: tuple[Span, ...]) -> Ve
 @pytest.mark.parametrize("codec", ["f32", "int4"])
 def test_a_fold_of_bent_displacements_is_the_merge_of_corrected_ones(method: Method, codec: str) -> None:
     """Three of unequal weights, some slices bent and some kept, beside the formulas in float64."""
-    rng, spans = np.random.default_rng(5), spans_of(*SIZES)
+    rng, slices = np.random.default_rng(5), spans_of(*SIZES)
     m = rng.normal(size=sum(SIZES)).astype(np.float32)
     weights = [3.0, 1.0, 7.0]
-    fold, wide, changed = FragmentFold(spans, method), [], 0
+    fold, wide, changed = FragmentFold(slices, method), [], 0
     for weight in weights:
         towards = weight * m if weight == 7.0 else 0.0
         sent = encoding_of(codec).encoded((weight * rng.normal(size=m.size) + towards).astype(np.float32))
-        norms = span_norms(spans, sent)
-        bends = PAPER.bends(sent, norms, Compass.of(m, spans), spans)
-        changed += sum(bend is not None for bend in bends.slices)
-        fold.add(sent, norms, weight, bends=bends)
+        norms = slice_norms(slices, sent)
+        corrections = PAPER.corrections(sent, norms, MomentumReference.of(m, slices), slices)
+        changed += sum(correction is not None for correction in corrections.slices)
+        fold.add(sent, norms, weight, corrections=corrections)
         v = sent.expanded().astype(np.float64)
-        parts = [reference(v[s.offset :][: s.size], m[s.offset :][: s.size].astype(np.float64), PAPER) for s in spans]
+        parts = [reference(v[s.offset :][: s.size], m[s.offset :][: s.size].astype(np.float64), PAPER) for s in slices]
         wide.append(parts)
-    merged = fold.result().displacement
-    assert 0 < changed < 3 * len(spans)
-    for number, span in enumerate(spans):
+    merged = fold.result().pseudo_gradient
+    assert 0 < changed < 3 * len(slices)
+    for number, tensor_slice in enumerate(slices):
         parts = [each[number] for each in wide]
         wanted = np.average(parts, axis=0, weights=weights)
-        if method == "rda" and not span.direct:
+        if method == "rda" and not tensor_slice.direct:
             lengths = [float(np.linalg.norm(part)) for part in parts]
             direction = np.average([p / n for p, n in zip(parts, lengths, strict=True)], axis=0, weights=weights)
             wanted = np.average(lengths, weights=weights) * direction / np.linalg.norm(direction)
-        got = merged[span.offset :][: span.size]
+        got = merged[tensor_slice.offset :][: tensor_slice.size]
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * float(np.abs(wanted).max()))
 
 
 def test_what_a_correction_cancels_has_no_length_and_no_direction() -> None:
     """With constants that take all that opposes, rounding is what is left; it turns no other contribution."""
-    rule, spans = Heloco(0.2, 4.0, 1.0, 1.0, 0.0), spans_of(1000)
+    rule, slices = Heloco(0.2, 4.0, 1.0, 1.0, 0.0), spans_of(1000)
     m = np.random.default_rng(1).normal(size=1000).astype(np.float32)
     other = np.random.default_rng(2).normal(size=1000).astype(np.float32)
     against = Encoded.exact(-m * np.float32(0.37))
-    bends = rule.bends(against, span_norms(spans, against), Compass.of(m, spans), spans)
-    assert bends.slices[0] is not None
-    assert bends.slices[0].norm == 0.0
-    fold = FragmentFold(spans, "rda")
-    fold.add(Encoded.exact(other), span_norms(spans, Encoded.exact(other)), 1.0)
-    fold.add(against, span_norms(spans, against), 1.0, bends=bends)
-    np.testing.assert_allclose(fold.result().displacement, 0.5 * other, rtol=1e-5)
+    corrections = rule.corrections(against, slice_norms(slices, against), MomentumReference.of(m, slices), slices)
+    assert corrections.slices[0] is not None
+    assert corrections.slices[0].norm == 0.0
+    fold = FragmentFold(slices, "rda")
+    fold.add(Encoded.exact(other), slice_norms(slices, Encoded.exact(other)), 1.0)
+    fold.add(against, slice_norms(slices, against), 1.0, corrections=corrections)
+    np.testing.assert_allclose(fold.result().pseudo_gradient, 0.5 * other, rtol=1e-5)
 
 
 def reference(v: Wide, m: Wide, k: Heloco) -> Wide:
@@ -134,8 +134,8 @@ def test_every_slice_is_corrected_as_the_paper_says(
 
     got = corrected(rule, v, m, spans_of(*SIZES[:2]))
 
-    for span in spans_of(*SIZES[:2]):
-        here = slice(span.offset, span.offset + span.size)
+    for tensor_slice in spans_of(*SIZES[:2]):
+        here = slice(tensor_slice.offset, tensor_slice.offset + tensor_slice.size)
         wanted = reference(v[here].astype(np.float64), m[here].astype(np.float64), rule)
         np.testing.assert_allclose(got[here], wanted, rtol=0, atol=4e-6 * np.abs(wanted).max(initial=1e-30))
 
@@ -153,7 +153,7 @@ def test_a_slice_longer_than_a_block_is_one_slice() -> None:
 
 
 def test_what_opposes_the_momentum_is_shortened_and_what_crosses_it_is_turned() -> None:
-    """By the paper's constants: by hand, for a displacement straight against, and one straight across."""
+    """By the paper's constants: by hand, for a pseudo-gradient straight against, and one straight across."""
     m = np.array([1.0, 0.0], np.float32)
     against, across = np.array([-3.0, 0.0], np.float32), np.array([0.0, 3.0], np.float32)
 
@@ -167,9 +167,9 @@ def test_what_opposes_the_momentum_is_shortened_and_what_crosses_it_is_turned() 
 @pytest.mark.parametrize(("v", "m"), [([1.0, 1.0], [1.0, 0.5]), ([1.0, 1.0], [0.0, 0.0]), ([0.0, 0.0], [1.0, 0.0])])
 def test_what_agrees_or_has_no_direction_is_kept_bit_for_bit(v: list[float], m: list[float]) -> None:
     """Nothing is bent, so nothing is rounded."""
-    displacement, momentum = np.array(v, np.float32), np.array(m, np.float32)
-    assert bent(PAPER, displacement, momentum, spans_of(2)) == [None]
-    assert corrected(PAPER, displacement, momentum, spans_of(2)).tobytes() == displacement.tobytes()
+    pseudo_gradient, momentum = np.array(v, np.float32), np.array(m, np.float32)
+    assert bent(PAPER, pseudo_gradient, momentum, spans_of(2)) == [None]
+    assert corrected(PAPER, pseudo_gradient, momentum, spans_of(2)).tobytes() == pseudo_gradient.tobytes()
 
 
 @pytest.mark.parametrize(("size", "length", "tiny"), [(50, 1e28, 1e-11), (50, 3e38, 1.0), (2, 1e20, 1e-19)])

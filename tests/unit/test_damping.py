@@ -1,11 +1,11 @@
-"""How fresh a late displacement is."""
+"""How fresh a late pseudo-gradient is."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from atoll.errors import SettingsError
+from atoll.base.errors import SettingsError
 from atoll.protocol.events import PushKey
 from atoll.protocol.round import FragmentRound, Offer, damping
 from atoll.protocol.settings import ProtocolSettings
@@ -31,7 +31,7 @@ def test_a_fold_says_how_fresh_it_is() -> None:
     now = FragmentRound(0, 5, settings)
     folds = [now.fold(Offer(PushKey("a", 1, 0, n), 5 - n, 8, 4, final=False), "") for n in range(3)]
 
-    np.testing.assert_allclose([fold.freshness for fold in folds], [1.0, 0.5 * 0.75, 0.25 * 0.25])
+    np.testing.assert_allclose([fold.staleness_weight for fold in folds], [1.0, 0.5 * 0.75, 0.25 * 0.25])
     assert {fold.weight for fold in folds} == {16.0}
 
 

@@ -9,20 +9,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from atoll.bus.interface import Info
-from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.subjects import Subjects
-from atoll.clock import SystemClock
-from atoll.errors import RecordConflict
-from atoll.island.founding import Vector, found_or_join, publish_origin
-from atoll.layout import TensorSpec, plan_layout
-from atoll.outer import make_outer
+from atoll.wire.limits import Info
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import SystemClock
+from atoll.base.errors import RecordConflict
+from atoll.codec.kernels import Vector
+from atoll.client.founding import found_or_join, publish_origin
+from atoll.model.layout import TensorSpec, plan_layout
+from atoll.merge.outer import make_outer
 from atoll.protocol.events import PushKey
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol_testing import one_commit
+from support.protocol_world import one_commit
 from atoll.wire.messages import RunRecord
 from atoll_synchronizer.service import ShardService
-from atoll_synchronizer.store import Store
+from atoll_synchronizer.store import ShardStore
 
 DEADLINE_S = 20.0
 
@@ -42,7 +43,7 @@ async def founded(broker: MemoryBroker, run: str) -> RunRecord:
 class DeafBus(MemoryBus):
     """A bus that does not hear the answer to its last write before somebody else has written."""
 
-    heir: Store | None = None
+    heir: ShardStore | None = None
 
     async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
         """Write; once an heir is waiting, let it fence before the answer is looked for."""
@@ -60,8 +61,8 @@ async def test_a_commit_that_a_later_owner_has_fenced_keeps_its_chunks() -> None
     record = await founded(broker, run)
     outer = make_outer("nesterov", 1.0, 0.0)
     deaf = DeafBus(run, broker)
-    former = Store(deaf, record, 0, outer)
-    heir, third = (Store(MemoryBus(run, broker), record, 0, outer) for _ in range(2))
+    former = ShardStore(deaf, record, 0, outer)
+    heir, third = (ShardStore(MemoryBus(run, broker), record, 0, outer) for _ in range(2))
     await former.open(1)
     deaf.heir = heir
 
@@ -70,7 +71,7 @@ async def test_a_commit_that_a_later_owner_has_fenced_keeps_its_chunks() -> None
     await third.open(3)
 
     assert third.holdings[0].head.version == heir.holdings[0].head.version == 1
-    assert third.books[0].knows(PushKey("a", 1, 0, 1))
+    assert third.fragment_ledger[0].knows(PushKey("a", 1, 0, 1))
 
 
 async def test_a_commit_that_never_became_visible_leaves_nothing_behind() -> None:
@@ -78,7 +79,7 @@ async def test_a_commit_that_never_became_visible_leaves_nothing_behind() -> Non
     broker, run = MemoryBroker(), "deposed"
     record = await founded(broker, run)
     outer = make_outer("nesterov", 1.0, 0.0)
-    former, heir = (Store(MemoryBus(run, broker), record, 0, outer) for _ in range(2))
+    former, heir = (ShardStore(MemoryBus(run, broker), record, 0, outer) for _ in range(2))
     await former.open(1)
     await heir.open(2)
 

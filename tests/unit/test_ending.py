@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pytest
 
 from atoll.bus.streams import stream_plan
-from atoll.codecs import Encoded
-from atoll.layout import Span
-from atoll.merge import FragmentFold, span_norms
+from atoll.codec import Encoded
+from atoll.model.layout import FragmentSlice
+from atoll.merge.fold import FragmentFold, slice_norms
 from atoll.protocol import invariants
 from atoll.protocol.events import (
     Action,
@@ -38,14 +38,14 @@ from atoll.protocol.island import Island
 from atoll.protocol.round import PLACES, FragmentRound, Offer
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
-from atoll.protocol_testing import Life, World
+from support.protocol_world import LearnerIncarnation, ProtocolWorld
 
 Vector = npt.NDArray[np.float32]
 NAMES = ("a", "b", "c", "d")
 STEPS = 5
 
 
-class Numbers(World):
+class Numbers(ProtocolWorld):
     """The world of the machines with one fragment of numbers in it."""
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Numbers(World):
         self.now[name] = self.now[name] + axis
         super().step(name, tokens)
 
-    def _tell(self, life: Life, fact: Event) -> None:
+    def _tell(self, life: LearnerIncarnation, fact: Event) -> None:
         super()._tell(life, fact)
         if isinstance(fact, Adopted):
             name, values = life.name, self.versions[fact.version]
@@ -79,7 +79,7 @@ class Numbers(World):
             self.anchor[name] = values
             self.sent.pop(name, None)
 
-    def _do_for(self, life: Life, action: Action) -> None:
+    def _do_for(self, life: LearnerIncarnation, action: Action) -> None:
         if isinstance(action, Push):
             name = life.name
             origin = self.sent[name] if action.onward else self.anchor[name]
@@ -90,16 +90,16 @@ class Numbers(World):
     def _do(self, action: Action) -> None:
         if isinstance(action, Fold):
             size = len(NAMES)
-            span = Span("w", 0, size, 0, size, direct=False, floating=True)
-            self.fold = self.fold or FragmentFold((span,), "mean")
+            interval = FragmentSlice("w", 0, size, 0, size, direct=False, floating=True)
+            self.fold = self.fold or FragmentFold((interval,), "mean")
             pushed = Encoded.exact(self.pushed[action.key])
-            self.fold.add(pushed, span_norms((span,), pushed), action.weight, action.freshness)
+            self.fold.add(pushed, slice_norms((interval,), pushed), action.weight, action.staleness_weight)
         super()._do(action)
 
     def _execute(self, action: Action) -> None:
         if isinstance(action, Commit):
             assert self.fold is not None
-            self.versions.append(self.versions[-1] - self.fold.result().displacement)
+            self.versions.append(self.versions[-1] - self.fold.result().pseudo_gradient)
             self.fold = None
         super()._execute(action)
 
@@ -150,8 +150,8 @@ def test_what_was_trained_after_the_last_push_is_in_the_model(ending: str, after
     made.drain("a")
     made.deliver()
     made.read()
-    while made.whispers:
-        made.whisper()
+    while made.core_messages:
+        made.core_message()
     for name in NAMES[1:]:
         made.step(name)
         made.drain(name)
@@ -208,10 +208,10 @@ def test_the_rest_waits_for_its_push_and_is_on_the_version_that_this_one_makes()
         settings = ProtocolSettings(fragments=1, interval_steps=8, shards=1, ending="together")
         island = Island(settings, {0: 0})
         island.handle(StepDone(at_s=0.0, tokens=10))
-        span = island.spans[0]
-        first = island._push(0, span, "", final=False)
+        interval = island.intervals[0]
+        first = island._push(0, interval, "", final=False)
         island.handle(StepDone(at_s=1.0, tokens=10))
-        span.known = known
+        interval.known = known
         assert island.handle(DrainOrdered(at_s=2.0)) == []
 
         (push,) = island.handle(PushSettled(at_s=3.0, fragment=0, push=first.push))

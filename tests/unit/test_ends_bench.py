@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from ends import STAGES
-from ends_roles import LEARNER, SHARD, Watched
+from benchmarks.network.ends import STAGES
+from benchmarks.network.ends_roles import LEARNER, SHARD, Watched
 
 
 @pytest.mark.parametrize("watched", [*SHARD, *LEARNER], ids=lambda each: f"{each.owner.__name__}.{each.name}")

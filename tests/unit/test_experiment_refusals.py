@@ -7,18 +7,18 @@ import json
 from pathlib import Path
 
 import pytest
-from cells import Shelf
-from experiment import main
-from grid import Cell, computed, rows
-from questions import FOLDER, parse, read
-from sense import sensible
+from benchmarks.experiments.cells import CellStore
+from benchmarks.experiments.experiment import main
+from benchmarks.experiments.grid import GridCell, computed, rows
+from benchmarks.experiments.questions import FOLDER, parse, read
+from benchmarks.experiments.experiment_lint import sensible
 
-from atoll.errors import SettingsError
+from atoll.base.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = 'question = "?"\n'
 GRID = "[settings]\ntokens = 5\n[axes]\nlearners = [2, 4]\n"
-CELL = Cell("atoll", 2, 100, 0, 0.0, ())
+CELL = GridCell("atoll", 2, 100, 0, 0.0, ())
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("left", ["", "{", "[]", "{}", '{"cell": 5}', "\0\0"])
 def test_a_damaged_record_is_a_cell_not_done(tmp_path: Path, left: str) -> None:
     """It is run again; estimates do without it."""
-    shelf = Shelf(tmp_path, "sources")
+    shelf = CellStore(tmp_path, "sources")
     shelf.keep(CELL, {"cell": CELL.describe(), "final": None, "took_s": 1.0})
     assert shelf.find(CELL) is not None
     (tmp_path / "sources" / f"{CELL.digest}.json").write_text(left, encoding="utf-8")
@@ -100,7 +100,7 @@ def test_a_damaged_record_is_a_cell_not_done(tmp_path: Path, left: str) -> None:
 
 def test_a_record_of_another_cell_is_none_of_this_one(tmp_path: Path) -> None:
     """The name is the digest of what the record says it is of."""
-    shelf = Shelf(tmp_path, "sources")
+    shelf = CellStore(tmp_path, "sources")
     shelf.keep(CELL, {"cell": {**CELL.describe(), "seed": 7}, "final": 1.0, "took_s": 1.0})
     assert json.loads((tmp_path / "sources" / f"{CELL.digest}.json").read_text(encoding="utf-8"))["final"] == 1.0
 

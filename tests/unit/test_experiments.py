@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import grid as grids
+from benchmarks.experiments import grid as grids
 import pytest
-from answers import answers, figures, gap
-from cells import PACE_S, Crew, Paces, Record, Shelf, cell_of, record_of, toml, verbs
-from closure import closure, source_digest
-from experiment import in_order, main
-from experiment_page import Raw, load, page, save, svgs
-from grid import Cell, computed, rows, unsaid
-from publish import page_differences, publish
-from questions import FOLDER, Experiment, axes_of, parse, read
+from benchmarks.experiments.aggregation import answers, figures, gap
+from benchmarks.experiments.cells import PACE_S, Crew, Paces, Record, CellStore, cell_of, record_of, toml, verbs
+from benchmarks.lib.source_digest import closure, source_digest
+from benchmarks.experiments.experiment import in_order, main
+from benchmarks.experiments.experiment_page import Raw, load, page, save, svgs
+from benchmarks.experiments.grid import GridCell, computed, rows, unsaid
+from benchmarks.lib.publish import page_differences, publish
+from benchmarks.experiments.questions import FOLDER, Experiment, axes_of, parse, read
 
-from atoll.errors import SettingsError
+from atoll.base.errors import SettingsError
 from atoll.protocol.settings import ProtocolSettings
 from atoll_learner.data.shards import TokenShards
 
@@ -74,13 +74,13 @@ def grid(text: str = GRID) -> Experiment:
     return parse(text, "a test")
 
 
-def settings_of(cell: Cell) -> dict[str, Any]:
+def settings_of(cell: GridCell) -> dict[str, Any]:
     """Return a cell's settings as values."""
     settings: dict[str, Any] = cell.describe()["settings"]
     return settings
 
 
-def result(cell: Cell, final: float | None, **facts: object) -> Record:
+def result(cell: GridCell, final: float | None, **facts: object) -> Record:
     """Return what a cell came to."""
     half, end = cell.tokens // 2, cell.tokens
     return {
@@ -196,14 +196,14 @@ def test_cells_are_ordered_seed_by_seed() -> None:
 
 def test_names_of_cells_differ_when_cells_do() -> None:
     """The digest is that of method, learners, tokens, seed, warm start and every setting, in whatever order."""
-    cell = Cell("atoll", 2, 100, 0, 0.0, (("protocol.merge", '"mean"'), ("train.rate", "0.001")))
+    cell = GridCell("atoll", 2, 100, 0, 0.0, (("protocol.merge", '"mean"'), ("train.rate", "0.001")))
     others = [
-        Cell("diloco", 2, 100, 0, 0.0, cell.settings),
-        Cell("atoll", 3, 100, 0, 0.0, cell.settings),
-        Cell("atoll", 2, 101, 0, 0.0, cell.settings),
-        Cell("atoll", 2, 100, 1, 0.0, cell.settings),
-        Cell("atoll", 2, 100, 0, 0.1, cell.settings),
-        Cell("atoll", 2, 100, 0, 0.0, cell.settings[:1]),
+        GridCell("diloco", 2, 100, 0, 0.0, cell.settings),
+        GridCell("atoll", 3, 100, 0, 0.0, cell.settings),
+        GridCell("atoll", 2, 101, 0, 0.0, cell.settings),
+        GridCell("atoll", 2, 100, 1, 0.0, cell.settings),
+        GridCell("atoll", 2, 100, 0, 0.1, cell.settings),
+        GridCell("atoll", 2, 100, 0, 0.0, cell.settings[:1]),
     ]
 
     assert len({cell.digest, *(other.digest for other in others)}) == 7
@@ -266,7 +266,7 @@ REPORT = {
 CHILD = "import os,sys; os.mkdir(sys.argv[1]); open(sys.argv[1] + '/report.json', 'w').write(sys.argv[2])"
 
 
-def quick(cell: Cell, out: Path) -> list[list[str]]:
+def quick(cell: GridCell, out: Path) -> list[list[str]]:
     """Return the command of a cell that needs no training; seed 13 fails, seed 99 kills its runner."""
     if cell.seed == 13:
         return [[sys.executable, "-S", "-c", "import sys; sys.exit('no luck')"]]
@@ -275,14 +275,14 @@ def quick(cell: Cell, out: Path) -> list[list[str]]:
     return [[sys.executable, "-S", "-c", CHILD, str(out / "run"), json.dumps(REPORT)]]
 
 
-def small(seed: int) -> Cell:
+def small(seed: int) -> GridCell:
     """Return a cell."""
-    return Cell("atoll", 2, 100, seed, 0.0, ())
+    return GridCell("atoll", 2, 100, seed, 0.0, ())
 
 
 def crew_of(folder: Path, said: list[str], jobs: int = 1) -> Crew:
     """Return a crew of quick cells that keeps what it says."""
-    return Crew(Shelf(folder, "sources"), quick, jobs, say=said.append)
+    return Crew(CellStore(folder, "sources"), quick, jobs, say=said.append)
 
 
 def test_a_cell_that_is_done_is_not_run_again(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_an_interrupted_go_keeps_what_is_done(tmp_path: Path) -> None:
         if text.startswith("[1/"):
             raise KeyboardInterrupt
 
-    crew = Crew(Shelf(tmp_path, "sources"), quick, 1, say=interrupted)
+    crew = Crew(CellStore(tmp_path, "sources"), quick, 1, say=interrupted)
     with pytest.raises(KeyboardInterrupt):
         crew.work([small(0), small(1)])
     said: list[str] = []
@@ -346,7 +346,7 @@ def test_a_killed_go_is_gone_on_with(tmp_path: Path) -> None:
 
 def test_a_bounded_go_starts_only_what_fits(tmp_path: Path) -> None:
     """Cells that would not end in time stay, also when a later, shorter one is run; nothing is lost."""
-    large = Cell("atoll", 2, 10**9, 0, 0.0, ())
+    large = GridCell("atoll", 2, 10**9, 0, 0.0, ())
     said: list[str] = []
 
     assert crew_of(tmp_path, said).work([large, small(1)], within_s=60.0) == [large]
@@ -356,20 +356,20 @@ def test_a_bounded_go_starts_only_what_fits(tmp_path: Path) -> None:
 def test_estimates_come_from_the_nearest_kind() -> None:
     """Cells of the same method, learners and model first, then less alike ones; long ones count for more."""
     model = (("model.size", "2"),)
-    paces = Paces([(Cell("atoll", 4, 30, 0, 0.0, model), 8 + 30.0), (Cell("atoll", 8, 10, 0, 0.0, model), 8 + 50.0)])
+    paces = Paces([(GridCell("atoll", 4, 30, 0, 0.0, model), 8 + 30.0), (GridCell("atoll", 8, 10, 0, 0.0, model), 8 + 50.0)])
 
-    assert paces.seconds(Cell("atoll", 8, 100, 1, 0.0, model)) == pytest.approx(8 + 500)
-    assert paces.seconds(Cell("atoll", 2, 100, 1, 0.0, model)) == pytest.approx(8 + 200)
-    assert paces.seconds(Cell("atoll", 2, 100, 1, 0.0, (("model.size", "3"),))) == pytest.approx(8 + 200)
-    assert paces.seconds(Cell("diloco", 2, 100, 1, 0.0, ())) == pytest.approx(8 + 100 * PACE_S)
+    assert paces.seconds(GridCell("atoll", 8, 100, 1, 0.0, model)) == pytest.approx(8 + 500)
+    assert paces.seconds(GridCell("atoll", 2, 100, 1, 0.0, model)) == pytest.approx(8 + 200)
+    assert paces.seconds(GridCell("atoll", 2, 100, 1, 0.0, (("model.size", "3"),))) == pytest.approx(8 + 200)
+    assert paces.seconds(GridCell("diloco", 2, 100, 1, 0.0, ())) == pytest.approx(8 + 100 * PACE_S)
 
 
 def test_cells_of_other_sources_count_when_named(tmp_path: Path) -> None:
     """What was made with other sources is not found, unless somebody says that they are as good."""
     crew_of(tmp_path, []).work([small(0)])
 
-    assert Shelf(tmp_path, "newer").find(small(0)) is None
-    assert Shelf(tmp_path, "newer", ["sources"]).find(small(0)) is not None
+    assert CellStore(tmp_path, "newer").find(small(0)) is None
+    assert CellStore(tmp_path, "newer", ["sources"]).find(small(0)) is not None
 
 
 def test_cells_made_with_other_defaults_never_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,13 +378,13 @@ def test_cells_made_with_other_defaults_never_count(tmp_path: Path, monkeypatch:
     standing = dict(grids._standing())
     monkeypatch.setattr(grids, "_standing", lambda: standing | {"protocol.outer_lr": 0.123})
 
-    assert Shelf(tmp_path, "newer", ["sources"]).find(small(0)) is None
-    assert Shelf(tmp_path, "sources").find(small(0)) is not None
+    assert CellStore(tmp_path, "newer", ["sources"]).find(small(0)) is None
+    assert CellStore(tmp_path, "sources").find(small(0)) is not None
 
 
 def test_a_warm_start_is_two_trainings(tmp_path: Path) -> None:
     """A share of the tokens data-parallel, on the schedule of all, in another order; then the rest from its model."""
-    cell = Cell("atoll", 4, 1000, 3, 0.1, (("protocol.quorum", "2"), ("train.tokens_before", "100")))
+    cell = GridCell("atoll", 4, 1000, 3, 0.1, (("protocol.quorum", "2"), ("train.tokens_before", "100")))
     first, second = verbs(cell, tmp_path)
     words = " ".join(first)
 

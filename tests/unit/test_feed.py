@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
-from atoll.island.home import LoopThread
-from atoll.island.join import IslandHandle
+from atoll.base.loop_thread import LoopThread
+from atoll.client.join import IslandHandle
 from atoll.protocol.data import DataGrant, Key, Progress
 from atoll_learner import feed
 from atoll_learner.data.batches import BatchReader

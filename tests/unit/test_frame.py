@@ -10,23 +10,12 @@ import pytest
 import xxhash
 import zstandard
 
-from atoll.bus.interface import CHUNK_BYTES
-from atoll.codecs import (
-    ENCODINGS,
-    Arriving,
-    Framing,
-    Outgoing,
-    Sealed,
-    Segments,
-    decode_frame,
-    encode_frame,
-    encoding_of,
-    frame_bytes,
-)
-from atoll.codecs.segments import COMPRESSED, HEADER, MAGIC, VERSION
-from atoll.errors import FrameRejected, SettingsError
-from atoll.kernels import BF16, BLOCK, E3M0, F32, INT4, INT8, Vector
-from atoll.layout import Span
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.codec import ENCODINGS, FrameDecoder, Framing, FrameEncoder, EncodedFrame, StoredFrame, decode_frame, encode_frame, encoding_of, frame_bytes
+from atoll.codec.segments import COMPRESSED, HEADER, MAGIC, VERSION
+from atoll.base.errors import FrameRejected, SettingsError
+from atoll.codec.kernels import BF16, BLOCK, E3M0, F32, INT4, INT8, Vector
+from atoll.model.layout import FragmentSlice
 
 CODECS = {encoding.number: name for name, encoding in ENCODINGS.items()}
 
@@ -36,18 +25,18 @@ def drawn(elements: int) -> Vector:
     return np.random.default_rng(elements).normal(size=elements).astype(np.float32)
 
 
-def sliced(*sizes: int) -> list[Span]:
+def sliced(*sizes: int) -> list[FragmentSlice]:
     """Return slices of these sizes, one behind the other."""
     starts = np.cumsum((0, *sizes))
     return [
-        Span(str(n), 0, size, int(start), size, direct=False, floating=True)
+        FragmentSlice(str(n), 0, size, int(start), size, direct=False, floating=True)
         for n, (start, size) in enumerate(zip(starts, sizes, strict=False))
     ]
 
 
-def sending(vector: Vector, codec: str, spans: list[Span] | None = None) -> Outgoing:
+def sending(vector: Vector, codec: str, slices: list[FragmentSlice] | None = None) -> FrameEncoder:
     """Return a vector on its way out."""
-    return Outgoing(Framing(vector.size, codec), lambda start, stop: vector[start:stop], spans or [])
+    return FrameEncoder(Framing(vector.size, codec), lambda start, stop: vector[start:stop], slices or [])
 
 
 def made(payload: bytes, elements: int, number: int = F32, flags: int = 0) -> bytes:
@@ -75,10 +64,10 @@ def test_a_reader_sees_what_its_sender_saw(codec: str, elements: int) -> None:
     assert sum(map(len, pieces)) <= frame_bytes(elements, codec)
     expected = seen.expanded().tobytes()
     whole = encode_frame(vector, codec)
-    assert whole == b"".join(pieces) == b"".join(Segments(whole).piece(number) for number in range(len(sent)))
+    assert whole == b"".join(pieces) == b"".join(StoredFrame(whole).piece(number) for number in range(len(sent)))
     for form in (whole, bytes(whole), memoryview(whole)):
         assert decode_frame(form, elements_expected=elements, codec=codec).tobytes() == expected
-    sealed = Sealed(codec, seen)
+    sealed = EncodedFrame(codec, seen)
     assert [sealed.piece(number) for number in range(len(sealed))] == pieces
 
 
@@ -86,25 +75,25 @@ def test_a_reader_sees_what_its_sender_saw(codec: str, elements: int) -> None:
 def test_segments_may_come_in_any_order_and_again(codec: str) -> None:
     """The vector and its norms are the sender's, bit for bit, whichever way its segments take."""
     vector = drawn(5_000_000)
-    spans = sliced(1, 300_000, 3_000_000, 77, 1_699_922)
-    sent = sending(vector, codec, spans)
+    slices = sliced(1, 300_000, 3_000_000, 77, 1_699_922)
+    sent = sending(vector, codec, slices)
     pieces = {number: sent.piece(number) for number in reversed(range(len(sent)))}
     order = [*pieces, *pieces]
     random.Random(codec).shuffle(order)
-    arriving = Arriving(vector.size, codec, spans)
+    arriving = FrameDecoder(vector.size, codec, slices)
     for number in order:
         arriving.take(number, pieces[number])
     assert len(pieces) > 1
     assert arriving.norms() == sent.norms()
     expanded = encoding_of(codec).encoded(vector).expanded()
     assert arriving.values().tobytes() == arriving.encoded().expanded().tobytes() == expanded.tobytes()
-    exact = [np.linalg.norm(expanded[s.offset : s.offset + s.size].astype(np.float64)) for s in spans]
+    exact = [np.linalg.norm(expanded[s.offset : s.offset + s.size].astype(np.float64)) for s in slices]
     assert sent.norms() == pytest.approx(exact, rel=1e-6)
 
 
 def test_what_comes_as_float32_is_not_copied() -> None:
     """A global fragment is read into the memory in which it is used."""
-    arriving = Arriving(1000, "f32")
+    arriving = FrameDecoder(1000, "f32")
     arriving.take(0, sending(drawn(1000), "f32").piece(0))
     assert np.shares_memory(arriving.values(), arriving.encoded().codes)
 
@@ -112,7 +101,7 @@ def test_what_comes_as_float32_is_not_copied() -> None:
 def test_a_segment_in_another_place_is_refused() -> None:
     """Even an honest one: a number follows from nothing but its subject."""
     sent = sending(drawn(600_000), "f32")
-    arriving = Arriving(600_000, "f32")
+    arriving = FrameDecoder(600_000, "f32")
     for number, piece in ((0, 1), (1, 0), (2, 1), (3, 0), (-1, 2)):
         with pytest.raises(FrameRejected) as caught:
             arriving.take(number, sent.piece(piece))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from nats.errors import ProtocolError
 
-from atoll.bus.framing import MESSAGE_BYTES_MAX, ROOM_BYTES, SMALL_BYTES, Frame, Framer, Message
+from atoll.bus.nats.framing import MESSAGE_BYTES_MAX, ROOM_BYTES, SMALL_BYTES, Frame, Framer, Message
 
 STATUS = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\n\r\n"
 HEADER = b"NATS/1.0\r\nNats-Sequence: 7\r\n\r\n"

@@ -5,39 +5,22 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from goodput_fit import (
-    FITS,
-    FITTED,
-    PAPER,
-    POINTS,
-    VALIDATED,
-    compared,
-    errors,
-    fitted,
-    goodputs,
-    kinds,
-    null_model,
-    scavenged,
-    sensitivities,
-    size,
-    uptimes,
-    window,
-)
+from benchmarks.fleet.goodput_fit import FITS, FITTED, PAPER, POINTS, VALIDATED, compared, errors, fitted, goodputs, kinds, null_model, scavenged, sensitivities, size, uptimes, window
 
-from atoll.sim.fleet.cells import ROWS, Cell, table
-from atoll.sim.fleet.parameters import Fleet, changed
-from atoll.sim.fleet.scavenging import Budget
+from atoll_simulator.fleet.cells import ROWS, FleetCell, table
+from atoll_simulator.fleet.parameters import FleetParameters, changed
+from atoll_simulator.fleet.scavenging import Budget
 
 SIZES = (150_000, 1_200_000)
 
 
 @cache
-def cells() -> tuple[Cell, ...]:
+def cells() -> tuple[FleetCell, ...]:
     """Return the cells that the paper lists, from three seeds."""
-    return tuple(table(Fleet(), ROWS, SIZES, seeds=range(3), days=2.0, workers=1))
+    return tuple(table(FleetParameters(), ROWS, SIZES, seeds=range(3), days=2.0, workers=1))
 
 
-def cells_of(fleet: Fleet) -> tuple[Cell, ...]:
+def cells_of(fleet: FleetParameters) -> tuple[FleetCell, ...]:
     """Return the same of another fleet."""
     return tuple(table(fleet, ROWS, SIZES, seeds=range(2), days=1.0, workers=1))
 
@@ -91,7 +74,7 @@ def test_ours_is_better_than_the_null_model_fitted_alike() -> None:
 
 def test_a_mechanism_that_is_wrong_is_found_out_though_it_is_fitted() -> None:
     """Where only admissions stall, one constant meets the two cells as well as it can, and misses what it has not seen."""
-    wrong = fitted(changed(Fleet(), downscale_s=0.0), range(2), {("elastic",): ("upscale_s",)})
+    wrong = fitted(changed(FleetParameters(), downscale_s=0.0), range(2), {("elastic",): ("upscale_s",)})
     verdicts = [figure.holds for figure in goodputs(cells_of(wrong))]
 
     assert errors(cells_of(wrong))[1] > 2 * POINTS
@@ -108,12 +91,12 @@ def test_four_learners_and_more_are_always_up() -> None:
 
 def test_the_fit_is_found_again_from_elsewhere() -> None:
     """It does not depend on where it begins; few seeds leave it some seconds of play."""
-    start = changed(Fleet(), restart_s=40.0, downscale_s=25.0, upscale_s=5.0)
+    start = changed(FleetParameters(), restart_s=40.0, downscale_s=25.0, upscale_s=5.0)
     found = fitted(start, range(2))
 
     for names in FITS.values():
         for name in names:
-            assert getattr(found, name) == pytest.approx(getattr(Fleet(), name), abs=4.0)
+            assert getattr(found, name) == pytest.approx(getattr(FleetParameters(), name), abs=4.0)
 
 
 def test_the_constants_that_are_set_hardly_matter_and_the_fitted_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from atoll.cli.main import build
-from atoll.clock import SystemClock
-from atoll.health import live, show_life, silent_s
+from atoll.base.clock import SystemClock
+from atoll.base.health import live, show_life, silent_s
 
 
 def test_a_touched_file_is_fresh_and_an_old_one_is_not(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import history
-import publish
+from benchmarks.lib import history
+from benchmarks.lib import publish
 import pytest
-import results
-from results import Figure
+from benchmarks.lib import results
+from benchmarks.lib.results import Figure
 
 
 def document(value: float, commit: str = "a" * 40, machine: str = "m") -> dict[str, Any]:

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import pytest
 
 from atoll.bus.interface import Record
-from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.subjects import Subjects
-from atoll.errors import AtollError, Quarantined
-from atoll.island import driver
-from atoll.island.home import LoopThread
-from atoll.island.join import IslandHandle, join
-from atoll.island.losses import LossReader
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.subjects import Subjects
+from atoll.base.errors import AtollError, Quarantined
+from atoll.client import driver
+from atoll.base.loop_thread import LoopThread
+from atoll.client.join import IslandHandle, join
+from atoll.client.losses import LossReader
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import Beat, decode
 
@@ -41,8 +41,8 @@ class Late:
         return self._value
 
 
-class Bus(MemoryBus):
-    """A bus whose whispers fail when told, and that says when heads were read."""
+class ScriptedBus(MemoryBus):
+    """A bus whose at-most-once messages fail when told, and that says when heads were read."""
 
     fails = False
 
@@ -63,17 +63,17 @@ class Bus(MemoryBus):
         return await super().get_records(subject_filter)
 
 
-class Scene:
+class LossScene:
     """A learner on an in-memory broker, and its heartbeats as others hear them."""
 
     def __init__(self, home: LoopThread) -> None:
         """Hear from the beginning."""
         broker = MemoryBroker()
         self.home = home
-        self.bus, self._ear = Bus("r", broker), MemoryBus("r", broker)
+        self.bus, self._ear = ScriptedBus("r", broker), MemoryBus("r", broker)
         self._feed = home.submit(self._ear.listen(Subjects("r").beat("a"))).result(DEADLINE_S)
 
-    async def opener(self) -> Bus:
+    async def opener(self) -> ScriptedBus:
         """Return the learner's bus."""
         return self.bus
 
@@ -86,8 +86,8 @@ class Scene:
         """Return the first heartbeat to come that tells of `step`."""
 
         async def heard() -> Beat:
-            async for whisper in self._feed:
-                said = decode(Beat, whisper.data)
+            async for core_message in self._feed:
+                said = decode(Beat, core_message.data)
                 if said.step >= step and (said.loss is not None or not with_loss):
                     return said
             raise AssertionError("no heartbeats any more")
@@ -96,11 +96,11 @@ class Scene:
 
 
 @contextmanager
-def scene() -> Iterator[Scene]:
+def scene() -> Iterator[LossScene]:
     """Yield a scene with a loop of its own."""
     home = LoopThread("test-losses")
     try:
-        yield Scene(home)
+        yield LossScene(home)
     finally:
         home.stop()
 

@@ -12,28 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll import kernels as sets
-from atoll.codecs import ENCODINGS
-from atoll.codecs.encoded import Encoded, codes_bytes, scales_count
-from atoll.errors import ProtocolMisuse
-from atoll.kernels import (
-    BLOCK,
-    COPY,
-    F32,
-    FAST_ELEMENTS,
-    INT8,
-    MULTIPLY,
-    Kernels,
-    Vector,
-    compiling,
-    fast,
-    fast_kernels,
-    measuring,
-    plain_kernels,
-    quantising,
-)
-from atoll.kernels.plain import STRETCH
-from atoll.outer import Nesterov
+from atoll.codec import kernels as sets
+from atoll.codec import ENCODINGS
+from atoll.codec.encoded import Encoded, codes_bytes, scales_count
+from atoll.base.errors import ProtocolMisuse
+from atoll.codec.kernels import BLOCK, COPY, F32, FAST_ELEMENTS, INT8, MULTIPLY, Kernels, Vector, compiling, fast, fast_kernels, measuring, plain_kernels, quantising
+from atoll.codec.kernels.plain import STRETCH
+from atoll.merge.outer import Nesterov
 
 Wide = npt.NDArray[np.float64]
 BOTH = [plain_kernels(), fast_kernels()]
@@ -180,20 +165,20 @@ def test_one_infinite_scale_is_seen_in_a_sum_of_squares() -> None:
 
 def test_nesterov_steps_agree_to_the_bit() -> None:
     """And with the formula."""
-    values, displacement, momentum, lost = (drawn(3000, seed, 1.0) for seed in range(4))
+    values, pseudo_gradient, momentum, lost = (drawn(3000, seed, 1.0) for seed in range(4))
     bits = lost.astype(ml_dtypes.bfloat16).view(np.uint16)
     for carry, before in itertools.product((bits[:0], bits), (momentum[:0], momentum)):
         results = []
         for kernels in BOTH:
             after, kept = np.empty_like(values), np.empty_like(before)
-            kernels.nesterov(values, carry, displacement, before, np.float32(0.6), np.float32(0.3), after, kept)
+            kernels.nesterov(values, carry, pseudo_gradient, before, np.float32(0.6), np.float32(0.3), after, kept)
             results.append(after.tobytes() + kept.tobytes())
         assert results[0] == results[1]
-        wanted = 0.3 * before.astype(np.float64) + displacement if before.size else displacement.astype(np.float64)
+        wanted = 0.3 * before.astype(np.float64) + pseudo_gradient if before.size else pseudo_gradient.astype(np.float64)
         if before.size:
             np.testing.assert_allclose(kept, wanted, rtol=0, atol=1e-6 * float(np.abs(wanted).max()))
         unrounded = values + carry.view(ml_dtypes.bfloat16).astype(np.float64) if carry.size else values
-        step = unrounded - 0.6 * (displacement + 0.3 * wanted if before.size else displacement)
+        step = unrounded - 0.6 * (pseudo_gradient + 0.3 * wanted if before.size else pseudo_gradient)
         np.testing.assert_allclose(after, step, rtol=0, atol=1e-6 * float(np.abs(step).max()))
 
 

@@ -10,22 +10,23 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from atoll.codecs import ENCODINGS, Encoded
-from atoll.kernels import Vector, memory, threads
-from atoll.layout import Span
-from atoll.merge import Bend, Bends, FragmentFold, span_norms
-from atoll.outer import Nesterov
-from atoll.passes import Entry, Pass, Step
+from atoll.codec import ENCODINGS, Encoded
+from atoll.codec.kernels import Vector
+from atoll.base import buffer_pool, parallel
+from atoll.model.layout import FragmentSlice
+from atoll.merge.fold import SliceCorrection, Corrections, FragmentFold, slice_norms
+from atoll.merge.outer import Nesterov
+from atoll.merge.accumulate import AccumulateEntry, BatchedAccumulation, AccumulateStep
 
-ELEMENTS = threads.SPREAD_ELEMENTS + 3 * 128 + 5
-SIZES = [threads.PART + 77, 100, ELEMENTS - threads.PART - 177]
+ELEMENTS = parallel.SPREAD_ELEMENTS + 3 * 128 + 5
+SIZES = [parallel.PART + 77, 100, ELEMENTS - parallel.PART - 177]
 
 
-def spans() -> tuple[Span, ...]:
+def slices() -> tuple[FragmentSlice, ...]:
     """Return three slices that begin within blocks and end within parts."""
     offsets = np.cumsum([0, *SIZES])
     return tuple(
-        Span(f"w{at}", 0, size, int(at), size, direct=False, floating=True)
+        FragmentSlice(f"w{at}", 0, size, int(at), size, direct=False, floating=True)
         for at, size in zip(offsets, SIZES, strict=False)
     )
 
@@ -42,13 +43,13 @@ def sent(codec: str, seed: int) -> Encoded:
 
 def a_round(codec: str) -> bytes:
     """Return the bits of a round of three contributions, one of them bent, and its outer step."""
-    fold, momentum = FragmentFold(spans(), "rda"), drawn(9)
+    fold, momentum = FragmentFold(slices(), "rda"), drawn(9)
     for number, weight in enumerate([2.0, 1.0, 3.0]):
-        displacement = sent(codec, number)
-        norms = span_norms(spans(), displacement)
-        bends = Bends(momentum, [Bend(0.5, 0.25, norms[0]), None, None]) if number == 1 else None
-        fold.add(displacement, norms, weight, 1.0 if number else 0.5, bends)
-    merged = fold.result().displacement
+        pseudo_gradient = sent(codec, number)
+        norms = slice_norms(slices(), pseudo_gradient)
+        corrections = Corrections(momentum, [SliceCorrection(0.5, 0.25, norms[0]), None, None]) if number == 1 else None
+        fold.add(pseudo_gradient, norms, weight, 1.0 if number else 0.5, corrections)
+    merged = fold.result().pseudo_gradient
     values, state = Nesterov(0.6, 0.3).update(drawn(8), merged, {"momentum": momentum})
     return b"".join(vector.tobytes() for vector in (merged, values, state["momentum"]))
 
@@ -56,9 +57,9 @@ def a_round(codec: str) -> bytes:
 @pytest.fixture
 def _helpers_made_anew() -> Iterator[None]:
     """Let a test say how many cores there are."""
-    threads._helpers.cache_clear()
+    parallel._helpers.cache_clear()
     yield
-    threads._helpers.cache_clear()
+    parallel._helpers.cache_clear()
 
 
 @pytest.mark.parametrize("codec", list(ENCODINGS))
@@ -67,30 +68,30 @@ def test_a_round_has_the_same_bits_with_any_number_of_threads(codec: str, monkey
     """Sums are made of parts that do not depend on who takes them."""
     results = set()
     for cores in (1, 2, 5):
-        threads._helpers.cache_clear()
-        monkeypatch.setattr(threads, "cores", lambda cores=cores: cores)
+        parallel._helpers.cache_clear()
+        monkeypatch.setattr(parallel, "cores", lambda cores=cores: cores)
         results.add(a_round(codec))
     assert len(results) == 1
 
 
 def test_parts_are_cut_where_vectors_are_not_where_work_begins() -> None:
     """All multiples of the part and the two ends, and nothing for nothing."""
-    part = threads.PART
-    assert threads.parts(0, 2 * part) == [(0, part), (part, 2 * part)]
-    assert threads.parts(part - 1, 2 * part + 1) == [(part - 1, part), (part, 2 * part), (2 * part, 2 * part + 1)]
-    assert threads.parts(5, 7) == [(5, 7)]
-    assert threads.parts(5, 5) == []
+    part = parallel.PART
+    assert parallel.parts(0, 2 * part) == [(0, part), (part, 2 * part)]
+    assert parallel.parts(part - 1, 2 * part + 1) == [(part - 1, part), (part, 2 * part), (2 * part, 2 * part + 1)]
+    assert parallel.parts(5, 7) == [(5, 7)]
+    assert parallel.parts(5, 5) == []
 
 
 def test_every_item_is_done_once_and_small_work_by_the_caller() -> None:
     """Whoever helps, and whoever else asks for help at the same time."""
     done: list[int] = []
     with ThreadPoolExecutor(4) as callers:
-        for asked in [callers.submit(threads.each, done.append, range(50), threads.SPREAD_ELEMENTS) for _ in range(4)]:
+        for asked in [callers.submit(parallel.each, done.append, range(50), parallel.SPREAD_ELEMENTS) for _ in range(4)]:
             asked.result()
     assert sorted(done) == sorted(4 * list(range(50)))
     by: set[int] = set()
-    threads.each(lambda _: by.add(threading.get_ident()), range(100), threads.SPREAD_ELEMENTS - 1)
+    parallel.each(lambda _: by.add(threading.get_ident()), range(100), parallel.SPREAD_ELEMENTS - 1)
     assert by == {threading.get_ident()}
 
 
@@ -102,70 +103,70 @@ def test_what_the_work_raises_is_raised() -> None:
             raise ValueError(number)
 
     with pytest.raises(ValueError, match="0"):
-        threads.each(work, [0], 1)
+        parallel.each(work, [0], 1)
     with pytest.raises(ValueError, match=r"\d"):
-        threads.each(work, range(20), threads.SPREAD_ELEMENTS)
+        parallel.each(work, range(20), parallel.SPREAD_ELEMENTS)
 
 
 @pytest.mark.parametrize("codec", ["f32", "int8", "int4"])
 def test_one_pass_does_what_many_would(codec: str) -> None:
     """To the bit: every element sees the same operations in the same order."""
     entries = [
-        Entry(sent(codec, number), [None if number == 0 else Step(0.5, 0.25)] * 3, None, anew=number == 0)
+        AccumulateEntry(sent(codec, number), [None if number == 0 else AccumulateStep(0.5, 0.25)] * 3, None, anew=number == 0)
         for number in range(10)
     ]
-    by_itself, together = entries[0].displacement.expanded(), Pass(spans())
+    by_itself, together = entries[0].pseudo_gradient.expanded(), BatchedAccumulation(slices())
     for entry in entries:
         together.add(entry)
         if entry is not entries[0]:
-            entry.displacement.blend(by_itself, 0, ELEMENTS, 0.5, 0.25)
+            entry.pseudo_gradient.blend(by_itself, 0, ELEMENTS, 0.5, 0.25)
     assert together.total(ELEMENTS).tobytes() == by_itself.tobytes()
 
 
 def test_no_more_waits_than_a_sum() -> None:
     """Eight contributions of four bits; one in float32 is entered at once."""
     for codec, most in (("f32", 0), ("bf16", 1), ("int8", 3), ("int4", 7)):
-        waiting, entered = 0, Pass(spans())
+        waiting, entered = 0, BatchedAccumulation(slices())
         for number in range(9):
-            entered.add(Entry(sent(codec, 1), [Step(0.5, 0.5)] * 3, None, anew=number == 0))
+            entered.add(AccumulateEntry(sent(codec, 1), [AccumulateStep(0.5, 0.5)] * 3, None, anew=number == 0))
             waiting = max(waiting, len(entered._waiting))
         assert waiting == most
 
 
 def test_nothing_added_is_a_sum_of_zeros() -> None:
     """A round in which nothing had any freshness left."""
-    assert not Pass(spans()).total(ELEMENTS).any()
+    assert not BatchedAccumulation(slices()).total(ELEMENTS).any()
 
 
 def test_memory_is_used_again_when_nobody_holds_it() -> None:
     """Not before: a view or a buffer of it is enough to keep it."""
-    elements = memory.KEPT_ELEMENTS + 11
-    vector = memory.empty(elements)
+    elements = buffer_pool.KEPT_ELEMENTS + 11
+    vector = buffer_pool.empty(elements)
     assert (vector.dtype.name, vector.size, vector.flags.writeable) == ("float32", elements, True)
     place, view, buffer = vector.ctypes.data, vector[5:9].view(np.uint8), vector.data
     del vector
-    held = [memory.empty(elements) for _ in range(3)]
+    held = [buffer_pool.empty(elements) for _ in range(3)]
     del view
-    held.append(memory.empty(elements))
+    held.append(buffer_pool.empty(elements))
     assert place not in {other.ctypes.data for other in held}
     del buffer
     gc.collect()
-    assert memory.empty(elements).ctypes.data == place
+    assert buffer_pool.empty(elements).ctypes.data == place
 
 
 def test_a_bounded_number_of_vectors_is_kept() -> None:
     """What one commit lets go of."""
-    held = [memory.empty(memory.KEPT_ELEMENTS + number) for number in range(2 * memory.KEPT)]
+    held = [buffer_pool.empty(buffer_pool.KEPT_ELEMENTS + number) for number in range(2 * buffer_pool.KEPT)]
     held.clear()
     gc.collect()
-    assert len(memory._spent) == memory.KEPT
+    assert len(buffer_pool._spent) == buffer_pool.KEPT
 
 
 def test_no_more_bytes_are_kept_than_a_process_can_spare() -> None:
     """Large vectors that lie idle are dearer than the time that they save."""
-    memory._spent.clear()
-    held = [memory.empty(memory.KEPT_ELEMENTS_MAX) for _ in range(memory.KEPT)]
+    buffer_pool._spent.clear()
+    held = [buffer_pool.empty(buffer_pool.KEPT_ELEMENTS_MAX) for _ in range(buffer_pool.KEPT)]
     held.clear()
     gc.collect()
-    assert 0 < sum(map(len, memory._spent)) <= memory.KEPT_BYTES_MAX
-    memory._spent.clear()
+    assert 0 < sum(map(len, buffer_pool._spent)) <= buffer_pool.KEPT_BYTES_MAX
+    buffer_pool._spent.clear()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from atoll.errors import SettingsError
-from atoll.layout import Layout, Slice, TensorSpec, first_difference, plan_layout
+from atoll.base.errors import SettingsError
+from atoll.model.layout import Layout, Slice, TensorSpec, first_difference, plan_layout
 
 
 def llama(vocabulary: int, width: int, layers: int) -> list[TensorSpec]:
@@ -60,11 +60,11 @@ def test_spans_tile_the_flat_vector() -> None:
     layout = plan_layout(tensors, 3, direct=["embed"])
     for fragment, size in enumerate(layout.fragment_sizes()):
         at = 0
-        for span in layout.spans(fragment):
-            assert span.offset == at
-            assert span.direct == (span.tensor_name == "embed")
-            assert span.floating == (span.tensor_name != "count")
-            at += span.size
+        for tensor_slice in layout.slices(fragment):
+            assert tensor_slice.offset == at
+            assert tensor_slice.direct == (tensor_slice.tensor_name == "embed")
+            assert tensor_slice.floating == (tensor_slice.tensor_name != "count")
+            at += tensor_slice.size
         assert at == size
 
 

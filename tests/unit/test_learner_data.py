@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from atoll.errors import DataError, SettingsError, StorageFull
+from atoll.base.errors import DataError, SettingsError, StorageFull
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.command import prepare_command
 from atoll_learner.data.prepare import prepare

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from atoll.errors import CheckpointError, SettingsError
+from atoll.base.errors import CheckpointError, SettingsError
 from atoll_learner.data.tokenizer import ByteTokenizer
 from atoll_learner.export import load_safetensors, save_safetensors
 from atoll_learner.model import embedding_names, init_params, make_forward, parameter_count, rotate

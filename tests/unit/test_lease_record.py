@@ -7,16 +7,16 @@ import asyncio
 import msgspec
 import structlog
 
-from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.subjects import Subjects
-from atoll.clock import SystemClock
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import SystemClock
 from atoll.protocol.ledger import ACCOUNTS_MAX, Account, Ledger, newest
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import MESSAGE_BYTES_MAX, Lease, decode
 from atoll_synchronizer.lease import LeaseKeeper
 
 DEADLINE_S = 20.0
-REASONS = ("malformed", "not finite", "too old", "from the future", "too large a displacement", "of another founding")
+REASONS = ("malformed", "not finite", "too old", "from the future", "too large a pseudo-gradient", "of another founding")
 PROTOCOL = msgspec.convert({"fragments": 1, "shards": 1, "lease_s": 0.5, "silence_s": 0.25}, ProtocolSettings)
 
 
@@ -54,10 +54,10 @@ def test_of_many_incarnations_the_living_and_the_last_are_kept_and_all_tokens_st
 def test_what_an_heir_learns_from_a_bounded_lease_adds_up_with_the_books() -> None:
     """The books hold everybody's reports of the last commit, the lease the newest of those who live."""
     ledger = crowded(10)
-    books = msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
+    fragment_ledger = msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
     ledger.reported("veteran", 1, 9, 5, 4, 0)
     heir = Ledger()
-    heir.learn(books)
+    heir.learn(fragment_ledger)
     heir.learn(newest(ledger, 4))
 
     assert heir.accounts["veteran/1"].trained == 9

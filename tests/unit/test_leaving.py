@@ -12,10 +12,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from atoll.errors import BrokerUnavailable
-from atoll.island.join import IslandHandle
+from atoll.base.errors import BrokerUnavailable
+from atoll.client.join import IslandHandle
 from atoll.settings import load
-from atoll_learner.checkpoints import Checkpoints, Note
+from atoll_learner.checkpoints import Checkpoints, CheckpointNote
 from atoll_learner.feed import LeasedFeed
 from atoll_learner.keeper import Keeper
 from atoll_learner.leaving import KEEP_SHARE, RETURN_SHARE, leave
@@ -26,19 +26,19 @@ STATE = {"mu": np.ones(3, np.float32)}
 class SlowDisk(Checkpoints):
     """Checkpoints whose writes begin and end when the test says so."""
 
-    def __init__(self, folder: Path, life: Note, told: list[str]) -> None:
+    def __init__(self, folder: Path, life: CheckpointNote, told: list[str]) -> None:
         """Write to `told` instead of to a disk."""
         super().__init__(folder, life)
         self.told = told
         self.may_end = threading.Event()
 
-    def _write(self, number: int, arrays: Any, note: Note, copied_s: float) -> None:  # noqa: ANN401
+    def _write(self, number: int, arrays: Any, note: CheckpointNote, copied_s: float) -> None:  # noqa: ANN401
         del number, arrays, copied_s
         self.may_end.wait()
         self.told.append(f"checkpoint of step {note.steps}")
 
 
-class Scene:
+class LeavingScene:
     """A learner that has trained and is about to leave; `told` is what happened, in order."""
 
     def __init__(self, folder: Path) -> None:
@@ -46,7 +46,7 @@ class Scene:
         self.told: list[str] = []
         self.pushing_s = 0.0
         self.broker_away = self.disk_returns = False
-        machine = SimpleNamespace(spans={0: SimpleNamespace(anchor=7)})
+        machine = SimpleNamespace(intervals={0: SimpleNamespace(anchor=7)})
         run = SimpleNamespace(run="r", nonce="n", model="m", layout=SimpleNamespace(fingerprint="f"), rebuilt=None)
         self.island = SimpleNamespace(
             session=SimpleNamespace(driver=SimpleNamespace(machine=machine, failure=None)),
@@ -83,9 +83,9 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path: Path) -> Iterator[LeavingScene]:
     """A life of two steps with the checkpoint of the first under way."""
-    scene = Scene(tmp_path)
+    scene = LeavingScene(tmp_path)
     scene.keeper.keep(STATE, {})
     scene.keeper._begin(scene.disk, STATE, {})
     scene.keeper.keep(STATE, {})
@@ -95,7 +95,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     assert scene.disk.finish(10.0)
 
 
-def test_a_checkpoint_that_never_ends_does_not_hold_up_the_goodbye(scene: Scene) -> None:
+def test_a_checkpoint_that_never_ends_does_not_hold_up_the_goodbye(scene: LeavingScene) -> None:
     """Pushes have nearly the whole bound although the disk does not answer; the bound holds for all together."""
     bound_s = 0.8
     began_s = time.monotonic()
@@ -106,7 +106,7 @@ def test_a_checkpoint_that_never_ends_does_not_hold_up_the_goodbye(scene: Scene)
     assert scene.pushing_s > bound_s * (1 - 1 / KEEP_SHARE - 1 / RETURN_SHARE)
 
 
-def test_the_last_checkpoint_is_kept_once_the_goodbye_is_said(scene: Scene) -> None:
+def test_the_last_checkpoint_is_kept_once_the_goodbye_is_said(scene: LeavingScene) -> None:
     """When the one under way is written in time the last one follows, with the step it left at."""
     scene.disk_returns = True
     scene.leave(30.0)
@@ -114,7 +114,7 @@ def test_the_last_checkpoint_is_kept_once_the_goodbye_is_said(scene: Scene) -> N
     assert scene.told == ["data", "goodbye", "checkpoint of step 1", "checkpoint of step 2"]
 
 
-def test_a_broker_that_is_away_costs_the_pushes_and_not_the_checkpoint(scene: Scene) -> None:
+def test_a_broker_that_is_away_costs_the_pushes_and_not_the_checkpoint(scene: LeavingScene) -> None:
     """Its share of the bound is left to it."""
     scene.disk_returns = scene.broker_away = True
     with pytest.raises(BrokerUnavailable, match="not durable"):

@@ -7,25 +7,25 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from atoll.advance import AVERAGE
-from atoll.bus.interface import BlobRef
-from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.subjects import Subjects
-from atoll.codecs import Encoded, encode_frame
-from atoll.correction import Compass, correction_of
-from atoll.errors import BlobCorrupt
-from atoll.island.founding import publish_origin
-from atoll.layout import TensorSpec, plan_layout
-from atoll.merge import FragmentFold, Method, span_norms
-from atoll.outer import MOMENTUM, make_outer
+from atoll.merge.global_update import AVERAGE
+from atoll.wire.blobs import BlobRef
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.subjects import Subjects
+from atoll.codec import Encoded, encode_frame
+from atoll.merge.correction import MomentumReference, correction_of
+from atoll.base.errors import BlobCorrupt
+from atoll.client.founding import publish_origin
+from atoll.model.layout import TensorSpec, plan_layout
+from atoll.merge.fold import FragmentFold, Method, slice_norms
+from atoll.merge.outer import MOMENTUM, make_outer
 from atoll.protocol.events import Fold, PushKey
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol_testing import one_commit
-from atoll.testing import unique_run
+from support.protocol_world import one_commit
+from support.links import unique_run
 from atoll.wire.messages import Contribution, RunRecord, encode
-from atoll_learner.merged import read_merged
-from atoll_synchronizer.store import Store, _fitting
-from atoll_synchronizer.workbench import Workbench
+from atoll.run.merged_model import read_merged
+from atoll_synchronizer.store import ShardStore, _fitting
+from atoll_synchronizer.aggregator import Aggregator
 
 Vector = npt.NDArray[np.float32]
 SHAPE = (12, 5)
@@ -34,27 +34,27 @@ LAYOUT = plan_layout([TensorSpec("embed", SHAPE, "float32"), TensorSpec("w", SHA
 SIZE = LAYOUT.fragment_sizes()[0]
 
 
-def displacements(version: int) -> list[Vector]:
+def pseudo_gradients(version: int) -> list[Vector]:
     """Return what two learners say of a version: now with the last one's momentum, now against it."""
     random = np.random.default_rng(version)
     return [random.normal(size=SIZE).astype(np.float32) * (-1) ** version for _ in range(2)]
 
 
-class Owner:
+class ShardOwner:
     """One tenure: a store and a workbench on a broker of their own choice."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: LeverDesk) -> None:
         """Prepare."""
         protocol = desk.run.protocol
         self.desk = desk
         self.bus = MemoryBus(desk.run.run, desk.broker)
-        self.store = Store(self.bus, desk.run, 0, make_outer("nesterov", protocol.outer_lr, protocol.outer_momentum))
-        self.bench = Workbench(self.bus, desk.run)
+        self.store = ShardStore(self.bus, desk.run, 0, make_outer("nesterov", protocol.outer_lr, protocol.outer_momentum))
+        self.bench = Aggregator(self.bus, desk.run)
 
     async def advance(self) -> None:
-        """Fetch and fold both learners' displacements of the next version, the second one late, and commit."""
+        """Fetch and fold both learners' pseudo-gradients of the next version, the second one late, and commit."""
         version = self.store.holdings[0].head.version
-        for number, displacement in enumerate(displacements(version)):
+        for number, pseudo_gradient in enumerate(pseudo_gradients(version)):
             key = PushKey(f"l{number}", 1, 0, version + 1)
             stem = self.desk.subjects.contribution_stem(key.learner, 0, 1, key.push)
             manifest = Contribution(
@@ -67,18 +67,18 @@ class Owner:
                 steps=4,
                 trained_tokens=8,
                 loss=None,
-                norms=tuple(span_norms(LAYOUT.spans(0), Encoded.exact(displacement))),
+                norms=tuple(slice_norms(LAYOUT.slices(0), Encoded.exact(pseudo_gradient))),
                 layout=LAYOUT.fingerprint,
                 run_nonce=self.desk.run.nonce,
-                blob=await self.bus.put_blob(stem, encode_frame(displacement, "f32")),
+                blob=await self.bus.put_blob(stem, encode_frame(pseudo_gradient, "f32")),
             )
             await self.bench.fetch(key, manifest)
-            fold = Fold(key=key, weight=16.0, freshness=1.0 - 0.5 * number, age=number)
+            fold = Fold(key=key, weight=16.0, staleness_weight=1.0 - 0.5 * number, age=number)
             await self.bench.fold(fold, self.store.holdings[0].state)
         await self.store.commit(one_commit(version), await self.bench.merged(0))
 
 
-class Desk:
+class LeverDesk:
     """A founded run of one fragment with all of it switched on."""
 
     def __init__(self, merge: Method) -> None:
@@ -107,29 +107,29 @@ class Desk:
             protocol=msgspec.convert(asked, ProtocolSettings).check(),
         )
 
-    async def found(self) -> Desk:
+    async def found(self) -> LeverDesk:
         """Write the run record and version 0."""
         bus = MemoryBus(self.run.run, self.broker)
         await bus.put_record(self.subjects.run_record, encode(self.run), expected=0)
         await publish_origin(bus, self.subjects, self.run, {0: np.ones(SIZE, dtype=np.float32)})
         return self
 
-    async def owner(self, epoch: int) -> Owner:
+    async def owner(self, epoch: int) -> ShardOwner:
         """Begin a tenure."""
-        owner = Owner(self)
+        owner = ShardOwner(self)
         await owner.store.open(epoch)
         return owner
 
 
 @pytest.fixture(params=["mean", "rda"])
-async def desk(request: pytest.FixtureRequest) -> Desk:
+async def desk(request: pytest.FixtureRequest) -> LeverDesk:
     """A run at version 0, for each way to merge."""
-    return await Desk(request.param).found()
+    return await LeverDesk(request.param).found()
 
 
-async def test_owners_that_change_at_every_version_come_to_the_same_bits(desk: Desk) -> None:
+async def test_owners_that_change_at_every_version_come_to_the_same_bits(desk: LeverDesk) -> None:
     """What a head names is all there is: an heir corrects, restarts and averages as its former owner would have."""
-    stayed, moving = await desk.owner(1), await Desk(desk.run.protocol.merge).found()
+    stayed, moving = await desk.owner(1), await LeverDesk(desk.run.protocol.merge).found()
     heir = await moving.owner(1)
     for version in range(VERSIONS):
         await stayed.advance()
@@ -144,30 +144,30 @@ async def test_owners_that_change_at_every_version_come_to_the_same_bits(desk: D
         assert ours.state[MOMENTUM].any() == (version + 1 != 4)
 
 
-async def test_what_is_folded_is_corrected_first_and_weighed_by_its_age(desk: Desk) -> None:
-    """The workbench's merge is that of corrected displacements, in its order, and not that of the raw ones."""
+async def test_what_is_folded_is_corrected_first_and_weighed_by_its_age(desk: LeverDesk) -> None:
+    """The workbench's merge is that of corrected pseudo-gradients, in its order, and not that of the raw ones."""
     owner, protocol = await desk.owner(1), desk.run.protocol
-    correction, spans = correction_of(protocol), LAYOUT.spans(0)
+    correction, slices = correction_of(protocol), LAYOUT.slices(0)
     assert correction is not None
     changed = 0
     for version in range(VERSIONS):
         held = owner.store.holdings[0]
-        fold, raw = FragmentFold(spans, protocol.merge), FragmentFold(spans, protocol.merge)
-        for number, displacement in enumerate(displacements(version)):
-            sent = Encoded.exact(displacement)
-            norms = span_norms(spans, sent)
-            bends = correction.bends(sent, norms, Compass.of(held.state[MOMENTUM], spans), spans)
-            fold.add(sent, norms, 16.0, 1.0 - 0.5 * number, bends)
+        fold, raw = FragmentFold(slices, protocol.merge), FragmentFold(slices, protocol.merge)
+        for number, pseudo_gradient in enumerate(pseudo_gradients(version)):
+            sent = Encoded.exact(pseudo_gradient)
+            norms = slice_norms(slices, sent)
+            corrections = correction.corrections(sent, norms, MomentumReference.of(held.state[MOMENTUM], slices), slices)
+            fold.add(sent, norms, 16.0, 1.0 - 0.5 * number, corrections)
             raw.add(sent, norms, 16.0, 1.0 - 0.5 * number)
         await owner.advance()
-        wanted = fold.result().displacement
-        changed += not np.array_equal(wanted, raw.result().displacement)
+        wanted = fold.result().pseudo_gradient
+        changed += not np.array_equal(wanted, raw.result().pseudo_gradient)
         merged = make_outer("nesterov", 0.7, 0.9).update(held.values, wanted, held.state)[0]
         assert owner.store.holdings[0].values.tobytes() == merged.tobytes()
     assert changed >= VERSIONS - 2
 
 
-async def test_anybody_may_read_the_average_beside_the_values(desk: Desk) -> None:
+async def test_anybody_may_read_the_average_beside_the_values(desk: LeverDesk) -> None:
     """At version 0 both are the same; later the average is what the shard holds, by name and in shape."""
     owner = await desk.owner(1)
     reader = MemoryBus(desk.run.run, desk.broker)
@@ -186,7 +186,7 @@ async def test_anybody_may_read_the_average_beside_the_values(desk: Desk) -> Non
     np.testing.assert_array_equal(before.params["w"], before.average["w"])
 
 
-async def test_a_reader_whose_state_is_superseded_begins_again(desk: Desk) -> None:
+async def test_a_reader_whose_state_is_superseded_begins_again(desk: LeverDesk) -> None:
     """The state goes some time after the next commit: the newer head names another."""
     owner = await desk.owner(1)
     await owner.advance()
@@ -203,23 +203,23 @@ async def test_a_reader_whose_state_is_superseded_begins_again(desk: Desk) -> No
 class OvertakenBus(MemoryBus):
     """A reader's bus that is so slow that before its first look at a state another commit has removed it."""
 
-    owner: Owner | None = None
+    owner: ShardOwner | None = None
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
         """Let the owner commit before a state is read for the first time."""
         if ".st." in ref.stem and self.owner is not None:
             owner, self.owner = self.owner, None
             await owner.advance()
-            await owner.store.litter.sweep()
+            await owner.store.garbage.sweep()
         return await super().get_blob(ref, size_bytes_max)
 
 
-def _average(owner: Owner) -> Vector:
+def _average(owner: ShardOwner) -> Vector:
     """Return the average that an owner holds."""
     return owner.store.holdings[0].state[AVERAGE].astype(np.float32, copy=False)
 
 
-async def test_an_outer_state_of_another_shape_is_not_taken(desk: Desk) -> None:
+async def test_an_outer_state_of_another_shape_is_not_taken(desk: LeverDesk) -> None:
     """Compiled arithmetic would read past its end; a state is taken with the shapes and dtypes that the run's rules give."""
     owner = await desk.owner(1)
     await owner.advance()

@@ -7,19 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from reef import FRAGMENTS, Reef, TurnedClock, run_record
+from support.founded_run import FRAGMENTS, FoundedRun, TurnedClock, run_record
 
-from atoll.archive.vault import FolderVault
-from atoll.bus.interface import Portion
-from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.pieces import Download
-from atoll.errors import AtollError, BlobGone, BrokerUnavailable, RunLost, RunReplaced, StorageFull
-from atoll.up import recovery
-from atoll.up.folder import RunFile
-from atoll.up.options import UpPlan, UpRequest, plan
+from atoll.archive.object_store import FolderArchive
+from atoll.wire.blobs import Portion
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.blobs import Download
+from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RunLost, RunReplaced, StorageFull
+from atoll.local import recovery
+from atoll.run.folder import RunFile
+from atoll.local.options import UpPlan, UpRequest, plan
 
 
-class DeafBus(MemoryBus):
+class SilentBus(MemoryBus):
     """A bus on which every read of a blob ends with one error."""
 
     error: AtollError
@@ -51,10 +51,10 @@ async def test_a_broker_that_does_not_answer_has_lost_nothing(
     error: AtollError, tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is slow or full; to call that a loss would let `--resume` put an older mark in a healthy run's place."""
-    reef = Reef(run_record(run), FolderVault(tmp_path / "archive"), TurnedClock())
+    reef = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
     await reef.found()
     await reef.round()
-    bus = DeafBus(run, reef.broker)
+    bus = SilentBus(run, reef.broker)
     bus.error = error
 
     with pytest.raises(type(error)):
@@ -66,10 +66,10 @@ async def test_what_a_broker_answers_is_a_loss(
     error: AtollError, tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frame or a stream that is not there; and the whole run, where nothing is."""
-    reef = Reef(run_record(run), FolderVault(tmp_path / "archive"), TurnedClock())
+    reef = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
     await reef.found()
     await reef.round()
-    deaf, up = DeafBus(run, reef.broker), continued(tmp_path / "out", run, FRAGMENTS)
+    deaf, up = SilentBus(run, reef.broker), continued(tmp_path / "out", run, FRAGMENTS)
     deaf.error = error
 
     assert await loss(up, reef.bus, monkeypatch) is None

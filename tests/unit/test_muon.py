@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
-from atoll.codecs import pack_arrays, unpack_arrays
-from atoll.island.treestate import host_copy, rebuilt
-from atoll_learner.checkpoints import Checkpoints, Note
+from atoll.codec import pack_arrays, unpack_arrays
+from atoll.client.optimizer_state import host_copy, rebuilt
+from atoll_learner.checkpoints import Checkpoints, CheckpointNote
 from atoll_learner.model import EMBEDDINGS, Params
 from atoll_learner.recovery import impossible
 from atoll_learner.train import MUON_RMS, init_optimizer, learning_rate, optimizer
@@ -24,7 +24,7 @@ TRAIN = TrainSettings(batch=4, sequence=16, optimizer="muon", clip=1e9, weight_d
 ADAMW = TRAIN.model_copy(update={"optimizer": "adamw"})
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 FINISH_S = 30.0
-LIFE = Note(
+LIFE = CheckpointNote(
     run="r", nonce="n", model="m", layout="l", learner="a", incarnation=1, anchors=(), steps=0, tokens=0, run_tokens=0,
     saved_at_s=0.0,
 )  # fmt: skip

@@ -9,17 +9,17 @@ import numpy.typing as npt
 import optax
 import pytest
 
-from atoll.codecs import pack_arrays, unpack_arrays
-from atoll.errors import SettingsError
-from atoll.outer import Nesterov, OptaxOuter, OuterOptimizer, make_outer
+from atoll.codec import pack_arrays, unpack_arrays
+from atoll.base.errors import SettingsError
+from atoll.merge.outer import Nesterov, OptaxOuter, OuterOptimizer, make_outer
 
 Vector = npt.NDArray[np.float32]
 STEPS = 20
 ELEMENTS = 33
 
 
-def displacements() -> list[Vector]:
-    """Return twenty random displacements."""
+def pseudo_gradients() -> list[Vector]:
+    """Return twenty random pseudo-gradients."""
     return list(np.random.default_rng(11).normal(size=(STEPS, ELEMENTS)).astype(np.float32))
 
 
@@ -32,8 +32,8 @@ def run_outer(outer: OuterOptimizer, *, through_bytes: bool = False) -> list[Vec
     """Return the values after each step; the state may travel as packed bytes between steps."""
     params, found = started(), []
     state = outer.init(params)
-    for displacement in displacements():
-        params, state = outer.update(params, displacement, state)
+    for pseudo_gradient in pseudo_gradients():
+        params, state = outer.update(params, pseudo_gradient, state)
         if through_bytes:
             state = unpack_arrays(pack_arrays(state), 1 << 20)
         found.append(params)
@@ -44,8 +44,8 @@ def run_optax(transformation: Any) -> list[Vector]:  # noqa: ANN401  (optax is u
     """Return the values after each step of optax itself."""
     params, found = started(), []
     state = transformation.init(params)
-    for displacement in displacements():
-        updates, state = transformation.update(displacement, state, params)
+    for pseudo_gradient in pseudo_gradients():
+        updates, state = transformation.update(pseudo_gradient, state, params)
         params = np.asarray(optax.apply_updates(params, updates))
         found.append(params)
     return found
@@ -64,7 +64,7 @@ def test_nesterov_is_optax_sgd(lr: float, momentum: float) -> None:
 
 
 def test_nesterov_by_hand() -> None:
-    """Two steps of eta 0.5 and mu 0.5 on a displacement of 1: 0.75, then 0.875 off."""
+    """Two steps of eta 0.5 and mu 0.5 on a pseudo-gradient of 1: 0.75, then 0.875 off."""
     outer = Nesterov(0.5, 0.5)
     params = np.array([10.0], np.float32)
     one = np.ones(1, np.float32)
@@ -86,15 +86,15 @@ def test_plain_sgd_keeps_no_state_and_averages() -> None:
 
 @pytest.mark.parametrize("spec", ["nesterov", "optax:adam", "optax:sgd"])
 def test_an_update_changes_none_of_its_arguments(spec: str) -> None:
-    """Values, displacement and state are as they were, and the result is float32."""
+    """Values, pseudo-gradient and state are as they were, and the result is float32."""
     outer = make_outer(spec, 0.7, 0.9)
-    params, displacement = started(), displacements()[0]
-    _, state = outer.update(params, displacement, outer.init(params))
-    before = (params.copy(), displacement.copy(), {name: array.copy() for name, array in state.items()})
-    after, _ = outer.update(params, displacement, state)
+    params, pseudo_gradient = started(), pseudo_gradients()[0]
+    _, state = outer.update(params, pseudo_gradient, outer.init(params))
+    before = (params.copy(), pseudo_gradient.copy(), {name: array.copy() for name, array in state.items()})
+    after, _ = outer.update(params, pseudo_gradient, state)
     assert after.dtype == np.float32
     assert params.tobytes() == before[0].tobytes()
-    assert displacement.tobytes() == before[1].tobytes()
+    assert pseudo_gradient.tobytes() == before[1].tobytes()
     assert all(array.tobytes() == before[2][name].tobytes() for name, array in state.items())
 
 
@@ -142,8 +142,8 @@ def test_nesterov_is_torch_sgd() -> None:
     params = torch.nn.Parameter(torch.from_numpy(started()))
     optimizer = torch.optim.SGD([params], lr=0.7, momentum=0.9, nesterov=True)
     expected = []
-    for displacement in displacements():
-        params.grad = torch.from_numpy(displacement)
+    for pseudo_gradient in pseudo_gradients():
+        params.grad = torch.from_numpy(pseudo_gradient)
         optimizer.step()
         expected.append(params.detach().numpy().copy())
     np.testing.assert_allclose(run_outer(Nesterov(0.7, 0.9)), expected, rtol=2e-5, atol=2e-5)

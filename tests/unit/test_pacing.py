@@ -56,7 +56,7 @@ def test_a_round_below_its_quorum_is_called_again_after_two_steps() -> None:
     assert (recall_s(3.0, 1.0), recall_s(3.0, 0.01)) == (5.0, 3.0 + RECALL_S_MIN)
 
 
-class Fleet:
+class PacedFleet:
     """A shard and learners that answer every call at once, on a clock of their own; timers are `late_s` late."""
 
     def __init__(self, learners: Iterable[str], late_s: float = 0.003) -> None:
@@ -139,7 +139,7 @@ EVEN_S = STEPS * STEP_S / FRAGMENTS
 
 
 def test_a_leaver_does_not_end_the_staggering() -> None:
-    fleet = Fleet("abc")
+    fleet = PacedFleet("abc")
     fleet.run(0.0, 60.0)
     assert fleet.spacing_min_s() == pytest.approx(EVEN_S, rel=0.1)
 
@@ -150,7 +150,7 @@ def test_a_leaver_does_not_end_the_staggering() -> None:
 
 
 def test_an_outage_does_not_end_the_staggering() -> None:
-    fleet = Fleet("ab")
+    fleet = PacedFleet("ab")
     fleet.run(0.0, 60.0)
     fleet.away = True
     fleet.run(60.0, 95.0)
@@ -161,7 +161,7 @@ def test_an_outage_does_not_end_the_staggering() -> None:
 
 
 def test_late_timers_do_not_stretch_the_interval() -> None:
-    fleet = Fleet("ab", late_s=0.2)
+    fleet = PacedFleet("ab", late_s=0.2)
     fleet.run(0.0, 200.0)
     calls = fleet.called[3]
 

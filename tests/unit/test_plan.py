@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from atoll.bus.interface import CHUNK_BYTES
-from atoll.codecs import Framing
-from atoll.errors import SettingsError
-from atoll.moved import ring_bits
-from atoll.plan.answer import answer, as_document
-from atoll.plan.failures import Failures, elastic, goodput, rigid
-from atoll.plan.links import ROUND_TRIPS, burst
-from atoll.plan.memory import room
-from atoll.plan.question import Links, Prices, Question
-from atoll.plan.text import text
-from atoll.plan.traffic import bits_per_number, traffic
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.codec import Framing
+from atoll.base.errors import SettingsError
+from atoll.wire.traffic import ring_bits
+from atoll_simulator.planner.answer import answer, as_document
+from atoll_simulator.planner.failures import Failures, elastic, goodput, rigid
+from atoll_simulator.planner.links import ROUND_TRIPS, burst
+from atoll_simulator.planner.memory import room
+from atoll_simulator.planner.question import PlanLinks, Prices, Question
+from atoll_simulator.planner.text import text
+from atoll_simulator.planner.traffic import bits_per_number, traffic
 from atoll.protocol.settings import ProtocolSettings
-from atoll.quantities import as_bytes, as_count, as_rate, as_share, as_time, count, rate, rate_flag, rates
+from atoll.base.units import as_bytes, as_count, as_rate, as_share, as_time, count, rate, rate_flag, rates
 
 GIGA = 1e9
 
@@ -30,7 +30,7 @@ def question(rate_each_way: float = 10 * GIGA, **changed: Any) -> Question:  # n
     """Return a plan that works, with some fields changed; protocol fields go to the protocol."""
     link = (rate_each_way,)
     fields = {name: changed.pop(name) for name in list(changed) if name in ProtocolSettings.__struct_fields__}
-    asked = Question(1_000_000_000, 2.0, Links(link, link), protocol=ProtocolSettings(**fields))
+    asked = Question(1_000_000_000, 2.0, PlanLinks(link, link), protocol=ProtocolSettings(**fields))
     return replace(asked, **{"stream_bytes_max": 1 << 40, "shard_memory_bytes": 64e9, **changed})
 
 
@@ -74,7 +74,7 @@ def test_with_much_overlap_the_burst_rate_is_the_mean_of_the_longer_leg() -> Non
 
 
 def test_latency_alone_can_be_too_long_for_any_bandwidth() -> None:
-    far = question(step_s=0.01, links=Links((GIGA,), (GIGA,), rtt_s=1.0))
+    far = question(step_s=0.01, links=PlanLinks((GIGA,), (GIGA,), rtt_s=1.0))
     found = answer(far)
 
     assert found.burst is None
@@ -92,7 +92,7 @@ def test_averages_are_bytes_over_the_time_between_rounds() -> None:
 
 
 def test_the_hubs_link_is_divided_among_learners() -> None:
-    region = answer(question(learners=4, links=Links((GIGA,), (GIGA,), hub_in=2 * GIGA, hub_out=1 * GIGA))).regions[0]
+    region = answer(question(learners=4, links=PlanLinks((GIGA,), (GIGA,), hub_in=2 * GIGA, hub_out=1 * GIGA))).regions[0]
 
     assert (region.up_usable, region.down_usable) == (0.5 * GIGA, 0.25 * GIGA)
     assert region.bound_by == "the hub"
@@ -100,14 +100,14 @@ def test_the_hubs_link_is_divided_among_learners() -> None:
 
 def test_loss_bounds_one_connection() -> None:
     """1.22 segments of 1460 bytes per round trip over the root of the loss."""
-    links = Links((GIGA,), (GIGA,), rtt_s=0.1, loss=1e-4)
+    links = PlanLinks((GIGA,), (GIGA,), rtt_s=0.1, loss=1e-4)
 
     assert links.connection_bits_per_s == pytest.approx(14.3e6, rel=0.01)
     assert answer(question(links=links)).regions[0].bound_by == "one connection"
 
 
 def test_the_window_slows_a_round_and_not_the_link() -> None:
-    near, far = (Links((GIGA,), (GIGA,), rtt_s=0.1, window_bytes=size) for size in (1 << 40, 1 << 20))
+    near, far = (PlanLinks((GIGA,), (GIGA,), rtt_s=0.1, window_bytes=size) for size in (1 << 40, 1 << 20))
     free, held = answer(question(links=near)).regions[0], answer(question(links=far)).regions[0]
 
     moved = traffic(question())
@@ -227,7 +227,7 @@ def test_a_plan_that_works_is_not_warned_of() -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [question(0.5 * GIGA), question(quorum=9), question(links=Links((10 * GIGA,), (10 * GIGA,), hub_in=GIGA))],
+    [question(0.5 * GIGA), question(quorum=9), question(links=PlanLinks((10 * GIGA,), (10 * GIGA,), hub_in=GIGA))],
     ids=["a link too slow", "a quorum that is never met", "a hub too slow"],
 )
 def test_no_speed_up_is_claimed_for_a_plan_that_cannot_work(asked: Question) -> None:
@@ -272,7 +272,7 @@ def test_carrying_on_supersedes_nothing() -> None:
 
 def test_a_larger_quorum_waits_for_slower_links_and_for_who_stands_still() -> None:
     rates = (10 * GIGA, 10 * GIGA, 10 * GIGA, GIGA)
-    links = Links(rates, rates, window_bytes=1 << 40)
+    links = PlanLinks(rates, rates, window_bytes=1 << 40)
     steady, failing = Failures(mtbi_s=8.64e10), Failures()
     slow = [
         answer(question(learners=4, links=links, failures=steady, quorum=quorum, grace_gamma=0.0)) for quorum in (1, 4)
@@ -288,7 +288,7 @@ def test_a_larger_quorum_waits_for_slower_links_and_for_who_stands_still() -> No
 
 def test_one_slow_region_slows_the_others_only_when_the_quorum_needs_it() -> None:
     rates = (10 * GIGA, 10 * GIGA, 0.2 * GIGA)
-    one, all_of_them = (answer(question(learners=3, links=Links(rates, rates), quorum=quorum)) for quorum in (1, 3))
+    one, all_of_them = (answer(question(learners=3, links=PlanLinks(rates, rates), quorum=quorum)) for quorum in (1, 3))
 
     assert one.regions[0].interval == 24 < one.regions[2].interval
     assert all_of_them.regions[0].interval == all_of_them.regions[2].interval
@@ -296,11 +296,11 @@ def test_one_slow_region_slows_the_others_only_when_the_quorum_needs_it() -> Non
 
 def test_data_parallel_goes_over_the_same_links() -> None:
     """The same loss and the same hub bind it as they bind Atoll."""
-    lossy = Links((10 * GIGA,), (10 * GIGA,), loss=0.01)
-    narrow = Links((lossy.connection_bits_per_s,), (lossy.connection_bits_per_s,))
-    hub = Links((10 * GIGA,), (10 * GIGA,), hub_in=8 * GIGA, hub_out=8 * GIGA)
+    lossy = PlanLinks((10 * GIGA,), (10 * GIGA,), loss=0.01)
+    narrow = PlanLinks((lossy.connection_bits_per_s,), (lossy.connection_bits_per_s,))
+    hub = PlanLinks((10 * GIGA,), (10 * GIGA,), hub_in=8 * GIGA, hub_out=8 * GIGA)
 
-    for bound, plain in ((lossy, narrow), (hub, Links((GIGA,), (GIGA,)))):
+    for bound, plain in ((lossy, narrow), (hub, PlanLinks((GIGA,), (GIGA,)))):
         ours, theirs = (answer(question(learners=8, links=each)).systems[2].utilisation for each in (bound, plain))
         assert ours == pytest.approx(theirs)
 
@@ -349,8 +349,8 @@ def test_where_data_parallel_stands_still_no_factor_is_said() -> None:
         {"codec_down": "zip"},
         {"fragments": 48, "interval_steps": 48, "parameters": 20},
         {"overlap_steps": 25},
-        {"links": Links((1.0,), (1.0, 2.0))},
-        {"links": Links((1.0,), (1.0,), loss=0.9)},
+        {"links": PlanLinks((1.0,), (1.0, 2.0))},
+        {"links": PlanLinks((1.0,), (1.0,), loss=0.9)},
         {"failures": Failures(mtbi_s=0.0)},
         {"failures": Failures(slice_chips=0)},
         {"failures": Failures(downscale_s=-1.0)},
@@ -358,7 +358,7 @@ def test_where_data_parallel_stands_still_no_factor_is_said() -> None:
         {"failures": Failures(mtbi_s=1e-320)},
         {"failures": Failures(mtbi_s=float("inf"))},
         {"failures": Failures(return_s=float("nan"))},
-        {"learners": 1, "links": Links((1e9, 1e9), (1e9, 1e9))},
+        {"learners": 1, "links": PlanLinks((1e9, 1e9), (1e9, 1e9))},
     ],
 )
 def test_what_makes_no_plan_is_refused_with_what_is_allowed(wrong: dict[str, Any]) -> None:

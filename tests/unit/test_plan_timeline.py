@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.plan import timeline, utilisation
-from atoll.plan.timeline import COMPUTE, LINK, Step, Stream, Work, ends
+from atoll_simulator.planner import timeline, utilisation
+from atoll_simulator.planner.timeline import COMPUTE, LINK, GraphStep, Stream, GraphWork, ends
 
 
 def test_a_resource_does_one_thing_at_a_time_and_the_rest_runs_at_once() -> None:
-    works = [Work(COMPUTE, 1.0), Work(COMPUTE, 2.0), Work(None, 1.5), Work(None, 1.5), Work(LINK, 1.0, (1, 3))]
+    works = [GraphWork(COMPUTE, 1.0), GraphWork(COMPUTE, 2.0), GraphWork(None, 1.5), GraphWork(None, 1.5), GraphWork(LINK, 1.0, (1, 3))]
 
     assert ends(works) == [1.0, 3.0, 1.5, 1.5, 4.0]
 
 
 def test_who_is_ready_first_is_served_first() -> None:
     """The second is ready at 0.5 and the third at 0.2, while the link is busy."""
-    works = [Work(LINK, 1.0), Work(None, 0.5), Work(None, 0.2), Work(LINK, 1.0, (1,)), Work(LINK, 1.0, (2,))]
+    works = [GraphWork(LINK, 1.0), GraphWork(None, 0.5), GraphWork(None, 0.2), GraphWork(LINK, 1.0, (1,)), GraphWork(LINK, 1.0, (2,))]
 
     assert ends(works)[3:] == [3.0, 2.0]
 
 
 def test_one_layer_hides_nothing() -> None:
-    assert timeline.data_parallel(Step(1.0, 1), 1.0) == pytest.approx(0.5)
+    assert timeline.data_parallel(GraphStep(1.0, 1), 1.0) == pytest.approx(0.5)
 
 
 def test_layers_hide_a_reduction_in_the_backward_pass_but_for_the_last() -> None:
     """Four layers, backward 2/3 s: 0.4 s of reduction leaves a tenth after the last layer."""
-    assert timeline.data_parallel(Step(1.0, 4), 0.4) == pytest.approx(1.0 / 1.1)
+    assert timeline.data_parallel(GraphStep(1.0, 4), 0.4) == pytest.approx(1.0 / 1.1)
 
 
 def test_without_overlap_a_reduction_stops_everything() -> None:
-    assert timeline.diloco(Step(1.0, 4), 10.0, 30, overlap=False) == pytest.approx(0.75)
+    assert timeline.diloco(GraphStep(1.0, 4), 10.0, 30, overlap=False) == pytest.approx(0.75)
 
 
 def test_a_fragment_that_returns_within_tau_steps_costs_nothing() -> None:

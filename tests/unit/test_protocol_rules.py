@@ -7,10 +7,10 @@ import dataclasses
 import msgspec
 import pytest
 
-from atoll.errors import ProtocolMisuse, SettingsError
+from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.protocol import grace, invariants, island, ledger, shard
 from atoll.protocol import round as rounds
-from atoll.protocol.books import thawed
+from atoll.protocol.fragment_ledger import thawed
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -60,7 +60,7 @@ def key(learner: str, push: int = 1, incarnation: int = 1, fragment: int = 0) ->
     return PushKey(learner, incarnation, fragment, push)
 
 
-class Desk:
+class RulesDesk:
     """A shard with a watch on it, driven by hand."""
 
     def __init__(self, **changes: object) -> None:
@@ -126,7 +126,7 @@ def test_averages_take_the_first_sample_whole_and_medians_ignore_an_outlier() ->
 
 def test_first_calls_are_staggered_over_one_interval() -> None:
     """Fragment p of P is due (p + 1)/P of an interval after the first report."""
-    desk = Desk(fragments=4)
+    desk = RulesDesk(fragments=4)
 
     timers = [a for a in desk.beat("a", at_s=10.0) if isinstance(a, ArmTimer)]
 
@@ -135,7 +135,7 @@ def test_first_calls_are_staggered_over_one_interval() -> None:
 
 def test_a_round_ends_early_when_every_live_learner_has_answered() -> None:
     """Nobody is waited for who has answered."""
-    desk = Desk()
+    desk = RulesDesk()
     desk.beat("a")
     desk.beat("b")
     assert the(PublishCall, desk.call(1.0)) == [
@@ -153,7 +153,7 @@ def test_a_round_ends_early_when_every_live_learner_has_answered() -> None:
 
 def test_the_grace_window_bounds_the_wait_for_a_straggler_who_is_merged_late() -> None:
     """At the deadline the round commits without it; its contribution enters the next one, damped."""
-    desk = Desk()
+    desk = RulesDesk()
     desk.beat("a")
     desk.beat("slow")
     desk.call(1.0)
@@ -168,13 +168,13 @@ def test_the_grace_window_bounds_the_wait_for_a_straggler_who_is_merged_late() -
 
     (fold,) = the(Fold, actions)
     assert isinstance(fold, Fold)
-    assert fold == Fold(key=key("slow"), weight=800.0, freshness=0.25, age=1)
+    assert fold == Fold(key=key("slow"), weight=800.0, staleness_weight=0.25, age=1)
     assert [a.fate for a in actions if isinstance(a, Acknowledge)] == ["merged"]
 
 
 def test_too_old_and_future_contributions_are_refused_whole() -> None:
     """Beyond S_max, or on a base nobody has committed, nothing is folded."""
-    desk = Desk(age_max=1)
+    desk = RulesDesk(age_max=1)
     desk.shard.slots[0].round.version = 5
 
     stale = desk.offer(key("a"), 1.0, base=3)
@@ -187,7 +187,7 @@ def test_too_old_and_future_contributions_are_refused_whole() -> None:
 
 def test_a_redelivered_contribution_is_acknowledged_and_not_merged_again() -> None:
     """What has its fate is known for good."""
-    desk = Desk()
+    desk = RulesDesk()
     desk.beat("a")
     desk.call(1.0)
     desk.offer(key("a"), 1.1)
@@ -201,7 +201,7 @@ def test_a_redelivered_contribution_is_acknowledged_and_not_merged_again() -> No
 
 def test_a_duplicate_in_our_hands_is_not_fetched_twice() -> None:
     """Redelivery while we work on it changes nothing."""
-    desk = Desk()
+    desk = RulesDesk()
     desk.offer(key("a"), 1.0)
 
     assert desk.offer(key("a"), 1.1) == []
@@ -209,7 +209,7 @@ def test_a_duplicate_in_our_hands_is_not_fetched_twice() -> None:
 
 def test_below_quorum_a_round_stays_open_and_calls_again() -> None:
     """K = 2 with one contribution: no grace, no commit, another attempt."""
-    desk = Desk(quorum=2)
+    desk = RulesDesk(quorum=2)
     desk.beat("a")
     desk.beat("b")
     desk.call(1.0)
@@ -224,7 +224,7 @@ def test_below_quorum_a_round_stays_open_and_calls_again() -> None:
 
 def test_late_contributions_are_no_quorum() -> None:
     """A round that began with them waits for one on its own base before its grace window opens."""
-    desk = Desk()
+    desk = RulesDesk()
     for name in ("fast", "slow"):
         desk.beat(name)
     desk.call(0.0)
@@ -243,7 +243,7 @@ def test_late_contributions_are_no_quorum() -> None:
 
 def test_a_silent_learner_does_not_hold_a_round() -> None:
     """A learner that stopped reporting is not live; the others are everybody."""
-    desk = Desk()
+    desk = RulesDesk()
     desk.beat("dead", at_s=0.0)
     desk.beat("a", at_s=20.0)
     desk.call(21.0)
@@ -257,7 +257,7 @@ def test_a_silent_learner_does_not_hold_a_round() -> None:
 
 def test_a_spoiled_contribution_counts_as_an_answer_and_is_refused_with_its_reason() -> None:
     """Whoever sent garbage is not waited for either."""
-    desk = Desk()
+    desk = RulesDesk()
     desk.beat("a")
     desk.beat("bad")
     desk.call(1.0)
@@ -272,7 +272,7 @@ def test_a_spoiled_contribution_counts_as_an_answer_and_is_refused_with_its_reas
 
 def test_what_becomes_ready_during_a_commit_is_parked_for_the_next_round() -> None:
     """Participants are frozen when the round commits."""
-    desk = Desk()
+    desk = RulesDesk()
     desk.beat("a")
     desk.beat("b")
     desk.call(1.0)
@@ -287,7 +287,7 @@ def test_what_becomes_ready_during_a_commit_is_parked_for_the_next_round() -> No
 
 def test_farewells_that_waited_for_a_commit_are_folded_together() -> None:
     """When nobody is left the round they open commits on the spot: not before all of them are in it."""
-    desk = Desk(grace_gamma=0.0)
+    desk = RulesDesk(grace_gamma=0.0)
     for name in "abc":
         desk.beat(name)
     desk.call(1.0)
@@ -306,7 +306,7 @@ def test_farewells_that_waited_for_a_commit_are_folded_together() -> None:
 
 def test_a_deposed_shard_stands_down_and_says_nothing_more() -> None:
     """A refused head means another owner."""
-    desk = Desk()
+    desk = RulesDesk()
 
     (stand_down,) = desk.tell(CommitRefused(at_s=1.0, fragment=0, reason="someone wrote"))
 
@@ -316,7 +316,7 @@ def test_a_deposed_shard_stands_down_and_says_nothing_more() -> None:
 
 def test_a_run_finishes_when_the_last_learner_left_and_the_queue_is_empty() -> None:
     """Final contributions are merged first; a draining learner keeps the shard up."""
-    desk = Desk(tokens_target=100)
+    desk = RulesDesk(tokens_target=100)
     desk.beat("a", at_s=1.0)
     assert not the(Finish, desk.tell(QueueDrained(at_s=1.1)))
     desk.beat("a", at_s=1.2, training=False)
@@ -333,7 +333,7 @@ def test_a_run_finishes_when_the_last_learner_left_and_the_queue_is_empty() -> N
 
 def test_an_heir_that_never_hears_anybody_merges_what_is_queued_and_finishes() -> None:
     """The last learner died behind its final push, and so did the owner: who comes next knows no learner."""
-    desk = Desk(tokens_target=100, silence_s=5.0)
+    desk = RulesDesk(tokens_target=100, silence_s=5.0)
     desk.tell(QueueDrained(at_s=0.0, proven=False))
     assert not the(Commit, desk.offer(key("a"), 1.0, final=True))
 
@@ -346,7 +346,7 @@ def test_an_heir_that_never_hears_anybody_merges_what_is_queued_and_finishes() -
 
 def test_who_contributes_is_heard() -> None:
     """After a cut the queue speaks before the heartbeats do: a quorum is still a quorum."""
-    desk = Desk(quorum=3, silence_s=5.0)
+    desk = RulesDesk(quorum=3, silence_s=5.0)
     for learner in "abc":
         desk.beat(learner, at_s=0.0)
 
@@ -356,7 +356,7 @@ def test_who_contributes_is_heard() -> None:
 
 def test_a_run_is_over_also_when_only_another_shard_heard_of_the_last_tokens() -> None:
     """A learner that died told one shard alone; those that left at that shard's word carry it to all the others."""
-    desk = Desk(tokens_target=1000, silence_s=1.0)
+    desk = RulesDesk(tokens_target=1000, silence_s=1.0)
     desk.beat("a")
     desk.tell(QueueDrained(at_s=50.0))
     assert not desk.shard.finished
@@ -367,7 +367,7 @@ def test_a_run_is_over_also_when_only_another_shard_heard_of_the_last_tokens() -
     desk.tell(told)
     (kept,) = the(Keep, desk.tell(LearnerLeft(at_s=50.0, learner="a", incarnation=1)))
     assert isinstance(kept, Keep)
-    heir = shard.Shard(settings(tokens_target=1000), 0, {0: 0}, books={0: thawed(kept.books)})
+    heir = shard.Shard(settings(tokens_target=1000), 0, {0: 0}, fragment_ledger={0: thawed(kept.fragment_ledger)})
 
     assert the(Finish, desk.tell(QueueDrained(at_s=51.0)))
     assert heir.ledger.known_tokens == 1000
@@ -376,7 +376,7 @@ def test_a_run_is_over_also_when_only_another_shard_heard_of_the_last_tokens() -
 
 def test_pacing_follows_steps_that_become_shorter() -> None:
     """A first report that includes compiling does not put the first round off by H of its kind."""
-    desk = Desk()
+    desk = RulesDesk()
     desk.tell(LearnerBeat(at_s=0.0, learner="a", incarnation=1, training=True, step_s=60.0, tokens=1))
     actions = desk.tell(LearnerBeat(at_s=1.0, learner="a", incarnation=1, training=True, step_s=0.5, tokens=1))
 
@@ -512,23 +512,23 @@ def test_draining_pushes_what_is_open_and_closes_the_books() -> None:
 
 def test_settling_finds_a_difference_between_the_two_books() -> None:
     """What a learner says it pushed must be what shards settled."""
-    books = ledger.Ledger()
-    books.reported("a", 1, tokens=100, pushed=90, superseded=10, local=0)
-    account = books.account("a", 1)
+    fragment_ledger = ledger.Ledger()
+    fragment_ledger.reported("a", 1, tokens=100, pushed=90, superseded=10, local=0)
+    account = fragment_ledger.account("a", 1)
     account.left, account.merged = True, 90
-    assert ledger.settle(books, fragments=1).exact
+    assert ledger.settle(fragment_ledger, fragments=1).exact
 
     account.merged = 80
-    assert ledger.settle(books, fragments=1).errors == ("a/1: pushed 90 token-fragments, settled 80",)
+    assert ledger.settle(fragment_ledger, fragments=1).errors == ("a/1: pushed 90 token-fragments, settled 80",)
 
 
 def test_a_dead_incarnation_loses_what_nobody_else_counts() -> None:
     """Lost is what was open at the last report."""
-    books = ledger.Ledger()
-    books.reported("a", 1, tokens=100, pushed=60, superseded=10, local=0)
-    books.account("a", 1).merged = 60
+    fragment_ledger = ledger.Ledger()
+    fragment_ledger.reported("a", 1, tokens=100, pushed=60, superseded=10, local=0)
+    fragment_ledger.account("a", 1).merged = 60
 
-    settled = ledger.settle(books, fragments=1)
+    settled = ledger.settle(fragment_ledger, fragments=1)
 
     assert settled.exact
     assert settled.fates["lost"] == 30
@@ -584,7 +584,7 @@ def test_settings_out_of_range_are_refused_with_both_values(change: dict[str, ob
 def test_invariants_notice_a_contribution_merged_twice() -> None:
     """The watch is no decoration."""
     watch = invariants.ShardWatch()
-    desk = Desk()
+    desk = RulesDesk()
     desk.beat("a")
     desk.call(1.0)
     actions = desk.offer(key("a"), 1.1)
@@ -613,7 +613,7 @@ def test_what_an_overwrite_would_throw_away_unpushed_is_pushed_first() -> None:
 
 def test_a_due_timer_that_fires_a_tick_early_is_armed_again() -> None:
     """Timers go by a clock with ticks: one that is dropped for being early would be the fragment's last."""
-    desk = Desk()
+    desk = RulesDesk()
     desk.beat("a")
     desk.shard.slots[0].due_s = 8.0
 
@@ -624,7 +624,7 @@ def test_a_due_timer_that_fires_a_tick_early_is_armed_again() -> None:
 
 
 def test_a_learner_that_is_called_again_and_again_begins_anew() -> None:
-    """Its push was refused and the verdict, a whisper, was lost; otherwise the fragment would wait for it for ever."""
+    """Its push was refused and the verdict, an at-most-once message, was lost; otherwise the fragment would wait for it for ever."""
     learner = island.Island(settings(), {0: 4})
     learner.handle(StepDone(at_s=0.0, tokens=10))
     (push,) = learner.handle(CallHeard(at_s=0.1, fragment=0, version=4, attempt=1))
@@ -647,7 +647,7 @@ def test_a_learner_that_is_called_again_and_again_begins_anew() -> None:
 
 def test_late_contributions_count_after_calls_in_vain() -> None:
     """They fill their learners' places in the bounded queue until a commit: if they never counted, none might follow."""
-    desk = Desk(quorum=2, grace_gamma=0.0)
+    desk = RulesDesk(quorum=2, grace_gamma=0.0)
     desk.shard.slots[0].round = rounds.FragmentRound(0, 3, desk.shard.settings)
     desk.beat("a")
     desk.beat("b")

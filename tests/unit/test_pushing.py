@@ -1,4 +1,4 @@
-"""A displacement on its way: what arrives, what is kept for the next one, and when it is given up."""
+"""A pseudo-gradient on its way: what arrives, what is kept for the next one, and when it is given up."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from atoll.bus.interface import BlobRef, Buffer
-from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.pieces import Upload
-from atoll.bus.subjects import Subjects
-from atoll.codecs import ENCODINGS, Encoded, decode_frame
-from atoll.errors import BrokerUnavailable, FrameRejected
-from atoll.island.pushing import PUSH_PATIENCE_S, Pusher
-from atoll.kernels import Vector
-from atoll.layout import TensorSpec, plan_layout
+from atoll.wire.blobs import BlobRef
+from atoll.wire.limits import Buffer
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.blobs import Upload
+from atoll.wire.subjects import Subjects
+from atoll.codec import ENCODINGS, Encoded, decode_frame
+from atoll.base.errors import BrokerUnavailable, FrameRejected
+from atoll.client.pushing import PUSH_PATIENCE_S, Pusher
+from atoll.codec.kernels import Vector
+from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Push
 from atoll.protocol.settings import ProtocolSettings
-from atoll.testing import unique_run
+from support.links import unique_run
 from atoll.wire.messages import Contribution, Member, RunRecord, decode
 
 SIZE = 600_000
 
 
-class HandClock:
+class PushClock:
     """A clock that a test moves."""
 
     now_s = 0.0
@@ -43,7 +44,7 @@ class Rough(MemoryBus):
     """A bus that stores `through` pieces per attempt, and then says that the broker is away."""
 
     through = 1 << 30
-    clock: HandClock
+    clock: PushClock
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         """Store some of it."""
@@ -69,7 +70,7 @@ class Isle:
         self.run = RunRecord(
             run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol
         )
-        self.clock = HandClock()
+        self.clock = PushClock()
         self.bus = bus(self.run.run, MemoryBroker())
         member = Member(learner="a", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)
         self.pusher = Pusher(self.bus, self.run, member, self.clock)
@@ -93,7 +94,7 @@ class Isle:
         return 2.5
 
     async def arrived(self) -> tuple[Contribution, Vector]:
-        """Return the newest manifest, and the displacement that it names."""
+        """Return the newest manifest, and the pseudo-gradient that it names."""
         subject = Subjects(self.run.run).contribution(0, 0, "a")
         newest = (await self.bus.replay(subject))[-1]
         manifest = decode(Contribution, newest.data)
@@ -109,12 +110,12 @@ def drawn(seed: int) -> Vector:
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again at once."""
-    monkeypatch.setattr("atoll.island.pushing.RETRY_S", 0.0)
+    monkeypatch.setattr("atoll.client.pushing.RETRY_S", 0.0)
 
 
 @pytest.mark.parametrize("codec", ["f32", "int4"])
 async def test_a_manifest_says_what_was_sent(codec: str) -> None:
-    """The displacement as its reader will see it, and its norm; the counters are those of the push."""
+    """The pseudo-gradient as its reader will see it, and its norm; the counters are those of the push."""
     isle = Isle(codec)
     origin, theta = drawn(1), drawn(2)
     await isle.push(origin, theta)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from atoll.errors import SettingsError
-from atoll.protocol.books import Books, thawed
+from atoll.base.errors import SettingsError
+from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -37,7 +37,7 @@ def settings(**changes: object) -> ProtocolSettings:
     return msgspec.convert({"fragments": 1, "interval_steps": 8, "shards": 1, **changes}, ProtocolSettings).check()
 
 
-class Bench:
+class QuarantineBench:
     """A shard that is told of contributions one after the other, all on its present base."""
 
     def __init__(self, **changes: object) -> None:
@@ -119,34 +119,34 @@ def test_a_ratio_of_zero_judges_nobody() -> None:
 
 def test_the_yardstick_follows_the_run() -> None:
     """Only the newest measures count, and what is refused is measured too: no change of the run locks it."""
-    books = Books(measures=list(USUAL))
-    reasons = [books.weigh(Measure(100.0, 8, f"learner-{i % 3}"), 0.0, settings()) for i in range(MEASURES_MAX)]
+    fragment_ledger = FragmentLedger(measures=list(USUAL))
+    reasons = [fragment_ledger.weigh(Measure(100.0, 8, f"learner-{i % 3}"), 0.0, settings()) for i in range(MEASURES_MAX)]
 
     assert reasons[0] == "outlier"
     assert set(reasons[1:3]) == {"unusual"}
     assert set(reasons[len(USUAL) :]) == {""}
-    assert len(books.measures) == MEASURES_MAX
-    assert not is_outlier(books.measures, 900.0, 8, 10.0)
+    assert len(fragment_ledger.measures) == MEASURES_MAX
+    assert not is_outlier(fragment_ledger.measures, 900.0, 8, 10.0)
 
 
 def test_the_first_pushes_of_a_run_are_no_yardstick() -> None:
     """They cover a step or two of a warm-up that has hardly begun."""
-    books = Books()
+    fragment_ledger = FragmentLedger()
     for _ in range(MEASURES_MAX):
-        books.weigh(Measure(0.001, 3, "a"), 0.0, settings(interval_steps=8))
-    books.weigh(Measure(0.0, 8, "a"), 0.0, settings(interval_steps=8))
+        fragment_ledger.weigh(Measure(0.001, 3, "a"), 0.0, settings(interval_steps=8))
+    fragment_ledger.weigh(Measure(0.0, 8, "a"), 0.0, settings(interval_steps=8))
 
-    assert books.measures == []
-    assert books.weigh(Measure(1.0, 4, "a"), 0.0, settings(interval_steps=8)) == ""
-    assert len(books.measures) == 1
+    assert fragment_ledger.measures == []
+    assert fragment_ledger.weigh(Measure(1.0, 4, "a"), 0.0, settings(interval_steps=8)) == ""
+    assert len(fragment_ledger.measures) == 1
 
 
 @pytest.mark.parametrize("interval", [8, 16, 24, 64, 100])
 @pytest.mark.parametrize("first", [1, 2, 5])
 @pytest.mark.parametrize("learners", [1, 2, 3, 4, 8])
 def test_a_warm_up_isolates_nobody(interval: int, first: int, learners: int) -> None:
-    """The rate grows with the run's tokens from nearly nothing; displacements grow with it, and none is an outlier."""
-    books = Books()
+    """The rate grows with the run's tokens from nearly nothing; pseudo-gradients grow with it, and none is an outlier."""
+    fragment_ledger = FragmentLedger()
     rules = settings(interval_steps=interval)
     names = [f"learner-{i}" for i in range(learners)]
     step, reasons = 0, []
@@ -154,7 +154,7 @@ def test_a_warm_up_isolates_nobody(interval: int, first: int, learners: int) -> 
         steps = first if round_number == 0 else interval
         rates = [1.0 + learners * (step + i) for i in range(steps)]
         step += steps
-        reasons += [books.weigh(Measure(sum(rates), steps, name), 0.0, rules) for name in names]
+        reasons += [fragment_ledger.weigh(Measure(sum(rates), steps, name), 0.0, rules) for name in names]
 
     assert set(reasons) == {""}
 
@@ -174,7 +174,7 @@ def test_who_is_not_alone_with_it_commits_no_offence() -> None:
 
 def test_an_outlier_is_refused_whole() -> None:
     """It is not folded, and what is too long once does not make the next one usual."""
-    bench = Bench()
+    bench = QuarantineBench()
     for _ in range(MEASURES_MIN):
         bench.push("good")
 
@@ -187,7 +187,7 @@ def test_an_outlier_is_refused_whole() -> None:
 
 def test_repeated_offence_isolates_that_learner_only() -> None:
     """The third offence isolates; then nothing of it is read, no round waits for it, and the other goes on."""
-    bench = Bench(offences_max=3)
+    bench = QuarantineBench(offences_max=3)
     first, second, third = (bench.push("bad", spoil="not_finite") for _ in range(3))
     after = bench.push("bad")
     other = bench.push("good")
@@ -202,7 +202,7 @@ def test_repeated_offence_isolates_that_learner_only() -> None:
 
 def test_what_is_nobodys_fault_is_no_offence() -> None:
     """Chunks that the broker let go are refused, however often, and isolate nobody."""
-    bench = Bench(offences_max=1)
+    bench = QuarantineBench(offences_max=1)
 
     for _ in range(5):
         assert refusals(bench.push("bad", spoil="chunks_gone")) == ["chunks_gone"]
@@ -212,7 +212,7 @@ def test_what_is_nobodys_fault_is_no_offence() -> None:
 
 def test_the_next_incarnation_begins_with_a_clean_record() -> None:
     """What a restart mends is mended by a restart."""
-    bench = Bench(offences_max=1)
+    bench = QuarantineBench(offences_max=1)
     bench.push("bad", spoil="corrupt")
     assert refusals(bench.push("bad")) == ["quarantined"]
 
@@ -224,31 +224,31 @@ def test_the_next_incarnation_begins_with_a_clean_record() -> None:
 
 def test_nobody_is_isolated_when_the_limit_is_zero() -> None:
     """A run may choose to refuse one by one for ever."""
-    bench = Bench(offences_max=0)
+    bench = QuarantineBench(offences_max=0)
 
     assert [refusals(bench.push("bad", spoil="corrupt")) for _ in range(5)] == [["corrupt"]] * 5
 
 
 def test_an_heir_judges_as_its_predecessor_did() -> None:
     """Offences and measures are in the books that are kept before a refusal is acknowledged, and that a commit carries."""
-    bench = Bench(offences_max=2)
+    bench = QuarantineBench(offences_max=2)
     for _ in range(MEASURES_MIN):
         bench.push("good")
     bench.push("bad", norm=99.0)
     kept = [action for action in bench.push("bad", norm=99.0) if isinstance(action, Keep)]
-    books = thawed(kept[-1].books)
+    fragment_ledger = thawed(kept[-1].fragment_ledger)
 
-    heir = Shard(settings(offences_max=2), 0, {0: 0}, books={0: books})
+    heir = Shard(settings(offences_max=2), 0, {0: 0}, fragment_ledger={0: fragment_ledger})
 
     assert heir.isolated("bad", 1)
     assert not heir.isolated("good", 1)
-    assert is_outlier(books.measures, 99.0, 8, 10.0)
-    assert thawed(Books(measures=USUAL).frozen(Ledger())).measures == USUAL
+    assert is_outlier(fragment_ledger.measures, 99.0, 8, 10.0)
+    assert thawed(FragmentLedger(measures=USUAL).frozen(Ledger())).measures == USUAL
 
 
 def test_a_question_opens_no_account() -> None:
     """Whoever is asked about, forged or real: the books that travel hold only those who said or sent something."""
-    shard = Bench(offences_max=2).shard
+    shard = QuarantineBench(offences_max=2).shard
     before = msgspec.json.encode(shard.ledger)
 
     assert not shard.isolated("never seen", 7)
@@ -258,7 +258,7 @@ def test_a_question_opens_no_account() -> None:
 
 def test_a_round_does_not_wait_for_who_is_isolated() -> None:
     """It ends when every live learner has answered, and an isolated one is not among them."""
-    bench = Bench(offences_max=1)
+    bench = QuarantineBench(offences_max=1)
     bench.push("bad", spoil="checksum")
     slot = bench.shard.slots[0]
     slot.due_s = bench.at_s
@@ -272,8 +272,8 @@ def test_a_round_does_not_wait_for_who_is_isolated() -> None:
 
 
 def test_who_is_in_quarantine_is_called_when_nobody_else_is_there() -> None:
-    """The verdict is a whisper: who did not hear it must be called, to answer and to be told once more."""
-    bench = Bench(offences_max=1)
+    """The verdict is an at-most-once message: who did not hear it must be called, to answer and to be told once more."""
+    bench = QuarantineBench(offences_max=1)
     for learner in ("good", "bad"):
         bench.push(learner, spoil="checksum")
     bench.beat("bad")

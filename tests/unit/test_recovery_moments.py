@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from atoll.island.join import Borrowed
-from atoll_learner.checkpoints import Loaded, Note, Place
+from atoll.client.join import Borrowed
+from atoll_learner.checkpoints import LoadedCheckpoint, CheckpointNote, DataPlace
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards
@@ -75,10 +75,10 @@ class Fake:
         self.noted: list[str] = []
         self._own, self._own_tokens, self._peer = own, own_tokens, peer
 
-    def load(self, like: Any) -> Loaded | None:  # noqa: ANN401
+    def load(self, like: Any) -> LoadedCheckpoint | None:  # noqa: ANN401
         """Return the own checkpoint."""
         del like
-        note = Note(
+        note = CheckpointNote(
             run="r",
             nonce="n",
             model="m",
@@ -90,9 +90,9 @@ class Fake:
             tokens=9,
             run_tokens=self._own_tokens,
             saved_at_s=0.0,
-            cursor=(Place((0, 0, 4), 3, 8),),
+            cursor=(DataPlace((0, 0, 4), 3, 8),),
         )
-        return None if self._own is None else Loaded(self._own, note, 10, 0.1, self.rebuilt_since)
+        return None if self._own is None else LoadedCheckpoint(self._own, note, 10, 0.1, self.rebuilt_since)
 
     def recovered_state(self, like: Any) -> Borrowed | None:  # noqa: ANN401
         """Return a peer's state."""

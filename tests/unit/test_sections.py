@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.errors import SettingsError
+from atoll.base.errors import SettingsError
 from atoll.settings import load
 from atoll_learner.model_settings import ModelSettings
 from atoll_learner.sections import complete

@@ -11,34 +11,36 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from atoll.advance import Advanced
-from atoll.bus.interface import BlobRef, Buffer, Bus
-from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.pieces import Upload
-from atoll.bus.subjects import Subjects
-from atoll.errors import RecordConflict, StorageFull
-from atoll.island.founding import publish_origin
-from atoll.kernels import Vector
-from atoll.layout import Layout, TensorSpec, plan_layout
-from atoll.merge import l2_norm
-from atoll.outer import State, make_outer
-from atoll.protocol.books import Books
+from atoll.merge.global_update import UpdatedFragment
+from atoll.wire.blobs import BlobRef
+from atoll.wire.limits import Buffer
+from atoll.bus.interface import Bus
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.blobs import Upload
+from atoll.wire.subjects import Subjects
+from atoll.base.errors import RecordConflict, StorageFull
+from atoll.client.founding import publish_origin
+from atoll.codec.kernels import Vector
+from atoll.model.layout import Layout, TensorSpec, plan_layout
+from atoll.merge.fold import l2_norm
+from atoll.merge.outer import State, make_outer
+from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.events import PushKey
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol_testing import one_commit
-from atoll.testing import unique_run
+from support.protocol_world import one_commit
+from support.links import unique_run
 from atoll.wire.messages import RunRecord, encode
-from atoll_synchronizer import effort
-from atoll_synchronizer.effort import Effort, Stored
-from atoll_synchronizer.store import Store
+from atoll_synchronizer import commit_attempt
+from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
+from atoll_synchronizer.store import ShardStore
 
 SIZE = 12
 LAYOUT: Layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)
 STEP = np.ones(SIZE, dtype=np.float32)
 
 
-class Desk:
+class StoreDesk:
     """A founded run of one fragment on an in-memory bus, and the stores of its successive owners."""
 
     def __init__(self) -> None:
@@ -51,11 +53,11 @@ class Desk:
             run=self.name, founder="a", nonce="0" * 16, founded_at_s=0.0, layout=LAYOUT, protocol=protocol
         )
 
-    async def owner(self, epoch: int) -> Store:
+    async def owner(self, epoch: int) -> ShardStore:
         """Return the store of the owner of this epoch, opened, of a run that is founded."""
         with contextlib.suppress(RecordConflict):
             await self.bus.put_record(self.subjects.run_record, encode(self.run), expected=0)
-        store = Store(self.bus, self.run, 0, make_outer("nesterov", 1.0, 0.9))
+        store = ShardStore(self.bus, self.run, 0, make_outer("nesterov", 1.0, 0.9))
         await store.open(epoch)
         return store
 
@@ -66,36 +68,36 @@ class Desk:
         return {record.subject.rpartition(".")[0] for records in kept for record in records}
 
     @staticmethod
-    def named(store: Store) -> set[str]:
+    def named(store: ShardStore) -> set[str]:
         """Return the stems that the head names."""
         head = store.holdings[0].head
         return {blob.stem for blob in store._named(head)}
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
+async def desk() -> AsyncIterator[StoreDesk]:
     """A run at version 0."""
-    desk = Desk()
+    desk = StoreDesk()
     await publish_origin(desk.bus, desk.subjects, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
     yield desk
     await desk.bus.close()
 
 
-async def test_an_owner_keeps_what_its_head_names_and_no_more(desk: Desk) -> None:
+async def test_an_owner_keeps_what_its_head_names_and_no_more(desk: StoreDesk) -> None:
     """Whatever it commits and keeps: frame, previous frame, state and books, and for a while what the last commit left."""
     store = await desk.owner(1)
     before: set[str] = set()
     for version in range(4):
         await store.commit(one_commit(version), STEP)
-        await store.keep(0, Books(told_tokens=version).frozen(Ledger(told_tokens=version)))
+        await store.keep(0, FragmentLedger(told_tokens=version).frozen(Ledger(told_tokens=version)))
 
         assert before <= await desk.chunks() <= desk.named(store) | before
         before = {stem for stem in desk.named(store) if ".st.b." not in stem}
-    await store.litter.sweep()
+    await store.garbage.sweep()
     assert await desk.chunks() == desk.named(store)
 
 
-async def test_what_a_dead_owner_left_is_swept_by_its_heir(desk: Desk) -> None:
+async def test_what_a_dead_owner_left_is_swept_by_its_heir(desk: StoreDesk) -> None:
     """Chunks of a commit that never became visible, and of versions that nobody purged, are gone after two commits."""
     first = await desk.owner(1)
     for version in range(3):
@@ -104,36 +106,36 @@ async def test_what_a_dead_owner_left_is_swept_by_its_heir(desk: Desk) -> None:
     for stem in (
         desk.subjects.global_stem(0, 4, "1.lost"),
         desk.subjects.state_stem(0, 4, "1.lost"),
-        desk.subjects.books_stem(0, "1.lost"),
+        desk.subjects.ledger_stem(0, "1.lost"),
         desk.subjects.global_stem(0, 1, "1.unpurged"),
     ):
-        await desk.bus.put_blob(stem, lost.books)
+        await desk.bus.put_blob(stem, lost.fragment_ledger)
     heir = await desk.owner(2)
 
     for version in range(3, 5):
         assert len(await desk.chunks() - desk.named(heir)) >= 4
         await heir.commit(one_commit(version), STEP)
 
-    await heir.litter.sweep()
+    await heir.garbage.sweep()
     assert await desk.chunks() == desk.named(heir)
     third = await desk.owner(3)
     assert third.holdings[0].head.version == 5
     np.testing.assert_array_equal(third.holdings[0].values, heir.holdings[0].values)
 
 
-async def test_what_a_machine_decides_is_not_durable_yet(desk: Desk) -> None:
+async def test_what_a_machine_decides_is_not_durable_yet(desk: StoreDesk) -> None:
     """The machine writes in books of its own; the store's change with what becomes visible."""
     store = await desk.owner(1)
     await store.commit(one_commit(0), STEP)
-    ours = store.copied_books()
+    ours = store.copied_ledgers()
     ours[0].merge(one_commit(1).shares[0])
 
     assert ours[0].knows(PushKey("a", 1, 0, 2))
-    assert not store.books[0].knows(PushKey("a", 1, 0, 2))
+    assert not store.fragment_ledger[0].knows(PushKey("a", 1, 0, 2))
     assert sum(account.settled for account in store.ledger(Ledger()).accounts.values()) == 8
 
 
-async def test_a_deposed_owner_removes_what_it_wrote_in_vain(desk: Desk) -> None:
+async def test_a_deposed_owner_removes_what_it_wrote_in_vain(desk: StoreDesk) -> None:
     """Its compare-and-set is refused, and its chunks do not stay."""
     first = await desk.owner(1)
     await first.commit(one_commit(0), STEP)
@@ -160,9 +162,9 @@ class Cramped(MemoryBus):
         return await super().put_blob(stem, payload)
 
 
-async def test_a_commit_that_failed_goes_on_where_it_was(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_that_failed_goes_on_where_it_was(desk: StoreDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The outer step is taken once, and what was stored is not stored again; what comes out is what would have."""
-    other = Desk()
+    other = StoreDesk()
     await publish_origin(other.bus, other.subjects, other.run, {0: np.zeros(SIZE, dtype=np.float32)})
     smooth = await other.owner(1)
     await smooth.commit(one_commit(0), STEP)
@@ -171,9 +173,9 @@ async def test_a_commit_that_failed_goes_on_where_it_was(desk: Desk, monkeypatch
     store = await desk.owner(1)
     steps, step = Counter[int](), store._advance.step
 
-    def counted(values: Vector, displacement: Vector, state: State, version: int) -> Advanced:
+    def counted(values: Vector, pseudo_gradient: Vector, state: State, version: int) -> UpdatedFragment:
         steps[version] += 1
-        return step(values, displacement, state, version)
+        return step(values, pseudo_gradient, state, version)
 
     monkeypatch.setattr(store._advance, "step", counted)
     for _ in range(2):
@@ -183,22 +185,22 @@ async def test_a_commit_that_failed_goes_on_where_it_was(desk: Desk, monkeypatch
     assert steps == {1: 1}
     assert len(bus.stored) == len(set(bus.stored)) == 3
     assert store.holdings[0].values.tobytes() == smooth.holdings[0].values.tobytes()
-    await store.litter.sweep()
+    await store.garbage.sweep()
     assert await desk.chunks() == desk.named(store)
 
 
 async def test_what_a_broker_loses_while_values_are_measured_is_stored_again(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: StoreDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The measure takes longer than the store; the power cut comes between them."""
-    store, bus, norm, attempt = await desk.owner(1), desk.bus, l2_norm, Effort._attempt
+    store, bus, norm, attempt = await desk.owner(1), desk.bus, l2_norm, CommitAttempt._attempt
     stored, ended = asyncio.Event(), threading.Event()
 
     def slow(values: Vector) -> float:
         ended.wait(10.0)
         return norm(values)
 
-    async def attempted(made: Effort, bus: Bus) -> Stored:
+    async def attempted(made: CommitAttempt, bus: Bus) -> StoredBlobs:
         refs = await attempt(made, bus)
         stored.set()
         return refs
@@ -209,14 +211,14 @@ async def test_what_a_broker_loses_while_values_are_measured_is_stored_again(
         bus.stats.reconnects += 1
         ended.set()
 
-    monkeypatch.setattr(effort, "l2_norm", slow)
-    monkeypatch.setattr(Effort, "_attempt", attempted)
+    monkeypatch.setattr(commit_attempt, "l2_norm", slow)
+    monkeypatch.setattr(CommitAttempt, "_attempt", attempted)
     await asyncio.gather(store.commit(one_commit(0), STEP), cut())
     heir = await desk.owner(2)
     assert heir.holdings[0].values.tobytes() == store.holdings[0].values.tobytes()
 
 
-async def test_what_a_broker_may_have_lost_is_stored_again(desk: Desk) -> None:
+async def test_what_a_broker_may_have_lost_is_stored_again(desk: StoreDesk) -> None:
     """A power cut between two attempts takes acknowledged chunks along; a head must not name what is not there."""
     desk.bus = bus = Cramped(desk.name, desk.bus._broker)
     bus.stored, bus.refusals = [], 1

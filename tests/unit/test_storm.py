@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-from chaos import courses
-from extracts import Course
-from storm import Links, Storm, Victim, chosen
-from synchronous import Formed, Group, Message
-from up_in_storm import UpGround
-from weather import Planned, forecast, seconds_for, storm
+from benchmarks.faults.chaos import courses
+from benchmarks.faults.extracts import Course
+from benchmarks.faults.storm import StormLinks, Storm, Victim, chosen
+from benchmarks.faults.synchronous import Formed, WorkerGroup, GroupMessage
+from benchmarks.faults.up_in_storm import UpGround
+from benchmarks.faults.fault_schedule import Planned, forecast, seconds_for, storm
 
-from atoll.bus.broker import EmbeddedBroker
+from atoll.bus.server import EmbeddedBroker
 
 # --- the weather --------------------------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ def test_a_storm_is_long_enough_for_its_kills_and_has_one_partition() -> None:
     assert storm(0, 0.0, seconds, 60.0) == []
 
 
-class Hands:
+class StormHands:
     """A clock that moves when somebody pauses."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Shelter:
         return Victim(name) if name and planned.role == "learner" else None
 
 
-class NotedLinks(Links):
+class NotedLinks(StormLinks):
     """Links that only write down."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ def test_a_storm_undoes_what_it_did_and_spares_whom_it_has(tmp_path: Path) -> No
         Planned(0.0, "freeze", "owner", 0.0, 0.1),
         Planned(0.0, "blackhole", "learner", 0.9, 0.1, "both"),
     ]
-    shelter, hands = Shelter(EmbeddedBroker(tmp_path)), Hands()
+    shelter, hands = Shelter(EmbeddedBroker(tmp_path)), StormHands()
     raging = Storm(shelter, planned, hands, hands.pause)
     raging.rage(0.01)
 
@@ -141,7 +141,7 @@ def test_a_storm_undoes_what_it_did_and_spares_whom_it_has(tmp_path: Path) -> No
 
 def test_the_partition_waits_for_somebody_who_trains(tmp_path: Path) -> None:
     """It is the one fault that is not missed: a storm has it, if a little later."""
-    shelter, hands = Shelter(EmbeddedBroker(tmp_path)), Hands()
+    shelter, hands = Shelter(EmbeddedBroker(tmp_path)), StormHands()
     shelter.empty = 2
     raging = Storm(shelter, [Planned(0.0, "partition", "learner", 0.0, 0.05)], hands, hands.pause)
     raging.rage(4.0)
@@ -167,7 +167,7 @@ def test_a_storm_with_a_number_of_kills_goes_on_until_it_has_them(
     planned = [Planned(30.0 * i, "kill", "learner" if i % 2 else "owner", 0.0) for i in range(20)]
     ends = []
     for kills in (3, 100):
-        hands = Hands()
+        hands = StormHands()
         raging = Storm(Shelter(EmbeddedBroker(tmp_path)), planned, hands, hands.pause)
         raging.rage(600.0, kills)
         ends.append((len(raging.faults), round(hands.now_s)))
@@ -207,7 +207,7 @@ class Child:
 
 
 @dataclass
-class Fleet:
+class StubGroup:
     """An `atoll up` and what is recorded of it."""
 
     family: list[Child]
@@ -231,7 +231,7 @@ def test_a_role_is_whoever_has_it_at_the_time(tmp_path: Path) -> None:
     """Owners are who the leases name, standbys the others, and who is frozen, dead or not yet training is passed over."""
     family = [Child("learner-1", 1), Child("learner-2", 2, psutil.STATUS_STOPPED), Child("learner-3", 3)]
     family += [Child("shard-0", 4), Child("shard-1", 5), Child("standby-0-1", 6), Child("standby-1-1", 7)]
-    fleet: Any = Fleet(family, {0: 6, 1: 99}, trained=("learner-3",))
+    fleet: Any = StubGroup(family, {0: 6, 1: 99}, trained=("learner-3",))
     ground = UpGround(EmbeddedBroker(tmp_path), NotedLinks(), fleet, fleet)
 
     def found(act: str, role: str, pick: float) -> Victim | None:
@@ -252,29 +252,29 @@ def test_a_role_is_whoever_has_it_at_the_time(tmp_path: Path) -> None:
 # --- the synchronous group ----------------------------------------------------------------------------------------------
 
 
-def gradient(worker: int, generation: int, value: float) -> Message:
+def gradient(worker: int, generation: int, value: float) -> GroupMessage:
     """Return a worker's gradient of two equal values."""
-    return Message(worker, generation, 5, 0.1, np.full(2, value, np.float32).tobytes())
+    return GroupMessage(worker, generation, 5, 0.1, np.full(2, value, np.float32).tobytes())
 
 
-def formed(size: int = 2) -> Group:
+def formed(size: int = 2) -> WorkerGroup:
     """Return a group all of whose workers know that it stands, since second 8."""
-    group = Group(size)
+    group = WorkerGroup(size)
     for at_s, worker in enumerate((*range(1, size + 1), *range(1, size)), start=1):
-        group.on_join(Message(worker, 0, 0), "reply", 8.0 - size + at_s * 0.1)
+        group.on_join(GroupMessage(worker, 0, 0), "reply", 8.0 - size + at_s * 0.1)
     assert group.told == set(range(1, size + 1))
     return group
 
 
 def test_a_group_forms_when_all_ask_at_once() -> None:
     """Nobody is told before the last has come, and who asked long ago does not count: it may be dead."""
-    group = Group(2)
+    group = WorkerGroup(2)
 
-    assert group.on_join(Message(1, 0, 0), "a", 1.0) == [("a", b"")]
-    assert group.on_join(Message(2, 0, 0), "b", 9.0) == [("b", b"")]
-    told = group.on_join(Message(1, 0, 0), "a", 9.5)
+    assert group.on_join(GroupMessage(1, 0, 0), "a", 1.0) == [("a", b"")]
+    assert group.on_join(GroupMessage(2, 0, 0), "b", 9.0) == [("b", b"")]
+    told = group.on_join(GroupMessage(1, 0, 0), "a", 9.5)
     assert [(reply, msgspec.msgpack.decode(data, type=Formed).generation) for reply, data in told] == [("a", 9500)]
-    assert group.on_join(Message(2, 0, 0), "b", 9.7)[0][1] == told[0][1]
+    assert group.on_join(GroupMessage(2, 0, 0), "b", 9.7)[0][1] == told[0][1]
 
 
 def test_a_group_steps_when_all_have_come_and_not_before() -> None:
@@ -295,19 +295,19 @@ def test_a_worker_that_joins_again_breaks_the_group() -> None:
     former = group.generation
     group.on_reduce(gradient(1, former, 1.0), "a")
 
-    assert group.on_join(Message(2, 0, 0), "b", 20.0) == [("a", b""), ("b", b"")]
+    assert group.on_join(GroupMessage(2, 0, 0), "b", 20.0) == [("a", b""), ("b", b"")]
     assert group.on_reduce(gradient(1, former, 1.0), "a") == [("a", b"")]
-    assert len(group.on_join(Message(1, 0, 0), "a", 20.5)[0][1]) > 0
+    assert len(group.on_join(GroupMessage(1, 0, 0), "a", 20.5)[0][1]) > 0
     assert group.generation == 20500
 
 
 def test_a_worker_that_died_before_it_was_told_is_told_in_its_next_life() -> None:
     """No step can have been taken without it, so nobody has to go back."""
-    group = Group(2)
-    group.on_join(Message(1, 0, 0), "a", 1.0)
-    group.on_join(Message(2, 0, 0), "b", 1.5)
+    group = WorkerGroup(2)
+    group.on_join(GroupMessage(1, 0, 0), "a", 1.0)
+    group.on_join(GroupMessage(2, 0, 0), "b", 1.5)
     group.on_reduce(gradient(2, group.generation, 1.0), "b")
-    answers = group.on_join(Message(1, 0, 0), "a", 9.0)
+    answers = group.on_join(GroupMessage(1, 0, 0), "a", 9.0)
 
     assert [(reply, len(data) > 0) for reply, data in answers] == [("a", True)]
     assert list(group.reducing) == [2]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from extracts import Course, Extract, Round, Row, Share
-from storm import Fault
-from takeover import EVERY_S, figures, interval, kills, ratio
+from benchmarks.faults.extracts import Course, Extract, ExtractRound, Row, ExtractShare
+from benchmarks.faults.storm import Fault
+from benchmarks.faults.takeover import EVERY_S, figures, interval, kills, ratio
 
 SECONDS = 60.0
 REPORT = {"learners": [{"incarnations": [{"overhead": 0.004}, {"overhead": None}, {"overhead": 0.006}]}]}
@@ -47,7 +47,7 @@ def run(rate: float) -> Extract:
         rows.append((at_s, round(steps), 0, 0.1))
         steps += 0.1 * (rate if any(a <= at_s < b for a, b in slow) else 10.0)
     rounds = [
-        Round(at_s, f"shard-{shard}", shard, number, [Share("learner-1", 0, number, 0, 1)])
+        ExtractRound(at_s, f"shard-{shard}", shard, number, [ExtractShare("learner-1", 0, number, 0, 1)])
         for shard, times in ((0, (5.0, 16.0, 30.0)), (1, (5.0, 30.0, 43.0)))
         for number, at_s in enumerate(times)
     ]

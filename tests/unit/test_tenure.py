@@ -6,13 +6,13 @@ import random
 from dataclasses import dataclass, field
 
 from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
-from atoll.protocol.tenure import LeaseSeen, LeaseWritten, Standing, Tenure
+from atoll.protocol.tenure import LeaseSeen, LeaseWritten, LeaseStanding, Tenure
 
 LEASE_S = 3.0
 
 
 @dataclass
-class Record:
+class LeaseRecord:
     """The lease as the broker has it: changed by compare-and-set only."""
 
     revision: int = 0
@@ -27,7 +27,7 @@ class Candidate:
     """A machine and the clock it goes by, which may be ahead of others."""
 
     name: int
-    record: Record
+    record: LeaseRecord
     ahead_s: float = 0.0
     frozen: bool = False
 
@@ -59,10 +59,10 @@ class Candidate:
 
 def test_a_free_lease_is_taken_at_once() -> None:
     """Nobody owned the shard yet, or its owner gave it back."""
-    record = Record()
+    record = LeaseRecord()
     first = Candidate(1, record)
     first.look(0.0)
-    assert first.machine.standing is Standing.OWNING
+    assert first.machine.standing is LeaseStanding.OWNING
     record.released = True
 
     second = Candidate(2, record)
@@ -71,12 +71,12 @@ def test_a_free_lease_is_taken_at_once() -> None:
 
 def test_a_lease_that_moves_is_left_alone_and_one_that_stands_still_is_taken() -> None:
     """However far apart the clocks are: what counts is how long the revision stood still."""
-    record = Record()
+    record = LeaseRecord()
     owner, standby = Candidate(1, record), Candidate(2, record, ahead_s=1e6)
     for tenth in range(100):
         owner.look(tenth / 10)
         standby.look(tenth / 10)
-    assert standby.machine.standing is Standing.WAITING
+    assert standby.machine.standing is LeaseStanding.WAITING
     taken_s = next(10.0 + tenth / 10 for tenth in range(100) if standby.look(10.0 + tenth / 10))
 
     assert 9.0 + LEASE_S <= taken_s <= 10.0 + LEASE_S + 0.1
@@ -86,7 +86,7 @@ def test_a_lease_that_moves_is_left_alone_and_one_that_stands_still_is_taken() -
 
 def test_who_slept_looks_again_before_it_takes() -> None:
     """A candidate that was suspended has an old memory; the owner has renewed since."""
-    record = Record()
+    record = LeaseRecord()
     owner, sleeper = Candidate(1, record), Candidate(2, record)
     owner.look(0.0)
     sleeper.look(0.0)
@@ -97,12 +97,12 @@ def test_who_slept_looks_again_before_it_takes() -> None:
 
 def test_a_taking_whose_answer_was_lost_counts() -> None:
     """The record says that it is ours."""
-    candidate = Candidate(1, Record())
+    candidate = Candidate(1, LeaseRecord())
     candidate.look(0.0, lose_answer=True)
     before = candidate.machine.standing
     candidate.look(0.5)
 
-    assert (before, candidate.machine.standing) == (Standing.TAKING, Standing.OWNING)
+    assert (before, candidate.machine.standing) == (LeaseStanding.TAKING, LeaseStanding.OWNING)
     assert candidate.machine.epoch == 1
 
 
@@ -111,14 +111,14 @@ def test_epochs_never_repeat_whatever_freezes() -> None:
     tenures = 0
     for seed in range(200):
         dice = random.Random(seed)
-        record = Record()
+        record = LeaseRecord()
         people = [Candidate(i, record, ahead_s=dice.uniform(-1e3, 1e3)) for i in range(3)]
         for tenth in range(400):
             for one in people:
                 one.frozen = one.frozen if dice.random() > 0.02 else not one.frozen
                 if not one.frozen:
                     one.look(tenth / 5, lose_answer=dice.random() < 0.1)
-                if one.machine.standing is Standing.DEPOSED:
+                if one.machine.standing is LeaseStanding.DEPOSED:
                     one.machine = Tenure(LEASE_S)
                     one.name += 10
 

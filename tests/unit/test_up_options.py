@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import EnvironmentFault, SettingsError
-from atoll.up.folder import EMBEDDED, RunFile, RunFolder, move_aside, read_run_file
-from atoll.up.options import UpPlan, UpRequest, kept_settings, plan
-from atoll.up.services import Services
+from atoll.base.errors import EnvironmentFault, SettingsError
+from atoll.run.folder import EMBEDDED, RunFile, RunFolder, move_aside, read_run_file
+from atoll.local.options import UpPlan, UpRequest, kept_settings, plan
+from atoll.local.services import Services
 
 
 def former(out: Path, tokens: int, *assignments: str) -> UpPlan:

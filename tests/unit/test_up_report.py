@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.island.accounts import closing_ledger
-from atoll.moved import Moved
+from atoll.run.ledger import closing_ledger
+from atoll.wire.traffic import LinkTraffic
 from atoll.protocol.ledger import ACCOUNTS_MAX, Ledger, parts, settle
-from atoll.up.report.collect import Facts, believe_the_dead, collect
-from atoll.up.report.html import page
-from atoll.up.view import LearnerView, Life, Quarantine, RunView
+from atoll.report.collect import Facts, believe_the_dead, collect
+from atoll.report.html import page
+from atoll.run.view import LearnerView, LearnerLife, QuarantineEvent, RunView
 from atoll.wire.messages import MESSAGE_BYTES_MAX, encode, event
 
 
 def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> None:
     """The shards that heard the last heartbeat died before they could write it down; the next life has its own account."""
-    lives = {1: Life(1, tokens=1000), 2: Life(2, tokens=700)}
+    lives = {1: LearnerLife(1, tokens=1000), 2: LearnerLife(2, tokens=700)}
     view = RunView(learners={"a": LearnerView("a", lives=lives)})
-    books = Ledger()
-    books.reported("a", 1, 900, 0, 0, 0)
-    books.reported("a", 2, 600, 0, 0, 0)
-    believe_the_dead(view, books)
+    fragment_ledger = Ledger()
+    fragment_ledger.reported("a", 1, 900, 0, 0, 0)
+    fragment_ledger.reported("a", 2, 600, 0, 0, 0)
+    believe_the_dead(view, fragment_ledger)
 
-    assert books.accounts["a/1"].trained == 1000
-    assert books.accounts["a/2"].trained == 600
-    assert settle(books, 1).fates["lost"] == 1600
+    assert fragment_ledger.accounts["a/1"].trained == 1000
+    assert fragment_ledger.accounts["a/2"].trained == 600
+    assert settle(fragment_ledger, 1).fates["lost"] == 1600
 
 
 def test_who_was_isolated_is_kept_with_the_reason() -> None:
@@ -33,30 +33,30 @@ def test_who_was_isolated_is_kept_with_the_reason() -> None:
     view.on_event(event("quarantined", "shard-0", 1.0, learner="a", incarnation=2, offences=3, reason="outlier"))
     view.on_event(event("quarantined", "shard-0", 1.0, learner="a"))
 
-    assert view.quarantined == [Quarantine("a", 2, 3, "outlier")]
+    assert view.quarantined == [QuarantineEvent("a", 2, 3, "outlier")]
     assert view.unreadable == 1
 
 
 def test_tokens_of_a_last_life_that_could_not_say_goodbye_are_lost() -> None:
     """Cut off when the run ended, or killed before its next life was heard: its process is over, and so are its tokens."""
-    lives = {1: Life(1, tokens=1000)}
+    lives = {1: LearnerLife(1, tokens=1000)}
     view = RunView(learners={"a": LearnerView("a", lives=lives)})
-    books = Ledger()
-    books.reported("a", 1, 900, 0, 0, 0)
-    believe_the_dead(view, books, ["a"])
+    fragment_ledger = Ledger()
+    fragment_ledger.reported("a", 1, 900, 0, 0, 0)
+    believe_the_dead(view, fragment_ledger, ["a"])
 
-    assert books.accounts["a/1"].trained == 1000
-    assert settle(books, 1).fates["lost"] == 1000
+    assert fragment_ledger.accounts["a/1"].trained == 1000
+    assert settle(fragment_ledger, 1).fates["lost"] == 1000
 
 
 def test_a_learner_of_somebody_else_may_train_on_after_the_books_were_closed() -> None:
     """Nobody can say that its tokens are lost, so the report does not."""
-    view = RunView(learners={"theirs": LearnerView("theirs", lives={1: Life(1, tokens=1000)})})
-    books = Ledger()
-    books.reported("theirs", 1, 900, 0, 0, 0)
-    believe_the_dead(view, books, ["a"])
+    view = RunView(learners={"theirs": LearnerView("theirs", lives={1: LearnerLife(1, tokens=1000)})})
+    fragment_ledger = Ledger()
+    fragment_ledger.reported("theirs", 1, 900, 0, 0, 0)
+    believe_the_dead(view, fragment_ledger, ["a"])
 
-    assert books.accounts["theirs/1"].trained == 900
+    assert fragment_ledger.accounts["theirs/1"].trained == 900
 
 
 def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> None:
@@ -66,10 +66,10 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
     heads.merged("a", 1, 1500, late=False)
     closing.reported("a", 1, 900, 0, 0, 0)
     closing.merged("a", 1, 700, late=False)
-    view = RunView(learners={"a": LearnerView("a", lives={1: Life(1, tokens=1000, left=True)})})
+    view = RunView(learners={"a": LearnerView("a", lives={1: LearnerLife(1, tokens=1000, left=True)})})
     view.on_event(event("ledger", "shard-0", 1.0, ledger=closing))
     settings = {"protocol.fragments": 2, "protocol.shards": 2}
-    facts = Facts(run="r", settings=settings, sessions=[], validation={}, data_hash="", ended=["a"], books=heads)
+    facts = Facts(run="r", settings=settings, sessions=[], validation={}, data_hash="", ended=["a"], fragment_ledger=heads)
 
     report = collect(view, facts)
 
@@ -85,9 +85,9 @@ def test_bytes_of_a_life_that_died_in_an_earlier_session_are_over_the_tokens_tha
     closing = Ledger()
     closing.reported("a", 1, 500, 0, 0, 0)
     closing.reported("a", 2, 300, 0, 0, 0)
-    view = RunView(learners={"a": LearnerView("a", lives={2: Life(2, tokens=300, left=True)})})
+    view = RunView(learners={"a": LearnerView("a", lives={2: LearnerLife(2, tokens=300, left=True)})})
     for incarnation in (1, 2):
-        moved = Moved(wire_up=2000 * incarnation, wire_down=400)
+        moved = LinkTraffic(wire_up=2000 * incarnation, wire_down=400)
         view.on_event(event("moved", "a", 1.0, role="learner", incarnation=incarnation, moved=moved))
     view.on_event(event("ledger", "shard-0", 2.0, ledger=closing))
     settings = {"protocol.fragments": 1, "protocol.shards": 1}
@@ -100,14 +100,14 @@ def test_bytes_of_a_life_that_died_in_an_earlier_session_are_over_the_tokens_tha
 
 def test_large_books_come_in_parts_that_add_up() -> None:
     """One message cannot carry every incarnation of a long run; a later tenure's books replace all parts of the former."""
-    former, books = Ledger(), Ledger()
+    former, fragment_ledger = Ledger(), Ledger()
     former.reported("a", 1, 1, 0, 0, 0)
     for incarnation in range(1, 2 * ACCOUNTS_MAX + 2):
-        books.reported("a", incarnation, 10, 5, 3, 2)
-        books.merged("a", incarnation, 5, late=False)
+        fragment_ledger.reported("a", incarnation, 10, 5, 3, 2)
+        fragment_ledger.merged("a", incarnation, 5, late=False)
     told = [
         event("ledger", "shard-0", 1.0, ledger=part, part=number)
-        for whole in (former, books)
+        for whole in (former, fragment_ledger)
         for number, part in enumerate(parts(whole))
     ]
     view = RunView()
@@ -116,8 +116,8 @@ def test_large_books_come_in_parts_that_add_up() -> None:
         view.on_event(one)
 
     assert len(told) == 4
-    assert view.closed["shard-0"].ledger.accounts == books.accounts
-    assert closing_ledger(told).accounts == books.accounts
+    assert view.closed["shard-0"].ledger.accounts == fragment_ledger.accounts
+    assert closing_ledger(told).accounts == fragment_ledger.accounts
 
 
 def reported(average: float | None) -> tuple[dict[str, Any], str]:

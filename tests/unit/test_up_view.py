@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from atoll.up.view import RunView
+from atoll.run.view import RunView
 from atoll.wire.messages import Beat
 
 

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from atoll.codecs import encoding_of
-from atoll.fragments import describe, gather
-from atoll.island.adoption import adopt
-from atoll.island.driver import Ready
-from atoll.island.founding import Frame
-from atoll.island.ondevice import chosen
-from atoll.layout import plan_layout
+from atoll.codec import encoding_of
+from atoll.model.pytrees import describe, gather
+from atoll.client.adoption import adopt
+from atoll.client.driver import AdoptableFragment
+from atoll.run.heads import GlobalFragment
+from atoll.client.device_encoding import chosen
+from atoll.model.layout import plan_layout
 from atoll.protocol.settings import ProtocolSettings
 
 SHAPES = {"columns": (12, 8), "none": (0, 4), "one": (10, 3), "replicated": (7, 5), "rows": (16, 6), "scalar": ()}
@@ -58,7 +58,7 @@ def main() -> int:
         host = encoding_of("int4").encoded(anchor - gather(layout, leaves, p))
         assert vector.codes.tobytes() == host.codes.tobytes()
         assert vector.scales.tobytes() == host.scales.tobytes()
-        ready = [Ready(Frame(p, 1, anchor, placed), anchor)]
+        ready = [AdoptableFragment(GlobalFragment(p, 1, anchor, placed), anchor)]
         adopted = adopt(layout, protocol, leaves, ready)
         assert gather(layout, adopted, p).tobytes() == anchor.tobytes()
         assert all(adopted[name].sharding == leaves[name].sharding for name in leaves)

@@ -27,9 +27,9 @@ import msgspec
 import orbax.checkpoint as ocp
 import xxhash
 
-from atoll.errors import CheckpointError, PeerMisbehaved
-from atoll.island.treestate import Arrays, rebuilt
-from atoll.logs import get
+from atoll.base.errors import CheckpointError, PeerMisbehaved
+from atoll.client.optimizer_state import Arrays, rebuilt
+from atoll.base.logs import get
 from atoll.protocol.data import Key
 
 log = get(__name__)
@@ -40,7 +40,7 @@ LIVES: Final = 1 << 32
 """Orbax numbers checkpoints and takes the largest for the newest: a later life is newer, whatever step it has come to."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class DataPlace(msgspec.Struct, frozen=True):
     """How far a unit of data is read."""
 
     unit: Key
@@ -48,7 +48,7 @@ class Place(msgspec.Struct, frozen=True):
     of: int
 
 
-class Note(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointNote(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint says of itself. `anchors` are the versions of the fragments its learner had adopted."""
 
     run: str
@@ -62,11 +62,11 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     run_tokens: int
     saved_at_s: float
-    cursor: tuple[Place, ...] = ()
+    cursor: tuple[DataPlace, ...] = ()
     names: tuple[str, ...] = ()
     digest: str = ""
 
-    def difference(self, other: Note) -> str:
+    def difference(self, other: CheckpointNote) -> str:
         """Return the first thing in which this checkpoint is not that of `other`'s life or a former one, or ""."""
         for name in ("run", "nonce", "model", "layout", "learner"):
             got, wanted = getattr(self, name), getattr(other, name)
@@ -81,14 +81,14 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedCheckpoint:
     """A checkpoint that was found whole and ours: the state as a pytree, its note, bytes, and the seconds it took.
 
     `rebuilt_since` says that it is from before the run was rebuilt.
     """
 
     state: Any
-    note: Note
+    note: CheckpointNote
     size_bytes: int
     took_s: float
     rebuilt_since: bool = False
@@ -97,7 +97,7 @@ class Loaded:
 class Checkpoints:
     """The checkpoints of one learner in one run. For one thread, which saves and loads."""
 
-    def __init__(self, folder: Path, life: Note, rebuilt_from: str = "") -> None:
+    def __init__(self, folder: Path, life: CheckpointNote, rebuilt_from: str = "") -> None:
         """Name the place; `life` is a note of the present life, `rebuilt_from` the nonce its run had before, if any."""
         self._root = folder.absolute()
         self._life = life
@@ -108,14 +108,14 @@ class Checkpoints:
         self._newest = 0
         logging.getLogger("absl").setLevel(logging.ERROR)
 
-    def load(self, like: Any) -> Loaded | None:  # noqa: ANN401  (any pytree)
+    def load(self, like: Any) -> LoadedCheckpoint | None:  # noqa: ANN401  (any pytree)
         """Return the newest checkpoint that is whole and ours, as a state like `like`; None when there is none."""
         if (loaded := self._load(like)) is not None or self._former is None:
             return loaded
         former = self._former.load(like)
         return None if former is None else replace(former, rebuilt_since=True)
 
-    def _load(self, like: Any) -> Loaded | None:  # noqa: ANN401
+    def _load(self, like: Any) -> LoadedCheckpoint | None:  # noqa: ANN401
         """Return the newest one below our folder that is whole and of our `life`."""
         if not self._exists():
             return None
@@ -132,7 +132,7 @@ class Checkpoints:
                 log.warning("checkpoint.damaged", path=str(self.folder / str(number)), reason=str(error))
                 continue
             size = sum(int(array.nbytes) for array in arrays.values())
-            return Loaded(state, note, size, time.monotonic() - began_s)
+            return LoadedCheckpoint(state, note, size, time.monotonic() - began_s)
         return None
 
     @property
@@ -140,7 +140,7 @@ class Checkpoints:
         """Return whether a save is under way."""
         return self._writing is not None and self._writing.is_alive()
 
-    def save(self, arrays: Arrays, note: Note, copied_s: float = 0.0) -> None:
+    def save(self, arrays: Arrays, note: CheckpointNote, copied_s: float = 0.0) -> None:
         """Begin to write `arrays`, whose copy took `copied_s` and which nobody changes any more, unless a save is under way."""
         if self.busy:
             return
@@ -157,7 +157,7 @@ class Checkpoints:
             self._writing.join(max(0.0, within_s))
         return not self.busy
 
-    def _write(self, number: int, arrays: Arrays, note: Note, copied_s: float) -> None:
+    def _write(self, number: int, arrays: Arrays, note: CheckpointNote, copied_s: float) -> None:
         """Write one checkpoint; a full disk costs the checkpoint, not the learner. Runs in a thread."""
         began_s = time.monotonic()
         note = msgspec.structs.replace(note, names=tuple(arrays), digest=digest_of(arrays))
@@ -183,15 +183,15 @@ class Checkpoints:
             log.warning("checkpoint.unreadable", path=str(self.folder), reason=_first_line(error))
             return []
 
-    def _read_note(self, number: int) -> Note:
+    def _read_note(self, number: int) -> CheckpointNote:
         try:
             with self._manager() as manager:
                 found = manager.restore(number, args=ocp.args.Composite(note=ocp.args.JsonRestore()))
-            return msgspec.convert(found["note"], Note)
+            return msgspec.convert(found["note"], CheckpointNote)
         except Exception as error:
             raise CheckpointError("the note of this checkpoint cannot be read", got=_first_line(error)) from error
 
-    def _read_state(self, number: int, note: Note) -> Arrays:
+    def _read_state(self, number: int, note: CheckpointNote) -> Arrays:
         try:
             with self._manager() as manager:
                 found = manager.restore(number, args=ocp.args.Composite(state=ocp.args.StandardRestore()))

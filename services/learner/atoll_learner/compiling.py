@@ -17,7 +17,7 @@ from typing import IO
 
 import jax
 
-from atoll.logs import get
+from atoll.base.logs import get
 
 log = get(__name__)
 

@@ -2,7 +2,7 @@
 
 The evaluator is a reader like any learner: it takes the newest frame of every fragment, puts the parameters together and
 computes bits per byte on the same held-out bytes each time. It holds no lease and answers no call, so nobody waits for
-it (`atoll_learner.merged`). Where the run keeps an average of its values, that is measured and exported beside them, as
+it (`atoll.run.merged_model`). Where the run keeps an average of its values, that is measured and exported beside them, as
 `model-average.safetensors`; each file's metadata say which it is.
 """
 
@@ -17,19 +17,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.bus.connect import open_bus
+from atoll.bus.open import open_bus
 from atoll.bus.interface import Bus
-from atoll.bus.subjects import Subjects
-from atoll.clock import SystemClock
-from atoll.errors import BrokerUnavailable, BusError, PeerMisbehaved, SettingsError
-from atoll.health import live
-from atoll.island.founding import read_heads, read_run
-from atoll.logs import configure, get
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import SystemClock
+from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, SettingsError
+from atoll.base.health import live
+from atoll.run.heads import read_heads
+from atoll.run.record import read_run
+from atoll.base.logs import configure, get
 from atoll.protocol.ledger import Ledger
 from atoll.settings import Settings, bus_options
 from atoll.wire.messages import Beat, RunRecord, decode, encode, event
-from atoll_learner.merged import Merged, read_merged
-from atoll_learner.process import Work, limit_threads, prepare_work
+from atoll.run.merged_model import MergedModel, read_merged
+from atoll_learner.process import LearnerWork, limit_threads, prepare_work
 
 log = get(__name__)
 
@@ -54,7 +55,7 @@ def follow(settings: Settings, every_s: float) -> None:
     asyncio.run(_follow(settings, work, every_s))
 
 
-async def _follow(settings: Settings, work: Work, every_s: float) -> None:
+async def _follow(settings: Settings, work: LearnerWork, every_s: float) -> None:
     from atoll_learner.train import make_evaluator  # noqa: PLC0415
 
     stop = asyncio.Event()
@@ -101,7 +102,7 @@ async def _evaluate_once(bus: Bus, run: RunRecord, measure: Any, ledger: Ledger)
         log.warning("evaluation.skipped", reason=str(error))
 
 
-def measured(merged: Merged, measure: Callable[[dict[str, Any]], float], run_tokens: int) -> dict[str, int | float]:
+def measured(merged: MergedModel, measure: Callable[[dict[str, Any]], float], run_tokens: int) -> dict[str, int | float]:
     """Return the fields of a `validation` event."""
     average = {} if merged.average is None else {"average": round(measure(merged.average), 5)}
     return {
@@ -116,11 +117,11 @@ def measured(merged: Merged, measure: Callable[[dict[str, Any]], float], run_tok
 async def _count_tokens(bus: Bus, run: str, ledger: Ledger) -> None:
     """Keep the run's trained tokens from everybody's heartbeats."""
     beats = await bus.listen(Subjects(run).beat("*"))
-    async for whisper in beats:
+    async for core_message in beats:
         try:
-            beat = decode(Beat, whisper.data)
+            beat = decode(Beat, core_message.data)
         except PeerMisbehaved as error:
-            log.warning("beat.refused", subject=whisper.subject, reason=str(error))
+            log.warning("beat.refused", subject=core_message.subject, reason=str(error))
             continue
         ledger.reported(beat.learner, beat.incarnation, beat.tokens, 0, 0, 0)
 
@@ -145,7 +146,7 @@ def export_run(settings: Settings, out: Path) -> None:
     write_out(work, out, run, merged)
 
 
-async def _read_now(settings: Settings) -> tuple[RunRecord, Merged]:
+async def _read_now(settings: Settings) -> tuple[RunRecord, MergedModel]:
     bus = await open_bus(settings.broker.url, settings.run, name="export", options=bus_options(settings))
     try:
         run = await read_run(bus, Subjects(settings.run))
@@ -158,7 +159,7 @@ async def _read_now(settings: Settings) -> tuple[RunRecord, Merged]:
         await bus.close()
 
 
-def write_out(work: Work, out: Path, run: RunRecord, merged: Merged) -> None:
+def write_out(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel) -> None:
     """Write the merged model, a sample of its text and how it measures to `out`."""
     from atoll_learner.export import save_safetensors  # noqa: PLC0415
     from atoll_learner.model import init_params  # noqa: PLC0415

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from atoll.errors import CheckpointError, StorageFull
+from atoll.base.errors import CheckpointError, StorageFull
 from atoll_learner.model import Params
 
 

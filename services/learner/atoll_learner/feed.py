@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from atoll.errors import AtollError
-from atoll.island.join import IslandHandle
-from atoll.island.leases import DataLeases
-from atoll.logs import get
+from atoll.base.errors import AtollError
+from atoll.client.join import IslandHandle
+from atoll.client.data_leases import DataLeases
+from atoll.base.logs import get
 from atoll.protocol.data import DataGrant, Progress
 from atoll_learner.data.batches import BatchReader
 

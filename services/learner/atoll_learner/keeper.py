@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from atoll.island.join import IslandHandle
-from atoll.island.treestate import Arrays, host_copy
-from atoll.logs import get
+from atoll.client.join import IslandHandle
+from atoll.client.optimizer_state import Arrays, host_copy
+from atoll.base.logs import get
 from atoll.protocol.data import Progress
 from atoll.settings import Settings
-from atoll_learner.checkpoints import Checkpoints, Note, Place
+from atoll_learner.checkpoints import Checkpoints, CheckpointNote, DataPlace
 
 log = get(__name__)
 
@@ -29,7 +29,7 @@ class Keeper:
         self._steps = 0
         self._arrays: Arrays | None = None
         run = island.run
-        self._life = Note(
+        self._life = CheckpointNote(
             run=run.run,
             nonce=run.nonce,
             model=run.model,
@@ -81,6 +81,6 @@ class Keeper:
             tokens=self._steps * self._tokens_per_step,
             run_tokens=self._island.run_tokens,
             saved_at_s=time.time(),
-            cursor=tuple(Place(unit, read, of) for unit, (read, of) in cursor.items()),
+            cursor=tuple(DataPlace(unit, read, of) for unit, (read, of) in cursor.items()),
         )
         checkpoints.save(self._arrays, note, copied_s)

@@ -1,6 +1,6 @@
-"""How a life ends: return the data, push the last displacements, say goodbye, keep a checkpoint, all within a bound.
+"""How a life ends: return the data, push the last pseudo-gradients, say goodbye, keep a checkpoint, all within a bound.
 
-In this order, because of what each is worth to others. Data that is not returned waits for its lease to die; displacements
+In this order, because of what each is worth to others. Data that is not returned waits for its lease to die; pseudo-gradients
 that are not pushed are lost to the model; a checkpoint that is not written costs this learner the steps since the one
 before. A checkpoint may be slow (a large state, a network disk) and one is often under way when the signal comes, so
 nothing that others need waits for it. It has what the others leave of the bound, and a share of its own in any case.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from atoll.island.join import IslandHandle
+from atoll.client.join import IslandHandle
 from atoll_learner.feed import LeasedFeed
 from atoll_learner.keeper import Keeper
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from atoll.errors import SettingsError
+from atoll.base.errors import SettingsError
 from atoll.settings import refusal
 
 SIZES = {"xs": 2, "s": 4, "m": 8, "l": 12}

@@ -7,7 +7,7 @@ first, and with a warm cache compiling takes a second. Learners of one machine c
 schedule is driven by the *run's* tokens, so learners that come and go, or run at different speeds, agree on the learning
 rate.
 
-The first SIGTERM or SIGINT lets the present step end, then returns the data, pushes the last displacement, says goodbye and
+The first SIGTERM or SIGINT lets the present step end, then returns the data, pushes the last pseudo-gradient, says goodbye and
 keeps a checkpoint, all of it within `learner.drain_s` (`leaving`); the second stops at once, as a kill would.
 """
 
@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.bus.connect import open_bus
-from atoll.island.join import IslandHandle, join
-from atoll.kernels import spill
-from atoll.logs import configure, get
+from atoll.bus.open import open_bus
+from atoll.client.join import IslandHandle, join
+from atoll.base import scratch_arrays
+from atoll.base.logs import configure, get
 from atoll.settings import Settings, bus_options
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.shards import TokenShards
@@ -61,7 +61,7 @@ class Interrupt:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LearnerWork:
     """What a learner trains: model, schedule and data, all checked."""
 
     model: ModelSettings
@@ -69,7 +69,7 @@ class Work:
     shards: TokenShards
 
 
-def prepare_work(settings: Settings) -> Work:
+def prepare_work(settings: Settings) -> LearnerWork:
     """Return the checked model, training and data settings.
 
     Raises:
@@ -79,7 +79,7 @@ def prepare_work(settings: Settings) -> Work:
     shards = TokenShards(settings.data.dir)
     model = model_settings(settings.model, vocab=shards.meta.vocab)
     train = train_settings(settings.train, context=model.context)
-    return Work(model, train, shards)
+    return LearnerWork(model, train, shards)
 
 
 def train(settings: Settings) -> None:
@@ -90,7 +90,7 @@ def train(settings: Settings) -> None:
     interrupt = Interrupt()
     work = prepare_work(settings)
     limit_threads(settings.learner.threads)
-    spill.policy.bytes_min, spill.policy.folder = settings.learner.spill_bytes, settings.learner.scratch_dir
+    scratch_arrays.policy.bytes_min, scratch_arrays.policy.folder = settings.learner.spill_bytes, settings.learner.scratch_dir
 
     from atoll_learner.compiling import enable_compile_cache, turn  # noqa: PLC0415  (after the thread limits are set)
     from atoll_learner.export import load_safetensors  # noqa: PLC0415
@@ -126,7 +126,7 @@ class Trainer:
     """The inner loop: batches, jitted steps, the schedule by run tokens, checkpoints, and the throttle."""
 
     def __init__(
-        self, settings: Settings, work: Work, island: IslandHandle, interrupt: Interrupt, began_s: float
+        self, settings: Settings, work: LearnerWork, island: IslandHandle, interrupt: Interrupt, began_s: float
     ) -> None:
         """Build the jitted step, which compiles at its first call, and recover what a former life or a peer has."""
         from atoll_learner.keeper import Keeper  # noqa: PLC0415

@@ -30,10 +30,10 @@ import jax
 import numpy as np
 import optax
 
-from atoll.island.join import Borrowed, IslandHandle
-from atoll.logs import get
+from atoll.client.join import Borrowed, IslandHandle
+from atoll.base.logs import get
 from atoll.protocol.data import Key
-from atoll_learner.checkpoints import Checkpoints, Loaded
+from atoll_learner.checkpoints import Checkpoints, LoadedCheckpoint
 from atoll_learner.train import init_optimizer
 from atoll_learner.train_settings import TrainSettings
 
@@ -134,7 +134,7 @@ def _impossible_muon(muon: Any, train: TrainSettings) -> str:  # noqa: ANN401
     )
 
 
-def _own(checkpoints: Checkpoints | None, train: TrainSettings, fresh: Any) -> Loaded | None:  # noqa: ANN401
+def _own(checkpoints: Checkpoints | None, train: TrainSettings, fresh: Any) -> LoadedCheckpoint | None:  # noqa: ANN401
     own = checkpoints.load(fresh) if checkpoints is not None else None
     if own is not None and (reason := impossible(own.state, train)):
         log.warning("checkpoint.refused", reason=reason)
@@ -142,13 +142,13 @@ def _own(checkpoints: Checkpoints | None, train: TrainSettings, fresh: Any) -> L
     return own
 
 
-def _age_tokens(island: IslandHandle, own: Loaded) -> int:
+def _age_tokens(island: IslandHandle, own: LoadedCheckpoint) -> int:
     """Return how far the run is from where it was; heads know a little less than its learners did, which is no age."""
     passed = island.run_tokens - own.note.run_tokens
     return abs(passed) if own.rebuilt_since else max(0, passed)
 
 
-def _from_checkpoint(island: IslandHandle, own: Loaded, age_tokens: int) -> Recovered:
+def _from_checkpoint(island: IslandHandle, own: LoadedCheckpoint, age_tokens: int) -> Recovered:
     island.note_recovery(
         "checkpoint",
         former=own.note.incarnation,

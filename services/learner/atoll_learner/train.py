@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
-from atoll.errors import DataError
+from atoll.base.errors import DataError
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.model import EMBEDDINGS, Params, make_forward
 from atoll_learner.model_settings import ModelSettings

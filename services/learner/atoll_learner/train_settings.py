@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from atoll.errors import SettingsError
+from atoll.base.errors import SettingsError
 from atoll.settings import refusal
 
 

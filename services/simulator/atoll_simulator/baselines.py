@@ -5,12 +5,12 @@ optimizer, schedule and held-out text of `atoll_learner`. Each learner reads lea
 out in order of need, as in a real run: text is mixed equally widely.
 
 - **data-parallel**: one set of parameters; the batches of all M learners make one batch, M times larger.
-- **diloco**: M sets of parameters. After H steps (`protocol.interval_steps`) every learner's displacement from the last
-  common values goes through the codec and `atoll.correction`, is merged fragment by fragment by `atoll.merge` and applied by
-  `atoll.outer`, and all go on from the new values; their inner optimizers keep their state. Nothing overlaps and nobody is
+- **diloco**: M sets of parameters. After H steps (`protocol.interval_steps`) every learner's pseudo-gradient from the last
+  common values goes through the codec and `atoll.merge.correction`, is merged fragment by fragment by `atoll.merge.fold` and applied by
+  `atoll.merge.outer`, and all go on from the new values; their inner optimizers keep their state. Nothing overlaps and nobody is
   ever late: Atoll without what makes it asynchronous. The last interval may be shorter.
 
-With `protocol.average_versions` N an average of the parameters is kept and measured as a run keeps one (`atoll.advance`), so
+With `protocol.average_versions` N an average of the parameters is kept and measured as a run keeps one (`atoll.merge.global_update`), so
 that averages are compared with averages. A version of data-parallel training is a step, one of synchronous DiLoCo a meeting.
 
 The validation curve has the shape of `report.json`. Its points are measured on as many held-out tokens as the evaluator of a
@@ -31,20 +31,20 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from atoll.advance import averaged_in
-from atoll.codecs import Encoded, encoding_of
-from atoll.correction import Compass, correction_of
-from atoll.errors import SettingsError
-from atoll.fragments import describe, gather
-from atoll.layout import plan_layout
-from atoll.merge import Bends, FragmentFold, span_norms, token_weight
-from atoll.outer import MOMENTUM, make_outer
+from atoll.merge.global_update import averaged_in
+from atoll.codec import Encoded, encoding_of
+from atoll.merge.correction import MomentumReference, correction_of
+from atoll.base.errors import SettingsError
+from atoll.model.pytrees import describe, gather
+from atoll.model.layout import plan_layout
+from atoll.merge.fold import Corrections, FragmentFold, slice_norms, token_weight
+from atoll.merge.outer import MOMENTUM, make_outer
 from atoll.settings import Settings
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.evaluate import EXPORT_TOKENS_MAX, FOLLOW_TOKENS_MAX
 from atoll_learner.export import load_safetensors
 from atoll_learner.model import Params, embedding_names, init_params
-from atoll_learner.process import Work
+from atoll_learner.process import LearnerWork
 from atoll_learner.train import init_optimizer, learning_rate, make_evaluator, make_step
 
 Batch = npt.NDArray[np.int32]
@@ -63,7 +63,7 @@ class Point:
 
 
 @dataclass(slots=True)
-class Trained:
+class BaselineResult:
     """What a baseline came to: parameters, curve, and whether its loss stayed finite until the end.
 
     `initial`, `final` and `average` are bits per byte on the export's share of the held-out text; the last two are None of one
@@ -85,7 +85,7 @@ class Trained:
 class Feeds:
     """The batches of M learners in lock-step, each reading leases of its own, granted in order of need."""
 
-    def __init__(self, work: Work, learners: int, lease_blocks: int, seed: int) -> None:
+    def __init__(self, work: LearnerWork, learners: int, lease_blocks: int, seed: int) -> None:
         """Grant every learner its first lease, learner 1 first."""
         self._train, self._shards, self._lease_blocks = work.train, work.shards, lease_blocks
         rows = work.train.batch * work.train.accumulation
@@ -113,7 +113,7 @@ class Feeds:
 
 
 class Average:
-    """The exponential average of the parameters of all versions, by the rule of `atoll.advance`."""
+    """The exponential average of the parameters of all versions, by the rule of `atoll.merge.global_update`."""
 
     def __init__(self, horizon_versions: int) -> None:
         """Begin without any version."""
@@ -138,7 +138,7 @@ class DataParallel:
     That is the gradient of one batch M times larger, but for the order of additions; in memory it is as small as one learner's.
     """
 
-    def __init__(self, work: Work, params: Params) -> None:
+    def __init__(self, work: LearnerWork, params: Params) -> None:
         """Begin from `params`."""
         self._step = make_step(work.model, work.train)
         self._state = init_optimizer(work.train, params)
@@ -157,7 +157,7 @@ class DataParallel:
 class Diloco:
     """M sets of parameters that move apart until they meet; `params` are the values of the last meeting."""
 
-    def __init__(self, work: Work, params: Params, settings: Settings, learners: int) -> None:
+    def __init__(self, work: LearnerWork, params: Params, settings: Settings, learners: int) -> None:
         """Begin from `params` with every learner."""
         protocol = settings.protocol
         self._encoding = encoding_of(protocol.codec_up)
@@ -185,48 +185,48 @@ class Diloco:
         """Merge every fragment of every learner, take the outer step, and let all go on from the new values."""
         weight = token_weight(self._steps * self._tokens_per_step, self._steps)
         for p in range(self._protocol.fragments):
-            spans, bends = self._layout.spans(p), self._bends_of(p)
-            fold = FragmentFold(spans, self._protocol.merge)
+            slices, corrections = self._layout.slices(p), self._bends_of(p)
+            fold = FragmentFold(slices, self._protocol.merge)
             for params in self._learners:
                 sent = self._encoding.encoded(self._globals[p] - gather(self._layout, params, p))
-                norms = span_norms(spans, sent)
-                fold.add(sent, norms, weight, bends=bends(sent, norms))
-            merged = fold.result().displacement
+                norms = slice_norms(slices, sent)
+                fold.add(sent, norms, weight, corrections=corrections(sent, norms))
+            merged = fold.result().pseudo_gradient
             self._globals[p], self._momenta[p] = self._outer.update(self._globals[p], merged, self._momenta[p])
         self.params = self._assembled()
         self._learners = [self.params] * len(self._learners)
         self._steps = 0
 
-    def _bends_of(self, p: int) -> Callable[[Encoded, Sequence[float]], Bends | None]:
-        """Return what says how a displacement of fragment `p` is corrected as it is folded; the momentum is measured once."""
-        correction, spans = self._correction, self._layout.spans(p)
+    def _bends_of(self, p: int) -> Callable[[Encoded, Sequence[float]], Corrections | None]:
+        """Return what says how a pseudo-gradient of fragment `p` is corrected as it is folded; the momentum is measured once."""
+        correction, slices = self._correction, self._layout.slices(p)
         if correction is None:
             return lambda _displacement, _norms: None
-        compass = Compass.of(self._momenta[p][MOMENTUM], spans)
-        return lambda displacement, norms: correction.bends(displacement, norms, compass, spans)
+        momentum_reference = MomentumReference.of(self._momenta[p][MOMENTUM], slices)
+        return lambda pseudo_gradient, norms: correction.corrections(pseudo_gradient, norms, momentum_reference, slices)
 
     def _assembled(self) -> Params:
         """Return the global values as parameters in their own dtypes."""
         tensors = {tensor.name: np.array(self.params[tensor.name]) for tensor in self._layout.tensors}
         for p, vector in enumerate(self._globals):
-            for span in self._layout.spans(p):
-                if span.floating:
-                    whole = tensors[span.tensor_name]
-                    rows = whole[span.start : span.stop] if whole.ndim else whole
-                    rows[...] = vector[span.offset : span.offset + span.size].reshape(rows.shape)
+            for tensor_slice in self._layout.slices(p):
+                if tensor_slice.floating:
+                    whole = tensors[tensor_slice.tensor_name]
+                    rows = whole[tensor_slice.start : tensor_slice.stop] if whole.ndim else whole
+                    rows[...] = vector[tensor_slice.offset : tensor_slice.offset + tensor_slice.size].reshape(rows.shape)
         return {name: jnp.asarray(tensor) for name, tensor in tensors.items()}
 
 
 def train_baseline(  # noqa: PLR0913  (one per question; all but three have defaults)
     settings: Settings,
-    work: Work,
+    work: LearnerWork,
     method: Method,
     learners: int,
     *,
     stop_tokens: int = 0,
     evaluations: int = EVALUATIONS,
     say: Callable[[int, int, float], None] | None = None,
-) -> Trained:
+) -> BaselineResult:
     """Train with `method` to the token target of `settings` and return what came of it.
 
     `stop_tokens` ends earlier, on the schedule of the whole target: the common phase of a warm start. `say` is told
@@ -246,7 +246,7 @@ def train_baseline(  # noqa: PLR0913  (one per question; all but three have defa
     feeds = Feeds(work, learners, settings.data.lease_blocks, settings.seed)
     follow = make_evaluator(work.model, work.train, work.shards, FOLLOW_TOKENS_MAX)
     export = make_evaluator(work.model, work.train, work.shards, EXPORT_TOKENS_MAX)
-    trained = Trained(params, initial=export(params), curve=[Point(0, follow(params))])
+    trained = BaselineResult(params, initial=export(params), curve=[Point(0, follow(params))])
     average = Average(settings.protocol.average_versions) if settings.protocol.average_versions else None
     began_s = time.monotonic()
     for number in range(steps):
@@ -278,7 +278,7 @@ def _micro(batch: Batch) -> Batch:
     return batch if batch.ndim == 3 else batch[None]
 
 
-def report_of(trained: Trained, work: Work) -> dict[str, Any]:
+def report_of(trained: BaselineResult, work: LearnerWork) -> dict[str, Any]:
     """Return the parts of `report.json` that a baseline has, in the same shape: `validation` and the fates."""
     meta = work.shards.meta
     measured = min(EXPORT_TOKENS_MAX, meta.validation_tokens) * meta.validation_bytes / meta.validation_tokens

@@ -40,7 +40,7 @@ def train(  # noqa: PLR0913  (one option each)
     from atoll_simulator.cores import one_thread_for_algebra  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
     one_thread_for_algebra()
-    from atoll.up.options import UpRequest  # noqa: PLC0415
+    from atoll.local.options import UpRequest  # noqa: PLC0415
     from atoll_simulator.workshop import run_sim  # noqa: PLC0415
 
     flags = with_flags(assignments, protocol__shards=shards, seed=seed, protocol__tokens_target=tokens)

@@ -12,15 +12,15 @@ from typing import Final
 
 import msgspec
 
-from atoll.bus.interface import Bus, Whisper
-from atoll.bus.subjects import Subjects
-from atoll.clock import Clock
-from atoll.island.founding import read_run
-from atoll.logs import get
-from atoll.up.view import RunView
+from atoll.bus.interface import Bus, CoreMessage
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import Clock
+from atoll.run.record import read_run
+from atoll.base.logs import get
+from atoll.run.view import RunView
 from atoll.wire.messages import Event, decode, encode, event
 from atoll_learner.evaluate import WHO, measured
-from atoll_learner.merged import read_merged
+from atoll.run.merged_model import read_merged
 from atoll_learner.model import Params
 
 log = get(__name__)
@@ -50,15 +50,15 @@ class SimulatedEvaluator:
     async def follow(self) -> None:
         """Measure at every mark until cancelled."""
         news = await self._bus.listen(self._subjects.tap("ev.*.*"), len_max=NEWS_WAITING_MAX)
-        async for whisper in news:
-            if await self._crosses(whisper):
+        async for core_message in news:
+            if await self._crosses(core_message):
                 await self.evaluate()
 
-    async def _crosses(self, whisper: Whisper) -> bool:
+    async def _crosses(self, core_message: CoreMessage) -> bool:
         """Count a round and return whether it reaches a mark; the first learner that has joined finds the origin."""
-        kind = whisper.subject.split(".")[-2]
+        kind = core_message.subject.split(".")[-2]
         if kind == "round":
-            after = int(whisper.headers["Nats-Sequence"]) - 1
+            after = int(core_message.headers["Nats-Sequence"]) - 1
             entry = (await self._bus.replay(self._subjects.event(kind, "*"), after=after, limit=1))[0]
             self._token_fragments += msgspec.json.decode(decode(Event, entry.data).fields["tokens"], type=int)
         elif kind != "joined":

@@ -23,22 +23,22 @@ import jax
 import numpy as np
 
 from atoll.bus.interface import Bus
-from atoll.clock import Clock
-from atoll.errors import AtollError, BrokerUnavailable
-from atoll.identity import Identity
-from atoll.island.boundary import Boundary, planned
-from atoll.island.join import RECOVER_S, believed
-from atoll.island.lending import borrow
-from atoll.island.session import JoinRequest, Session
-from atoll.island.treestate import packed_bytes_max
-from atoll.logs import get
+from atoll.base.clock import Clock
+from atoll.base.errors import AtollError, BrokerUnavailable
+from atoll.base.identity import Identity
+from atoll.client.step_hook import StepHook, planned
+from atoll.client.join import RECOVER_S, believed
+from atoll.client.peer_recovery import borrow
+from atoll.client.session import JoinRequest, Session
+from atoll.client.optimizer_state import packed_bytes_max
+from atoll.base.logs import get
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.feed import LOOK_S, Supply
 from atoll_learner.leaving import RETURN_SHARE
 from atoll_learner.model import Params, embedding_names
-from atoll_learner.process import Work
+from atoll_learner.process import LearnerWork
 from atoll_learner.recovery import FRESH_FACTS, loan_facts, possible
 from atoll_learner.train import Step, init_optimizer, learning_rate
 
@@ -53,7 +53,7 @@ class Trade:
     """What all learners of a run share: settings, checked work, the first parameters and the compiled step."""
 
     settings: Settings
-    work: Work
+    work: LearnerWork
     params: Params
     step: Step
 
@@ -69,7 +69,7 @@ def warm(trade: Trade) -> None:
         trade.step(params, state, batch, 0.0)[2].block_until_ready()
 
 
-class Pace:
+class StepPace:
     """How long a learner's steps take: `mean_s`, each drawn anew from a lognormal of variation `cv`; more for the first."""
 
     def __init__(self, mean_s: float, cv: float, dice: random.Random, *, compile_s: float = 0.0) -> None:
@@ -97,7 +97,7 @@ class SimulatedLearner:
         *,
         clock: Clock,
         identity: Identity,
-        pace: Pace,
+        pace: StepPace,
         device: jax.Device,
         stop: asyncio.Event,
         on_step: Callable[[], None],
@@ -117,7 +117,7 @@ class SimulatedLearner:
         """Join, train to the end, leave; raise what ends a real learner's process with an error."""
         params = jax.device_put(self._trade.params, self._device)
         session = Session(self._request(params), self._opened, self._clock, self._identity)
-        boundary = Boundary(session, self._clock)
+        boundary = StepHook(session, self._clock)
         try:
             boundary.enter(params, await session.open())
             await session.begin(dict(boundary.leaves))
@@ -152,7 +152,7 @@ class SimulatedLearner:
         blocks, encode = work.shards.blocks, settings.learner.encode
         return JoinRequest(learner=self._name, record=record, origin=origin, data_blocks=blocks, encode=encode)
 
-    async def _recovered(self, session: Session, boundary: Boundary) -> Any:  # noqa: ANN401  (an optax state)
+    async def _recovered(self, session: Session, boundary: StepHook) -> Any:  # noqa: ANN401  (an optax state)
         """Return a healthy peer's optimizer state, else a fresh one, and say on the tape which."""
         train = self._trade.work.train
         fresh = jax.device_put(init_optimizer(train, boundary.params), self._device)
@@ -179,7 +179,7 @@ class SimulatedLearner:
     def _call(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         return asyncio.get_running_loop().create_task(work)
 
-    async def _train(self, session: Session, boundary: Boundary, supply: Supply, state: Any) -> None:  # noqa: ANN401
+    async def _train(self, session: Session, boundary: StepHook, supply: Supply, state: Any) -> None:  # noqa: ANN401
         """Step until the run is done or we are told to leave."""
         train, target = self._trade.work.train, session.run.protocol.tokens_target
         over = functools.partial(self._over, session, boundary)
@@ -195,7 +195,7 @@ class SimulatedLearner:
             session.lender.share(state, donated=True)
             self._on_step()
 
-    def _over(self, session: Session, boundary: Boundary) -> bool:
+    def _over(self, session: Session, boundary: StepHook) -> bool:
         return boundary.done or self._stop.is_set() or session.driver.failure is not None
 
     async def _batch(self, supply: Supply, over: Callable[[], bool]) -> Any:  # noqa: ANN401  (int32, or None)

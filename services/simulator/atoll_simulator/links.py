@@ -3,7 +3,7 @@
 A link has two legs. A message takes `bytes / bandwidth` to leave, one after the other, and `latency_s` to arrive, so a
 large blob holds up the heartbeat behind it, as it does in one TCP connection. A request takes both legs: its payload up,
 its answer down. While a link is cut nothing travels. A request that was on its way is sent again when the link is back,
-and fails like the real adapter's after `TOTAL_S`; what it asked for may have happened. A whisper is lost, now and then
+and fails like the real adapter's after `TOTAL_S`; what it asked for may have happened. A at-most-once message is lost, now and then
 also for no reason. A process that dies lets go of its link without a word.
 
 What both legs carry, each message with what it weighs beside its payload, is what a real bus reads from its sockets.
@@ -18,13 +18,16 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from atoll.bus.claims import check_size
-from atoll.bus.feeds import Feed
-from atoll.bus.interface import BlobRef, Buffer, BusStats, Info, Portion, Record, TapeEntry, Whisper
-from atoll.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer, MemoryDelivery
+from atoll.wire.limits import check_size
+from atoll.bus.subscriptions import BufferedSubscription
+from atoll.wire.blobs import BlobRef, Portion
+from atoll.wire.limits import Buffer, Info
+from atoll.wire.traffic import BusStats
+from atoll.bus.interface import Record, StoredEvent, CoreMessage
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus, MemoryConsumer, MemoryDelivery
 from atoll.bus.options import DEFAULTS
-from atoll.bus.pieces import Download, Upload
-from atoll.errors import BrokerUnavailable
+from atoll.wire.blobs import Download, Upload
+from atoll.base.errors import BrokerUnavailable
 
 T = TypeVar("T")
 
@@ -35,7 +38,7 @@ MESSAGE_BYTES: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class LinkShape:
-    """What a link can do: seconds each way, bytes per second up and down (0: without bound), share of whispers lost."""
+    """What a link can do: seconds each way, bytes per second up and down (0: without bound), share of at-most-once messages lost."""
 
     latency_s: float = 0.0
     up_bytes_s: float = 0.0
@@ -63,11 +66,11 @@ class Leg:
         return leaves_s + self._latency_s
 
 
-class Link:
+class SimulatedLink:
     """A process's link to the broker: two legs, whole, cut or (its process being dead) gone."""
 
     def __init__(self, shape: LinkShape, dice: random.Random) -> None:
-        """Begin whole; `dice` decides which whispers are lost. Belongs to the running loop."""
+        """Begin whole; `dice` decides which at-most-once messages are lost. Belongs to the running loop."""
         self.stats = BusStats()
         self.up = Leg(shape.up_bytes_s, shape.latency_s, self._count_up)
         self.down = Leg(shape.down_bytes_s, shape.latency_s, self._count_down)
@@ -130,8 +133,8 @@ class Link:
         except TimeoutError:
             raise BrokerUnavailable("the broker does not answer", got="a link that is cut") from None
 
-    def whisper(self, leg: Leg, size_bytes: int, arrive: object, *arguments: object) -> None:
-        """Call `arrive(*arguments)` when a whisper has arrived, or never."""
+    def core_message(self, leg: Leg, size_bytes: int, arrive: object, *arguments: object) -> None:
+        """Call `arrive(*arguments)` when an at-most-once message has arrived, or never."""
         if not self.whole or (self._loss and self._dice.random() < self._loss):
             return
         due_s = leg.arrival_s(self._loop.time(), size_bytes)
@@ -142,23 +145,23 @@ class Link:
             arrive(*arguments)
 
 
-class LinkedFeed(Feed):
+class LinkedFeed(BufferedSubscription):
     """A feed at the far end of a link."""
 
-    def __init__(self, link: Link, bus: LinkedBus, len_max: int) -> None:
+    def __init__(self, link: SimulatedLink, bus: LinkedBus, len_max: int) -> None:
         """Hear what the link lets through."""
         super().__init__(len_max, on_drop=bus.count_drop, on_close=bus.hush)
         self._link = link
 
-    def push(self, whisper: Whisper) -> None:
-        """Send a whisper down the link."""
-        self._link.whisper(self._link.down, len(whisper.data), super().push, whisper)
+    def push(self, core_message: CoreMessage) -> None:
+        """Send an at-most-once message down the link."""
+        self._link.core_message(self._link.down, len(core_message.data), super().push, core_message)
 
 
 class LinkedDelivery:
     """A queued message in the hands of a process at the far end of a link."""
 
-    def __init__(self, inner: MemoryDelivery, link: Link) -> None:
+    def __init__(self, inner: MemoryDelivery, link: SimulatedLink) -> None:
         """Wrap what the broker handed out."""
         self.subject, self.data, self.redelivered = inner.subject, inner.data, inner.redelivered
         self._inner = inner
@@ -183,7 +186,7 @@ class LinkedDelivery:
 class LinkedConsumer:
     """A place in a work queue, read through a link."""
 
-    def __init__(self, inner: MemoryConsumer, link: Link) -> None:
+    def __init__(self, inner: MemoryConsumer, link: SimulatedLink) -> None:
         """Read `inner`."""
         self._inner = inner
         self._link = link
@@ -215,7 +218,7 @@ class LinkedConsumer:
 class LinkedBus(MemoryBus):
     """One process's bus: everything it asks for travels over `link`."""
 
-    def __init__(self, run: str, broker: MemoryBroker, link: Link) -> None:
+    def __init__(self, run: str, broker: MemoryBroker, link: SimulatedLink) -> None:
         """Join `broker` for `run`."""
         super().__init__(run, broker)
         self.link = link
@@ -228,14 +231,14 @@ class LinkedBus(MemoryBus):
             self._broker.feeds.pop(feed, None)
 
     def count_drop(self) -> None:
-        """Count a whisper that its reader was too slow for."""
+        """Count an at-most-once message that its reader was too slow for."""
         self._count_drop()
 
-    async def hush(self, feed: Feed) -> None:
+    async def hush(self, feed: BufferedSubscription) -> None:
         """Stop filling a feed."""
         await self._hush(feed)
 
-    def _new_feed(self, len_max: int) -> Feed:
+    def _new_feed(self, len_max: int) -> BufferedSubscription:
         return LinkedFeed(self.link, self, len_max)
 
     async def _up(self, size_bytes: int) -> None:
@@ -304,7 +307,7 @@ class LinkedBus(MemoryBus):
         await self._down(0)
         return LinkedConsumer(consumer, self.link)
 
-    async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[TapeEntry]:
+    async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """Return stored messages in order; see `Bus`."""
         await self._up(0)
         entries = await super().replay(subject_filter, after=after, limit=limit)
@@ -316,10 +319,10 @@ class LinkedBus(MemoryBus):
         check_size(subject, data)
         await self._give_way()
         self._count_up(data)
-        self.link.whisper(self.link.up, len(data), self._broker.whisper, Whisper(subject, bytes(data)))
+        self.link.core_message(self.link.up, len(data), self._broker.core_message, CoreMessage(subject, bytes(data)))
 
-    async def listen(self, subject_filter: str, *, len_max: int = 1024) -> Feed:
-        """Hear whispers; see `Bus`."""
+    async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
+        """Hear at-most-once messages; see `Bus`."""
         await self._up(0)
         feed = await super().listen(subject_filter, len_max=len_max)
         await self._down(0)

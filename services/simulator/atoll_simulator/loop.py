@@ -6,7 +6,7 @@ and what is due at the same moment is done in the order in which it was asked fo
 needs a socket, a pipe or another process works here. With nothing ready and no timer left nobody will ever go on: that
 is an error, not a long wait.
 
-A `Group` holds the tasks of one simulated process, with all that they start: a kill ends them together.
+A `ProcessTasks` holds the tasks of one simulated process, with all that they start: a kill ends them together.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from atoll.errors import ProtocolMisuse
-from atoll.logs import get
+from atoll.base.errors import ProtocolMisuse
+from atoll.base.logs import get
 
 log = get(__name__)
 
 WALL_S: Final = 1_767_225_600.0
 """The wall clock of every simulated run begins here: 2026-01-01 00:00 UTC."""
 
-_group: contextvars.ContextVar[Group | None] = contextvars.ContextVar("group", default=None)
+_group: contextvars.ContextVar[ProcessTasks | None] = contextvars.ContextVar("group", default=None)
 
 
-class Group:
+class ProcessTasks:
     """The tasks of one simulated process, in the order in which they began."""
 
     def __init__(self) -> None:

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from atoll.bus.interface import CHUNK_BYTES
+from atoll.wire.limits import CHUNK_BYTES
 from atoll.bus.options import DEFAULTS
-from atoll.errors import SettingsError
+from atoll.base.errors import SettingsError
 from atoll.settings import refusal
 from atoll_simulator.links import LinkShape
 
@@ -35,7 +35,7 @@ class _Table(BaseModel):
 
 
 class LinkTable(_Table):
-    """A link: latency each way, megabits per second each way (0: without bound), and the share of whispers it loses.
+    """A link: latency each way, megabits per second each way (0: without bound), and the share of at-most-once messages it loses.
 
     A link that the real bus would give up on at once is refused: see `LATENCY_S_MAX` and `MBIT_S_MIN`.
     """

@@ -16,32 +16,32 @@ from typing import Any, Final
 import jax
 import msgspec
 
-from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.subjects import Subjects
-from atoll.clock import Clock, SystemClock
-from atoll.island.founding import read_run
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import Clock, SystemClock
+from atoll.run.record import read_run
 from atoll.protocol.ledger import Ledger
 from atoll.settings import ArchiveSettings
-from atoll.up.folder import SIMULATED, RunFolder
-from atoll.up.founded import kept_books
-from atoll.up.journal import Journal
-from atoll.up.live import Face, Picture
-from atoll.up.options import UpPlan, shard_names, standby_names
-from atoll.up.report.write import write_report
-from atoll.up.supervisor import LEARNERS_LEAVE_S, SHARDS_FINISH_S, SHARDS_LEAVE_S
-from atoll.up.view import RunView
-from atoll.up.watch import Watch
+from atoll.run.folder import SIMULATED, RunFolder
+from atoll.local.run_probe import kept_ledger
+from atoll.local.journal import Journal
+from atoll.local.console import RunConsole, ConsolePicture
+from atoll.local.options import UpPlan, shard_names, standby_names
+from atoll.report.write import write_report
+from atoll.local.supervisor import LEARNERS_LEAVE_S, SHARDS_FINISH_S, SHARDS_LEAVE_S
+from atoll.run.view import RunView
+from atoll.run.watch import Watch
 from atoll.wire.messages import RunRecord
 from atoll_learner.evaluate import FOLLOW_TOKENS_MAX, write_out
-from atoll_learner.merged import Merged, read_merged
+from atoll.run.merged_model import MergedModel, read_merged
 from atoll_learner.train import make_evaluator
 from atoll_simulator.evaluator import SimulatedEvaluator
 from atoll_simulator.interrupting import Interrupted
-from atoll_simulator.learner import Pace, SimulatedLearner, Trade
+from atoll_simulator.learner import StepPace, SimulatedLearner, Trade
 from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_simulator.scenario import Scenario
-from atoll_simulator.world import Life, World
-from atoll_synchronizer.hosting import Host
+from atoll_simulator.world import ProcessLife, SimulatedWorld
+from atoll_synchronizer.shard_assignment import Host
 from atoll_synchronizer.process import wait_for_run
 
 POLL_S: Final = 0.25
@@ -53,7 +53,7 @@ TAPE_PAGE: Final = 1000
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulationOutcome:
     """How a simulated run ended and what it left: the merged model, and the inner steps with the real time they took.
 
     `why` says what is wrong with the end, empty for a good one. `books` are those that the heads name, read where a shard
@@ -63,8 +63,8 @@ class Outcome:
     ended: str
     why: str
     run: RunRecord | None
-    merged: Merged | None
-    books: Ledger | None
+    merged: MergedModel | None
+    fragment_ledger: Ledger | None
     steps: int
     steps_took_s: float
 
@@ -73,7 +73,7 @@ class Simulation:
     """One simulated run on the running virtual loop."""
 
     def __init__(
-        self, up: UpPlan, scenario: Scenario, trade: Trade, *, view: RunView, face: Face, interrupted: Interrupted
+        self, up: UpPlan, scenario: Scenario, trade: Trade, *, view: RunView, face: RunConsole, interrupted: Interrupted
     ) -> None:
         """Prepare; `run` does the work."""
         self._up = up
@@ -86,7 +86,7 @@ class Simulation:
         self.clock: Clock = LoopClock(asyncio.get_running_loop())
         self._broker = MemoryBroker(stream_bytes_max=self._settings.broker.stream_bytes_max, clock=self.clock)
         self._bus = MemoryBus(self._settings.run, self._broker)
-        self.world = World(self._settings.run, self._settings.seed, scenario, self._broker, self.clock)
+        self.world = SimulatedWorld(self._settings.run, self._settings.seed, scenario, self._broker, self.clock)
         self._watch = Watch(self._bus, self._settings.run, view, self.clock)
         self._devices = jax.local_devices()
         self._shards = shard_names(self._settings.protocol.shards)
@@ -96,7 +96,7 @@ class Simulation:
         self._first_real_s = self._last_real_s = 0.0
         self._shown_s = 0.0
 
-    async def run(self) -> Outcome:
+    async def run(self) -> SimulationOutcome:
         """Train to the end and return what came of it."""
         loop = asyncio.get_running_loop()
         evaluator = self._evaluator()
@@ -114,10 +114,10 @@ class Simulation:
                 await evaluator.evaluate()
                 await self._watch.catch_up()
                 merged = await read_merged(self._bus, run)
-            books = await kept_books(self._bus, self._settings.run, self._view)
-            if ended == "finished" and books is not None:
+            fragment_ledger = await kept_ledger(self._bus, self._settings.run, self._view)
+            if ended == "finished" and fragment_ledger is not None:
                 ended, why = "failed", "a shard did not close its books"
-            return Outcome(ended, why, run, merged, books, self._steps, self._last_real_s - self._first_real_s)
+            return SimulationOutcome(ended, why, run, merged, fragment_ledger, self._steps, self._last_real_s - self._first_real_s)
         finally:
             self.world.end()
             for helper in helpers:
@@ -165,7 +165,7 @@ class Simulation:
         self.world.begin()
 
     def _server(self, shard: int) -> Any:  # noqa: ANN401  (a coroutine function of a life)
-        async def serve(life: Life) -> None:
+        async def serve(life: ProcessLife) -> None:
             record = await wait_for_run(life.bus, self._settings.run, life.stop)
             if record is not None:
                 await Host(life.bus, record, (shard,), self.clock, ArchiveSettings(), life.identity).serve(life.stop)
@@ -173,7 +173,7 @@ class Simulation:
 
         return serve
 
-    async def _serve_learner(self, life: Life) -> None:
+    async def _serve_learner(self, life: ProcessLife) -> None:
         name = life.name
         scenario, mean_s = self._scenario, self._mean_s(name)
         dice = self.world.dice(name, life.number, "pace")
@@ -183,7 +183,7 @@ class Simulation:
             life.bus,
             clock=self.clock,
             identity=life.identity,
-            pace=Pace(mean_s, scenario.step_cv, dice, compile_s=scenario.compile_s.get(name, 0.0)),
+            pace=StepPace(mean_s, scenario.step_cv, dice, compile_s=scenario.compile_s.get(name, 0.0)),
             device=self._devices[self._up.learners.index(name) % len(self._devices)],
             stop=life.stop,
             on_step=self._on_step,
@@ -268,16 +268,16 @@ class Simulation:
             return
         self._shown_s = now_s
         settings = self._settings
-        self._face.show(Picture(self._view, settings.run, settings.protocol, 0.0, self.clock.monotonic()))
+        self._face.show(ConsolePicture(self._view, settings.run, settings.protocol, 0.0, self.clock.monotonic()))
 
 
 def simulate(
-    up: UpPlan, scenario: Scenario, trade: Trade, *, folder: RunFolder, face: Face, interrupted: Interrupted
-) -> tuple[dict[str, Any] | None, Outcome]:
+    up: UpPlan, scenario: Scenario, trade: Trade, *, folder: RunFolder, face: RunConsole, interrupted: Interrupted
+) -> tuple[dict[str, Any] | None, SimulationOutcome]:
     """Carry a simulated run out in `folder` and return its report and outcome; without anything trained there is none."""
     view = RunView()
 
-    async def main() -> Outcome:
+    async def main() -> SimulationOutcome:
         simulation = Simulation(up, scenario, trade, view=view, face=face, interrupted=interrupted)
         journal = Journal(replace(up, broker=SIMULATED), folder, view, simulation.clock)
         journal.save()
@@ -305,6 +305,6 @@ def simulate(
         return None, outcome
     with face.stage("measuring and writing the model"):
         write_out(trade.work, folder.out, outcome.run, outcome.merged)
-    report = write_report(folder, view, files[0].file, outcome.run.data, "virtual", books=outcome.books)
+    report = write_report(folder, view, files[0].file, outcome.run.data, "virtual", fragment_ledger=outcome.fragment_ledger)
     files[0].settle(report)
     return report, outcome

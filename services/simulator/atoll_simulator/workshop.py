@@ -12,14 +12,14 @@ from typing import Any
 from rich.console import Console
 
 from atoll.cli import INTERRUPTED
-from atoll.clock import SystemClock
-from atoll.errors import AtollError, SettingsError
-from atoll.logs import logging_to
+from atoll.base.clock import SystemClock
+from atoll.base.errors import AtollError, SettingsError
+from atoll.base.logs import logging_to
 from atoll.settings import Settings
-from atoll.up.folder import RunFolder, move_aside, read_run_file
-from atoll.up.live import Face, PlainFace, TerminalFace
-from atoll.up.options import UpPlan, UpRequest, plan, shard_names, standby_names
-from atoll.up.report.write import summary
+from atoll.run.folder import RunFolder, move_aside, read_run_file
+from atoll.local.console import RunConsole, PlainConsole, TerminalConsole
+from atoll.local.options import UpPlan, UpRequest, plan, shard_names, standby_names
+from atoll.report.write import summary
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.sources import files_of, stdlib_files
 from atoll_learner.process import prepare_work
@@ -44,7 +44,7 @@ class Ran:
         return (self.steps - 1) / self.steps_took_s if self.steps_took_s > 0 else 0.0
 
 
-def run_sim(request: UpRequest, *, again: bool = False, face: Face | None = None) -> Ran:
+def run_sim(request: UpRequest, *, again: bool = False, face: RunConsole | None = None) -> Ran:
     """Carry out what was asked for; the exit code is 0, or 130 when it was interrupted.
 
     Raises:
@@ -68,13 +68,13 @@ def run_sim(request: UpRequest, *, again: bool = False, face: Face | None = None
         return _simulated(up, scenario, folder, face or _stderr(), interrupted)
 
 
-def _stderr() -> Face:
+def _stderr() -> RunConsole:
     """Return the face that fits standard error."""
     console = Console(stderr=True)
-    return TerminalFace(console, SystemClock()) if console.is_terminal else PlainFace(console, SystemClock())
+    return TerminalConsole(console, SystemClock()) if console.is_terminal else PlainConsole(console, SystemClock())
 
 
-def _simulated(up: UpPlan, scenario: Scenario, folder: RunFolder, face: Face, interrupted: Interrupted) -> Ran:
+def _simulated(up: UpPlan, scenario: Scenario, folder: RunFolder, face: RunConsole, interrupted: Interrupted) -> Ran:
     clock = SystemClock()
     began_s = clock.monotonic()
     for warning in scenario.slow_links():
@@ -110,7 +110,7 @@ def planned_run(request: UpRequest) -> tuple[UpPlan, Scenario]:
     """Return the checked plan, as `atoll up` would make it for a new folder, and the scenario.
 
     Raises:
-        SettingsError: see `atoll.up.options.plan` and `scenario_of`.
+        SettingsError: see `atoll.local.options.plan` and `scenario_of`.
     """
     up = plan(replace(request, run="sim", fresh=True))
     shards = up.settings.protocol.shards
@@ -122,7 +122,7 @@ def planned_run(request: UpRequest) -> tuple[UpPlan, Scenario]:
     return replace(up, out=request.out or Path("runs") / f"sim-{up.settings.seed}"), scenario
 
 
-def with_data(up: UpPlan, folder: RunFolder, face: Face) -> Settings:
+def with_data(up: UpPlan, folder: RunFolder, face: RunConsole) -> Settings:
     """Return the settings with the folder of the token shards, which are prepared if they are ours to prepare."""
     settings = up.settings
     if not up.prepare:

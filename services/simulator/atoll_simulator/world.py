@@ -16,22 +16,22 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from atoll.bus.memory import MemoryBroker
-from atoll.clock import Clock
-from atoll.errors import AtollError, UserError
-from atoll.identity import Identity
-from atoll.logs import say_in_this_task
-from atoll.up.processes import RESTART_PAUSE_S
-from atoll.up.services import RESTARTS_MAX
-from atoll_simulator.links import Link, LinkedBus
-from atoll_simulator.loop import Group
+from atoll.bus.memory.bus import MemoryBroker
+from atoll.base.clock import Clock
+from atoll.base.errors import AtollError, UserError
+from atoll.base.identity import Identity
+from atoll.base.logs import say_in_this_task
+from atoll.local.processes import RESTART_PAUSE_S
+from atoll.local.services import RESTARTS_MAX
+from atoll_simulator.links import SimulatedLink, LinkedBus
+from atoll_simulator.loop import ProcessTasks
 from atoll_simulator.scenario import BROKER, Kill, Partition, Scenario
 
 HOST: Final = "simulated"
 
 
 @dataclass(slots=True)
-class Life:
+class ProcessLife:
     """One life of a process. `stop` asks it to leave in good order."""
 
     name: str
@@ -39,7 +39,7 @@ class Life:
     bus: LinkedBus
     identity: Identity
     stop: asyncio.Event
-    group: Group = field(default_factory=Group)
+    group: ProcessTasks = field(default_factory=ProcessTasks)
     killed: bool = False
     ended: bool = False
 
@@ -49,9 +49,9 @@ class Actor:
     """A process of the run: what it does with a life, the life it has, and whether another is due."""
 
     name: str
-    serve: Callable[[Life], Coroutine[Any, Any, None]]
+    serve: Callable[[ProcessLife], Coroutine[Any, Any, None]]
     lives: int = 0
-    life: Life | None = None
+    life: ProcessLife | None = None
     due: bool = False
     restarts: int = 0
     dismissed: bool = False
@@ -63,7 +63,7 @@ class Actor:
         return self.life is not None and not self.life.ended
 
 
-class World:
+class SimulatedWorld:
     """The processes of one run on one broker, from one seed, on the running loop."""
 
     def __init__(self, run: str, seed: int, scenario: Scenario, broker: MemoryBroker, clock: Clock) -> None:
@@ -90,7 +90,7 @@ class World:
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def add(self, name: str, serve: Callable[[Life], Coroutine[Any, Any, None]], *, at_s: float = 0.0) -> None:
+    def add(self, name: str, serve: Callable[[ProcessLife], Coroutine[Any, Any, None]], *, at_s: float = 0.0) -> None:
         """Make a process known, which starts at `at_s`."""
         actor = self._actors[name] = Actor(name, serve)
         self._start_later(actor, at_s)
@@ -164,28 +164,28 @@ class World:
         actor.due = actor.left = False
         actor.lives += 1
         name, number = actor.name, actor.lives
-        link = Link(self._scenario.link_of(name), self.dice(name, number, "link"))
+        link = SimulatedLink(self._scenario.link_of(name), self.dice(name, number, "link"))
         for reason in (*self._cuts.get(BROKER, ()), *self._cuts.get(name, ())):
             link.cut(reason)
         nonces = self.dice(name, number, "nonce")
         identity = Identity(f"{name}-{number}", HOST, number, lambda size: nonces.randbytes(size).hex())
-        life = Life(name, number, LinkedBus(self._run, self._broker, link), identity, asyncio.Event())
+        life = ProcessLife(name, number, LinkedBus(self._run, self._broker, link), identity, asyncio.Event())
         actor.life = life
         self.note("started", name, life=number)
         task = life.group.spawn(self._live(actor, life))
         task.add_done_callback(lambda done: self._on_end(actor, life, done))
 
-    async def _live(self, actor: Actor, life: Life) -> None:
+    async def _live(self, actor: Actor, life: ProcessLife) -> None:
         say_in_this_task(process=life.name, life=life.number)
         await asyncio.sleep(self._scenario.start_s)
         await actor.serve(life)
 
-    def _end(self, life: Life, *, killed: bool) -> None:
+    def _end(self, life: ProcessLife, *, killed: bool) -> None:
         life.ended, life.killed = True, killed
         life.bus.sever()
         life.group.kill()
 
-    def _on_end(self, actor: Actor, life: Life, done: asyncio.Task[None]) -> None:
+    def _on_end(self, actor: Actor, life: ProcessLife, done: asyncio.Task[None]) -> None:
         """A life is over by itself: well, with an error that `atoll up` would answer with a restart, or with a bug."""
         if life.killed or done.cancelled():
             return

@@ -21,22 +21,23 @@ from typing import TypeVar
 
 import msgspec
 
-from atoll.archive.marks import Manifest, Object, Piece, due_mark, founding, next_mark_s, number
-from atoll.archive.shelf import Shelf
-from atoll.archive.vault import open_vault
-from atoll.bus.interface import BlobRef, Bus, Record
-from atoll.bus.pieces import Cut, Pieces, Upload, digest_of
-from atoll.bus.subjects import Subjects
-from atoll.chain import digest_of_values, keyframe_of
-from atoll.clock import Clock
-from atoll.codecs import Packed
-from atoll.errors import AtollError, PeerMisbehaved, ProtocolMisuse
-from atoll.logs import get
+from atoll.archive.checkpoints import Manifest, CheckpointObject, Piece, due_mark, founding, next_mark_s, number
+from atoll.archive.checkpoint_store import CheckpointStore
+from atoll.archive.object_store import open_vault
+from atoll.wire.blobs import BlobRef
+from atoll.bus.interface import Bus, Record
+from atoll.wire.blobs import Cut, Pieces, Upload, digest_of
+from atoll.wire.subjects import Subjects
+from atoll.run.delta_chain import digest_of_values, keyframe_of
+from atoll.base.clock import Clock
+from atoll.codec import PackedArrays
+from atoll.base.errors import AtollError, PeerMisbehaved, ProtocolMisuse
+from atoll.base.logs import get
 from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
 from atoll.settings import ArchiveSettings
 from atoll.wire.messages import Head, Member, RunRecord, decode
-from atoll_synchronizer.store import Holding, Store
+from atoll_synchronizer.store import Holding, ShardStore
 
 log = get(__name__)
 
@@ -60,7 +61,7 @@ class _Written:
 class Archivist:
     """Makes the marks of one owner's tenure. `marks` and `failures` count since it began."""
 
-    def __init__(self, shelf: Shelf, run: RunRecord, shard: int, settings: ArchiveSettings, clock: Clock) -> None:
+    def __init__(self, shelf: CheckpointStore, run: RunRecord, shard: int, settings: ArchiveSettings, clock: Clock) -> None:
         """Write nothing yet."""
         self._shelf = shelf
         self._run = run
@@ -72,20 +73,20 @@ class Archivist:
         self.marks = 0
         self.failures = 0
 
-    async def keep(self, bus: Bus, store: Store, reports: Callable[[], Ledger]) -> None:
+    async def keep(self, bus: Bus, store: ShardStore, reports: Callable[[], Ledger]) -> None:
         """Make a mark now, and then one whenever it is due."""
         while True:
             await self.mark(bus, store, reports)
             now_s = self._clock.wall()
             await asyncio.sleep(max(0.05, next_mark_s(self._run, now_s, self._settings.every_s) - now_s))
 
-    async def close(self, bus: Bus, store: Store, reports: Ledger, *, finished: bool) -> None:
+    async def close(self, bus: Bus, store: ShardStore, reports: Ledger, *, finished: bool) -> None:
         """Make the last mark of a tenure that ends in good order, within a time that is bounded and grows with its size.
 
         `finished`: the shard goes no further, so this mark stands for it in all later ones.
         """
         heads = [held.head for held in store.holdings.values()]
-        refs = [ref for head in heads for ref in (head.keyframe, head.state, head.books) if ref is not None]
+        refs = [ref for head in heads for ref in (head.keyframe, head.state, head.fragment_ledger) if ref is not None]
         patience_s = LEAVING_S
         if finished:
             patience_s = LAST_MARK_S + sum(ref.size_bytes for ref in refs) / SLOW_BYTES_PER_S
@@ -101,7 +102,7 @@ class Archivist:
                 reason=f"the last mark was not durable after {patience_s:.0f} s; the one before it stands",
             )
 
-    async def mark(self, bus: Bus, store: Store, reports: Callable[[], Ledger], *, final: bool = False) -> bool:
+    async def mark(self, bus: Bus, store: ShardStore, reports: Callable[[], Ledger], *, final: bool = False) -> bool:
         """Make the mark that is due now; return whether it is durable. Raises nothing."""
         began_s = self._clock.monotonic()
         due = number(self._run, self._clock.wall(), self._settings.every_s)
@@ -128,7 +129,7 @@ class Archivist:
         )
         return True
 
-    async def _mark(self, bus: Bus, store: Store, reports: Callable[[], Ledger], due: int, *, final: bool) -> _Written:
+    async def _mark(self, bus: Bus, store: ShardStore, reports: Callable[[], Ledger], due: int, *, final: bool) -> _Written:
         written = _Written()
         pieces: dict[int, Piece] = {}
         # What somebody has deleted meanwhile is written again.
@@ -161,15 +162,15 @@ class Archivist:
         self._last = pieces
         return written
 
-    def _archive(self, fragment: int, held: Holding, there: set[Object], written: _Written) -> Piece:
+    def _archive(self, fragment: int, held: Holding, there: set[CheckpointObject], written: _Written) -> Piece:
         """Store what a head names, as far as the last mark has not; return the piece. Runs in the thread."""
         head, last = held.head, self._last.get(fragment)
-        known: dict[BlobRef, Object] = {}
+        known: dict[BlobRef, CheckpointObject] = {}
         if last is not None:
-            pairs = ((last.head.keyframe, last.frame), (last.head.state, last.state), (last.head.books, last.books))
+            pairs = ((last.head.keyframe, last.frame), (last.head.state, last.state), (last.head.fragment_ledger, last.fragment_ledger))
             known = {ref: found for ref, found in pairs if ref is not None and found in there}
 
-        def stored(ref: BlobRef, pieces: Callable[[], Pieces]) -> Object:
+        def stored(ref: BlobRef, pieces: Callable[[], Pieces]) -> CheckpointObject:
             if ref in known:
                 written.again += 1
                 return known[ref]
@@ -179,8 +180,8 @@ class Archivist:
         return Piece(
             head=head,
             frame=stored(head.keyframe, lambda: keyframe_of(held.values)),
-            state=None if head.state is None else stored(head.state, lambda: Packed(held.state)),
-            books=None if head.books is None else stored(head.books, lambda: Cut(held.books or b"")),
+            state=None if head.state is None else stored(head.state, lambda: PackedArrays(held.state)),
+            fragment_ledger=None if head.fragment_ledger is None else stored(head.fragment_ledger, lambda: Cut(held.fragment_ledger or b"")),
         )
 
     def _whole(self, head: Head, held: Holding) -> Head:
@@ -195,7 +196,7 @@ class Archivist:
         keyframe = BlobRef(stem, len(pieces), pieces.framing.size_bytes, digest_of(pieces))
         return msgspec.structs.replace(head, keyframe=keyframe, key_version=head.version, deltas=())
 
-    def _store(self, ref: BlobRef, pieces: Pieces, written: _Written) -> Object:
+    def _store(self, ref: BlobRef, pieces: Pieces, written: _Written) -> CheckpointObject:
         """Return the object of a blob, which must be what `ref` names."""
         made = Upload(pieces)
         data = b"".join(made.make(number) for number in range(len(pieces)))
@@ -250,4 +251,4 @@ def make_archivist(settings: ArchiveSettings, run: RunRecord, shard: int, clock:
     """Return who archives this shard, None when no archive is set."""
     if not settings.url or not settings.every_s:
         return None
-    return Archivist(Shelf(open_vault(settings.url), run.run), run, shard, settings, clock)
+    return Archivist(CheckpointStore(open_vault(settings.url), run.run), run, shard, settings, clock)

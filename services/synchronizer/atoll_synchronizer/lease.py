@@ -18,15 +18,15 @@ from collections.abc import Callable
 import msgspec
 
 from atoll.bus.interface import Bus
-from atoll.bus.subjects import Subjects
-from atoll.clock import Clock
-from atoll.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
-from atoll.identity import Identity, this_process
-from atoll.logs import get
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import Clock
+from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
+from atoll.base.identity import Identity, this_process
+from atoll.base.logs import get
 from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
 from atoll.protocol.ledger import Ledger, newest
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.tenure import LeaseSeen, LeaseWritten, Standing, Tenure
+from atoll.protocol.tenure import LeaseSeen, LeaseWritten, LeaseStanding, Tenure
 from atoll.wire.messages import Lease, decode, encode
 
 log = get(__name__)
@@ -63,7 +63,7 @@ class LeaseKeeper:
     @property
     def epoch(self) -> int:
         """Return the number of our tenure; 0 before we have one."""
-        return self._machine.epoch if self._machine.standing is Standing.OWNING else 0
+        return self._machine.epoch if self._machine.standing is LeaseStanding.OWNING else 0
 
     async def win(self) -> Ledger | None:
         """Wait until the shard is ours; return what the former owner last knew of the learners, None when it is the first.
@@ -102,7 +102,7 @@ class LeaseKeeper:
 
     async def hold(self, ledger: Callable[[], Ledger]) -> str:
         """Renew, with the newest reports of the learners, until somebody else holds the lease; return what was seen."""
-        while self._machine.standing is not Standing.DEPOSED:
+        while self._machine.standing is not LeaseStanding.DEPOSED:
             await asyncio.sleep(self._machine.poll_s)
             await self._look(ledger())
         return "somebody else holds the lease"

@@ -15,20 +15,21 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from atoll.archive.rebuild import rebuild
-from atoll.archive.shelf import Shelf
-from atoll.archive.vault import open_vault
-from atoll.bus.connect import open_bus
+from atoll.archive.checkpoint_store import CheckpointStore
+from atoll.archive.object_store import open_vault
+from atoll.bus.open import open_bus
 from atoll.bus.interface import Bus
-from atoll.bus.subjects import Subjects
-from atoll.clock import SystemClock
-from atoll.errors import BrokerUnavailable, SettingsError
-from atoll.health import live
-from atoll.island.founding import read_heads, read_run
-from atoll.kernels import spill
-from atoll.logs import configure, get
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import SystemClock
+from atoll.base.errors import BrokerUnavailable, SettingsError
+from atoll.base.health import live
+from atoll.run.heads import read_heads
+from atoll.run.record import read_run
+from atoll.base import scratch_arrays
+from atoll.base.logs import configure, get
 from atoll.settings import Settings, bus_options
 from atoll.wire.messages import RunRecord
-from atoll_synchronizer.hosting import Host
+from atoll_synchronizer.shard_assignment import Host
 from atoll_synchronizer.service import ShardService
 
 log = get(__name__)
@@ -40,7 +41,7 @@ SAY_S = 10.0
 def serve_shards(settings: Settings) -> None:
     """Serve the shard that `settings` names, or all, in a loop of its own."""
     configure(settings.log.format, settings.log.level, role="synchronizer", run=settings.run)
-    spill.policy.bytes_min, spill.policy.folder = settings.synchronizer.spill_bytes, settings.synchronizer.scratch_dir
+    scratch_arrays.policy.bytes_min, scratch_arrays.policy.folder = settings.synchronizer.spill_bytes, settings.synchronizer.scratch_dir
     asyncio.run(serve(settings))
 
 
@@ -56,7 +57,7 @@ async def serve(settings: Settings) -> None:
     life = loop.create_task(live(settings.health_file))
     try:
         if settings.synchronizer.restore:
-            shelf = Shelf(open_vault(settings.synchronizer.restore), settings.run)
+            shelf = CheckpointStore(open_vault(settings.synchronizer.restore), settings.run)
             await rebuild(bus, shelf, SystemClock(), first=shard or 0)
         record = await wait_for_run(bus, settings.run, stop)
         if record is None:

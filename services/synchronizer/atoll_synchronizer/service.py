@@ -17,23 +17,14 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
-from atoll.bus.interface import Bus, Consumer, Delivery, Subscription, Whisper
-from atoll.bus.subjects import Subjects
-from atoll.clock import Clock
-from atoll.errors import (
-    AtollError,
-    BlobCorrupt,
-    BlobGone,
-    BrokerUnavailable,
-    BusError,
-    FrameRejected,
-    PeerMisbehaved,
-    RecordConflict,
-)
-from atoll.identity import Identity
-from atoll.logs import get
-from atoll.moved import moved_by
-from atoll.outer import make_outer
+from atoll.bus.interface import Bus, Consumer, Delivery, Subscription, CoreMessage
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import Clock
+from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, BrokerUnavailable, BusError, FrameRejected, PeerMisbehaved, RecordConflict
+from atoll.base.identity import Identity
+from atoll.base.logs import get
+from atoll.wire.traffic import moved_by
+from atoll.merge.outer import make_outer
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -61,14 +52,14 @@ from atoll.protocol.ledger import Ledger, parts
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
 from atoll_synchronizer.archivist import Archivist
-from atoll_synchronizer.chores import Chores
-from atoll_synchronizer.hands import Hands
-from atoll_synchronizer.haste import HasteWatch
-from atoll_synchronizer.inbox import Decided, arrival, beat_fact, read_beat, read_manifest, round_line
+from atoll_synchronizer.background_tasks import BackgroundTasks
+from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
+from atoll_synchronizer.overrun_monitor import OverrunMonitor
+from atoll_synchronizer.manifest_validation import DecidedCommit, arrival, beat_fact, read_beat, read_manifest, round_line
 from atoll_synchronizer.lease import LeaseKeeper
-from atoll_synchronizer.store import Store
-from atoll_synchronizer.tape import Tape, patiently
-from atoll_synchronizer.workbench import Workbench
+from atoll_synchronizer.store import ShardStore
+from atoll_synchronizer.event_log import EventLog, patiently
+from atoll_synchronizer.aggregator import Aggregator
 
 log = get(__name__)
 
@@ -98,18 +89,18 @@ class ShardService:
         self.who = f"shard-{shard}"
         self.subjects = Subjects(run.run)
         protocol = run.protocol
-        self.store = Store(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
+        self.store = ShardStore(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
         self.lease = LeaseKeeper(bus, self.subjects, shard, protocol, clock, identity)
-        self.tape = Tape(bus, self.subjects, self.who, clock)
-        self.hands = Hands(bus, self.subjects, self.tape, self.store.litter)
-        self.bench = Workbench(bus, run)
-        self.haste = HasteWatch(protocol)
+        self.tape = EventLog(bus, self.subjects, self.who, clock)
+        self.hands = PendingAcknowledgements(bus, self.subjects, self.tape, self.store.garbage)
+        self.bench = Aggregator(bus, run)
+        self.overrun = OverrunMonitor(protocol)
         self.owning = self.draining = self._finished = False
         self._heir = ""
         self.gone = asyncio.Event()
         self.commits = 0
-        self._lanes: dict[int, asyncio.Queue[Fold | Decided | Keep | Acknowledge | Dismiss]] = {}
-        self.chores = Chores(self._on_failure)
+        self._lanes: dict[int, asyncio.Queue[Fold | DecidedCommit | Keep | Acknowledge | Dismiss]] = {}
+        self.background = BackgroundTasks(self._on_failure)
         self._feeds: list[Subscription | Consumer] = []
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -123,23 +114,23 @@ class ShardService:
         if not self.lease.epoch:
             return "nothing to own"
         self.ledger = former or Ledger()
-        self.chores.spawn(self._keep_lease())
+        self.background.spawn(self._keep_lease())
         try:
             await self._unless_deposed(self._take_over(former))
             reason = await self._ended
-            await self.chores.stop()
+            await self.background.stop()
             ledger = self.store.ledger(self.machine.ledger)
             if reason != HANDED_OVER:
                 await self._record_ledger(ledger, reason)
             await patiently(lambda: self.lease.release(ledger, closed=self._finished, to=self._heir))
-            await self.store.litter.sweep()
+            await self.store.garbage.sweep()
             if self.archivist and reason != HANDED_OVER:
                 await self.archivist.close(self.bus, self.store, ledger, finished=self._finished)
             return reason
         finally:
             self.owning = False
             self.gone.set()
-            await self.chores.stop()
+            await self.background.stop()
             for feed in self._feeds:
                 await feed.close()
 
@@ -149,19 +140,19 @@ class ShardService:
         self.tape.epoch = epoch = self.lease.epoch
         await patiently(lambda: self.store.open(epoch))
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
-        self.machine = Shard(self.run.protocol, self.shard, versions, books=self.store.copied_books(), ledger=former)
+        self.machine = Shard(self.run.protocol, self.shard, versions, fragment_ledger=self.store.copied_ledgers(), ledger=former)
         self.ledger = self.machine.ledger
         for fragment in versions:
             self._lanes[fragment] = asyncio.Queue()
-            self.chores.spawn(self._work(fragment))
+            self.background.spawn(self._work(fragment))
         beats = await patiently(lambda: self.bus.listen(self.subjects.beat("*")))
         queue, durable = self.subjects.contributions_of(self.shard), f"{self.who}-{epoch}"
         consumer = await patiently(lambda: self.bus.consume(queue, durable=durable, takeover=True))
         self._feeds = [beats, consumer]
-        self.chores.spawn(self._hear_beats(beats), self._read_queue(consumer))
-        self.chores.spawn(self.hands.keep_holding(), self.store.litter.keep_sweeping())
+        self.background.spawn(self._hear_beats(beats), self._read_queue(consumer))
+        self.background.spawn(self.hands.keep_holding(), self.store.garbage.keep_sweeping())
         if self.archivist:
-            self.chores.spawn(self.archivist.keep(self.bus, self.store, lambda: self.machine.ledger))
+            self.background.spawn(self.archivist.keep(self.bus, self.store, lambda: self.machine.ledger))
         self.owning = True
         if self.draining:
             self.order_drain()
@@ -211,14 +202,14 @@ class ShardService:
     # --- facts --------------------------------------------------------------------------------------------------------
 
     async def _hear_beats(self, beats: Any) -> None:  # noqa: ANN401  (Subscription)
-        async for whisper in beats:
+        async for core_message in beats:
             try:
-                self._on_beat(whisper)
+                self._on_beat(core_message)
             except PeerMisbehaved as error:
-                log.warning("beat.refused", subject=whisper.subject, reason=str(error))
+                log.warning("beat.refused", subject=core_message.subject, reason=str(error))
 
-    def _on_beat(self, whisper: Whisper) -> None:
-        beat = read_beat(whisper.data, self.run)
+    def _on_beat(self, core_message: CoreMessage) -> None:
+        beat = read_beat(core_message.data, self.run)
         if beat.state == "left":
             return
         self._on_fact(beat_fact(beat, self.clock.monotonic()))
@@ -276,21 +267,21 @@ class ShardService:
 
     def _do(self, action: Action) -> None:
         if isinstance(action, ArmTimer):
-            self.chores.arm(action.name, action.due_s - self.clock.monotonic(), self._on_timer)
+            self.background.arm(action.name, action.due_s - self.clock.monotonic(), self._on_timer)
         elif isinstance(action, PublishCall):
-            self.chores.spawn(self._call(action))
+            self.background.spawn(self._call(action))
         elif isinstance(action, Fetch):
-            self.chores.spawn(self._fetch(action))
+            self.background.spawn(self._fetch(action))
         elif isinstance(action, Commit):
-            self._lanes[action.fragment].put_nowait(Decided(action, self.clock.monotonic()))
+            self._lanes[action.fragment].put_nowait(DecidedCommit(action, self.clock.monotonic()))
         elif isinstance(action, Fold | Acknowledge):
             self._lanes[action.key.fragment].put_nowait(action)
         elif isinstance(action, Keep | Dismiss):
             self._lanes[action.fragment].put_nowait(action)
         elif isinstance(action, Isolate):
-            self.chores.spawn(self.hands.isolate(action))
+            self.background.spawn(self.hands.isolate(action))
         elif isinstance(action, Finish) and not self._ended.done():
-            self.chores.spawn(self._finish(action.reason))
+            self.background.spawn(self._finish(action.reason))
         elif isinstance(action, StandDown) and not self._ended.done():
             self._ended.set_exception(RecordConflict("this shard was deposed", got=action.reason))
 
@@ -339,7 +330,7 @@ class ShardService:
                 # The machine had finished and says nothing more; its last writes were refused all the same.
                 self._ended.set_exception(error)
 
-    async def _execute(self, action: Fold | Decided | Keep | Acknowledge | Dismiss) -> None:
+    async def _execute(self, action: Fold | DecidedCommit | Keep | Acknowledge | Dismiss) -> None:
         if isinstance(action, Fold):
             await self.bench.fold(action, self.store.holdings[action.key.fragment].state)
         elif isinstance(action, Acknowledge):
@@ -348,15 +339,15 @@ class ShardService:
         elif isinstance(action, Dismiss):
             await self.hands.dismiss(action)
         elif isinstance(action, Keep):
-            await patiently(lambda: self.store.keep(action.fragment, action.books))
+            await patiently(lambda: self.store.keep(action.fragment, action.fragment_ledger))
         else:
             await self._commit(action.command, action.at_s)
 
     async def _commit(self, command: Commit, decided_s: float) -> None:
         began_s = self.clock.monotonic()
-        displacement = await self.bench.merged(command.fragment)
+        pseudo_gradient = await self.bench.merged(command.fragment)
         merged_s = self.clock.monotonic()
-        written = await patiently(lambda: self.store.commit(command, displacement))
+        written = await patiently(lambda: self.store.commit(command, pseudo_gradient))
         now_s = self.clock.monotonic()
         version = command.base_version + 1
         self.commits += 1
@@ -368,11 +359,11 @@ class ShardService:
             "merge_s": round(merged_s - began_s, 4),
             "commit_s": round(now_s - merged_s, 4),
             "run_tokens": self.machine.ledger.run_tokens,
-            "parameters": displacement.size,
+            "parameters": pseudo_gradient.size,
         }
         link = moved_by(self.bus.stats).told
         log.info("round.committed", **{**line, "contributors": len(command.shares), "link": link})
-        self.haste.see(now_s - (command.called_s or now_s), self.machine.step_s(now_s))
+        self.overrun.see(now_s - (command.called_s or now_s), self.machine.step_s(now_s))
         await self.tape.record("round", **line)
 
     # --- the rest -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ version. A refused compare-and-set means that somebody else owns the fragment: i
 must stand down.
 
 What an owner wrote and nobody can name any more, because it died between the chunks and the head or between the head and
-the purge, lies under its epoch. Once a head names nothing of a former epoch (`atoll.chain`: deltas are named for a while),
+the purge, lies under its epoch. Once a head names nothing of a former epoch (`atoll.run.delta_chain`: deltas are named for a while),
 what that one left is swept away.
 """
 
@@ -28,32 +28,26 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from atoll.advance import Advance, state_bytes_max
-from atoll.bus.interface import BlobRef, Bus
-from atoll.bus.pieces import Cut, Download
-from atoll.bus.subjects import Subjects, matches
-from atoll.chain import continued, frames_of, keyframe_of, read_values
-from atoll.codecs import ArrivingArrays, Packed, Sealed
-from atoll.errors import (
-    BlobCorrupt,
-    BlobGone,
-    BrokerUnavailable,
-    BusError,
-    ProtocolMisuse,
-    RecordConflict,
-    StorageFull,
-)
-from atoll.hop import off_loop
-from atoll.island.founding import head_info, the_run
-from atoll.logs import get
-from atoll.merge import l2_norm
-from atoll.outer import OuterOptimizer, State
-from atoll.protocol.books import BOOKS_BYTES_MAX, Books, thawed
+from atoll.merge.global_update import GlobalUpdate, state_bytes_max
+from atoll.wire.blobs import BlobRef
+from atoll.bus.interface import Bus
+from atoll.wire.blobs import Cut, Download
+from atoll.wire.subjects import Subjects, matches
+from atoll.run.delta_chain import continued, frames_of, keyframe_of, read_values
+from atoll.codec import ArraysDecoder, PackedArrays, EncodedFrame
+from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, BusError, ProtocolMisuse, RecordConflict, StorageFull
+from atoll.base.offload import off_loop
+from atoll.run.heads import head_info
+from atoll.run.record import the_run
+from atoll.base.logs import get
+from atoll.merge.fold import l2_norm
+from atoll.merge.outer import OuterOptimizer, State
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, thawed
 from atoll.protocol.events import Commit
 from atoll.protocol.ledger import Ledger
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
-from atoll_synchronizer.effort import Effort, Stored
-from atoll_synchronizer.litter import Litter
+from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
+from atoll_synchronizer.garbage_collector import GarbageCollector
 
 Vector = npt.NDArray[np.float32]
 
@@ -76,12 +70,12 @@ class Holding:
     values: Vector
     state: State
     norm: float
-    books: bytes | None = None
+    fragment_ledger: bytes | None = None
     swept: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenHead:
     """What one commit wrote: the new head and the bytes of its frames, state and books."""
 
     head: Head
@@ -90,7 +84,7 @@ class Written:
     books_bytes: int
 
 
-class Store:
+class ShardStore:
     """Loads and commits the fragments of one shard."""
 
     def __init__(self, bus: Bus, run: RunRecord, shard: int, outer: OuterOptimizer) -> None:
@@ -98,13 +92,13 @@ class Store:
         self._bus = bus
         self._run = run
         self._shard = shard
-        self._advance = Advance(outer, run.protocol)
+        self._advance = GlobalUpdate(outer, run.protocol)
         self._subjects = Subjects(run.run)
         self.epoch = 0
         self.holdings: dict[int, Holding] = {}
-        self.books: dict[int, Books] = {}
-        self._efforts: dict[int, Effort] = {}
-        self.litter = Litter(bus)
+        self.fragment_ledger: dict[int, FragmentLedger] = {}
+        self._efforts: dict[int, CommitAttempt] = {}
+        self.garbage = GarbageCollector(bus)
 
     async def open(self, epoch: int) -> None:
         """Begin the tenure `epoch`: fence every head, then load its frame, state and books.
@@ -120,23 +114,23 @@ class Store:
         for fragment in self._run.protocol.fragments_of(self._shard):
             self.holdings[fragment] = await self._load(fragment)
 
-    async def commit(self, command: Commit, displacement: Vector) -> Written:
+    async def commit(self, command: Commit, pseudo_gradient: Vector) -> WrittenHead:
         """Take the outer step and make `command.base_version + 1` visible with its books. May be repeated.
 
         Raises:
             RecordConflict: somebody else wrote this fragment's head.
         """
-        held, books = self.holdings[command.fragment], command.books
+        held, fragment_ledger = self.holdings[command.fragment], command.fragment_ledger
         if held.head.version != command.base_version:
             got = (command.fragment, held.head.version, command.base_version)
             raise ProtocolMisuse("a commit on another version than the one we hold", got=got)
         effort = self._efforts.get(command.fragment)
-        if effort is None or effort.nonce != self._nonce(books):
-            effort = self._efforts[command.fragment] = await self._begun(command, held, displacement)
+        if effort is None or effort.nonce != self._nonce(fragment_ledger):
+            effort = self._efforts[command.fragment] = await self._begun(command, held, pseudo_gradient)
         try:
             stored = await effort.stored(self._bus)
         except StorageFull:
-            await self.litter.sweep()
+            await self.garbage.sweep()
             raise
         head = self._head(command, held, stored, effort)
         try:
@@ -148,55 +142,55 @@ class Store:
         self._bus.stats.frame_bytes_up += stored.frame_bytes
         new = effort.new
         self.holdings[command.fragment] = Holding(
-            head, revision, new.values, new.state, effort.norm, books, swept=held.swept
+            head, revision, new.values, new.state, effort.norm, fragment_ledger, swept=held.swept
         )
-        self.books[command.fragment] = thawed(books)
-        await self.litter.sweep(command.fragment)
-        self.litter.leave(command.fragment, *_chunks(*held.head.superseded, held.head.state))
-        await self.litter.remove(*_chunks(held.head.books))
+        self.fragment_ledger[command.fragment] = thawed(fragment_ledger)
+        await self.garbage.sweep(command.fragment)
+        self.garbage.leave(command.fragment, *_chunks(*held.head.superseded, held.head.state))
+        await self.garbage.remove(*_chunks(held.head.fragment_ledger))
         await self._sweep(command.fragment)
-        return Written(head, stored.frame_bytes, stored.state.size_bytes, len(books))
+        return WrittenHead(head, stored.frame_bytes, stored.state.size_bytes, len(fragment_ledger))
 
-    async def _begun(self, command: Commit, held: Holding, displacement: Vector) -> Effort:
+    async def _begun(self, command: Commit, held: Holding, pseudo_gradient: Vector) -> CommitAttempt:
         """Take the outer step, and say what is to be stored of it: a delta, a keyframe or both, outer state, books."""
-        fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.books)
+        fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.fragment_ledger)
         protocol, subjects = self._run.protocol, self._subjects
-        new = await asyncio.to_thread(self._advance.step, held.values, displacement, held.state, version)
-        effort = Effort(nonce, new, self._bus.stats.reconnects)
-        effort.add("state", subjects.state_stem(fragment, version, nonce), Packed(new.state))
-        effort.add("books", subjects.books_stem(fragment, nonce), Cut(command.books))
+        new = await asyncio.to_thread(self._advance.step, held.values, pseudo_gradient, held.state, version)
+        effort = CommitAttempt(nonce, new, self._bus.stats.reconnects)
+        effort.add("state", subjects.state_stem(fragment, version, nonce), PackedArrays(new.state))
+        effort.add("books", subjects.ledger_stem(fragment, nonce), Cut(command.fragment_ledger))
         if new.delta is None or version - held.head.key_version >= protocol.keyframe_versions:
             effort.add("keyframe", subjects.global_stem(fragment, version, nonce), keyframe_of(new.values))
         if new.delta is not None:
-            effort.add("delta", subjects.delta_stem(fragment, version, nonce), Sealed(protocol.codec_down, new.delta))
+            effort.add("delta", subjects.delta_stem(fragment, version, nonce), EncodedFrame(protocol.codec_down, new.delta))
         return effort
 
-    async def keep(self, fragment: int, books: bytes) -> None:
+    async def keep(self, fragment: int, fragment_ledger: bytes) -> None:
         """Make the books of a fragment durable with the version it has. Raises what `commit` raises."""
         held = self.holdings[fragment]
-        blob = await self._bus.put_blob(self._subjects.books_stem(fragment, self._nonce(books)), books)
-        head = msgspec.structs.replace(held.head, books=blob)
+        blob = await self._bus.put_blob(self._subjects.ledger_stem(fragment, self._nonce(fragment_ledger)), fragment_ledger)
+        head = msgspec.structs.replace(held.head, fragment_ledger=blob)
         held.revision = await self._write(head, held.revision, head_info(head))
-        held.head, held.books, former = head, books, held.head.books
-        self.books[fragment] = thawed(books)
+        held.head, held.fragment_ledger, former = head, fragment_ledger, held.head.fragment_ledger
+        self.fragment_ledger[fragment] = thawed(fragment_ledger)
         if former is not None and former.stem != blob.stem:
-            await self.litter.remove(*_chunks(former))
+            await self.garbage.remove(*_chunks(former))
 
-    def _nonce(self, books: bytes) -> str:
+    def _nonce(self, fragment_ledger: bytes) -> str:
         """Return what keeps our chunks apart from another owner's, and the same when an attempt is repeated."""
-        return f"{self.epoch}.{hashlib.blake2b(books, digest_size=6).hexdigest()}"
+        return f"{self.epoch}.{hashlib.blake2b(fragment_ledger, digest_size=6).hexdigest()}"
 
     def ledger(self, told: Ledger) -> Ledger:
         """Return the fates that are durable in this shard's books, with the newest of what learners have `told`."""
         ledger = Ledger()
-        for books in self.books.values():
-            books.enter_into(ledger)
+        for fragment_ledger in self.fragment_ledger.values():
+            fragment_ledger.enter_into(ledger)
         ledger.learn(told)
         return ledger
 
-    def copied_books(self) -> dict[int, Books]:
+    def copied_ledgers(self) -> dict[int, FragmentLedger]:
         """Return the durable books for a machine that will write on in them; ours change with what becomes durable."""
-        return {fragment: thawed(msgspec.json.encode(books)) for fragment, books in self.books.items()}
+        return {fragment: thawed(msgspec.json.encode(fragment_ledger)) for fragment, fragment_ledger in self.fragment_ledger.items()}
 
     async def _write(self, head: Head, revision: int, info: dict[str, str | int | float | bool]) -> int:
         """Write a head by compare-and-set; an earlier attempt whose answer was lost counts as this one."""
@@ -217,11 +211,11 @@ class Store:
             former = self._subjects.written_in(fragment, epoch)
             if epoch not in held.swept and not any(matches(old, chunk) for old in former for chunk in named):
                 held.swept |= {epoch}
-                await self.litter.remove(*former)
+                await self.garbage.remove(*former)
 
     def _named(self, head: Head) -> set[BlobRef]:
         """Return everything that a head keeps from being removed."""
-        named = (*frames_of(self._subjects, head), *head.superseded, head.state, head.books)
+        named = (*frames_of(self._subjects, head), *head.superseded, head.state, head.fragment_ledger)
         return {ref for ref in named if ref is not None}
 
     async def _disown(self, fragment: int, *ours: BlobRef) -> None:
@@ -236,7 +230,7 @@ class Store:
             return
         head = None if record is None else decode(Head, record.data)
         if head is not None and not self._named(head) & set(ours):
-            await self.litter.remove(*_chunks(*ours))
+            await self.garbage.remove(*_chunks(*ours))
 
     async def _fence(self, fragment: int) -> tuple[Head, int]:
         """Write the head again with our epoch, so that every compare-and-set of a former owner is refused from now on."""
@@ -271,22 +265,22 @@ class Store:
         state = self._advance.init(values)
         if head.state is not None:
             state = _fitting(await self._read_state(head.state, elements), state)
-        books = None if head.books is None else await self._bus.get_blob(head.books, BOOKS_BYTES_MAX)
-        if books is not None:
-            self.books[fragment] = thawed(books)
+        fragment_ledger = None if head.fragment_ledger is None else await self._bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)
+        if fragment_ledger is not None:
+            self.fragment_ledger[fragment] = thawed(fragment_ledger)
         norm = await asyncio.to_thread(l2_norm, values)
-        return Holding(head, revision, values, state, norm, books)
+        return Holding(head, revision, values, state, norm, fragment_ledger)
 
     async def _read_state(self, ref: BlobRef, elements: int) -> State:
         """Return the arrays of an outer state."""
-        arriving, download = ArrivingArrays(ref.size_bytes), Download(ref, state_bytes_max(elements))
+        arriving, download = ArraysDecoder(ref.size_bytes), Download(ref, state_bytes_max(elements))
         async with contextlib.aclosing(self._bus.pieces(download)) as pieces:
             async for portion in pieces:
                 for number, piece in portion:
                     await off_loop(len(piece), arriving.take, number, piece)
         return arriving.arrays()
 
-    def _head(self, command: Commit, held: Holding, stored: Stored, effort: Effort) -> Head:
+    def _head(self, command: Commit, held: Holding, stored: StoredBlobs, effort: CommitAttempt) -> Head:
         version, former = command.base_version + 1, held.head
         deltas: tuple[Delta, ...] = ()
         if stored.delta is not None:
@@ -304,7 +298,7 @@ class Store:
             digest=effort.digest,
             deltas=deltas,
             state=stored.state,
-            books=stored.books,
+            fragment_ledger=stored.fragment_ledger,
             included=tuple(
                 Included(
                     share.key.learner,

@@ -31,17 +31,19 @@ from typing import TypeVar
 
 import msgspec
 
-from atoll.archive.marks import Manifest, Mark, Object, Piece
-from atoll.archive.shelf import Shelf
-from atoll.bus.interface import BlobRef, Bus, Record
-from atoll.bus.pieces import Cut, Pieces, Upload
-from atoll.bus.subjects import Subjects
-from atoll.chain import frames_of
-from atoll.clock import Clock
-from atoll.codecs import Segments
-from atoll.errors import AtollError, CheckpointError, PeerMisbehaved, RecordConflict
-from atoll.island.founding import head_info, read_heads, read_run
-from atoll.logs import get
+from atoll.archive.checkpoints import Manifest, RunCheckpoint, CheckpointObject, Piece
+from atoll.archive.checkpoint_store import CheckpointStore
+from atoll.wire.blobs import BlobRef
+from atoll.bus.interface import Bus, Record
+from atoll.wire.blobs import Cut, Pieces, Upload
+from atoll.wire.subjects import Subjects
+from atoll.run.delta_chain import frames_of
+from atoll.base.clock import Clock
+from atoll.codec import StoredFrame
+from atoll.base.errors import AtollError, CheckpointError, PeerMisbehaved, RecordConflict
+from atoll.run.heads import head_info, read_heads
+from atoll.run.record import read_run
+from atoll.base.logs import get
 from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger, newest
 from atoll.wire.messages import Head, Lease, Member, Rebuilt, RunRecord, decode, encode
@@ -55,14 +57,14 @@ REBUILDER = "rebuilt"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RebuildOutcome:
     """What was done: the run record on the broker, and whether anything had to be rebuilt."""
 
     record: RunRecord
     rebuilt: bool
 
 
-async def rebuild(bus: Bus, shelf: Shelf, clock: Clock, *, first: int = 0) -> Outcome:
+async def rebuild(bus: Bus, shelf: CheckpointStore, clock: Clock, *, first: int = 0) -> RebuildOutcome:
     """Make sure that the broker has the run; fragments of shard `first` come first, others may be done by others.
 
     Raises:
@@ -73,13 +75,13 @@ async def rebuild(bus: Bus, shelf: Shelf, clock: Clock, *, first: int = 0) -> Ou
     there = await read_run(bus, subjects)
     if there is not None and await _stands(bus, subjects, there):
         await _say_it_stands(shelf, there)
-        return Outcome(there, rebuilt=False)
+        return RebuildOutcome(there, rebuilt=False)
     if there is None:
         mark, manifests = await asyncio.to_thread(shelf.newest)
         there = await _claim(bus, subjects, _record(mark, manifests, clock.wall()))
         if there.rebuilt is None:
             await _say_it_stands(shelf, there)
-            return Outcome(there, rebuilt=False)
+            return RebuildOutcome(there, rebuilt=False)
     manifests = await asyncio.to_thread(_named_by, shelf, there)
     await _restore_records(bus, subjects, there, manifests, clock)
     for manifest in sorted(manifests, key=lambda m: (m.shard - first) % len(manifests)):
@@ -97,7 +99,7 @@ async def rebuild(bus: Bus, shelf: Shelf, clock: Clock, *, first: int = 0) -> Ou
         versions=rebuilt.versions,
         marked_at_s=round(rebuilt.marked_at_s, 3),
     )
-    return Outcome(there, rebuilt=True)
+    return RebuildOutcome(there, rebuilt=True)
 
 
 async def _stands(bus: Bus, subjects: Subjects, there: RunRecord) -> bool:
@@ -107,7 +109,7 @@ async def _stands(bus: Bus, subjects: Subjects, there: RunRecord) -> bool:
     return len(await read_heads(bus, subjects, there.layout)) == len(there.layout.fragments)
 
 
-async def _say_it_stands(shelf: Shelf, there: RunRecord) -> None:
+async def _say_it_stands(shelf: CheckpointStore, there: RunRecord) -> None:
     """Log that nothing is rebuilt; loudly when the archive knows marks and none is of this founding or its source."""
     log.info("run.stands", nonce=there.nonce, founder=there.founder, todo="nothing is rebuilt: the broker has the run")
     source = there.nonce if there.rebuilt is None else there.rebuilt.source
@@ -127,7 +129,7 @@ async def _say_it_stands(shelf: Shelf, there: RunRecord) -> None:
         )
 
 
-def _record(mark: Mark, manifests: list[Manifest], now_s: float) -> RunRecord:
+def _record(mark: RunCheckpoint, manifests: list[Manifest], now_s: float) -> RunRecord:
     """Return the run record that says what is being rebuilt."""
     run = manifests[0].run
     generation = 0 if run.rebuilt is None else run.rebuilt.generation
@@ -155,7 +157,7 @@ async def _claim(bus: Bus, subjects: Subjects, record: RunRecord) -> RunRecord:
     return record
 
 
-def _named_by(shelf: Shelf, record: RunRecord) -> list[Manifest]:
+def _named_by(shelf: CheckpointStore, record: RunRecord) -> list[Manifest]:
     """Return the manifests of the mark that a run record says is being rebuilt."""
     rebuilt = record.rebuilt
     for mark in shelf.marks():
@@ -260,14 +262,14 @@ def _replaceable(there: Record, ours: T, behind: Callable[[T, T], bool]) -> bool
         return True
 
 
-async def _restore_piece(bus: Bus, subjects: Subjects, shelf: Shelf, shard: int, piece: Piece) -> None:
+async def _restore_piece(bus: Bus, subjects: Subjects, shelf: CheckpointStore, shard: int, piece: Piece) -> None:
     """Store what a head names, then the head; a fragment that has one is left alone."""
     subject = subjects.head(piece.head.fragment)
     if await bus.get_record(subject) is not None:
         return
     head = piece.head
-    written = [await _restore_blob(bus, shelf, shard, head.keyframe, (piece.frame, Segments))]
-    for ref, found in ((head.state, piece.state), (head.books, piece.books)):
+    written = [await _restore_blob(bus, shelf, shard, head.keyframe, (piece.frame, StoredFrame))]
+    for ref, found in ((head.state, piece.state), (head.fragment_ledger, piece.fragment_ledger)):
         if ref is not None and found is not None:
             written.append(await _restore_blob(bus, shelf, shard, ref, (found, Cut)))
     head = msgspec.structs.replace(head, deltas=(), superseded=())
@@ -283,7 +285,7 @@ async def _restore_piece(bus: Bus, subjects: Subjects, shelf: Shelf, shard: int,
 
 
 async def _restore_blob(
-    bus: Bus, shelf: Shelf, shard: int, ref: BlobRef, found: tuple[Object, Callable[[bytes], Pieces]]
+    bus: Bus, shelf: CheckpointStore, shard: int, ref: BlobRef, found: tuple[CheckpointObject, Callable[[bytes], Pieces]]
 ) -> BlobRef:
     """Store one blob, cut as it was, under the very name that its head uses."""
     data = await asyncio.to_thread(shelf.get_object, shard, found[0])
@@ -298,4 +300,4 @@ async def _restore_blob(
 
 
 def _refs(subjects: Subjects, head: Head) -> list[BlobRef]:
-    return [*frames_of(subjects, head), *head.superseded, *(ref for ref in (head.state, head.books) if ref is not None)]
+    return [*frames_of(subjects, head), *head.superseded, *(ref for ref in (head.state, head.fragment_ledger) if ref is not None)]

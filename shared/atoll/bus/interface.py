@@ -2,14 +2,14 @@
 
 Four kinds of traffic, and no other:
 
-* **blobs**: large immutable bytes, stored in pieces under a stem (`atoll.bus.pieces`). Nothing sees them until a small
+* **blobs**: large immutable bytes, stored in pieces under a stem (`atoll.wire.blobs`). Nothing sees them until a small
   message names them (claim check), so a writer that dies half way leaves garbage that ages out, never half a tensor.
 * **records**: the last value of a subject, written by compare-and-set. Heads, leases, membership and data leases are
   records. A lost acknowledgement is settled inside the adapter by reading back: `put_record` answers with the revision
   or with `RecordConflict`, never with "maybe".
 * **durable messages**: acknowledged and deduplicated by `msg_id`; consumed once from a work queue (`consume`) or read
   in order from the tape (`replay`).
-* **whispers** (`tell`, `listen`, `ask`): at most once, for calls, heartbeats and commands. Losing one is harmless.
+* **at-most-once messages** (`tell`, `listen`, `ask`): at most once, for calls, heartbeats and commands. Losing one is harmless.
 
 Rules for implementers. Every wait is bounded by a time-out. Every call may raise `BusError` kinds, `BrokerUnavailable`
 or `StorageFull`, and nothing else. `info` is a small mapping that taps show in place of the payload. Methods are
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import msgspec
 
 if TYPE_CHECKING:
-    from atoll.bus.pieces import Download, Upload
+    from atoll.wire.blobs import Download, Upload
 
 Buffer = bytes | bytearray | memoryview
 CHUNK_BYTES = 1 << 20
@@ -43,7 +43,7 @@ Portion = list[tuple[int, Buffer]]
 
 
 class BlobRef(msgspec.Struct, frozen=True):
-    """Where a blob lies: `chunks` messages at `stem.<0..chunks-1>`, `size_bytes` in all, `digest` as in `atoll.bus.pieces`."""
+    """Where a blob lies: `chunks` messages at `stem.<0..chunks-1>`, `size_bytes` in all, `digest` as in `atoll.wire.blobs`."""
 
     stem: str
     chunks: int
@@ -61,7 +61,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Whisper:
+class CoreMessage:
     """One at-most-once message; `reply` is a subject to `tell` an answer to, or None."""
 
     subject: str
@@ -71,7 +71,7 @@ class Whisper:
 
 
 @dataclass(frozen=True, slots=True)
-class TapeEntry:
+class StoredEvent:
     """One stored message of the tape, with its sequence number."""
 
     sequence: int
@@ -81,7 +81,7 @@ class TapeEntry:
 
 @dataclass(slots=True)
 class BusStats:
-    """Counters since the bus was opened; `atoll.moved` says which bytes are part of which.
+    """Counters since the bus was opened; `atoll.wire.traffic` says which bytes are part of which.
 
     The bus counts payload, that of blobs, and what its sockets carry (`wire_`; 0 where it has none). Which blobs are frames
     only their senders and readers know, and count: bytes, and the parameters that fragments fetched had.
@@ -93,7 +93,7 @@ class BusStats:
     messages_down: int = 0
     retries: int = 0
     reconnects: int = 0
-    whispers_dropped: int = 0
+    core_messages_dropped: int = 0
     wire_bytes_up: int = 0
     wire_bytes_down: int = 0
     blob_bytes_up: int = 0
@@ -137,13 +137,13 @@ class Consumer(Protocol):
 
 
 class Subscription(Protocol):
-    """A bounded live feed: beyond its bound the *oldest* whisper is dropped and counted."""
+    """A bounded live feed: beyond its bound the *oldest* at-most-once message is dropped and counted."""
 
-    def __aiter__(self) -> AsyncIterator[Whisper]:
+    def __aiter__(self) -> AsyncIterator[CoreMessage]:
         """Iterate until `close`."""
 
-    async def next(self, timeout_s: float) -> Whisper | None:
-        """Return the next whisper, or None when none came within `timeout_s`."""
+    async def next(self, timeout_s: float) -> CoreMessage | None:
+        """Return the next at-most-once message, or None when none came within `timeout_s`."""
 
     async def close(self) -> None:
         """Stop listening; iteration ends."""
@@ -203,14 +203,14 @@ class Bus(Protocol):
         Raises `RecordConflict` when another takes the queue over at the same moment.
         """
 
-    async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[TapeEntry]:
+    async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """Return stored messages that match, in order, with sequence numbers above `after`; at most `limit`."""
 
     async def tell(self, subject: str, data: bytes) -> None:
         """Send at most once; raise nothing when nobody listens."""
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024) -> Subscription:
-        """Hear whispers (and the taps) from now on."""
+        """Hear at-most-once messages (and the taps) from now on."""
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
         """Send and return the first answer, or None when none came within `timeout_s`."""

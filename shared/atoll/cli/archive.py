@@ -11,8 +11,8 @@ from atoll.cli.look import say
 from atoll.cli.options import Run
 
 if TYPE_CHECKING:
-    from atoll.archive.marks import Manifest, Mark
-    from atoll.archive.shelf import Shelf
+    from atoll.archive.checkpoints import Manifest, RunCheckpoint
+    from atoll.archive.checkpoint_store import CheckpointStore
 
 
 def register(app: typer.Typer) -> None:
@@ -31,9 +31,9 @@ def show(
     ] = False,
 ) -> None:
     """Print a line per mark and one per shard in it; leave with 2 when nothing is there."""
-    from atoll.archive.shelf import Shelf  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.archive.vault import open_vault  # noqa: PLC0415
-    from atoll.errors import CheckpointError  # noqa: PLC0415
+    from atoll.archive.checkpoint_store import CheckpointStore  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.archive.object_store import open_vault  # noqa: PLC0415
+    from atoll.base.errors import CheckpointError  # noqa: PLC0415
 
     vault = open_vault(url)
     found = {name.path.split("/")[0] for name in vault.names("")}
@@ -46,16 +46,16 @@ def show(
             todo="check the URL and --run",
         )
     for name in runs:
-        shelf = Shelf(vault, name)
+        shelf = CheckpointStore(vault, name)
         say(f"run {name}")
         for mark in shelf.marks():
             for line in lines(shelf, mark, verify=verify):
                 say(line)
 
 
-def lines(shelf: Shelf, mark: Mark, *, verify: bool) -> list[str]:
+def lines(shelf: CheckpointStore, mark: RunCheckpoint, *, verify: bool) -> list[str]:
     """Return what there is to say of one mark."""
-    from atoll.errors import CheckpointError  # noqa: PLC0415
+    from atoll.base.errors import CheckpointError  # noqa: PLC0415
 
     state = "complete" if mark.complete else f"lacks shards {', '.join(map(str, mark.missing))}"
     shards = []

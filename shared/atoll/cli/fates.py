@@ -16,7 +16,7 @@ import typer
 from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
 
 if TYPE_CHECKING:
-    from atoll.island.accounts import Life
+    from atoll.run.ledger import IncarnationAccount
     from atoll.protocol.data import DataLedger
     from atoll.settings import Settings
     from atoll.wire.messages import Rebuilt
@@ -36,7 +36,7 @@ def fates(
     assignments: Assignments = None,
 ) -> None:
     """Read the books of a run and print them."""
-    from atoll.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.settings import load  # noqa: PLC0415
 
     settings = load(config, with_flags(assignments, run=run, broker__url=broker)).settings
@@ -45,11 +45,11 @@ def fates(
 
 
 async def _print(settings: Settings, *, as_json: bool) -> None:
-    from atoll.bus.connect import open_bus  # noqa: PLC0415
-    from atoll.bus.subjects import Subjects  # noqa: PLC0415
-    from atoll.errors import SettingsError  # noqa: PLC0415
-    from atoll.island import accounts  # noqa: PLC0415
-    from atoll.island.founding import read_run  # noqa: PLC0415
+    from atoll.bus.open import open_bus  # noqa: PLC0415
+    from atoll.wire.subjects import Subjects  # noqa: PLC0415
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.run import ledger  # noqa: PLC0415
+    from atoll.run.record import read_run  # noqa: PLC0415
     from atoll.settings import bus_options  # noqa: PLC0415
 
     options = bus_options(settings)
@@ -58,25 +58,25 @@ async def _print(settings: Settings, *, as_json: bool) -> None:
         record = await read_run(bus, Subjects(settings.run))
         if record is None:
             raise SettingsError("nobody has founded this run", got=settings.run, todo="check --run and --broker")
-        lives = await accounts.read_lives(bus, record)
-        data = await accounts.read_data(bus, record)
+        lives = await ledger.read_lives(bus, record)
+        data = await ledger.read_data(bus, record)
     finally:
         await bus.close()
     fragments = len(record.layout.fragments)
     if as_json:
-        sys.stdout.write(accounts.as_json(lives, fragments, data, record.rebuilt).decode() + "\n")
+        sys.stdout.write(ledger.as_json(lives, fragments, data, record.rebuilt).decode() + "\n")
     else:
         show(lives, fragments, record.rebuilt)
         if data is not None:
             show_data(data)
 
 
-def show(lives: list[Life], fragments: int, rebuilt: Rebuilt | None = None) -> None:
+def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | None = None) -> None:
     """Print a table, a row per incarnation and one for the run."""
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from atoll.island.accounts import total  # noqa: PLC0415
+    from atoll.run.ledger import total  # noqa: PLC0415
     from atoll.protocol.ledger import apportion  # noqa: PLC0415
 
     sums = total(lives, fragments)

@@ -56,7 +56,7 @@ def config_verb(
         say(json.dumps(settings_schema(), indent=2))
         return
     from atoll.settings import load  # noqa: PLC0415
-    from atoll.up.environment import flat, redacted  # noqa: PLC0415
+    from atoll.local.environment import flat, redacted  # noqa: PLC0415
 
     loaded = load(config, assignments or [])
     values = flat(loaded.settings)
@@ -96,8 +96,8 @@ def _machine() -> Iterator[Finding]:
 
 
 def _server() -> Finding:
-    from atoll.bus.broker import find_server  # noqa: PLC0415
-    from atoll.errors import BrokerUnavailable  # noqa: PLC0415
+    from atoll.bus.server import find_server  # noqa: PLC0415
+    from atoll.base.errors import BrokerUnavailable  # noqa: PLC0415
 
     try:
         return Finding("ok", f"nats-server at {find_server()}")
@@ -116,16 +116,16 @@ def _jax() -> Finding:
 
 
 def _broker(url: str) -> Finding:
-    from atoll.errors import AtollError  # noqa: PLC0415
-    from atoll.logs import configure  # noqa: PLC0415
-    from atoll.up.brokers import check_broker_at  # noqa: PLC0415
+    from atoll.base.errors import AtollError  # noqa: PLC0415
+    from atoll.base.logs import configure  # noqa: PLC0415
+    from atoll.local.brokers import check_broker_at  # noqa: PLC0415
 
     configure(level="error")
     try:
         asyncio.run(check_broker_at(url, BROKER_PATIENCE_S))
     except AtollError as error:
         return Finding("FAIL", str(error))
-    from atoll.up.environment import redacted  # noqa: PLC0415
+    from atoll.local.environment import redacted  # noqa: PLC0415
 
     return Finding("ok", f"the broker at {redacted(url)} answers, with JetStream")
 
@@ -137,9 +137,9 @@ def health_verb(
     assignments: Assignments = None,
 ) -> None:
     """Leave with 0 if the file was touched within `--age` seconds, else with 1."""
-    from atoll.clock import SystemClock  # noqa: PLC0415
-    from atoll.errors import SettingsError  # noqa: PLC0415
-    from atoll.health import silent_s  # noqa: PLC0415
+    from atoll.base.clock import SystemClock  # noqa: PLC0415
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.base.health import silent_s  # noqa: PLC0415
     from atoll.settings import load  # noqa: PLC0415
 
     path = file if file is not None else load(config, with_flags(assignments)).settings.health_file

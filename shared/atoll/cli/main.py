@@ -18,8 +18,10 @@ from typing import Any
 
 import typer
 
-from atoll.cli import INTERRUPTED, archive, fates, look, plan, sim, tap, top, up
-from atoll.errors import AtollError
+from atoll.cli import INTERRUPTED, archive, fates, look, tap, top, up
+from atoll_simulator.planner import command
+from atoll_simulator import sim_command
+from atoll.base.errors import AtollError
 
 GROUP = "atoll.commands"
 NOT_INSTALLED = 2
@@ -53,8 +55,8 @@ def build() -> typer.Typer:
         top.register,
         fates.register,
         archive.register,
-        plan.register,
-        sim.register,
+        command.register,
+        sim_command.register,
         look.register,
     ):
         register(app)

@@ -16,7 +16,7 @@ import typer
 from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
 
 if TYPE_CHECKING:
-    from atoll.bus.interface import Subscription, Whisper
+    from atoll.bus.interface import Subscription, CoreMessage
     from atoll.settings import Settings
 
 POLL_S = 0.5
@@ -39,7 +39,7 @@ def tap(  # noqa: PLR0913  (one option each)
     assignments: Assignments = None,
 ) -> None:
     """Print taps until told to stop, one line each."""
-    from atoll.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.settings import load  # noqa: PLC0415
 
     settings = load(config, with_flags(assignments, run=run, broker__url=broker)).settings
@@ -48,9 +48,9 @@ def tap(  # noqa: PLR0913  (one option each)
 
 
 async def _follow(settings: Settings, tail: str, count: int | None, seconds: float | None) -> None:
-    from atoll.bus.connect import open_bus  # noqa: PLC0415
-    from atoll.bus.subjects import Subjects  # noqa: PLC0415
-    from atoll.island.founding import read_run  # noqa: PLC0415
+    from atoll.bus.open import open_bus  # noqa: PLC0415
+    from atoll.wire.subjects import Subjects  # noqa: PLC0415
+    from atoll.run.record import read_run  # noqa: PLC0415
 
     subjects = Subjects(settings.run)
     bus = await open_bus(settings.broker.url, settings.run, name="tap", provision=False)
@@ -65,7 +65,7 @@ async def _follow(settings: Settings, tail: str, count: int | None, seconds: flo
 
 async def print_taps(feed: Subscription, prefix: str, *, count: int | None, seconds: float | None) -> None:
     """Print what `feed` hears, with `prefix` cut from subjects, for `count` lines or `seconds` at most."""
-    from atoll.clock import SystemClock  # noqa: PLC0415
+    from atoll.base.clock import SystemClock  # noqa: PLC0415
 
     clock = SystemClock()
     ends_s = None if seconds is None else clock.monotonic() + seconds
@@ -75,37 +75,37 @@ async def print_taps(feed: Subscription, prefix: str, *, count: int | None, seco
         left_s = POLL_S if ends_s is None else ends_s - clock.monotonic()
         if left_s <= 0:
             return
-        whisper = await feed.next(min(POLL_S, left_s))
-        if whisper is not None:
+        core_message = await feed.next(min(POLL_S, left_s))
+        if core_message is not None:
             line = pretty_line if pretty else json_line
-            print(line(whisper, prefix, clock.wall()), flush=True)  # noqa: T201  (this is the verb's output)
+            print(line(core_message, prefix, clock.wall()), flush=True)  # noqa: T201  (this is the verb's output)
             printed += 1
 
 
-def info_of(whisper: Whisper) -> dict[str, Any]:
+def info_of(core_message: CoreMessage) -> dict[str, Any]:
     """Return what the writer said of the message; empty when it said nothing that can be read."""
-    from atoll.bus.interface import INFO_HEADER  # noqa: PLC0415
+    from atoll.wire.limits import INFO_HEADER  # noqa: PLC0415
 
     try:
-        info = json.loads(whisper.headers.get(INFO_HEADER, "{}"))
+        info = json.loads(core_message.headers.get(INFO_HEADER, "{}"))
     except ValueError:
         return {}
     return info if isinstance(info, dict) else {}
 
 
-def json_line(whisper: Whisper, prefix: str, at_s: float) -> str:
+def json_line(core_message: CoreMessage, prefix: str, at_s: float) -> str:
     """Return a tap as one JSON object: `at_s` by our clock, `subject` below the tap, `info`."""
     return json.dumps(
-        {"at_s": round(at_s, 3), "subject": whisper.subject.removeprefix(prefix), "info": info_of(whisper)}
+        {"at_s": round(at_s, 3), "subject": core_message.subject.removeprefix(prefix), "info": info_of(core_message)}
     )
 
 
-def pretty_line(whisper: Whisper, prefix: str, at_s: float) -> str:
+def pretty_line(core_message: CoreMessage, prefix: str, at_s: float) -> str:
     """Return a tap as a line for people: time of day (UTC), subject, `key=value` pairs."""
     day_s = at_s % 86400
     clock = f"{int(day_s // 3600):02}:{int(day_s // 60 % 60):02}:{day_s % 60:06.3f}"
-    pairs = " ".join(f"{key}={value}" for key, value in info_of(whisper).items())
+    pairs = " ".join(f"{key}={value}" for key, value in info_of(core_message).items())
     # What peers write ends on a terminal, so nothing in it may move the cursor.
     return "".join(
-        c if c.isprintable() else "?" for c in f"{clock}  {whisper.subject.removeprefix(prefix):<32} {pairs}"
+        c if c.isprintable() else "?" for c in f"{clock}  {core_message.subject.removeprefix(prefix):<32} {pairs}"
     )

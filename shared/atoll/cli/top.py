@@ -37,7 +37,7 @@ def top(
     assignments: Assignments = None,
 ) -> None:
     """Show a run until Ctrl-C, or once."""
-    from atoll.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.settings import load  # noqa: PLC0415
 
     settings = load(config, with_flags(assignments, run=run, broker__url=broker)).settings
@@ -47,22 +47,22 @@ def top(
 
 def _beat_s(protocol: ProtocolSettings) -> float:
     """Return the seconds between two signs of life of whoever gives them most rarely."""
-    from atoll.island.session import BEATS_PER_SILENCE  # noqa: PLC0415
+    from atoll.client.session import BEATS_PER_SILENCE  # noqa: PLC0415
     from atoll.protocol.balance import BEATS_PER_LEASE  # noqa: PLC0415
 
     return max(protocol.silence_s / BEATS_PER_SILENCE, protocol.lease_s / BEATS_PER_LEASE)
 
 
 async def _show(settings: Settings, *, once: bool) -> None:
-    from atoll.bus.connect import open_bus  # noqa: PLC0415
-    from atoll.bus.subjects import Subjects  # noqa: PLC0415
-    from atoll.clock import SystemClock  # noqa: PLC0415
-    from atoll.errors import SettingsError  # noqa: PLC0415
-    from atoll.island.founding import read_run  # noqa: PLC0415
+    from atoll.bus.open import open_bus  # noqa: PLC0415
+    from atoll.wire.subjects import Subjects  # noqa: PLC0415
+    from atoll.base.clock import SystemClock  # noqa: PLC0415
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.run.record import read_run  # noqa: PLC0415
     from atoll.settings import bus_options  # noqa: PLC0415
-    from atoll.up.live import Picture, draw_once, make_face  # noqa: PLC0415
-    from atoll.up.view import RunView  # noqa: PLC0415
-    from atoll.up.watch import Watch  # noqa: PLC0415
+    from atoll.local.console import ConsolePicture, draw_once, make_face  # noqa: PLC0415
+    from atoll.run.view import RunView  # noqa: PLC0415
+    from atoll.run.watch import Watch  # noqa: PLC0415
 
     clock, view = SystemClock(), RunView()
     bus = await open_bus(settings.broker.url, settings.run, name="top", provision=False, options=bus_options(settings))
@@ -77,7 +77,7 @@ async def _show(settings: Settings, *, once: bool) -> None:
         await watch.catch_up()
         await asyncio.sleep(BEATS_HEARD * _beat_s(record.protocol) if once else SHOW_S)
         while not following.done():
-            picture = Picture(view, settings.run, record.protocol, began_s, clock.monotonic())
+            picture = ConsolePicture(view, settings.run, record.protocol, began_s, clock.monotonic())
             if once:
                 draw_once(picture)
                 return

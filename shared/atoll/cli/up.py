@@ -1,4 +1,4 @@
-"""`atoll up`: a whole run on this machine. This module only reads the flags; `atoll.up` does the work."""
+"""`atoll up`: a whole run on this machine. This module only reads the flags; `atoll.local` does the work."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def up(  # noqa: PLR0913  (one option each)
     Ctrl-C once drains and leaves a run that `atoll up --out DIR` continues; twice kills everything at once. Of a run
     that is continued, learners, --tokens, --minutes, --throttle, --via, train.* and log.* may change; the rest is fixed.
     """
-    from atoll.up.options import UpRequest, plan  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.up.supervisor import run_up  # noqa: PLC0415
+    from atoll.local.options import UpRequest, plan  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.local.supervisor import run_up  # noqa: PLC0415
 
     flags = with_flags(
         assignments, protocol__shards=shards, seed=seed, broker__url=broker, protocol__tokens_target=tokens

@@ -69,7 +69,7 @@ class ContributionArrived(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionReady(Fact):
-    """Its displacement is decoded, finite and within bounds; `norm` is its L2 norm, 0 when nobody measured.
+    """Its pseudo-gradient is decoded, finite and within bounds; `norm` is its L2 norm, 0 when nobody measured.
 
     `base_norm` is that of the global fragment as it is now.
     """
@@ -81,7 +81,7 @@ class ContributionReady(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionSpoiled(Fact):
-    """Its displacement cannot be used, for `reason`."""
+    """Its pseudo-gradient cannot be used, for `reason`."""
 
     key: PushKey
     reason: str
@@ -236,7 +236,7 @@ class Fold(Command):
 
     key: PushKey
     weight: float
-    freshness: float
+    staleness_weight: float
     age: int
 
 
@@ -264,7 +264,7 @@ class Commit(Command):
     grace_s: float
     end: str
     live: int
-    books: bytes = b""
+    fragment_ledger: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +272,7 @@ class Keep(Command):
     """Make these books of the fragment durable without a new version: they are those of the moment of the command."""
 
     fragment: int
-    books: bytes
+    fragment_ledger: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +337,7 @@ class RenewLease(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push(Command):
-    """Encode the displacement of the last completed step's snapshot and send it.
+    """Encode the pseudo-gradient of the last completed step's snapshot and send it.
 
     It is measured from the anchor or, `onward`, from the snapshot that the fragment's former push was of.
     """

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from atoll.errors import AtollError
-from atoll.protocol.books import Books, thawed
+from atoll.base.errors import AtollError
+from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.events import Acknowledge, Action, Commit, Dismiss, Fetch, Fold, PushKey
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
@@ -85,7 +85,7 @@ class Durable:
     def __init__(self, versions: Mapping[int, int]) -> None:
         """Start from the heads of a founded run."""
         self.versions = dict(versions)
-        self.books: dict[int, Books] = {fragment: Books() for fragment in versions}
+        self.fragment_ledger: dict[int, FragmentLedger] = {fragment: FragmentLedger() for fragment in versions}
         self.merged: set[PushKey] = set()
         self.tokens = dict.fromkeys(versions, 0)
         self.fates: dict[PushKey, str] = {}
@@ -100,19 +100,19 @@ class Durable:
             require(share.key not in self.fates, "what is acknowledged is not merged again", share.key)
             self.merged.add(share.key)
             self.tokens[commit.fragment] += share.tokens
-        self.see_books(commit.fragment, commit.books)
+        self.see_books(commit.fragment, commit.fragment_ledger)
         for share in commit.shares:
-            require(self.books[commit.fragment].knows(share.key), "the books know what they merged", share.key)
+            require(self.fragment_ledger[commit.fragment].knows(share.key), "the books know what they merged", share.key)
 
-    def see_books(self, fragment: int, books: bytes) -> None:
+    def see_books(self, fragment: int, fragment_ledger: bytes) -> None:
         """Check books that have become durable."""
-        self.books[fragment] = thawed(books)
-        sums = sum(account.merged + account.merged_late for account in self.books[fragment].settled.values())
+        self.fragment_ledger[fragment] = thawed(fragment_ledger)
+        sums = sum(account.merged + account.merged_late for account in self.fragment_ledger[fragment].settled.values())
         require(sums == self.tokens[fragment], "books hold what is visible, no more", (sums, self.tokens[fragment]))
 
     def see_acknowledged(self, acknowledge: Acknowledge) -> None:
         """Check an acknowledgement that the queue has taken: nobody will ever see this contribution again."""
-        known = self.books[acknowledge.key.fragment].knows(acknowledge.key)
+        known = self.fragment_ledger[acknowledge.key.fragment].knows(acknowledge.key)
         require(known, "what is acknowledged has a durable fate", acknowledge)
         if acknowledge.fate != "known":
             merged = acknowledge.fate in ("merged", "merged_late")
@@ -121,7 +121,7 @@ class Durable:
 
     def see_dismissed(self, dismiss: Dismiss) -> None:
         """Check a farewell that the queue has let go of: nobody will hear it again."""
-        report = self.books[dismiss.fragment].reports.get(f"{dismiss.learner}/{dismiss.incarnation}")
+        report = self.fragment_ledger[dismiss.fragment].reports.get(f"{dismiss.learner}/{dismiss.incarnation}")
         require(report is not None and report.left, "a farewell that is dismissed is in the books", dismiss)
 
 
@@ -138,7 +138,7 @@ def check_shard(shard: Shard) -> None:
     check_ledger(shard.ledger)
     kept = Ledger()
     for slot in shard.slots.values():
-        Books(settled=slot.books.settled).enter_into(kept)
+        FragmentLedger(settled=slot.fragment_ledger.settled).enter_into(kept)
     fates = {key: (a.merged, a.merged_late, a.refused) for key, a in shard.ledger.accounts.items() if a.settled}
     summed = {key: (a.merged, a.merged_late, a.refused) for key, a in kept.accounts.items() if a.settled}
     require(fates == summed, "the ledger is the sum of the books", (fates, summed))
@@ -155,12 +155,12 @@ def check_island(island: Island) -> None:
     """Check one learner's books: every token-fragment is pushed, superseded, refused, in flight or open, once."""
     require(island.open >= 0, "no token-fragment has two fates", island.open)
     in_spans = sum(
-        island.tokens - span.from_tokens - (span.sent.tokens if span.sent else 0) for span in island.spans.values()
+        island.tokens - interval.from_tokens - (interval.sent.tokens if interval.sent else 0) for interval in island.intervals.values()
     )
     if not island.left:
         require(island.open == in_spans, "open tokens are those of the spans", (island.open, in_spans))
     else:
         require(island.open == 0, "a learner that left has closed its books", island.open)
-    for fragment, span in island.spans.items():
-        require(span.known >= span.anchor, "a learner knows of what it adopted", fragment)
-        require(span.ready is None or span.ready >= span.anchor, "what waits is not older than the anchor", fragment)
+    for fragment, interval in island.intervals.items():
+        require(interval.known >= interval.anchor, "a learner knows of what it adopted", fragment)
+        require(interval.ready is None or interval.ready >= interval.anchor, "what waits is not older than the anchor", fragment)

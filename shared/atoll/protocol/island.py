@@ -1,7 +1,7 @@
 """A learner's side of the protocol: what it pushes, what it adopts, and where its tokens went.
 
 For each fragment a learner's life is a chain of *spans*. A span begins when the learner adopts a version (the anchor)
-and ends when it adopts the next. Within a span at most one contribution is pushed: the displacement of the snapshot at
+and ends when it adopts the next. Within a span at most one contribution is pushed: the pseudo-gradient of the snapshot at
 the first call, with the tokens and steps since the anchor. Later calls for the same base are answered by the same
 durable push, so tokens in different pushes are always disjoint and each has one fate (docs/adr/0004). A learner that leaves
 a run which ends `together` pushes what it trained after that push as well: a span of its own, from the pushed snapshot on.
@@ -15,7 +15,7 @@ are longer than a round's interval may find the next head waiting at every bound
 span: what an overwrite would throw away unpushed is pushed first, on its old base, for the next round to take late.
 
 Who is called again for its anchor, `UNHEARD_CALLS` times after its push was durable, was refused and did not hear the
-verdict (a whisper), or waits for a quorum. It takes the same version again and begins a new span: otherwise a fragment
+verdict (an at-most-once message), or waits for a quorum. It takes the same version again and begins a new span: otherwise a fragment
 could wait for ever for learners that believe to have answered.
 
 Adoption happens between two steps, by the driver; the machine is told afterwards. It never asks for more than one fetch
@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import singledispatchmethod
 
-from atoll.errors import ProtocolMisuse
+from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import (
     Action,
     Adopted,
@@ -61,7 +61,7 @@ class Sent:
 
 
 @dataclass(slots=True)
-class Span:
+class LocalInterval:
     """One fragment since its anchor was adopted: where the counters stood, what was sent, what is on its way here.
 
     `pushes` counts over the whole life: push numbers of a fragment have no gaps, so shards remember them as a range.
@@ -83,7 +83,7 @@ class Island:
     def __init__(self, settings: ProtocolSettings, anchors: Mapping[int, int]) -> None:
         """Start with an empty span per fragment."""
         self.settings = settings
-        self.spans = {fragment: Span(anchor, known=anchor) for fragment, anchor in anchors.items()}
+        self.intervals = {fragment: LocalInterval(anchor, known=anchor) for fragment, anchor in anchors.items()}
         self.tokens = 0
         self.steps = 0
         self.pushed = 0
@@ -102,12 +102,12 @@ class Island:
     @property
     def lag_versions(self) -> int:
         """Return the largest number of versions any fragment is behind what is known to be visible."""
-        return max((span.known - span.anchor for span in self.spans.values()), default=0)
+        return max((interval.known - interval.anchor for interval in self.intervals.values()), default=0)
 
     @property
     def open(self) -> int:
         """Return the token-fragments that have no fate yet and are not pushed."""
-        due = len(self.spans) * self.tokens
+        due = len(self.intervals) * self.tokens
         return due - self.pushed - self.superseded - self.refused_local - sum(self.in_flight.values())
 
     @singledispatchmethod
@@ -124,14 +124,14 @@ class Island:
 
     @_handle.register
     def _(self, event: CallHeard) -> list[Action]:
-        span = self.spans[event.fragment]
-        if span.anchor > event.version or self.draining:
+        interval = self.intervals[event.fragment]
+        if interval.anchor > event.version or self.draining:
             return []
         actions = self._learn_of(event.fragment, event.version, event.cause_id)
-        if span.sent is None and self.tokens > span.from_tokens:
-            actions.append(self._push(event.fragment, span, event.cause_id, final=False))
-        elif span.sent is not None and span.anchor == event.version:
-            actions += self._called_again(event.fragment, span, span.sent, event.cause_id)
+        if interval.sent is None and self.tokens > interval.from_tokens:
+            actions.append(self._push(event.fragment, interval, event.cause_id, final=False))
+        elif interval.sent is not None and interval.anchor == event.version:
+            actions += self._called_again(event.fragment, interval, interval.sent, event.cause_id)
         return actions
 
     @_handle.register
@@ -140,125 +140,125 @@ class Island:
 
     @_handle.register
     def _(self, event: FragmentFetched) -> list[Action]:
-        span = self.spans[event.fragment]
-        span.fetching = False
-        span.known = max(span.known, event.version)
+        interval = self.intervals[event.fragment]
+        interval.fetching = False
+        interval.known = max(interval.known, event.version)
         if self.draining:
             return []
-        span.ready = event.version
-        if span.known > event.version:
-            return self._fetch(event.fragment, span, event.cause_id)
+        interval.ready = event.version
+        if interval.known > event.version:
+            return self._fetch(event.fragment, interval, event.cause_id)
         return []
 
     @_handle.register
     def _(self, event: FetchFailed) -> list[Action]:
-        self.spans[event.fragment].fetching = False
+        self.intervals[event.fragment].fetching = False
         return []
 
     @_handle.register
     def _(self, event: Adopted) -> list[Action]:
-        span = self.spans[event.fragment]
-        if event.version < span.anchor:
-            raise ProtocolMisuse("an adoption went back", got=event.version, allowed=f"{span.anchor} or later")
+        interval = self.intervals[event.fragment]
+        if event.version < interval.anchor:
+            raise ProtocolMisuse("an adoption went back", got=event.version, allowed=f"{interval.anchor} or later")
         actions: list[Action] = []
-        if self.settings.adoption != "carry" and span.sent is None and self.tokens > span.from_tokens:
-            actions.append(self._push(event.fragment, span, event.cause_id or "rescue", final=False))
-        sent_tokens, sent_steps = (span.sent.tokens, span.sent.steps) if span.sent else (0, 0)
+        if self.settings.adoption != "carry" and interval.sent is None and self.tokens > interval.from_tokens:
+            actions.append(self._push(event.fragment, interval, event.cause_id or "rescue", final=False))
+        sent_tokens, sent_steps = (interval.sent.tokens, interval.sent.steps) if interval.sent else (0, 0)
         if self.settings.adoption == "carry":
-            span.from_tokens += sent_tokens
-            span.from_steps += sent_steps
+            interval.from_tokens += sent_tokens
+            interval.from_steps += sent_steps
         else:
-            self.superseded += self.tokens - span.from_tokens - sent_tokens
-            span.from_tokens, span.from_steps = self.tokens, self.steps
-        span.anchor, span.sent = event.version, None
-        span.known = max(span.known, event.version)
-        if span.ready is not None and span.ready <= event.version:
-            span.ready = None
+            self.superseded += self.tokens - interval.from_tokens - sent_tokens
+            interval.from_tokens, interval.from_steps = self.tokens, self.steps
+        interval.anchor, interval.sent = event.version, None
+        interval.known = max(interval.known, event.version)
+        if interval.ready is not None and interval.ready <= event.version:
+            interval.ready = None
         return actions
 
     @_handle.register
     def _(self, event: PushSettled) -> list[Action]:
         tokens = self.in_flight.pop((event.fragment, event.push))
-        span = self.spans[event.fragment]
-        ours = span.sent is not None and span.sent.push == event.push
+        interval = self.intervals[event.fragment]
+        ours = interval.sent is not None and interval.sent.push == event.push
         actions: list[Action] = []
         if not event.reason:
             self.pushed += tokens
-            actions = self._last(event.fragment, span, event.cause_id) if ours and self.draining else []
+            actions = self._last(event.fragment, interval, event.cause_id) if ours and self.draining else []
         elif event.reason == "not_finite":
             self.refused_local += tokens
-            actions = self._fetch(event.fragment, span, event.cause_id) if ours else []
+            actions = self._fetch(event.fragment, interval, event.cause_id) if ours else []
         elif ours:
-            span.sent = None
+            interval.sent = None
         else:
             self.superseded += tokens
         return actions + self._leave_when_done(event.cause_id)
 
     @_handle.register
     def _(self, event: PushRefused) -> list[Action]:
-        span = self.spans[event.fragment]
-        if self.draining or span.sent is None or span.sent.push != event.push:
+        interval = self.intervals[event.fragment]
+        if self.draining or interval.sent is None or interval.sent.push != event.push:
             return []
-        return self._fetch(event.fragment, span, event.cause_id)
+        return self._fetch(event.fragment, interval, event.cause_id)
 
     @_handle.register
     def _(self, event: DrainOrdered) -> list[Action]:
         if self.draining:
             return []
         self.draining = True
-        actions = [push for fragment, span in self.spans.items() for push in self._last(fragment, span, event.cause_id)]
+        actions = [push for fragment, interval in self.intervals.items() for push in self._last(fragment, interval, event.cause_id)]
         return actions + self._leave_when_done(event.cause_id)
 
-    def _last(self, fragment: int, span: Span, cause_id: str) -> list[Action]:
+    def _last(self, fragment: int, interval: LocalInterval, cause_id: str) -> list[Action]:
         """Push what a span holds and nobody has; what came after its push only when the run ends together.
 
         That goes on from the push, so it is on the version that the push becomes part of: the next one, unless a later one
         is known. It waits until the push is durable: then its snapshot is known, and no later one can overtake it.
         """
-        sent = span.sent
+        sent = interval.sent
         if sent is None:
-            open_tokens = self.tokens > span.from_tokens
-            return [self._push(fragment, span, cause_id, final=True)] if open_tokens else []
-        rest = self.tokens - span.from_tokens - sent.tokens
+            open_tokens = self.tokens > interval.from_tokens
+            return [self._push(fragment, interval, cause_id, final=True)] if open_tokens else []
+        rest = self.tokens - interval.from_tokens - sent.tokens
         if self.settings.ending == "apart" or not rest or (fragment, sent.push) in self.in_flight:
             return []
-        span.anchor = span.known = max(span.known, span.anchor + 1)
-        span.from_tokens, span.from_steps = span.from_tokens + sent.tokens, span.from_steps + sent.steps
-        span.ready = None
-        return [self._push(fragment, span, cause_id, final=True, onward=True)]
+        interval.anchor = interval.known = max(interval.known, interval.anchor + 1)
+        interval.from_tokens, interval.from_steps = interval.from_tokens + sent.tokens, interval.from_steps + sent.steps
+        interval.ready = None
+        return [self._push(fragment, interval, cause_id, final=True, onward=True)]
 
-    def _called_again(self, fragment: int, span: Span, sent: Sent, cause_id: str) -> list[Action]:
+    def _called_again(self, fragment: int, interval: LocalInterval, sent: Sent, cause_id: str) -> list[Action]:
         """Count a call that a durable push of ours has answered; after some of them, begin anew from the anchor."""
         if (fragment, sent.push) in self.in_flight:
             return []
         sent.calls += 1
-        return self._fetch(fragment, span, cause_id) if sent.calls % UNHEARD_CALLS == 0 else []
+        return self._fetch(fragment, interval, cause_id) if sent.calls % UNHEARD_CALLS == 0 else []
 
     def _learn_of(self, fragment: int, version: int, cause_id: str) -> list[Action]:
         """Note that `version` is visible; fetch it unless it is here or on its way."""
-        span = self.spans[fragment]
-        span.known = max(span.known, version)
-        newest = span.anchor if span.ready is None else max(span.anchor, span.ready)
-        if span.known <= newest or self.draining:
+        interval = self.intervals[fragment]
+        interval.known = max(interval.known, version)
+        newest = interval.anchor if interval.ready is None else max(interval.anchor, interval.ready)
+        if interval.known <= newest or self.draining:
             return []
-        return self._fetch(fragment, span, cause_id)
+        return self._fetch(fragment, interval, cause_id)
 
-    def _fetch(self, fragment: int, span: Span, cause_id: str) -> list[Action]:
-        if span.fetching or self.draining:
+    def _fetch(self, fragment: int, interval: LocalInterval, cause_id: str) -> list[Action]:
+        if interval.fetching or self.draining:
             return []
-        span.fetching = True
-        return [FetchFragment(fragment=fragment, version=max(span.known, span.anchor), cause_id=cause_id)]
+        interval.fetching = True
+        return [FetchFragment(fragment=fragment, version=max(interval.known, interval.anchor), cause_id=cause_id)]
 
-    def _push(self, fragment: int, span: Span, cause_id: str, *, final: bool, onward: bool = False) -> Push:
-        span.pushes += 1
-        span.sent = Sent(span.pushes, self.tokens - span.from_tokens, self.steps - span.from_steps)
-        self.in_flight[fragment, span.pushes] = span.sent.tokens
+    def _push(self, fragment: int, interval: LocalInterval, cause_id: str, *, final: bool, onward: bool = False) -> Push:
+        interval.pushes += 1
+        interval.sent = Sent(interval.pushes, self.tokens - interval.from_tokens, self.steps - interval.from_steps)
+        self.in_flight[fragment, interval.pushes] = interval.sent.tokens
         return Push(
             fragment=fragment,
-            push=span.pushes,
-            base_version=span.anchor,
-            tokens=span.sent.tokens,
-            steps=span.sent.steps,
+            push=interval.pushes,
+            base_version=interval.anchor,
+            tokens=interval.sent.tokens,
+            steps=interval.sent.steps,
             trained_tokens=self.tokens,
             final=final,
             onward=onward,

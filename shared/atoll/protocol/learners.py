@@ -10,7 +10,7 @@ PATIENCE_STEPS = 10.0
 
 
 @dataclass(slots=True)
-class LearnerView:
+class KnownLearner:
     """What a shard knows of a learner's newest incarnation: `training` now, or at least `present` (not left)."""
 
     incarnation: int

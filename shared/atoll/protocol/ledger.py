@@ -140,12 +140,12 @@ def parts(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> list[Ledger]:
     return [Ledger({key: ledger.accounts[key] for key in page}, ledger.told_tokens) for page in pages]
 
 
-def continued(books: Ledger | None, part: Ledger, number: int) -> Ledger:
+def continued(fragment_ledger: Ledger | None, part: Ledger, number: int) -> Ledger:
     """Return `books` with part `number` of them added; part 0 begins new ones."""
-    if books is None or number == 0:
+    if fragment_ledger is None or number == 0:
         return part
-    books.absorb(part)
-    return books
+    fragment_ledger.absorb(part)
+    return fragment_ledger
 
 
 def newest(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> Ledger:

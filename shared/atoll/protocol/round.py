@@ -22,7 +22,7 @@ import enum
 import math
 from dataclasses import dataclass, field
 
-from atoll.errors import ProtocolMisuse
+from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import Commit, Fold, PushKey, Share
 from atoll.protocol.settings import ProtocolSettings
 
@@ -32,7 +32,7 @@ PLACES = 2
 
 
 def damping(settings: ProtocolSettings, age: int) -> float:
-    """Return how fresh a displacement is that is `age` versions late: 1 at age 0, falling (what it does: `atoll.merge`).
+    """Return how fresh a pseudo-gradient is that is `age` versions late: 1 at age 0, falling (what it does: `atoll.merge.fold`).
 
     The gate is that of CGAD (arXiv 2605.09126), sigma = gate * e^(-alpha age) with the cosine gate's end where contributions
     are refused anyway: `age_max + 1`. So what is taken grows to what is refused without a jump.
@@ -140,8 +140,8 @@ class FragmentRound:
                 age=age,
             )
         )
-        freshness = damping(self.settings, age)
-        return Fold(key=offer.key, weight=weight, freshness=freshness, age=age, cause_id=cause_id)
+        staleness_weight = damping(self.settings, age)
+        return Fold(key=offer.key, weight=weight, staleness_weight=staleness_weight, age=age, cause_id=cause_id)
 
     @property
     def on_time(self) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from atoll.errors import SettingsError
+from atoll.base.errors import SettingsError
 
 FRAGMENTS_MAX: Final = 4096
 LEARNERS_MAX: Final = 4096
@@ -33,12 +33,12 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         age_max: S_max, versions a late contribution may be behind and still enter the next round.
         age_damping: how fresh a late contribution is, per version of age: 0 not heard, 1 as if in time.
         age_law: "power": age_damping^age alone; "gate": times a cosine that falls from 1 at age 0 to 0 at age_max + 1.
-        correction: "none", or "heloco": bend a displacement that disagrees with the outer momentum (`atoll.correction`).
-        heloco_cosine: c_ok, cosine from which a displacement is kept as it is.
+        correction: "none", or "heloco": bend a pseudo-gradient that disagrees with the outer momentum (`atoll.merge.correction`).
+        heloco_cosine: c_ok, cosine from which a pseudo-gradient is kept as it is.
         heloco_shrink: k_s, how strongly a part that opposes the momentum is taken away.
         heloco_shrink_max: beta_max, largest share of that part that is taken away.
-        heloco_rotate: k_d, how strongly a weakly aligned displacement is turned towards the momentum.
-        heloco_doubt: kappa, how many times longer than the momentum a displacement must be to count for half.
+        heloco_rotate: k_d, how strongly a weakly aligned pseudo-gradient is turned towards the momentum.
+        heloco_doubt: kappa, how many times longer than the momentum a pseudo-gradient must be to count for half.
         merge: "mean" or "rda" (App. D.2) for tensors that are not merged directly.
         outer: "nesterov", "optax:<name>" or "module:attr".
         outer_lr: outer learning rate.
@@ -47,17 +47,17 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         average_versions: horizon of an average of the global values that is kept beside them; 0 for none.
         adoption: "overwrite" (the paper), "blend" or "carry".
         blend_alpha: share of its own values a learner keeps when it blends.
-        codec_up: encoding of displacements.
-        error_feedback: whether a learner adds what rounding took from a displacement to the next one of the fragment.
+        codec_up: encoding of pseudo-gradients.
+        error_feedback: whether a learner adds what rounding took from a pseudo-gradient to the next one of the fragment.
         codec_down: encoding of what a new version adds to the one before; "f32" sends every version whole.
-        keyframe_versions: how often a version is also stored whole, for learners that join (`atoll.chain`).
+        keyframe_versions: how often a version is also stored whole, for learners that join (`atoll.run.delta_chain`).
         ending: "apart": learners that leave push once per fragment and rounds end as always; "together": what they trained
             after a push is pushed as well, and the last rounds wait for everybody who is still there.
         tokens_target: tokens after which the run drains; 0 runs until told.
         lease_s: seconds after which the lease of a shard that its owner does not renew may be taken by another.
         silence_s: seconds without a heartbeat after which a learner no longer counts as live.
-        norm_max: largest L2 norm of one slice of a displacement that is still believed.
-        outlier_ratio: how many times longer than the usual a displacement may be per its steps; 0 for any length.
+        norm_max: largest L2 norm of one slice of a pseudo-gradient that is still believed.
+        outlier_ratio: how many times longer than the usual a pseudo-gradient may be per its steps; 0 for any length.
         offences_max: offences after which an incarnation is isolated; 0 for never (`atoll.protocol.quarantine`).
     """
 
@@ -140,7 +140,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         got = f"outer = {self.outer}, outer_momentum = {self.outer_momentum:g}"
         if self.correction == "heloco" and not kept:
             raise SettingsError(
-                "protocol.correction = heloco compares displacements with the outer momentum, and there is none",
+                "protocol.correction = heloco compares pseudo-gradients with the outer momentum, and there is none",
                 got=got,
                 allowed="outer = nesterov with outer_momentum above 0",
                 todo="set protocol.outer_momentum (0.3, say), or protocol.correction=none",

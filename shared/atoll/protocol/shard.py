@@ -24,8 +24,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
 
-from atoll.errors import ProtocolMisuse
-from atoll.protocol.books import Books
+from atoll.base.errors import ProtocolMisuse
+from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -51,7 +51,7 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.grace import MovingAverage, grace_window_s, median
-from atoll.protocol.learners import LearnerView
+from atoll.protocol.learners import KnownLearner
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import beat_s, comes_earlier, recall_s
 from atoll.protocol.quarantine import OFFENCES, Measure
@@ -64,7 +64,7 @@ class FragmentSlot:
     """One fragment of this shard: its present round, its books, what waits, and when it was last called."""
 
     round: FragmentRound
-    books: Books
+    fragment_ledger: FragmentLedger
     offers: dict[PushKey, Offer] = field(default_factory=dict)
     parked: list[PushKey] = field(default_factory=list)
     called_s: float | None = None
@@ -83,7 +83,7 @@ class Shard:
         shard: int,
         versions: dict[int, int],
         *,
-        books: dict[int, Books] | None = None,
+        fragment_ledger: dict[int, FragmentLedger] | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         """Start with one resting round per owned fragment."""
@@ -92,12 +92,12 @@ class Shard:
         self.slots: dict[int, FragmentSlot] = {}
         self.ledger = Ledger()
         for fragment in settings.fragments_of(shard):
-            kept = (books or {}).get(fragment) or Books()
+            kept = (fragment_ledger or {}).get(fragment) or FragmentLedger()
             kept.enter_into(self.ledger)
             self.slots[fragment] = FragmentSlot(FragmentRound(fragment, versions[fragment], settings), kept)
         if ledger is not None:
             self.ledger.learn(ledger)
-        self.learners: dict[str, LearnerView] = {}
+        self.learners: dict[str, KnownLearner] = {}
         self.quorum = MovingAverage(settings.average_decay)
         self.sync = MovingAverage(settings.average_decay)
         self.grace_reason = ""
@@ -132,7 +132,7 @@ class Shard:
 
     def offences(self, learner: str, incarnation: int) -> int:
         """Return how often an incarnation sent this shard what no healthy learner sends."""
-        return sum(slot.books.offences(learner, incarnation) for slot in self.slots.values())
+        return sum(slot.fragment_ledger.offences(learner, incarnation) for slot in self.slots.values())
 
     def isolated(self, learner: str, incarnation: int) -> bool:
         """Return whether an incarnation is in quarantine: nothing of it is read, nobody waits for it."""
@@ -153,7 +153,7 @@ class Shard:
     def _(self, event: LearnerBeat) -> list[Action]:
         view = self.learners.get(event.learner)
         if view is None or event.incarnation > view.incarnation:
-            view = LearnerView(event.incarnation, event.at_s, MovingAverage(self.settings.average_decay))
+            view = KnownLearner(event.incarnation, event.at_s, MovingAverage(self.settings.average_decay))
             self.learners[event.learner] = view
         self.ledger.reported(
             event.learner, event.incarnation, event.tokens, event.pushed, event.superseded, event.refused_local
@@ -189,7 +189,7 @@ class Shard:
         view = self.learners.get(event.key.learner)
         if view is not None and view.incarnation == event.key.incarnation:
             view.heard_s = event.at_s
-        if slot.books.knows(event.key):
+        if slot.fragment_ledger.knows(event.key):
             return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
         offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final)
         isolated = self.isolated(event.key.learner, event.key.incarnation)
@@ -207,7 +207,7 @@ class Shard:
             raise ProtocolMisuse("a contribution became ready that nobody asked for", got=event.key)
         measure = Measure(event.norm, offer.steps, event.key.learner)
         slot.round.loading.discard(event.key)
-        if reason := slot.books.weigh(measure, event.base_norm, self.settings):
+        if reason := slot.fragment_ledger.weigh(measure, event.base_norm, self.settings):
             actions = self._refuse(slot, offer, reason, event.cause_id)
         elif slot.round.parks(offer):
             slot.parked.append(event.key)
@@ -350,9 +350,9 @@ class Shard:
             self._committing_since[now.fragment] = at_s
             for share in now.shares:
                 self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
-                slot.books.merge(share)
+                slot.fragment_ledger.merge(share)
             commit = now.commit(at_s, reason, len(live), cause_id)
-            actions.append(replace(commit, books=slot.books.frozen(self.ledger)))
+            actions.append(replace(commit, fragment_ledger=slot.fragment_ledger.frozen(self.ledger)))
         return actions
 
     def _everybody(self, slot: FragmentSlot, live: set[str], at_s: float) -> set[str] | None:
@@ -382,12 +382,12 @@ class Shard:
 
     def _keep(self, slot: FragmentSlot, cause_id: str) -> Keep:
         """Return the command to keep the books as they are now: a commit decided a moment later is not in them."""
-        return Keep(fragment=slot.round.fragment, books=slot.books.frozen(self.ledger), cause_id=cause_id)
+        return Keep(fragment=slot.round.fragment, fragment_ledger=slot.fragment_ledger.frozen(self.ledger), cause_id=cause_id)
 
     def _refuse(self, slot: FragmentSlot, offer: Offer, reason: str, cause_id: str) -> list[Action]:
         slot.offers.pop(offer.key, None)
         slot.round.drop(offer)
-        slot.books.refuse(offer.key, offer.tokens, reason)
+        slot.fragment_ledger.refuse(offer.key, offer.tokens, reason)
         learner, incarnation, *_ = offer.key
         self.ledger.refused(learner, incarnation, offer.tokens, reason)
         refusal = Acknowledge(key=offer.key, fate="refused", reason=reason, cause_id=cause_id)

@@ -18,13 +18,13 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from atoll.errors import ProtocolMisuse
+from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import Action, Fact, RenewLease, StandDown, TakeLease
 
 RENEWALS_PER_LEASE = 3.0
 
 
-class Standing(enum.Enum):
+class LeaseStanding(enum.Enum):
     """What this candidate is."""
 
     WAITING = "waiting"
@@ -56,7 +56,7 @@ class Tenure:
     def __init__(self, lease_s: float) -> None:
         """Wait, having seen nothing."""
         self.lease_s = lease_s
-        self.standing = Standing.WAITING
+        self.standing = LeaseStanding.WAITING
         self.epoch = 0
         self.revision = -1
         self.moved_s = 0.0
@@ -64,7 +64,7 @@ class Tenure:
 
     def handle(self, fact: Fact) -> list[Action]:
         """Take one fact in and return what to do about it."""
-        if self.standing is Standing.DEPOSED:
+        if self.standing is LeaseStanding.DEPOSED:
             return []
         if isinstance(fact, LeaseSeen):
             return self._seen(fact)
@@ -78,28 +78,28 @@ class Tenure:
         return self.lease_s / (2.0 * RENEWALS_PER_LEASE)
 
     def _seen(self, fact: LeaseSeen) -> list[Action]:
-        if self.standing is Standing.OWNING:
+        if self.standing is LeaseStanding.OWNING:
             if not fact.ours:
-                self.standing = Standing.DEPOSED
+                self.standing = LeaseStanding.DEPOSED
                 return [StandDown(reason=f"epoch {fact.epoch} holds the lease, we held {self.epoch}")]
             self.revision = fact.revision
             due = fact.at_s - self.renewed_s >= self.lease_s / RENEWALS_PER_LEASE
             return [RenewLease(revision=self.revision)] if due else []
-        if self.standing is Standing.TAKING and fact.ours:
+        if self.standing is LeaseStanding.TAKING and fact.ours:
             # The answer to our taking was lost, the taking was not.
             return self._written(LeaseWritten(at_s=fact.at_s, revision=fact.revision))
         if fact.revision != self.revision:
             self.revision, self.moved_s = fact.revision, fact.at_s
         free = fact.revision == 0 or fact.released
         if not free and fact.at_s - self.moved_s < self.lease_s:
-            self.standing = Standing.WAITING
+            self.standing = LeaseStanding.WAITING
             return []
-        self.standing, self.epoch = Standing.TAKING, fact.epoch + 1
+        self.standing, self.epoch = LeaseStanding.TAKING, fact.epoch + 1
         return [TakeLease(revision=fact.revision, epoch=self.epoch)]
 
     def _written(self, fact: LeaseWritten) -> list[Action]:
-        if self.standing is Standing.WAITING:
+        if self.standing is LeaseStanding.WAITING:
             raise ProtocolMisuse("a lease was written that nobody asked for", got=fact.revision)
-        self.standing = Standing.OWNING
+        self.standing = LeaseStanding.OWNING
         self.revision, self.renewed_s = fact.revision, fact.at_s
         return []

@@ -15,10 +15,10 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from atoll.bus.interface import BlobRef
-from atoll.errors import PeerMisbehaved, ProtocolMisuse
-from atoll.layout import Layout
-from atoll.moved import NOTHING, Moved
+from atoll.wire.blobs import BlobRef
+from atoll.base.errors import PeerMisbehaved, ProtocolMisuse
+from atoll.model.layout import Layout
+from atoll.wire.traffic import NOTHING, LinkTraffic
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 
@@ -96,7 +96,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The record that makes version `version` of a fragment visible: the one commit point of a round.
 
-    Its values are `keyframe`, those of `key_version`, and the `deltas` after it (`atoll.chain`), and have this `digest`.
+    Its values are `keyframe`, those of `key_version`, and the `deltas` after it (`atoll.run.delta_chain`), and have this `digest`.
     `state` is the outer-optimizer state that belongs to them, `superseded` are frames that the head before this one named
     (kept until the next commit, for readers that are in the middle of them). `books` says which contributions of the
     fragment have a fate; an owner may write the same version again with newer books, and a new owner does with its own
@@ -113,7 +113,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     deltas: tuple[Delta, ...] = ()
     state: BlobRef | None = None
-    books: BlobRef | None = None
+    fragment_ledger: BlobRef | None = None
     included: tuple[Included, ...] = ()
     tokens_merged: int = 0
     superseded: tuple[BlobRef, ...] = ()
@@ -121,9 +121,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
-    """The manifest of one pushed displacement; published after all its chunks are acknowledged.
+    """The manifest of one pushed pseudo-gradient; published after all its chunks are acknowledged.
 
-    `norms` are the per-slice L2 norms of the displacement, a claim the synchronizer verifies while decoding.
+    `norms` are the per-slice L2 norms of the pseudo-gradient, a claim the synchronizer verifies while decoding.
     `final` says that its learner leaves after it. `trained_tokens` is the learner's total when it took the snapshot.
     `run_nonce` is that of the run record its learner joined by.
     """
@@ -188,7 +188,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     overhead: float = 0.0
     lag_versions: Count = 0
     pending_pushes: Count = 0
-    moved: Moved = NOTHING
+    moved: LinkTraffic = NOTHING
     run_tokens: Count = 0
     schema: int = SCHEMA
 
@@ -233,7 +233,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     wants: Annotated[tuple[Count, ...], msgspec.Meta(max_length=NORMS_MAX)]
     owns: Annotated[tuple[Count, ...], msgspec.Meta(max_length=NORMS_MAX)]
     leaving: bool = False
-    moved: Moved = NOTHING
+    moved: LinkTraffic = NOTHING
     schema: int = SCHEMA
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from atoll.errors import ProtocolMisuse, SettingsError
+from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.protocol.data import Key
 from atoll_learner.data.shards import TokenShards
 

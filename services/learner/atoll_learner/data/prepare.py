@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from atoll.errors import DataError, SettingsError, StorageFull
+from atoll.base.errors import DataError, SettingsError, StorageFull
 from atoll_learner.data.sources import documents
 from atoll_learner.data.tokenizer import BPE_FILE, ByteTokenizer, Tokenizer, train_bpe
 

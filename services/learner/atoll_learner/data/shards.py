@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from atoll.errors import DataError
+from atoll.base.errors import DataError
 from atoll_learner.data.prepare import Meta, as_array
 from atoll_learner.data.tokenizer import BPE_FILE, BpeTokenizer, ByteTokenizer, Tokenizer
 

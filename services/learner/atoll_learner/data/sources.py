@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from atoll.errors import DataError
+from atoll.base.errors import DataError
 
 TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".text"}
 STDLIB_LEAVES_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__", "ensurepip"}

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from atoll.errors import DataError, SettingsError
+from atoll.base.errors import DataError, SettingsError
 
 BPE_FILE = "tokenizer.json"
 BYTES = 256

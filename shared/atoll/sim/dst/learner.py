@@ -3,7 +3,7 @@
     claim the id - read heads and frames - step, adopt between steps, beat, answer calls - drain - farewells - leave
 
 Training is virtual: a step takes `step_s` and yields tokens. Frames carry no numbers. The order of effects is that of
-`atoll.island.session` and `atoll.island.driver`: chunks, then the manifest; every push durable, then the farewells
+`atoll.client.session` and `atoll.client.driver`: chunks, then the manifest; every push durable, then the farewells
 through the same queues, then the membership record.
 """
 
@@ -197,7 +197,7 @@ class Learner:
         )
 
     def _resync(self) -> Work:
-        """Re-read our membership and the heads now and then: whispers may be lost, records are not."""
+        """Re-read our membership and the heads now and then: at-most-once messages may be lost, records are not."""
         names = tuple(head_name(p) for p in range(self.world.settings.fragments))
         while True:
             yield RESYNC_S

@@ -10,7 +10,7 @@ import msgspec
 from atoll.protocol.events import Action, RenewLease, TakeLease
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.tenure import LeaseSeen, LeaseWritten, Standing, Tenure
+from atoll.protocol.tenure import LeaseSeen, LeaseWritten, LeaseStanding, Tenure
 from atoll.sim.dst.broker import Full, Record
 from atoll.sim.dst.line import Conflict, Line, Unavailable
 from atoll.sim.dst.process import Work
@@ -48,7 +48,7 @@ class LeaseKeeper:
     @property
     def epoch(self) -> int:
         """Return the number of our tenure; 0 before we have one."""
-        return self.machine.epoch if self.machine.standing is Standing.OWNING else 0
+        return self.machine.epoch if self.machine.standing is LeaseStanding.OWNING else 0
 
     def win(self) -> Work:
         """Wait until the shard is ours; return what the former owner last knew of the learners, or None.
@@ -68,7 +68,7 @@ class LeaseKeeper:
 
     def hold(self, ledger: Callable[[], Ledger]) -> Work:
         """Renew, with the newest reports of the learners, until somebody else holds the lease."""
-        while self.machine.standing is not Standing.DEPOSED:
+        while self.machine.standing is not LeaseStanding.DEPOSED:
             yield self.machine.poll_s
             yield from self._look(ledger)
 

@@ -87,7 +87,7 @@ class Line:
             yield RETRY_S
 
     def tell(self, subject: str, body: object) -> None:
-        """Whisper."""
+        """CoreMessage."""
         self.network.up(self.process, self.broker.tell, subject, body)
 
 

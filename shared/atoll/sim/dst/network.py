@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.sim.dst.faults import SLOW_S, Faults
 from atoll.sim.dst.process import Process, Task
-from atoll.sim.engine import Engine
+from atoll_simulator.engine import Engine
 
 TRY_S = 2.0
 
@@ -69,25 +69,25 @@ class Network:
             self.engine.after(self.delay_s(), self._arrive, task, turn, sent_s, call, arguments)
 
     def up(self, process: Process, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401  (passed on)
-        """Send a whisper to the broker: `call` happens there, or never."""
+        """Send an at-most-once message to the broker: `call` happens there, or never."""
         process.boundary()
         if not process.alive:
             return
         if process in self.cut_up or self._lost(self.faults.lost_whispers):
-            self.tally["whispers lost"] += 1
+            self.tally["at-most-once messages lost"] += 1
             return
         self.engine.after(self.delay_s(), self._hear, call, arguments)
         if self._lost(self.faults.duplicates):
             self.engine.after(self.delay_s(), self._hear, call, arguments)
 
     def down(self, process: Process, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401  (passed on)
-        """Send a whisper of the broker to a process."""
+        """Send an at-most-once message of the broker to a process."""
         if process in self.cut_down or self._lost(self.faults.lost_whispers):
-            self.tally["whispers lost"] += 1
+            self.tally["at-most-once messages lost"] += 1
             return
         self.engine.after(self.delay_s(), process.tell, call, *arguments)
         if self._lost(self.faults.duplicates):
-            self.tally["whispers doubled"] += 1
+            self.tally["at-most-once messages doubled"] += 1
             self.engine.after(self.delay_s(), process.tell, call, *arguments)
 
     def _lost(self, share: float) -> bool:

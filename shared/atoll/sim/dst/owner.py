@@ -121,7 +121,7 @@ class Owner:
         epoch = self.lease.epoch
         yield from patiently(self.store.open, epoch)
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
-        self.machine = Shard(self.world.settings, self.shard, versions, books=self.store.books, ledger=former)
+        self.machine = Shard(self.world.settings, self.shard, versions, fragment_ledger=self.store.fragment_ledger, ledger=former)
         self.watch = invariants.ShardWatch()
         self.ledger = self.machine.ledger
         for fragment in versions:
@@ -296,7 +296,7 @@ class Owner:
             if farewell is not None:
                 yield from patiently(farewell.ack, action)
         elif isinstance(action, Keep):
-            yield from patiently(self.store.keep, action.fragment, action.books)
+            yield from patiently(self.store.keep, action.fragment, action.fragment_ledger)
         elif isinstance(action, Commit):
             yield from self._commit(action)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.protocol.books import Books, Settled
+from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -41,11 +41,11 @@ from atoll.sim.dst.schedule import play
 from atoll.sim.dst.store import Frame, Head, Holding, Store, head_name
 
 HANDLE, FOLD_ALL, FOLD = Shard.handle, Shard._fold, FragmentRound.fold  # noqa: SLF001  (patches know what they patch)
-ENTER, SEEN, WRITE = Books.enter_into, Tenure._seen, Store._write  # noqa: SLF001
+ENTER, SEEN, WRITE = FragmentLedger.enter_into, Tenure._seen, Store._write  # noqa: SLF001
 COMMIT, PUT, SEND = Store.commit, Line.put_record, Learner._send  # noqa: SLF001
 
 
-def forget_settled(self: Settled, push: int) -> None:
+def forget_settled(self: SettledPushes, push: int) -> None:
     """Nothing is remembered, so a redelivery is taken for new."""
     del self, push
 
@@ -90,20 +90,20 @@ def dismiss_unkept(self: Shard, event: Event) -> list[Action]:
 def books_of_later(self: Shard, event: Event) -> list[Action]:
     """Books are kept as they stand when all that a fact led to is decided, even commits that never happen. It was real."""
     return [
-        replace(each, books=self.slots[each.fragment].books.frozen(self.ledger)) if isinstance(each, Keep) else each
+        replace(each, fragment_ledger=self.slots[each.fragment].fragment_ledger.frozen(self.ledger)) if isinstance(each, Keep) else each
         for each in HANDLE(self, event)
     ]
 
 
-def reports_only(self: Books, ledger: Ledger) -> None:
+def reports_only(self: FragmentLedger, ledger: Ledger) -> None:
     """An heir takes over what learners reported, and not what was settled."""
-    ENTER(Books(reports=self.reports), ledger)
+    ENTER(FragmentLedger(reports=self.reports), ledger)
 
 
-def reports_forgotten(self: Books, ledger: Ledger) -> bytes:
+def reports_forgotten(self: FragmentLedger, ledger: Ledger) -> bytes:
     """The books do not carry what learners reported."""
     del ledger
-    return msgspec.json.encode(Books(self.settled))
+    return msgspec.json.encode(FragmentLedger(self.settled))
 
 
 def early_timer_lost(self: Shard, event: Event) -> list[Action]:
@@ -135,12 +135,12 @@ def load_before_fence(self: Store, fragment: int) -> Work:
     """A new owner reads the books first and fences then: a commit between the two is forgotten."""
     record: Record = yield from self._line.ask(self._line.broker.get, head_name(fragment))
     head: Head = record.value
-    if head.books:
+    if head.fragment_ledger:
         try:
-            payload = yield from self._line.ask(self._line.broker.get_blob, head.books)
+            payload = yield from self._line.ask(self._line.broker.get_blob, head.fragment_ledger)
         except Gone:
             return (yield from load_before_fence(self, fragment))
-        self.books[fragment] = msgspec.json.decode(payload, type=Books)
+        self.fragment_ledger[fragment] = msgspec.json.decode(payload, type=FragmentLedger)
     fenced, revision = yield from self._fence(fragment)
     return Holding(fenced, revision, before=fenced.previous)
 
@@ -157,12 +157,12 @@ def head_first(self: Store, command: Commit, folded: frozenset[Any]) -> Work:
     """The head becomes visible before the chunks it names are durable."""
     held = self.holdings[command.fragment]
     p, version = command.fragment, command.base_version + 1
-    nonce = self._nonce(command.books)
+    nonce = self._nonce(command.fragment_ledger)
     stems = (f"gl/{p}/{version}/{nonce}", f"st/{p}/{version}/{nonce}", f"bk/{p}/-/{nonce}")
-    head = replace(held.head, version=version, frame=stems[0], state=stems[1], books=stems[2], included=command.shares)
+    head = replace(held.head, version=version, frame=stems[0], state=stems[1], fragment_ledger=stems[2], included=command.shares)
     revision = yield from self._write(head, held.revision)
     frame = Frame(held.head.frame, folded)
-    for stem, payload in zip(stems, (frame, frame, command.books), strict=True):
+    for stem, payload in zip(stems, (frame, frame, command.fragment_ledger), strict=True):
         yield from self._line.ask(self._line.broker.put_blob, stem, payload)
     self.holdings[p] = Holding(head, revision, before=held.head.frame)
 
@@ -170,7 +170,7 @@ def head_first(self: Store, command: Commit, folded: frozenset[Any]) -> Work:
 def purge_first(self: Store, command: Commit, folded: frozenset[Any]) -> Work:
     """What a commit supersedes is deleted before the new head is visible."""
     head = self.holdings[command.fragment].head
-    yield from self._purge(head.state, head.books)
+    yield from self._purge(head.state, head.fragment_ledger)
     yield from COMMIT(self, command, folded)
 
 
@@ -214,8 +214,8 @@ def leave_early(self: Learner) -> Work:
     """A learner says farewell without having pushed what it holds."""
     machine = self.machine
     if machine is not None:
-        for span in machine.spans.values():
-            span.from_tokens = machine.tokens
+        for interval in machine.intervals.values():
+            interval.from_tokens = machine.tokens
     self.state = "draining"
     yield from DRAIN(self)
 
@@ -236,7 +236,7 @@ WEATHER: dict[str, Faults] = {
 Patch = tuple[Any, str, Callable[..., Any]]
 
 BUGS: dict[str, tuple[Patch, ...]] = {
-    "no dedupe": ((Settled, "note", forget_settled),),
+    "no dedupe": ((SettledPushes, "note", forget_settled),),
     "any base": ((FragmentRound, "refusal", any_base),),
     "ack before commit": ((Shard, "handle", acknowledge_when_ready),),
     "counted twice": ((FragmentRound, "fold", fold_twice),),
@@ -245,8 +245,8 @@ BUGS: dict[str, tuple[Patch, ...]] = {
     "farewell dismissed before kept": ((Shard, "handle", dismiss_unkept),),
     "acks beside the lane": ((Owner, "_enqueue", acknowledge_apart),),
     "books of a later moment": ((Shard, "handle", books_of_later),),
-    "lost fates": ((Books, "enter_into", reports_only),),
-    "lost reports": ((Books, "frozen", reports_forgotten),),
+    "lost fates": ((FragmentLedger, "enter_into", reports_only),),
+    "lost reports": ((FragmentLedger, "frozen", reports_forgotten),),
     "books not read at takeover": ((Store, "_load", books_not_read),),
     "books read before the fence": ((Store, "_load", load_before_fence),),
     "no fence": ((Store, "_fence", no_fence),),

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeAlias
 
-from atoll.sim.engine import Engine
+from atoll_simulator.engine import Engine
 
 NEVER = 1 << 60
 

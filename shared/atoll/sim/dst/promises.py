@@ -46,12 +46,12 @@ class Promises:
         if before is None:
             return
         require(head.epoch >= before.epoch, "nothing of a deposed owner becomes visible", (before, head))
-        books: bytes = blobs[head.books] if head.books else b""
+        fragment_ledger: bytes = blobs[head.fragment_ledger] if head.fragment_ledger else b""
         if head.version == before.version:
             require(head.frame == before.frame, "a version has one frame", (before, head))
-            if head.books != before.books:
+            if head.fragment_ledger != before.fragment_ledger:
                 require(head.epoch == before.epoch, "books are written by the owner that has fenced", (before, head))
-                self.durable.see_books(head.fragment, books)
+                self.durable.see_books(head.fragment, fragment_ledger)
             return
         require(head.epoch == before.epoch, "a version is written by the owner that has fenced", (before, head))
         frame: Frame = blobs[head.frame]
@@ -68,7 +68,7 @@ class Promises:
             grace_s=0.0,
             end="",
             live=0,
-            books=books,
+            fragment_ledger=fragment_ledger,
         )
         self.durable.see_commit(commit)
 

@@ -13,8 +13,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from atoll.errors import ProtocolMisuse
-from atoll.protocol.books import Books, thawed
+from atoll.base.errors import ProtocolMisuse
+from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.events import Commit, PushKey, Share
 from atoll.protocol.ledger import Ledger
 from atoll.sim.dst.broker import Full, Gone, Record
@@ -42,14 +42,14 @@ class Head:
     epoch: int
     frame: str
     state: str = ""
-    books: str = ""
+    fragment_ledger: str = ""
     previous: str = ""
     included: tuple[Share, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Return the stems that a reader of this head may ask for."""
-        return tuple(stem for stem in (self.frame, self.state, self.books) if stem)
+        return tuple(stem for stem in (self.frame, self.state, self.fragment_ledger) if stem)
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Store:
         self._dice = dice
         self.epoch = 0
         self.holdings: dict[int, Holding] = {}
-        self.books: dict[int, Books] = {}
+        self.fragment_ledger: dict[int, FragmentLedger] = {}
         self._litter: list[str] = []
 
     def open(self, epoch: int) -> Work:
@@ -92,12 +92,12 @@ class Store:
         if held.head.version != command.base_version:
             raise ProtocolMisuse("a commit on another version than the one we hold", got=(held.head.version, command))
         p, version = command.fragment, command.base_version + 1
-        nonce = self._nonce(command.books)
-        frame, state, books = f"gl/{p}/{version}/{nonce}", f"st/{p}/{version}/{nonce}", f"bk/{p}/-/{nonce}"
+        nonce = self._nonce(command.fragment_ledger)
+        frame, state, fragment_ledger = f"gl/{p}/{version}/{nonce}", f"st/{p}/{version}/{nonce}", f"bk/{p}/-/{nonce}"
         chunks: list[tuple[str, object]] = [
             (frame, Frame(held.head.frame, folded)),
             (state, Frame(held.head.frame, folded)),
-            (books, command.books),
+            (fragment_ledger, command.fragment_ledger),
         ]
         self._dice.shuffle(chunks)
         for stem, payload in chunks:
@@ -108,44 +108,44 @@ class Store:
             epoch=self.epoch,
             frame=frame,
             state=state,
-            books=books,
+            fragment_ledger=fragment_ledger,
             previous=held.head.frame,
             included=command.shares,
         )
         try:
             revision = yield from self._write(head, held.revision)
         except Conflict:
-            yield from self._disown(p, (frame, state, books))
+            yield from self._disown(p, (frame, state, fragment_ledger))
             raise
         made = held.commits + 1
         self.holdings[p] = Holding(head, revision, held.head.frame, made)
-        self.books[p] = thawed(command.books)
-        yield from self._purge(held.before, held.head.state, held.head.books)
+        self.fragment_ledger[p] = thawed(command.fragment_ledger)
+        yield from self._purge(held.before, held.head.state, held.head.fragment_ledger)
         if made == COMMITS_BEFORE_SWEEP:
             yield from self._purge(*(f"*/{p}/*/{epoch}.*" for epoch in range(1, self.epoch)))
 
-    def keep(self, fragment: int, books: bytes) -> Work:
+    def keep(self, fragment: int, fragment_ledger: bytes) -> Work:
         """Make the books of a fragment durable with the version it has."""
         held = self.holdings[fragment]
-        stem = f"bk/{fragment}/-/{self._nonce(books)}"
-        yield from self._line.ask(self._line.broker.put_blob, stem, books)
-        head = replace(held.head, books=stem)
+        stem = f"bk/{fragment}/-/{self._nonce(fragment_ledger)}"
+        yield from self._line.ask(self._line.broker.put_blob, stem, fragment_ledger)
+        head = replace(held.head, fragment_ledger=stem)
         held.revision = yield from self._write(head, held.revision)
-        held.head, former = head, held.head.books
-        self.books[fragment] = thawed(books)
+        held.head, former = head, held.head.fragment_ledger
+        self.fragment_ledger[fragment] = thawed(fragment_ledger)
         if former not in ("", stem):
             yield from self._purge(former)
 
     def ledger(self, told: Ledger) -> Ledger:
         """Return the fates that are durable in this shard's books, with the newest of what learners have `told`."""
         ledger = Ledger()
-        for books in self.books.values():
-            books.enter_into(ledger)
+        for fragment_ledger in self.fragment_ledger.values():
+            fragment_ledger.enter_into(ledger)
         ledger.learn(told)
         return ledger
 
-    def _nonce(self, books: bytes) -> str:
-        return f"{self.epoch}.{hashlib.blake2b(books, digest_size=6).hexdigest()}"
+    def _nonce(self, fragment_ledger: bytes) -> str:
+        return f"{self.epoch}.{hashlib.blake2b(fragment_ledger, digest_size=6).hexdigest()}"
 
     def _write(self, head: Head, revision: int) -> Work:
         """Write a head by compare-and-set; an earlier attempt whose answer was lost counts as this one."""
@@ -202,8 +202,8 @@ class Store:
             try:
                 for stem in head.names:
                     payload: Any = yield from self._line.ask(self._line.broker.get_blob, stem)
-                    if stem == head.books:
-                        self.books[fragment] = thawed(payload)
+                    if stem == head.fragment_ledger:
+                        self.fragment_ledger[fragment] = thawed(payload)
             except Gone:
                 continue
             return Holding(head, revision, before=head.previous)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.protocol.ledger import Ledger, Settlement
 from atoll.protocol.settings import ProtocolSettings
 from atoll.sim.dst.broker import Broker, Queue
@@ -31,7 +31,7 @@ from atoll.sim.dst.reader import queue_name
 from atoll.sim.dst.store import Frame, Head, head_name
 from atoll.sim.dst.storm import RESTART_S, Storm
 from atoll.sim.dst.telling import told
-from atoll.sim.engine import Engine
+from atoll_simulator.engine import Engine
 
 NAMES = ("a", "b", "c", "d")
 COMMIT_WITHIN_S = 120.0

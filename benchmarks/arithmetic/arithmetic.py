@@ -1,0 +1,254 @@
+"""The arithmetic of pushes and merges beside what memory allows: `make bench-arithmetic`.
+
+Every figure is a ratio to a limit measured in the same minute: for a fold the loop `a += s * d` over float32, compiled, one
+thread, by the bytes it touches (12 a number); for a codec a copy of the float32 vector (`numpy.copyto`). A limit is measured
+right before and right after what it is compared with, the faster one counts, and a figure is the best of `REPEATS` such
+rounds on both sides: the question is what the code can do, not what a neighbour leaves of the machine.
+
+    fold        decode and accumulate, acc <- keep acc + take v: the codes once, the sum read and written once
+    check       sums of squares per slice, which verify the norms that a learner claims and find what is not finite; done
+                chunk by chunk, no more than 1 MiB each, on what was just put in its place: the time that a vector takes to
+                be put there and checked, less the time that it takes to be put there
+    with it     the check and the fold from memory, as the share of the limit for the bytes of the fold
+    bent        a fold that also adds a multiple of the momentum (HeLoCo): four bytes a number more
+    NumPy       the same fold as textbook code: decode to a float32 vector, multiply, add
+    jitted      the quantiser in JAX, which encodes where parameters lie; its limit is a copy on the same device
+
+All on one thread, but what JAX does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import ml_dtypes
+import numpy as np
+from numba import njit
+from benchmarks.lib.results import Figure, write
+from rich.progress import track
+
+from atoll.codec import ENCODINGS, Encoded, Framing, encode_frame
+from atoll.codec.encoded import BLOCK_BYTES
+from atoll.codec.kernels import BF16, BLOCK, INT4, INT8, Vector, jitted, kernels
+from atoll.base.parallel import PART
+
+ELEMENTS = 50_000_000 // 1024 * 1024
+REPEATS = 9
+FOLD_MIN, ENCODE_MIN, DECODE_MIN = 0.8, 0.4, 0.8
+STEP_BYTES = 20
+CHUNK_BYTES = 1 << 20
+
+
+@njit(nogil=True, error_model="numpy")
+def in_place(total: Vector, vector: Vector, factor: np.float32) -> None:
+    """Do `total += factor * vector`: the limit."""
+    for i in range(total.size):
+        total[i] += factor * vector[i]
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticBench:
+    """Vectors of `elements` numbers, normally distributed, and how often everything is repeated."""
+
+    vector: Vector
+    total: Vector
+    momentum: Vector
+    repeats: int
+
+    @classmethod
+    def of(cls, elements: int, repeats: int, seed: int) -> ArithmeticBench:
+        """Draw them."""
+        dice = np.random.default_rng(seed)
+        vector, momentum = (dice.standard_normal(elements, dtype=np.float32) * np.float32(1e-3) for _ in range(2))
+        return cls(vector, np.zeros_like(vector), momentum, repeats)
+
+    def share(
+        self, took: Callable[[], float], limit: Callable[[], object], work_bytes: float, limit_bytes: float
+    ) -> float:
+        """Return the best rate of what `took` does and times over the best rate of `limit`, in bytes a second."""
+        best, bound = np.inf, np.inf
+        for _ in range(self.repeats):
+            bound, best = min(bound, seconds(limit)), min(best, took())
+        bound = min(bound, seconds(limit))
+        return float((work_bytes / best) / (limit_bytes / bound))
+
+    def beside_memory(self, work: Callable[[], object], bytes_a_number: float) -> float:
+        """Return the share of the in-place limit, by the bytes that `work` must touch."""
+        return self.timed_beside_memory(lambda: seconds(work), bytes_a_number)
+
+    def timed_beside_memory(self, took: Callable[[], float], bytes_a_number: float) -> float:
+        """Return the same of what says itself how long it took."""
+        count, half = self.vector.size, np.float32(0.5)
+        return self.share(took, lambda: in_place(self.total, self.vector, half), bytes_a_number * count, 12.0 * count)
+
+    def beside_copy(self, work: Callable[[], object]) -> float:
+        """Return the share of the rate at which the float32 vector is copied."""
+        copy = np.empty_like(self.vector)
+        size = float(self.vector.nbytes)
+        return self.share(lambda: seconds(work), lambda: np.copyto(copy, self.vector), size, size)
+
+
+def main() -> int:
+    """Measure and write `build/results/bench-arithmetic.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--elements", type=int, default=ELEMENTS)
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    bench = ArithmeticBench.of(options.elements, options.repeats, options.seed)
+    figures = []
+    for codec in track(list(ENCODINGS), description="measuring"):
+        figures += figures_of(bench, codec)
+    figures += [*outer_steps(bench), encoded_on_device(bench)]
+    return write("bench-arithmetic", options.seed, figures)
+
+
+def figures_of(bench: ArithmeticBench, codec: str) -> list[Figure]:
+    """Return what one encoding costs and keeps."""
+    encoding, count = ENCODINGS[codec], bench.vector.size
+    sent, framing = encoding.encoded(bench.vector), Framing(count, codec)
+    segments = [bench.vector[slice(*framing.bounds(number))] for number in range(len(framing))]
+    fold_bytes = 8.0 + encoding.size(count) / count
+    out = np.empty_like(bench.vector)
+
+    def fold() -> None:
+        sent.blend(bench.total, 0, count, 0.75, 0.25)
+
+    def encode() -> None:
+        for segment in segments:
+            encoding.encoded(segment)
+
+    def bend() -> None:
+        sent.bend(bench.total, (0, count), (0.75, 0.25, 0.125), bench.momentum)
+
+    folded = bench.beside_memory(fold, fold_bytes)
+    check_s = checked_s(sent, bench.repeats)
+    both = bench.timed_beside_memory(lambda: check_s + seconds(fold), fold_bytes)
+    encoded = bench.beside_copy(encode)
+    decoded = bench.beside_copy(lambda: sent.copy(out, 0, count))
+    wire = 8.0 * len(encode_frame(bench.vector, codec)) / count
+    error, cosine = kept(bench.vector, sent)
+    how = f"{count / 1e6:.0f}M numbers, best of {bench.repeats}"
+    least = (ENCODE_MIN, DECODE_MIN) if codec == "int4" else (None, None)
+    return [
+        Figure(f"{codec}: fold", folded, "of limit", f">= {FOLD_MIN}", folded >= FOLD_MIN, how),
+        Figure(f"{codec}: check and fold", both, "of limit", f">= {FOLD_MIN}", both >= FOLD_MIN, how),
+        Figure(f"{codec}: check", 1e9 * check_s / count, "ns/number", "", None, how),
+        Figure(f"{codec}: bent fold", bench.beside_memory(bend, fold_bytes + 4.0), "of limit", "", None, how),
+        Figure(
+            f"{codec}: NumPy fold", bench.beside_memory(textbook(bench, sent), fold_bytes), "of limit", "", None, how
+        ),
+        Figure(f"{codec}: encode", encoded, "of memcpy", *wanted(encoded, least[0]), how),
+        Figure(f"{codec}: decode", decoded, "of memcpy", *wanted(decoded, least[1]), how),
+        Figure(f"{codec}: on the wire", wire, "bits/number", "", None, "normally distributed; zstd where it is used"),
+        Figure(f"{codec}: relative error", error, "L2", "", None, "normally distributed"),
+        Figure(f"{codec}: cosine", cosine, "", "", None, "normally distributed"),
+    ]
+
+
+def outer_steps(bench: ArithmeticBench) -> list[Figure]:
+    """Return how fast the outer step is, and what a delta of four bits adds to it.
+
+    A step reads values, pseudo-gradient and momentum, and writes values and momentum. Settling reads the values before and
+    after it, and writes the latter, codes, scales and the carry, each once.
+    """
+    count, none = bench.vector.size, np.empty(0, dtype=np.uint16)
+    values, momentum, carry = np.empty_like(bench.vector), np.empty_like(bench.vector), np.empty(count, dtype=np.uint16)
+    delta, half, found = Encoded.blank(INT4, count), np.float32(0.5), kernels(count)
+
+    def step() -> None:
+        found.nesterov(bench.vector, none, bench.total, bench.momentum, half, half, values, momentum)
+
+    def settle() -> None:
+        found.settle(INT4, bench.vector, values, delta.codes, delta.scales, carry)
+
+    settled = 14.0 + ENCODINGS["int4"].size(count) / count
+    return [
+        Figure("Nesterov step", bench.beside_memory(step, STEP_BYTES), "of limit", "", None, "20 bytes a number"),
+        Figure(
+            "int4: settle", bench.beside_memory(settle, settled), "of limit", "", None, f"{settled:.1f} bytes a number"
+        ),
+    ]
+
+
+def encoded_on_device(bench: ArithmeticBench) -> Figure:
+    """Return how fast JAX's first device quantises a vector that lies there, beside a copy of the vector on that device."""
+    vector = jax.device_put(bench.vector)
+    size = float(bench.vector.nbytes)
+
+    def encode() -> None:
+        jax.block_until_ready(jitted.quantised(INT4, vector, 0, feedback=False))  # type: ignore[no-untyped-call]
+
+    encode()
+    share = bench.share(lambda: seconds(encode), lambda: vector.copy().block_until_ready(), size, size)
+    how = f"on JAX's first device, {vector.device.platform}; codes stay there"
+    return Figure("int4: jitted encode", share, "of a copy", "", None, how)
+
+
+def checked_s(sent: Encoded, repeats: int) -> float:
+    """Return how much longer all chunks take to arrive if each is checked when it has been put in its place."""
+    size = min(CHUNK_BYTES // (BLOCK_BYTES[sent.kind] // BLOCK or 1), PART)
+    came, place = sent.stretch(0, size), Encoded.blank(sent.kind, sent.elements)
+
+    def arrive(*, checked: bool) -> None:
+        for start in range(0, sent.elements - size + 1, size):
+            here = place.stretch(start, start + size)
+            here.hold(came)
+            if checked:
+                here.squares(0, size)
+
+    with_it = without = np.inf
+    for _ in range(repeats):
+        with_it = min(with_it, seconds(lambda: arrive(checked=True)))
+        without = min(without, seconds(lambda: arrive(checked=False)))
+    return (with_it - without) * sent.elements / (sent.elements // size * size)
+
+
+def textbook(bench: ArithmeticBench, sent: Encoded) -> Callable[[], None]:
+    """Return a fold in plain NumPy, which expands the vector first."""
+    bits = {BF16: ml_dtypes.bfloat16, INT8: np.int8}
+    total, keep, take = bench.total, np.float32(0.75), np.float32(0.25)
+
+    def fold() -> None:
+        if sent.kind in bits:
+            vector = sent.codes.view(bits[sent.kind])[: sent.elements].astype(np.float32)
+        elif not sent.scales.size:
+            vector = sent.codes.view(np.float32)
+        else:
+            pairs = sent.codes.reshape(-1, BLOCK // 2)
+            codes = np.concatenate([pairs & 15, pairs >> 4], axis=1).reshape(-1)[: sent.elements]
+            vector = codes.astype(np.float32) - np.float32(8.0)
+        if sent.scales.size:
+            vector = vector * np.repeat(sent.scales, BLOCK)[: sent.elements]
+        np.add(keep * total, take * vector, out=total)
+
+    return fold
+
+
+def kept(vector: Vector, sent: Encoded) -> tuple[float, float]:
+    """Return the relative L2 error and the cosine of what arrives."""
+    arrived = sent.expanded()
+    length = float(np.linalg.norm(vector))
+    error = float(np.linalg.norm(arrived - vector)) / length
+    return error, float(np.dot(arrived, vector)) / (length * float(np.linalg.norm(arrived)))
+
+
+def wanted(value: float, least: float | None) -> tuple[str, bool | None]:
+    """Return the goal in words and whether it is met, where there is one."""
+    return ("", None) if least is None else (f">= {least}", value >= least)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return how long `work` takes."""
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""What a very large fragment costs in memory: `make bench-memory`.
+
+One fragment of 2 GB in float32 (537 million parameters), through an embedded broker with its store on disk, exactly as it
+is: no codec makes it smaller.
+
+    shard      a synchronizer process serves a round of M = 4 contributions and commits it; quorum 4, so that all are there
+    learner    a process joins by `atoll.join` with parameters of this size, steps, pushes and adopts; its own arrays, of
+               which there are three sets where none is ever changed (before a step, after it, and with what was
+               adopted), are training's and not counted: on an accelerator they do not lie in this memory at all
+
+Peaks are the kernel's own (`VmHWM`): every page of the process, scratch files included while they are mapped in. What the
+interpreter and its libraries, JAX among them, need before the first byte of a fragment is within the shard's figure, and is
+taken off the learner's, together with its arrays. Both let large arrays lie in scratch files, as their services do by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+from benchmarks.lib.results import Figure, write
+
+from atoll.bus.server import EmbeddedBroker
+from atoll.bus.open import open_bus
+from atoll.bus.interface import Bus
+from atoll.bus.options import BusOptions
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import SystemClock
+from atoll.client.founding import found_or_join, publish_origin
+from atoll.run.heads import read_head
+from atoll.client.pushing import Pusher
+from atoll.codec.kernels import Vector, kernels
+from atoll.base import scratch_arrays
+from atoll.model.layout import TensorSpec, plan_layout
+from atoll.protocol.events import Push
+from atoll.protocol.settings import ProtocolSettings
+from atoll.settings import LearnerSettings
+from atoll.wire.messages import Beat, Member, RunRecord, encode
+
+GIB = 1 << 30
+SIZE_BYTES = 2 * GIB
+TENSORS = 8
+M = 4
+SHARD_MAX, LEARNER_MAX = 3.0, 2.0
+STREAM_BYTES = 32 * GIB
+OPTIONS = BusOptions(stream_bytes_max=STREAM_BYTES)
+WAIT_S = 500.0
+POLL_S = 0.5
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the most that a process ever had in memory."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return 1024 * int(line.split()[1])
+    raise SystemExit("this system does not say how large a process was (VmHWM): run it on Linux")
+
+
+def main() -> int:
+    """Measure and write `build/results/bench-memory.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=SIZE_BYTES / GIB, help="size of the fragment in float32")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    size_bytes = int(options.gib * GIB) // 4096 * 4096
+    figures = []
+    for name, measure, most in (("shard", shard_peak, SHARD_MAX), ("learner", learner_peak, LEARNER_MAX)):
+        with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(folder, bytes_max=8 * STREAM_BYTES) as broker:
+            peak, how = measure(broker.url, size_bytes)
+        share = peak / size_bytes
+        figures.append(Figure(f"{name}, peak of memory", share, "fragments", f"<= {most:g}", share <= most, how))
+        print(f"{name}: {peak / 1e9:.3g} GB, {share:.3g} times the fragment; {how}", flush=True)
+    return write("bench-memory", options.seed, figures)
+
+
+def record_of(run: str, elements: int, quorum: int) -> RunRecord:
+    """Return a run of one fragment, which travels as it is."""
+    protocol = ProtocolSettings(
+        fragments=1,
+        shards=1,
+        interval_steps=4,
+        quorum=quorum,
+        codec_up="f32",
+        codec_down="f32",
+        outlier_ratio=0.0,
+        norm_max=1e9,
+    ).check()
+    tensors = [TensorSpec(f"w{number}", (elements // TENSORS,), "float32") for number in range(TENSORS)]
+    return RunRecord(
+        run=run, founder="f", nonce="0" * 16, founded_at_s=0.0, layout=plan_layout(tensors, 1), protocol=protocol
+    )
+
+
+def synchronizer(url: str, run: str) -> subprocess.Popen[bytes]:
+    """Start a shard as a process."""
+    told = {"ATOLL_RUN": run, "ATOLL_BROKER__URL": url, "ATOLL_BROKER__STREAM_BYTES_MAX": str(STREAM_BYTES)}
+    command = [sys.executable, "-m", "atoll.cli", "synchronizer", "--shard", "0"]
+    return subprocess.Popen(command, env={**os.environ, **told})
+
+
+def shard_peak(url: str, size_bytes: int) -> tuple[int, str]:
+    """Return the most that a shard had in memory until its first commit was visible."""
+    run, elements = "shard", size_bytes // 4
+    record = record_of(run, elements, M)
+    began_s = time.monotonic()
+    process = multiprocessing.get_context("spawn").Process(target=_fleet, args=(url, record, elements))
+    shard = synchronizer(url, run)
+    process.start()
+    try:
+        process.join(WAIT_S)
+        if process.exitcode != 0:
+            raise SystemExit(f"the learners did not get through: {process.exitcode}")
+        return peak_bytes(
+            shard.pid
+        ), f"M = {M}, one round in {time.monotonic() - began_s:.0f} s, origin and pushes included"
+    finally:
+        process.kill()
+        shard.kill()
+        shard.wait()
+
+
+def _fleet(url: str, record: RunRecord, elements: int) -> None:
+    """Be M learners, one after the other: found the run, push, and wait for the version that they make."""
+    asyncio.run(_learners(url, record, elements))
+
+
+async def _learners(url: str, record: RunRecord, elements: int) -> None:
+    scratch_arrays.policy.bytes_min = GIB // 4
+    bus = await open_bus(url, record.run, name="fleet", options=OPTIONS)
+    subjects, origin = Subjects(record.run), scratch_arrays.spare(elements, np.float32)
+    await found_or_join(bus, subjects, record)
+    await publish_origin(bus, subjects, record, {0: _filled(origin)})
+    beating = asyncio.create_task(_beat(bus, record))
+    for number in range(M):
+        member = Member(learner=f"l{number}", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)
+        action = Push(fragment=0, push=1, base_version=0, tokens=100, steps=4, trained_tokens=100, cause_id="")
+        reading = partial(_away, origin, number)
+        await Pusher(bus, record, member, SystemClock()).push(action, origin, reading, _no_loss)
+        print(f"learner {number + 1} of {M} has pushed", flush=True)
+    version = 0
+    while not version:
+        await asyncio.sleep(POLL_S)
+        head = await read_head(bus, subjects, record.layout, 0)
+        version = head.version if head is not None else 0
+    beating.cancel()
+    await bus.close()
+
+
+async def _no_loss() -> float | None:
+    return None
+
+
+async def _beat(bus: Bus, record: RunRecord) -> None:
+    """Say for all learners that they are there."""
+    while True:
+        for number in range(M):
+            beat = Beat(
+                learner=f"l{number}", incarnation=1, run_nonce=record.nonce, state="training", at_s=0.0, step=4, step_s=0.5,
+                tokens=100, tokens_per_s=50.0, loss=None, pushed=100, superseded=0,
+            )  # fmt: skip
+            await bus.tell(Subjects(record.run).beat(beat.learner), encode(beat))
+        await asyncio.sleep(1.0)
+
+
+def _filled(vector: Vector) -> Vector:
+    """Fill a vector with numbers that do not compress, part by part."""
+    dice = np.random.default_rng(0)
+    for start in range(0, vector.size, 1 << 20):
+        part = vector[start : start + (1 << 20)]
+        part[:] = dice.standard_normal(part.size, dtype=np.float32)
+        scratch_arrays.release_pages(part)
+    return vector
+
+
+def _away(origin: Vector, number: int, start: int, stop: int) -> Vector:
+    """Return values that a learner has moved to: a little further for each one."""
+    moved: Vector = origin[start:stop] * np.float32(0.999 - 0.0001 * number)
+    scratch_arrays.release_pages(origin[start:stop])
+    return moved
+
+
+def learner_peak(url: str, size_bytes: int) -> tuple[int, str]:
+    """Return the most that a learner had in memory beside its interpreter, its libraries and its own arrays."""
+    shard = synchronizer(url, "learner")
+    context = multiprocessing.get_context("spawn")
+    told = context.Queue()
+    process = context.Process(target=_island, args=(url, size_bytes // 4, told))
+    began_s = time.monotonic()
+    process.start()
+    try:
+        own_bytes = told.get(timeout=WAIT_S)
+        peak = told.get(timeout=WAIT_S)
+        return peak - own_bytes, f"three sets of arrays of its own taken off; {time.monotonic() - began_s:.0f} s in all"
+    finally:
+        process.kill()
+        shard.kill()
+        shard.wait()
+
+
+def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
+    """Be a learner: its parameters move once, are pushed, and what comes of them is adopted."""
+    import jax  # noqa: F401, PLC0415  (taken off, too)
+
+    from atoll.client.join import join  # noqa: PLC0415
+
+    scratch_arrays.policy.bytes_min = LearnerSettings().spill_bytes
+    dice = np.random.default_rng(0)
+    arrays = _fixed({f"w{n}": dice.standard_normal(elements // TENSORS, dtype=np.float32) for n in range(TENSORS)})
+    kernels(elements)  # compiled or loaded: a library, too
+    protocol = record_of("learner", elements, 1).protocol
+    before = psutil.Process().memory_info().rss
+    told.put(before + 2 * 4 * elements)
+    opener = partial(open_bus, url, "learner", name="island", options=OPTIONS)
+    with join(opener, run="learner", learner="a", params=arrays, protocol=protocol) as island:
+        adopted = False
+        while not adopted:
+            arrays = _moved(arrays)
+            place = id(arrays["w0"])
+            arrays = island.step(arrays, tokens=10, loss=1.0)
+            adopted = id(arrays["w0"]) != place
+            time.sleep(1.0)
+        told.put(peak_bytes(os.getpid()))
+        time.sleep(WAIT_S)
+
+
+def _fixed(arrays: dict[str, Vector]) -> dict[str, Vector]:
+    """Make arrays that nobody may write to, as those of JAX are: no copy of them is needed."""
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays
+
+
+def _moved(arrays: dict[str, Vector]) -> dict[str, Vector]:
+    """Do a step."""
+    return _fixed({name: array * np.float32(0.999) for name, array in arrays.items()})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,201 @@
+"""A whole round as a shard merges it, beside what memory allows and what others do: `make bench-round`.
+
+From eight contributions of four bits, encoded in memory, to the next values: per contribution the norms of all slices are
+computed from its codes and held against its claims (`validated_norms`), and it is folded in (RDA, slices of four million
+numbers); then the result, and one step of Nesterov. End to end, in one process, with as many threads as there are cores.
+
+The limit is the loop `a += s * d` over float32 as long as the fragment, compiled, on all cores, measured before and after
+every round; 12 bytes a number. What a round must touch, in bytes a number, is counted in two ways:
+
+    on arrival   every contribution is folded in by itself: its codes and scales read, the sum written by the first and read and
+                 written by all others; the sum read for its length; sum, values and momentum read, values and momentum written
+    at least     the codes and scales of all read once, the sum written once; the rest as above
+
+Neither counts the check of the norms (codes again, in cache where they arrive), the read that a processor does before it
+writes a line of memory, or the product of the sum with its length.
+
+Beside it, on the same number of contributions of the same size: the same round as textbook NumPy and as one plain
+`jax.jit` with donated values and momentum, from the same bytes; and what others merge with, in environments of their
+own (`benchmarks/peers`): a weighted mean of float32 arrays, without decoding, checking, RDA or a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import platform
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from benchmarks.arithmetic.arithmetic import in_place, seconds
+from benchmarks.lib.peer_environments import PEERS, peer_seconds
+from benchmarks.lib.results import Figure, write
+from rich.progress import track
+from benchmarks.arithmetic.reference_merges import RivalRound, jitted, textbook
+
+from atoll.codec import ENCODINGS, Encoded
+from atoll.codec.kernels import Vector
+from atoll.base.parallel import cores
+from atoll.model.layout import FragmentSlice
+from atoll.merge.fold import FragmentFold, slice_norms, validated_norms
+from atoll.merge.outer import Nesterov
+
+SIZES = {"64 MB": 1 << 24, "200 MB": 50 << 20}
+M = 8
+SLICE = 1 << 22
+RATE, MOMENTUM = 0.6, 0.3
+NORM_MAX = 1e6
+REPEATS = 9
+RIVAL_REPEATS = 3
+SHARE_MIN = 0.5
+LIMIT_BYTES = 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class MergeShard:
+    """What a shard has when a round ends: contributions, the norms that their senders claim, weights, values and momentum."""
+
+    slices: tuple[FragmentSlice, ...]
+    sent: Sequence[Encoded]
+    norms: Sequence[Sequence[float]]
+    weights: Sequence[float]
+    values: Vector
+    momentum: Vector
+
+    @classmethod
+    def of(cls, elements: int, seed: int) -> MergeShard:
+        """Draw a round: pseudo-gradients that agree somewhat, as those of learners do."""
+        dice, encoding = np.random.default_rng(seed), ENCODINGS["int4"]
+        common, values, momentum = (dice.standard_normal(elements, dtype=np.float32) for _ in range(3))
+        slices = spans_of(elements)
+        sent = [
+            encoding.encoded(np.float32(1e-3) * (common + dice.standard_normal(elements, dtype=np.float32)))
+            for _ in range(M)
+        ]
+        norms = [slice_norms(slices, one) for one in sent]
+        return cls(slices, sent, norms, [float(w) for w in dice.uniform(1.0, 4.0, M)], values, momentum)
+
+    def merge(self) -> Vector:
+        """Do the round and return the next values; nothing of ours changes."""
+        fold = FragmentFold(self.slices, "rda")
+        for sent, claimed, weight in zip(self.sent, self.norms, self.weights, strict=True):
+            fold.add(sent, validated_norms(slice_norms(self.slices, sent), self.slices, claimed, NORM_MAX), weight)
+        merged = fold.result().pseudo_gradient
+        return Nesterov(RATE, MOMENTUM).update(self.values, merged, {"momentum": self.momentum})[0]
+
+    def round(self) -> RivalRound:
+        """Return the same for those who do it in another way."""
+        return RivalRound(
+            [one.codes for one in self.sent],
+            [one.scales for one in self.sent],
+            np.asarray(self.weights, np.float32),
+            self.values,
+            self.momentum,
+            tuple(tensor_slice.offset for tensor_slice in self.slices),
+        )
+
+
+def main() -> int:
+    """Measure and write `build/results/bench-round.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--without-peers", action="store_true", help="make no environments")
+    options = parser.parse_args()
+    figures = []
+    for name, elements in track(SIZES.items(), description="measuring"):
+        figures += figures_of(name, elements, options.repeats, options.seed)
+        if not options.without_peers:
+            figures += [peer_figure(peer, name, elements, options.seed) for peer in PEERS]
+    return write("bench-round", options.seed, figures)
+
+
+def figures_of(name: str, elements: int, repeats: int, seed: int) -> list[Figure]:
+    """Return the figures of one size: ours, the limit, and what does the same in another way."""
+    shard = MergeShard.of(elements, seed)
+    total, vector = np.zeros(elements, np.float32), np.ones(elements, np.float32)
+    limits, rounds = [], []
+    with ThreadPoolExecutor(cores()) as pool:
+        for _ in range(repeats):
+            limits.append(seconds(lambda: all_cores(pool, total, vector)))
+            rounds.append(seconds(shard.merge))
+        limits.append(seconds(lambda: all_cores(pool, total, vector)))
+    versions = f"numpy {np.__version__}, jax {jax.__version__}, Python {platform.python_version()}"
+    how = f"{elements / 1e6:.1f}M numbers, M = {M}, int4, {cores()} threads, best of {repeats}"
+    rate = LIMIT_BYTES * elements / min(limits)
+    shares = {words: touched(words) * elements / min(rounds) / rate for words in ("on arrival", "at least")}
+    usual = touched("on arrival") / np.median(rounds) * np.median(limits) / LIMIT_BYTES
+    again = rival_figures(shard, name, min(rounds), versions)
+    return [
+        Figure(f"{name}: a += s d on all cores", rate / 1e9, "GB/s", "", None, f"the limit, {how}"),
+        Figure(f"{name}: round", 1e3 * min(rounds), "ms", "", None, f"{how}; median {1e3 * np.median(rounds):.4g} ms"),
+        Figure(
+            f"{name}: share of the limit, folded in on arrival",
+            shares["on arrival"],
+            "of limit",
+            f">= {SHARE_MIN}",
+            shares["on arrival"] >= SHARE_MIN,
+            f"{touched('on arrival'):.4g} bytes a number; of medians {usual:.3g}",
+        ),
+        Figure(
+            f"{name}: share of the limit, every byte once",
+            shares["at least"],
+            "of limit",
+            "",
+            None,
+            f"{touched('at least'):.4g} bytes a number",
+        ),
+        *again,
+    ]
+
+
+def touched(words: str) -> float:
+    """Return the bytes a number that a round must touch, counted in one of two ways."""
+    codes = ENCODINGS["int4"].size(SLICE) / SLICE
+    sums = 4.0 + 8.0 * (M - 1) if words == "on arrival" else 4.0
+    return M * codes + sums + 4.0 + 20.0
+
+
+def rival_figures(shard: MergeShard, name: str, ours_s: float, versions: str) -> list[Figure]:
+    """Return how long the same round takes as textbook NumPy and as plain `jax.jit`, and how far their values are from ours."""
+    ours, wanted, figures = shard.merge(), shard.round(), []
+    for words, make in (("textbook NumPy", textbook), ("plain jax.jit, donated", jitted)):
+        work = make(wanted)
+        apart = float(np.abs(work()[1] - ours).max())
+        took = min(work()[0] for _ in range(RIVAL_REPEATS))
+        how = (
+            f"{took / ours_s:.1f} times ours; values differ by {apart:.1g} at most; {versions}, best of {RIVAL_REPEATS}"
+        )
+        figures.append(Figure(f"{name}: the same as {words}", 1e3 * took, "ms", "", None, how))
+    return figures
+
+
+def peer_figure(peer: str, name: str, elements: int, seed: int) -> Figure:
+    """Return how long another project's weighted mean takes, in an environment of its own."""
+    took, words = peer_seconds(peer, M, elements, seed)
+    return Figure(f"{name}: {peer}, weighted mean only", 1e3 * took, "ms", "", None, words)
+
+
+def all_cores(pool: ThreadPoolExecutor, total: Vector, vector: Vector) -> None:
+    """Do `total += vector / 2` on every core: the limit."""
+    cuts = [total.size * number // cores() for number in range(cores() + 1)]
+    half = np.float32(0.5)
+    for done in [pool.submit(in_place, total[a:b], vector[a:b], half) for a, b in itertools.pairwise(cuts)]:
+        done.result()
+
+
+def spans_of(elements: int) -> tuple[FragmentSlice, ...]:
+    """Return slices of `SLICE` numbers; the last may be shorter."""
+    offsets = range(0, elements, SLICE)
+    sizes = [min(SLICE, elements - at) for at in offsets]
+    return tuple(
+        FragmentSlice(f"w{at}", 0, size, at, size, direct=False, floating=True) for at, size in zip(offsets, sizes, strict=True)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

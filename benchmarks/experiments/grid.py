@@ -1,0 +1,258 @@
+"""The grid of an experiment, and the cells that answer it.
+
+A **cell** is one run that can be made and kept alone: method, learners, tokens, seed and settings. A **row** is a point of the
+grid of all axes with its cells, one per seed, and the cells of its rivals: the same point with the baseline's settings over
+it. A method reads only some of the settings; the others are left out of its cells, so that equal work has equal names
+(`GridCell.digest`) and is done once, within an experiment and between experiments.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import itertools
+import json
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchmarks.experiments.questions import Baseline, Experiment, Labels, Value, axes_of, flattened, matches
+
+from atoll.base.errors import SettingsError
+from atoll.settings import Settings, load
+from atoll.local import defaults
+from atoll.local.environment import flat
+from atoll.local.options import LEARNERS_MAX, shard_names
+from atoll_simulator.scenario import scenario_of
+
+METHODS: Final = ("atoll", "data-parallel", "diloco")
+OPERATIONS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+_OURS: Final = {"method": "atoll", "learners": 4, "tokens": 0, "tokens_per_learner": 0, "warm": 0.0}
+STEP: Final = {"sim.step_s": 1.0}
+"""A step takes one virtual second unless an experiment says otherwise: news take a few steps, not dozens."""
+_LOCKSTEP: Final = ("model.", "train.", "data.lease_blocks", "protocol.average_versions")
+_MERGING: Final = (
+    *("fragments", "interval_steps", "merge", "outer", "outer_lr", "outer_momentum", "codec_up"),
+    *("correction", "heloco_cosine", "heloco_shrink", "heloco_shrink_max", "heloco_rotate", "heloco_doubt"),
+)
+_READS: Final[dict[str, tuple[str, ...]]] = {
+    "data-parallel": _LOCKSTEP,
+    "diloco": (*_LOCKSTEP, *(f"protocol.{name}" for name in _MERGING)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GridCell:
+    """One run. `settings` are (dotted name, value as JSON), `warm` is the share of tokens trained data-parallel first."""
+
+    method: str
+    learners: int
+    tokens: int
+    seed: int
+    warm: float
+    settings: tuple[tuple[str, str], ...]
+
+    @property
+    def digest(self) -> str:
+        """Return 16 hex digits that only equal cells share."""
+        return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the cell as JSON values."""
+        return {
+            "method": self.method,
+            "learners": self.learners,
+            "tokens": self.tokens,
+            "seed": self.seed,
+            "warm": self.warm,
+            "settings": {name: json.loads(value) for name, value in self.settings},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GridRow:
+    """A point of the grid: its labels by axis, its cells by seed, and its rivals' cells by value of `best`, by seed."""
+
+    labels: Labels
+    cells: tuple[GridCell, ...]
+    rivals: tuple[tuple[GridCell, ...], ...] = ()
+
+
+def rows(
+    experiment: Experiment, seeds: Sequence[int], *, scale: float = 1.0, over: Mapping[str, Value] | None = None
+) -> list[GridRow]:
+    """Return the rows of an experiment for `seeds`, with token budgets times `scale` and `over` put over all settings.
+
+    Raises:
+        SettingsError: a setting is unknown or out of range, in any of the cells.
+    """
+    axes, over = axes_of(experiment), dict(over or {})
+    base = {**_OURS, **STEP, **dict(flattened(experiment.settings, "settings"))}
+    rival = experiment.baseline
+    found = []
+    for point in itertools.product(*(choices.items() for choices in axes.values())):
+        labels = {axis: name for axis, (name, _) in zip(axes, point, strict=True)}
+        if any(matches(labels, where) for where in experiment.skip):
+            continue
+        settings = layered(base, *(chosen for _, chosen in point))
+        cells = tuple(_cell(layered(settings, over), seed, scale) for seed in seeds)
+        rivals: tuple[tuple[GridCell, ...], ...] = ()
+        if rival is not None:
+            theirs = dict(flattened(rival.settings, "baseline"))
+            beside = [layered(settings, theirs, best, over) for best in choices(rival)]
+            rivals = tuple(tuple(_cell(one, seed, scale) for seed in seeds) for one in beside)
+        found.append(GridRow(labels, cells, rivals))
+    for cell in {cell: None for row in found for group in (row.cells, *row.rivals) for cell in group[:1]}:
+        _check(cell)
+    return found
+
+
+def layered(*layers: Mapping[str, Value]) -> dict[str, Value]:
+    """Return dotted settings, later ones over earlier ones; an empty table takes away all that is below its name."""
+    settings: dict[str, Value] = {}
+    for name, value in (item for layer in layers for item in layer.items()):
+        if value == {}:
+            settings = {other: kept for other, kept in settings.items() if not other.startswith(f"{name}.")}
+        else:
+            settings[name] = value
+    return settings
+
+
+def choices(baseline: Baseline) -> Iterator[dict[str, Value]]:
+    """Yield the combinations of the values that the best of is taken of; one empty one without any."""
+    best = dict(flattened(baseline.best, "baseline.best"))
+    for values in itertools.product(*best.values()):
+        yield dict(zip(best, values, strict=True))
+
+
+def _cell(settings: Mapping[str, Value], seed: int, scale: float) -> GridCell:
+    """Return the cell of one point and seed; its method decides which settings it keeps."""
+    own = {name: settings.get(name) for name in _OURS}  # an empty table takes even these away
+    method, learners = own["method"], own["learners"]
+    if method not in METHODS:
+        raise SettingsError("unknown method", got=method, allowed=", ".join(METHODS))
+    most = LEARNERS_MAX if method == "atoll" else math.inf
+    if type(learners) is not int or not 1 <= learners <= most:
+        raise SettingsError("learners is wrong", got=learners, allowed=f"a number from 1, for atoll to {LEARNERS_MAX}")
+    each = own["tokens_per_learner"]
+    tokens = own["tokens"] or (each * learners if isinstance(each, int) else 0)
+    if not isinstance(tokens, int) or tokens < 1 or (own["tokens"] and each):
+        raise SettingsError(
+            "a cell needs a budget",
+            got=f"tokens = {own['tokens']}, tokens_per_learner = {own['tokens_per_learner']}",
+            allowed="one of the two",
+        )
+    if not isinstance(own["warm"], int | float) or not 0.0 <= own["warm"] < 1.0:
+        raise SettingsError("warm is a share of the tokens", got=own["warm"], allowed="0 (none), below 1")
+    budget = max(1, round(tokens * scale))
+    warm = float(own["warm"]) if method != "data-parallel" else 0.0
+    facts = {"learners": learners, "tokens": budget, "warm_tokens": round(warm * budget)}
+    kept = {
+        name: _filled(value, facts) for name, value in settings.items() if name not in _OURS and _reads(method, name)
+    }
+    said = sorted(name for name, value in kept.items() if name not in _standing() or value != _standing()[name])
+    ordered = tuple((name, json.dumps(kept[name], sort_keys=True)) for name in said)
+    return GridCell(method, learners, budget, seed, warm, ordered)
+
+
+@functools.cache
+def _standing() -> dict[str, Value]:
+    """Return what `atoll up` does where nobody says anything: said or not, it is the same cell.
+
+    Only of settings that depend on no other one; defaults are part of the sources that a cell is kept under.
+    """
+    texts = [f"{name}={value}" for name, value in defaults.SETTINGS.items()]
+    known = flat(load(None, texts, {}).settings)
+    alone = (name for name in known if name.startswith(("protocol.", "train.")) and name != "train.sequence")
+    return {name: known[name] for name in alone}
+
+
+def unsaid(cell: GridCell) -> str:
+    """Return 16 hex digits for the defaults that a cell reads and does not name: they may be others another day."""
+    said = {name for name, _ in cell.settings}
+    left = {name: value for name, value in _standing().items() if name not in said and _reads(cell.method, name)}
+    return hashlib.sha256(json.dumps(left, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _reads(method: str, name: str) -> bool:
+    """Return whether a method reads a setting; one that is not listed reads all. A dot ends the name of a whole section."""
+    listed = _READS.get(method)
+    return listed is None or any(name == one or (one.endswith(".") and name.startswith(one)) for one in listed)
+
+
+def _filled(value: Value, facts: Mapping[str, float]) -> Value:
+    """Return a value in which texts that begin with `=` are computed, as "= learners" or "= tokens / 2048"."""
+    if isinstance(value, list):
+        return [_filled(item, facts) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _filled(item, facts) for key, item in value.items()}
+    if not isinstance(value, str) or not value.startswith("="):
+        return value
+    try:
+        return computed(value[1:], facts)
+    except (SyntaxError, KeyError, ArithmeticError, RecursionError) as error:
+        raise SettingsError(
+            "this cannot be computed", got=value, allowed=f"numbers, {', '.join(facts)}, + - * / // and brackets"
+        ) from error
+
+
+def computed(text: str, facts: Mapping[str, float]) -> float:
+    """Return the value of an expression of numbers, the names of `facts` and the four operations; raise SyntaxError."""
+
+    def value(node: ast.expr) -> float:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            return node.value
+        if isinstance(node, ast.Name):
+            return facts[node.id]
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+            return OPERATIONS[type(node.op)](value(node.left), value(node.right))
+        raise SyntaxError(ast.unparse(node))
+
+    return value(ast.parse(text.strip(), mode="eval").body)
+
+
+def _check(cell: GridCell) -> None:
+    """Refuse a cell whose settings no run would accept, before hours are spent on the others."""
+    for name, _ in cell.settings:
+        if name.partition(".")[0] not in Settings.model_fields:
+            allowed = ", ".join([*_OURS, *sorted(Settings.model_fields)])
+            raise SettingsError("unknown setting in an experiment", got=name, allowed=allowed)
+    settings = load(
+        None, [f"{name}={_plain(value)}" for name, value in cell.settings if not _simulated(name)], {}
+    ).settings
+    if cell.method == "atoll":
+        settings.protocol.check(cell.learners)
+        learners = [f"learner-{number}" for number in range(1, cell.learners + 1)]
+        scenario_of(_nested(cell.settings, "sim"), learners, shard_names(settings.protocol.shards))
+
+
+def _simulated(name: str) -> bool:
+    return name.startswith("sim.")
+
+
+def _nested(settings: Sequence[tuple[str, str]], section: str) -> dict[str, Value]:
+    """Return the settings of one section as the nested table that a file would have."""
+    table: dict[str, Value] = {}
+    for name, value in settings:
+        first, *path = name.split(".")
+        if first == section:
+            here = table
+            for key in path[:-1]:
+                here = here.setdefault(key, {})
+            here[path[-1]] = json.loads(value)
+    return table
+
+
+def _plain(value: str) -> str:
+    """Return a JSON value as `--set` wants it."""
+    inner = json.loads(value)
+    return inner if isinstance(inner, str) else value

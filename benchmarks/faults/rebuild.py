@@ -1,0 +1,202 @@
+"""What the loss of the broker's disk costs a run: `make bench-rebuild`.
+
+One run of `atoll up` with two learners and two shards that keeps an archive. At a moment that the schedule does not know
+everything gets SIGKILL, the broker too, and the broker's store is deleted; then `atoll up --resume` rebuilds the run on an
+empty broker and trains on. What was lost is what the tape knew a moment before the kill: the versions committed, and the run
+tokens of the last round.
+
+    bit-identical       frame, outer state and books of every head beside the archive's objects, on a broker of the
+                        bench's own that nothing else has touched
+    trained again       tokens last heard of minus tokens in the mark, over tokens last heard of
+    seconds             from the start of `--resume` to its broker's answer, and from there to the next commit
+
+The model is small and the learners are paced (see faults.py), so that a mark is a matter of the schedule and not of the
+processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+from benchmarks.lib.results import Figure, write
+
+from atoll.archive.rebuild import rebuild
+from atoll.archive.checkpoint_store import CheckpointStore
+from atoll.archive.object_store import open_vault
+from atoll.bus.server import EmbeddedBroker
+from atoll.bus.open import open_bus
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import SystemClock
+from atoll.base.errors import AtollError
+from atoll.run.heads import read_heads
+from atoll.run.folder import read_run_file
+from atoll.wire.messages import Event, decode
+
+OUT = Path("build/rebuild")
+RUN = "rebuild"
+SHARDS = 2
+EVERY_S = 10
+PACE = 12.0
+SETTINGS = ("model.size=xs", "protocol.interval_steps=16", f"archive.every_s={EVERY_S}", f"run={RUN}")
+WARM_UP_S = 20.0
+WAIT_S = 180.0
+POLL_S = 0.05
+INTERVALS_MAX = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the tape said last before the disk was lost, at `at_s`: commits over all fragments, run tokens."""
+
+    versions: int
+    tokens: int
+    at_s: float
+
+
+def main() -> int:
+    """Lose the disk, rebuild, and write `build/results/rebuild.json`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=2.0, help="about how long to train before the loss, and after")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    shutil.rmtree(OUT, ignore_errors=True)
+    before_s = max(WARM_UP_S, 30.0 * options.minutes)
+    known = train_and_lose(before_s, options.seed)
+    identical, compared = asyncio.run(compare())
+    began_s, started = time.monotonic(), subprocess.Popen(command("--resume"))
+    try:
+        answered_s, committed_s = asyncio.run(wait_for_commit(began_s))
+    finally:
+        started.send_signal(signal.SIGINT)
+        started.wait()
+    if started.returncode:
+        raise SystemExit(f"atoll up --resume left with {started.returncode}")
+    report = json.loads((OUT / "report.json").read_text(encoding="utf-8"))
+    rebuilt = report["rebuilt"][-1]
+    again = max(0, known.tokens - rebuilt["tokens"])
+    exact = bool(report["fates_exact"])
+    what = f"{known.tokens} heard of, {rebuilt['tokens']} in mark {rebuilt['mark']}; a mark every {EVERY_S} s"
+    share, age_s = again / known.tokens, known.at_s - rebuilt["marked_at_s"]
+    bound_s = INTERVALS_MAX * EVERY_S
+    figures = [
+        Figure("the rebuilt run is bit-identical to the mark", float(identical), "yes", "1", identical, compared),
+        Figure("commits last heard of", float(known.versions), "commits", "", None, "by the tape, all fragments"),
+        Figure("commits rebuilt", float(rebuilt["versions"]), "commits", "", None, f"mark {rebuilt['mark']}"),
+        Figure("tokens trained again", float(again), "tokens", "", None, what),
+        Figure("share trained again", share, "ratio", "", None, f"of what was trained in about {before_s:.0f} s"),
+        Figure("age of the mark at the loss", age_s, "s", f"<= {bound_s:g}", age_s <= bound_s, "two intervals at most"),
+        Figure(
+            "from --resume to an answering broker", answered_s, "s", "", None, "process start to a rebuilt run record"
+        ),
+        Figure(
+            "from there to the next commit",
+            committed_s,
+            "s",
+            "",
+            None,
+            "data check, JAX start and first round included",
+        ),
+        Figure("fates of the rebuilt run", float(exact), "exact", "1", exact, json.dumps(report["tokens_by_fate"])),
+    ]
+    return write("rebuild", options.seed, figures)
+
+
+def command(*words: str) -> list[str]:
+    """Return the command of the run."""
+    told = [sys.executable, "-m", "atoll.cli", "up", "--out", str(OUT), "--tokens", "0", *words]
+    told += [word for learner in (1, 2) for word in ("--throttle", f"learner-{learner}={PACE:g}")]
+    if "--resume" in words:
+        return told
+    told += ["--learners", "2", "--shards", str(SHARDS)]
+    return told + [word for setting in SETTINGS for word in ("--set", setting)]
+
+
+def train_and_lose(seconds: float, seed: int) -> Known:
+    """Train until both shards have made marks and `seconds` have gone by; kill everything and delete the store."""
+    up = subprocess.Popen(command("--seed", str(seed)))
+    try:
+        logs = [OUT / "logs" / f"shard-{shard}.jsonl" for shard in range(SHARDS)]
+        until_s = time.monotonic() + WAIT_S
+        while not all(log.exists() and log.read_text(encoding="utf-8").count("archive.marked") > 1 for log in logs):
+            if up.poll() is not None or time.monotonic() > until_s:
+                raise SystemExit("no marks were made")
+            time.sleep(POLL_S)
+        # Seven tenths of an interval after a mark: a moment that is neither kind nor cruel.
+        time.sleep(seconds // EVERY_S * EVERY_S + 0.7 * EVERY_S)
+        known = asyncio.run(heard_of((OUT / "nats" / "url").read_text(encoding="utf-8")))
+    finally:
+        for process in [*psutil.Process(up.pid).children(recursive=True), psutil.Process(up.pid)]:
+            process.kill()
+        up.wait()
+    shutil.rmtree(OUT / "nats")
+    return known
+
+
+async def heard_of(url: str) -> Known:
+    """Return what the tape knows at this moment."""
+    bus = await open_bus(url, RUN, name="bench", provision=False)
+    try:
+        entries = await bus.replay(Subjects(RUN).event("round", "*"), limit=1 << 30)
+    finally:
+        await bus.close()
+    rounds = [decode(Event, entry.data).fields for entry in entries]
+    tokens = max((msgspec.json.decode(fields["run_tokens"]) for fields in rounds), default=0)
+    return Known(len(rounds), tokens, time.time())
+
+
+async def compare() -> tuple[bool, str]:
+    """Rebuild on a broker of our own and compare every byte with the archive."""
+    shelf = CheckpointStore(open_vault(str(OUT / "archive")), RUN)
+    with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
+        bus = await open_bus(broker.url, RUN, name="bench")
+        try:
+            began_s = time.monotonic()
+            outcome = await rebuild(bus, shelf, SystemClock())
+            took_s = time.monotonic() - began_s
+            heads = await read_heads(bus, Subjects(RUN), outcome.record.layout)
+            same, size = True, 0
+            for manifest in shelf.newest()[1]:
+                for piece in manifest.pieces:
+                    head = heads[piece.head.fragment]
+                    refs = [ref for ref in (head.keyframe, head.state, head.fragment_ledger) if ref is not None]
+                    there = [await bus.get_blob(ref, 1 << 33) for ref in refs]
+                    kept = [shelf.get_object(manifest.shard, found) for found in piece.objects]
+                    same = same and there == kept and head.version == piece.head.version
+                    size += sum(len(data) for data in kept)
+        finally:
+            await bus.close()
+    return same, f"{len(heads)} fragments, {size} bytes of frames, state and books; rebuilt in {took_s:.2f} s"
+
+
+async def wait_for_commit(began_s: float) -> tuple[float, float]:
+    """Return how long the rebuilding took since `began_s`, and the next commit since then."""
+    until_s, url_file = began_s + WAIT_S, OUT / "nats" / "url"
+    answered_s = 0.0
+    while time.monotonic() < until_s:
+        file = read_run_file(OUT)
+        if not answered_s and file is not None and file.sessions[-1].rebuilt is not None:
+            answered_s = time.monotonic()
+        if answered_s:
+            try:
+                if (await heard_of(url_file.read_text(encoding="utf-8"))).versions:
+                    return answered_s - began_s, time.monotonic() - answered_s
+            except (AtollError, OSError):
+                pass
+        await asyncio.sleep(POLL_S)
+    raise SystemExit("the rebuilt run committed nothing")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

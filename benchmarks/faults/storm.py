@@ -1,0 +1,228 @@
+"""Does what a forecast says to real processes, and undoes what does not undo itself.
+
+Whoever is in the middle of one fault is spared the next, and the learner that is partitioned also for a while after
+it has healed, so that its return can be followed. Faults that find nobody are not done and not drawn again: every
+system under the same forecast gets the same weather. Only the partition waits until somebody is there who trains.
+`atoll up` gives a process up that fails `RESTARTS_MAX` times in a row before it has lived for ten seconds; a storm that
+hit the same one that often would prove nothing but that, so it is spared after `YOUNG_KILLS_MAX` such deaths.
+One thread does everything, because the fleet of `atoll up` wants it so; relays run on a loop of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+import psutil
+from benchmarks.faults.fault_schedule import Planned
+
+from atoll.bus.server import EmbeddedBroker
+from atoll.base.loop_thread import LoopThread
+from support.links import LinkProxy
+
+POLL_S = 0.05
+PEACE_AFTER_PARTITION_S = 30.0
+AGAIN_S = 1.0
+YOUNG_KILLS_MAX = 3
+YOUNG_S = 20.0
+CALL_S = 10.0
+
+
+class Fault(msgspec.Struct):
+    """What was done, to whom, from when until when (seconds since the Unix epoch; 0: it ended by itself)."""
+
+    at_s: float
+    act: str
+    role: str
+    who: str
+    shard: int = -1
+    over_at_s: float = 0.0
+    way: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A process, by name; `shard` for a shard's owner."""
+
+    name: str
+    pid: int = 0
+    shard: int = -1
+
+
+class Ground(Protocol):
+    """What a storm rages over."""
+
+    @property
+    def broker(self) -> EmbeddedBroker:
+        """Return what may be killed and is started again."""
+
+    @property
+    def links(self) -> StormLinks:
+        """Return the relays through which everybody reaches it."""
+
+    def victim(self, planned: Planned) -> Victim | None:
+        """Return who is meant, if there is anybody."""
+
+    def tick(self) -> None:
+        """See to processes that have ended."""
+
+
+class StormLinks:
+    """A relay to the broker for each of some processes; a context manager."""
+
+    def __init__(self, names: Sequence[str], port: int) -> None:
+        """Relay to `port` of the loopback."""
+        self._home = LoopThread("links")
+        self._proxies = {name: LinkProxy(port) for name in names}
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Return where each process connects."""
+        return {name: proxy.url for name, proxy in self._proxies.items()}
+
+    def cut(self, name: str) -> None:
+        """Close every connection of a process and refuse new ones."""
+        self._home.submit(self._proxies[name].cut()).result(CALL_S)
+
+    def swallow(self, name: str, way: str) -> None:
+        """Swallow what goes `up` to the broker, `down` from it, or `both`."""
+        for direction in ("up", "down"):
+            if way in (direction, "both"):
+                self._proxies[name].blackhole("up" if direction == "up" else "down")
+
+    def heal(self, name: str) -> None:
+        """Relay again; connections that lost bytes are closed."""
+
+        async def mend(proxy: LinkProxy) -> None:
+            await proxy.cut()
+            proxy.heal()
+
+        self._home.submit(mend(self._proxies[name])).result(CALL_S)
+
+    def __enter__(self) -> Self:
+        for proxy in self._proxies.values():
+            self._home.submit(proxy.__aenter__()).result(CALL_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for proxy in self._proxies.values():
+            self._home.submit(proxy.__aexit__()).result(CALL_S)
+        self._home.stop()
+
+
+class Storm:
+    """Carries one forecast out; `faults` is what was done."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        planned: Sequence[Planned],
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Do nothing yet; tests bring a clock of their own."""
+        self.faults: list[Fault] = []
+        self.missed = 0
+        self._ground = ground
+        self._clock = clock
+        self._pause = pause
+        self._due = deque(planned)
+        self._held: dict[str, tuple[float, Fault, Callable[[], None]]] = {}
+        self._spared: dict[str, float] = {}
+        self._kills: dict[str, list[float]] = {}
+
+    def rage(self, seconds: float, kills: int = 0) -> None:
+        """Return after `seconds`, or after so many kills, or a little later when something is still to be undone."""
+        began_s = self._clock()
+        while True:
+            now_s = self._clock() - began_s
+            self._undo(now_s)
+            over = now_s >= seconds or (kills > 0 and sum(fault.act == "kill" for fault in self.faults) >= kills)
+            if over and not self._held:
+                return
+            while not over and self._due and self._due[0].at_s <= now_s:
+                self._do(self._due.popleft(), now_s)
+            self._ground.tick()
+            self._pause(POLL_S)
+
+    def _do(self, planned: Planned, now_s: float) -> None:
+        victim = self._ground.victim(planned)
+        if victim is None and planned.act == "partition":
+            self._due.appendleft(replace(planned, at_s=now_s + AGAIN_S))
+            return
+        if victim is None or not self._may(planned, victim, now_s):
+            self.missed += 1
+            return
+        fault = Fault(time.time(), planned.act, planned.role, victim.name, victim.shard, way=planned.way)
+        try:
+            undo = self._start(planned, victim)
+        except psutil.Error:
+            self.missed += 1
+            return
+        self.faults.append(fault)
+        if undo is not None:
+            self._held[victim.name] = (now_s + planned.over_s, fault, undo)
+        if planned.act == "partition":
+            self._spared[victim.name] = now_s + planned.over_s + PEACE_AFTER_PARTITION_S
+        print(f"  {now_s:6.1f} s: {planned.act} {planned.role} {victim.name} {planned.way}", flush=True)
+
+    def _may(self, planned: Planned, victim: Victim, now_s: float) -> bool:
+        """Return whether a victim is not in the middle of something, and not killed too often in its youth."""
+        if victim.name in self._held or now_s < self._spared.get(victim.name, 0.0):
+            return False
+        if planned.act != "kill" or victim.name == "broker":
+            return True
+        kills = [*self._kills.get(victim.name, []), now_s][-YOUNG_KILLS_MAX - 1 :]
+        if len(kills) > YOUNG_KILLS_MAX and all(b - a < YOUNG_S for a, b in itertools.pairwise(kills)):
+            return False
+        self._kills[victim.name] = kills
+        return True
+
+    def _start(self, planned: Planned, victim: Victim) -> Callable[[], None] | None:
+        """Do it, and return what undoes it."""
+        ground = self._ground
+        if planned.act == "kill" and planned.role == "broker":
+            ground.broker.kill()
+            return lambda: _start_broker(ground.broker)
+        if planned.act == "kill":
+            psutil.Process(victim.pid).kill()
+            return None
+        if planned.act == "freeze":
+            frozen = psutil.Process(victim.pid)
+            frozen.suspend()
+            return lambda: _wake(frozen)
+        if planned.act == "blackhole":
+            ground.links.swallow(victim.name, planned.way)
+        else:
+            ground.links.cut(victim.name)
+        return lambda: ground.links.heal(victim.name)
+
+    def _undo(self, now_s: float) -> None:
+        for name, (until_s, fault, undo) in list(self._held.items()):
+            if now_s >= until_s:
+                del self._held[name]
+                undo()
+                fault.over_at_s = time.time()
+
+
+def chosen(pick: float, names: Sequence[str]) -> str | None:
+    """Return the name at share `pick` of all of them."""
+    return names[min(int(pick * len(names)), len(names) - 1)] if names else None
+
+
+def _start_broker(broker: EmbeddedBroker) -> None:
+    broker.start()
+
+
+def _wake(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.Error):
+        process.resume()

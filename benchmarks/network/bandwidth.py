@@ -1,0 +1,249 @@
+"""Published bandwidth figures beside ours, from the graph of compute and communication: `make bench-bandwidth`.
+
+Nothing is measured and nothing is random: a figure follows from its assumptions, which stand in its last column. Two sets
+of assumptions are asked for every row; what was fitted is said where it was fitted. See `literature` and docs/planning.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+from benchmarks.network.literature import FIVE_B, FRAGMENTS, GIGA, GRID, LAYERS_FITTED_198, ONE_LEG, OVERLAP, SETS, TABLE_6, TWO_THIRDS, Assumptions, PublishedRow, Streamed, closed, first_point, graph, need, steps_off
+from benchmarks.lib.results import Figure, write
+
+from atoll_simulator.planner import PlanLinks, Question, answer, utilisation
+from atoll_simulator.planner.links import reached
+from atoll_simulator.planner.question import WANTED
+from atoll_simulator.planner.timeline import Stream
+from atoll_simulator.planner.traffic import bits_per_number, traffic
+from atoll.protocol.settings import ProtocolSettings
+from atoll.base.units import as_rate
+
+UNIT = "Gbit/s"
+STEPS_ALLOWED = 1
+SPEED_UP_PUBLISHED = 20.0
+REGIONS = 4
+SUSTAINED = 0.99
+NO_WINDOW_BYTES = 1 << 40
+STEP_S_MIN, STEP_S_MAX, HALVINGS = 0.01, 1000.0, 40
+
+
+def rows() -> Iterator[Figure]:
+    """Yield every published row under both sets, and how many points each set is off in all."""
+    for row in (*TABLE_6, *FIVE_B):
+        for assumed in SETS:
+            off, point = steps_off(row, assumed), first_point(graph(row, assumed), row.wanted)
+            fitted = "; fitted on this" if row.fitted_by == assumed.name else ""
+            how = f"{off:+d} grid steps; {assumed.name}, {need(row, assumed):.4g} between points{fitted}; {row.source}"
+            yield Figure(f"{row.name} ({assumed.name})", GRID[point], UNIT, f"published {row.published:g}", None, how)
+    for assumed in SETS:
+        off_table = [abs(steps_off(row, assumed)) for row in TABLE_6]
+        words = f"{sum(off_table)} steps in all over ten cells, {sum(not off for off in off_table)} cells exact"
+        claim = assumed is TWO_THIRDS
+        yield Figure(
+            f"Table 6, largest error ({assumed.name})",
+            max(off_table),
+            "grid steps",
+            f"<= {STEPS_ALLOWED}" if claim else "",
+            max(off_table) <= STEPS_ALLOWED if claim else None,
+            words + ("; fitted on two cells, having seen all ten" if claim else "; nothing fitted on these"),
+        )
+    apart = [
+        abs(closed(row, assumed)(point * GIGA) - graph(row, assumed)(point * GIGA))
+        for row in (*TABLE_6, *FIVE_B)
+        for assumed in SETS
+        for point in GRID[::7]
+    ]
+    yield Figure(
+        "closed form against graph, largest difference of utilisation",
+        max(apart),
+        "",
+        "<= 0.005",
+        max(apart) <= 0.005,
+        f"{len(apart)} points",
+    )
+
+
+def predictions() -> Iterator[Figure]:
+    """Yield needs whose published values, if there are any, we have not seen."""
+    published = {(row.way, row.parameters, row.step_s, row.wanted) for row in (*TABLE_6, *FIVE_B)}
+    for step_s in (0.5, 1.0, 2.0):
+        for way in ("dp", "decoupled"):
+            for wanted in WANTED:
+                if (way, 5e9, step_s, wanted) in published:
+                    continue
+                row = PublishedRow(way, 5e9, step_s, wanted, 1.0, "")
+                how = f"prediction; one leg, {need(row, ONE_LEG):.4g} between points"
+                yield Figure(row.name, GRID[first_point(graph(row, ONE_LEG), wanted)], UNIT, "", None, how)
+    for bits in (16.0, 4.0):
+        for overlap in (1, 5):
+            streamed = Streamed(10e9, 0.8, 100, overlap, bits)
+            for wanted in WANTED:
+                point = GRID[first_point(streamed.graph(), wanted)]
+                yield Figure(f"{streamed.name}, {100 * wanted:g} %", point, UNIT, "", None, "prediction; one leg")
+
+
+def eight_sites() -> Iterator[Figure]:
+    """Yield what can be said of 198 and 0.84 Gbit/s, whose step time, utilisation and model are not published."""
+    fitted = replace(ONE_LEG, layers={5e9: LAYERS_FITTED_198})
+    parallel = need(PublishedRow("dp", 5e9, 2.0, 0.99, 198.0, ""), fitted)
+    decoupled = need(PublishedRow("decoupled", 5e9, 2.0, 0.99, 0.84, ""), fitted)
+    words = f"one leg, 5B, step 2 s, 99 %, {LAYERS_FITTED_198} layers"
+    yield Figure("8 data centres: data-parallel", parallel, UNIT, "published 198 [T]", None, f"{words}: fitted on this")
+    yield Figure(
+        "8 data centres: Decoupled",
+        decoupled,
+        UNIT,
+        "published 0.84 [T]",
+        None,
+        f"{words}: step and 99 % chosen for it",
+    )
+    ratios = [
+        need(PublishedRow("dp", 5e9, 1.0, share, 1.0, ""), fitted) / need(PublishedRow("decoupled", 5e9, 1.0, share, 1.0, ""), fitted)
+        for share in WANTED
+    ]
+    tensor_slice = "over 50, 75, 90, 95, 99 %, one leg, 20 layers; does not depend on step time"
+    yield Figure("times lower, least", min(ratios), "x", "published 60 [S]", None, f"{tensor_slice}; 104.8 / 1.7 itself is 62")
+    yield Figure("times lower, most", max(ratios), "x", "published 242 [S]", None, tensor_slice)
+    ring = Assumptions("ring of 8", 16.0 * 2.0 * 7.0 / 8.0, {5e9: 48})
+    yield Figure(
+        "8 data centres: data-parallel, another way",
+        need(PublishedRow("dp", 5e9, 1.0, 0.95, 198.0, ""), ring),
+        UNIT,
+        "published 198 [T]",
+        None,
+        f"a ring of 8 (28 bits), 5B, 1 s, 95 %: hits 198 too, but then Decoupled needs "
+        f"{need(PublishedRow('decoupled', 5e9, 1.0, 0.95, 0.84, ''), ring):.3g}, not 0.84; so 198 does not say how it was made",
+    )
+    int4 = bits_per_number("int4")
+    low = decoupled * int4 / 16.0
+    yield Figure("4 bits both ways: 0.84 becomes", 0.84 * int4 / 16.0, UNIT, "", None, f"0.84 x {int4:.4g} / 16 bits")
+    yield Figure(
+        "4 bits against data-parallel",
+        parallel / low,
+        "x lower",
+        "published about 1000 [S]",
+        None,
+        f"{int4:.4g} bits with block scales; 198 / (0.84 / 4) = 943",
+    )
+
+
+def others() -> Iterator[Figure]:
+    """Yield the figures of the neighbours: volumes, peaks, the sizing rule."""
+    int4 = bits_per_number("int4")
+    how = "100 steps x 16 / 4 bits, without scales"
+    yield Figure("1B, 250B tokens: times fewer bytes", 100 * 16 / 4, "x", "published 400 [L]", None, how)
+    how = f"100 steps x 16 / {int4:.4g} bits: what block scales cost"
+    yield Figure("1B, 250B tokens: times fewer bytes, scales counted", 100 * 16 / int4, "x", "", None, how)
+    implied = 250e9 / (4418e12 / (1e9 * 2.0))
+    yield Figure(
+        "1B, 250B tokens: tokens a step that make 4,418 TB",
+        implied,
+        "tokens",
+        "",
+        None,
+        "bf16, one leg; twice as many if both legs are counted; the batch is not known, so 4,418 TB is not predicted",
+    )
+    yield Figure("peak, times lower by fragments", 24 / 3, "x", "published 8 [L]", None, "24 layers, 3 in a fragment")
+    protocol = ProtocolSettings(fragments=37, interval_steps=37, codec_down="bf16")
+    link = PlanLinks(up=(GIGA,), down=(GIGA,))
+    sized = Question(8_000_000_000, 0.5, link, protocol=protocol)
+    moved = traffic(sized)
+    both = 8.0 * (moved.up + moved.down) / sized.round_every_s / GIGA
+    yield Figure("8B, H=37, 0.5 s, both legs in the mean", both, UNIT, "MaxText says 14", None, "our planner's bytes")
+    frame = GIGA * 5 * 16 / FRAGMENTS
+    shared = Stream(FRAGMENTS, FRAGMENTS, OVERLAP, 1.0)
+    rate = utilisation.required(lambda bits: utilisation.streaming(1.0, replace(shared, send_s=frame / bits)), 0.9)
+    yield Figure(
+        "5B, 1 s, 90 %, if fragments in flight share the link",
+        (rate or 0.0) / GIGA,
+        UNIT,
+        "published 1.7 [S]",
+        None,
+        "one leg; 1.7 follows only where two fragments in flight do not share it, which we chose; a real link divides itself",
+    )
+
+
+def twelve_b() -> Iterator[Figure]:
+    """Yield the speed-up over synchronous training for 12B over four regions, at the shortest step the link sustains."""
+    for gigabits in (2.0, 5.0):
+        for up, down, note in (
+            ("bf16", "bf16", "as in the paper"),
+            ("bf16", "f32", "Atoll today"),
+            ("int4", "int4", "4 bits both ways"),
+        ):
+            windowed = note != "as in the paper"
+            question = _twelve(gigabits, 1.0, up, down, windowed=windowed)
+            step_s = _shortest_step(question)
+            atoll, _, parallel, _ = answer(replace(question, step_s=step_s)).systems
+            window = f"; a blob goes up at {as_rate(question.links.window_bits_per_s)} at most" if windowed else ""
+            yield Figure(
+                f"12B, 4 regions at {gigabits:g} Gbit/s, {up} up, {down} down: speed-up at the shortest step",
+                atoll.tokens_per_s / parallel.tokens_per_s,
+                "x",
+                "",
+                None,
+                f"{note}; step {step_s:.3g} s, the shortest with {100 * SUSTAINED:g} % (P=H=24, tau=2, 50 ms), "
+                f"{100 * atoll.merged:.1f} % merged; over data-parallel by a ring, 16 bits, beside its backward pass; longer "
+                f"steps: less{window}",
+            )
+        yield _longest_step(gigabits)
+
+
+def _longest_step(gigabits: float) -> Figure:
+    """Return the step time up to which the published speed-up holds, which says something: the link is not full there."""
+    low, high = _shortest_step(_twelve(gigabits, 1.0, "bf16", "bf16", windowed=False)), STEP_S_MAX
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2.0
+        atoll, _, parallel, _ = answer(_twelve(gigabits, middle, "bf16", "bf16", windowed=False)).systems
+        fast = atoll.tokens_per_s > SPEED_UP_PUBLISHED * parallel.tokens_per_s
+        low, high = (middle, high) if fast else (low, middle)
+    return Figure(
+        f"12B, 4 regions at {gigabits:g} Gbit/s: step up to which it is 20 times as fast",
+        low,
+        "s",
+        "",
+        None,
+        f"bf16 both ways, superseded steps not counted; published > {SPEED_UP_PUBLISHED:g} [T], step time not known",
+    )
+
+
+def _twelve(gigabits: float, step_s: float, up: str, down: str, *, windowed: bool) -> Question:
+    """Return the plan of 12B; without `windowed` a blob goes up as fast as the link, whatever Atoll's window."""
+    rates = (gigabits * GIGA,)
+    links = PlanLinks(rates, rates) if windowed else PlanLinks(rates, rates, window_bytes=NO_WINDOW_BYTES)
+    return Question(
+        12_000_000_000,
+        step_s,
+        links,
+        learners=REGIONS,
+        protocol=ProtocolSettings(codec_up=up, codec_down=down),
+        layers=48,
+    )
+
+
+def _shortest_step(question: Question) -> float:
+    """Return the seconds of a step from which on the link keeps up, by halving."""
+    moved, rate = traffic(question), question.links.up[0]
+    low, high = STEP_S_MIN, STEP_S_MAX
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2.0
+        holds = reached(replace(question, step_s=middle), moved, rate) >= SUSTAINED
+        low, high = (low, middle) if holds else (middle, high)
+    return high
+
+
+def main() -> int:
+    """Compute, write; return 1 if a claim does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, help="taken for the sake of `make bench-...`; this takes seconds")
+    parser.add_argument("--seed", type=int, default=0, help="the same; nothing is drawn")
+    chosen = parser.parse_args()
+    return write("bench-bandwidth", chosen.seed, [*rows(), *eight_sites(), *others(), *twelve_b(), *predictions()])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

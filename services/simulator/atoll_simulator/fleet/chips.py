@@ -1,0 +1,237 @@
+"""Learners of slices of chips that fail and return: what of their time is left for stepping.
+
+    STEPPING --a slice fails--> stalled downscale_s --> STEPPING with a slice less      (failures meanwhile are absorbed)
+    failed slice --return time--> waiting --admission--> stalled upscale_s --> STEPPING with all that waited
+
+Each learner is an elastic data-parallel job. A failure takes one slice away and stalls the *whole* learner while it
+reconfigures; what fails during a stall is absorbed into it: it loses its slice and prolongs nothing. Failed chips come
+back after a random time. Slices that are back wait, and are taken in together, at most once per admission interval,
+by another stall. The failures of the fleet are one Poisson process; each strikes a chip anywhere, and a chip of a slice
+that is already out, or one that fills no slice, is no news (thinning: exact). So a million chips cost what their
+failures cost, and one seed has the same failures at the same moments however the fleet is divided into learners.
+
+In the long run a learner with failures at rate r (of the chips that are not away) steps for about
+
+    (1 - upscale / (a + exp(-r a) / r)) / (1 + r downscale),    a = max(admission, upscale)
+
+of its time (a test holds the two together): admissions follow each other after the interval, and not before the last one's
+stall is over, or, when nothing is back by then, as soon as something is; of the rest each failure that finds it stepping
+takes a downscale.
+
+*Goodput* is stepping time times the share of slices that are in, *uptime* the share of time in which some learner
+steps. How fast a step is, is another matter (the paper counts stalls too, not slowness: K = 1 has 100 % among learners
+of unequal speed, Table 5): `pace` in `atoll_simulator.fleet.cells`.
+
+`Rigid` is data-parallel training without elasticity: any failure stops everything for `restart_s`; spares replace
+what failed, so it always has all its slices; what was done since the last kept progress is done again. It keeps
+progress after every step by default: with a period of half a minute no restart time comes within four points of both
+figures of the paper, since a fleet that fails every 26 s would replay most of what it does (`make bench-goodput` fits
+that too).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll_simulator.engine import Engine
+from atoll_simulator.fleet.chance import ReturnTimes, stream
+from atoll_simulator.fleet.parameters import FleetParameters, split
+
+
+@dataclass(slots=True)
+class Slices:
+    """The slices of one learner: how many are in, how many wait to be taken in, and whether it steps."""
+
+    whole: int
+    active: int
+    waiting: int = 0
+    stepping: bool = True
+    stalled: bool = False
+    asked: bool = False
+    admitted_s: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """What became of the time so far: shares of 1, and counts."""
+
+    goodput: float
+    uptime: float
+    stalled: float
+    missing: float
+    failures: int
+    stalls: int
+
+
+class Chips:
+    """`learners` elastic learners on one engine; `hear` is told of each learner whose state changed."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        fleet: FleetParameters,
+        chips: int,
+        learners: int,
+        seed: int,
+        hear: Callable[[int], None] | None = None,
+    ) -> None:
+        """Begin with every slice in."""
+        self.engine = engine
+        self.fleet = fleet
+        whole = split(chips, learners, fleet.slice_chips)
+        self.learners = [Slices(whole, whole) for _ in range(learners)]
+        self.failures = 0
+        self.stalls = 0
+        self._hear = hear
+        self._rate = chips / fleet.mtbi_s
+        self._dice = stream(seed, "failures")
+        self._returns = ReturnTimes(fleet.return_s, fleet.return_shape, fleet.return_exponent, stream(seed, "returns"))
+        self._places = chips / (whole * fleet.slice_chips)
+        self._useful = learners * whole
+        self._up = learners
+        self._sums = [0.0, 0.0, 0.0]
+        self._since_s = engine.now_s
+        engine.after(self._dice.expovariate(self._rate), self._fail)
+
+    def lived(self) -> Lived:
+        """Return what became of the time until now."""
+        self._account()
+        time_s = max(self.engine.now_s, 1e-300)
+        count = len(self.learners)
+        useful = self._sums[0] / (count * self.learners[0].whole) / time_s
+        stepping = self._sums[2] / count / time_s
+        return Lived(
+            goodput=useful,
+            uptime=self._sums[1] / time_s,
+            stalled=1.0 - stepping,
+            missing=stepping - useful,
+            failures=self.failures,
+            stalls=self.stalls,
+        )
+
+    # --- failures and returns -------------------------------------------------------------------------------------------
+
+    def _fail(self) -> None:
+        """Strike a chip anywhere, and see to the next failure; a place counts learners, and beyond them what fills no slice."""
+        self.engine.after(self._dice.expovariate(self._rate), self._fail)
+        place = self._dice.random() * self._places
+        number = int(place)
+        if number >= len(self.learners):
+            return
+        struck = self.learners[number]
+        if (place - number) * struck.whole >= struck.active:
+            return
+        self._account()
+        self.failures += 1
+        struck.active -= 1
+        self.engine.after(self._returns.draw(), self._is_back, number)
+        if struck.stepping:
+            self._useful -= 1
+            self._stall(number, self.fleet.downscale_s)
+
+    def _is_back(self, number: int) -> None:
+        self.learners[number].waiting += 1
+        self._admit(number)
+
+    def _admit(self, number: int) -> None:
+        """Take in what waits, once the learner is not stalled and the interval has passed."""
+        one = self.learners[number]
+        if not one.waiting or one.stalled or one.asked:
+            return
+        pause_s = one.admitted_s + self.fleet.admission_s - self.engine.now_s
+        if pause_s > 0.0:
+            one.asked = True
+            self.engine.after(pause_s, self._ask_again, number)
+            return
+        self._account()
+        one.admitted_s = self.engine.now_s
+        if one.stepping:
+            self._useful += one.waiting
+        one.active += one.waiting
+        one.waiting = 0
+        self._stall(number, self.fleet.upscale_s)
+
+    def _ask_again(self, number: int) -> None:
+        self.learners[number].asked = False
+        self._admit(number)
+
+    def _stall(self, number: int, for_s: float) -> None:
+        one = self.learners[number]
+        self.stalls += 1
+        one.stalled = True
+        self._set_stepping(number, stepping=False)
+        self.engine.after(for_s, self._go_on, number)
+
+    def _go_on(self, number: int) -> None:
+        """End a stall: step again, unless nothing is left to step with or something waits to be taken in."""
+        one = self.learners[number]
+        self._account()
+        one.stalled = False
+        self._set_stepping(number, stepping=one.active > 0)
+        self._admit(number)
+
+    # --- accounts -------------------------------------------------------------------------------------------------------
+
+    def _set_stepping(self, number: int, *, stepping: bool) -> None:
+        one = self.learners[number]
+        if one.stepping != stepping:
+            sign = 1 if stepping else -1
+            self._useful += sign * one.active
+            self._up += sign
+            one.stepping = stepping
+            if self._hear is not None:
+                self._hear(number)
+
+    def _account(self) -> None:
+        """Enter the time since the last change, with the state that it had."""
+        now_s = self.engine.now_s
+        for_s = now_s - self._since_s
+        self._since_s = now_s
+        if for_s and self._up:
+            self._sums[0] += self._useful * for_s
+            self._sums[1] += for_s
+            self._sums[2] += self._up * for_s
+
+
+class Rigid:
+    """One data-parallel job that any failure stops."""
+
+    def __init__(self, engine: Engine, fleet: FleetParameters, chips: int, seed: int) -> None:
+        """Begin stepping, with no progress."""
+        self.engine = engine
+        self.fleet = fleet
+        self.failures = 0
+        self.stalls = 0
+        self._rate = chips / fleet.mtbi_s
+        self._dice = stream(seed, "failures")
+        self._began_s: float | None = engine.now_s
+        self._kept_s = 0.0
+        self._stepped_s = 0.0
+        engine.after(self._dice.expovariate(self._rate), self._fail)
+
+    def lived(self) -> Lived:
+        """Return what became of the time until now; what is not kept yet counts, as nothing has lost it."""
+        time_s = max(self.engine.now_s, 1e-300)
+        running_s = 0.0 if self._began_s is None else self.engine.now_s - self._began_s
+        uptime = (self._stepped_s + running_s) / time_s
+        goodput = (self._kept_s + running_s) / time_s
+        return Lived(goodput, uptime, 1.0 - uptime, uptime - goodput, self.failures, self.stalls)
+
+    def _fail(self) -> None:
+        self.engine.after(self._dice.expovariate(self._rate), self._fail)
+        self._dice.random()  # where it strikes: everywhere is the same, and the elastic fleets of this seed draw it too
+        self.failures += 1
+        if self._began_s is None:
+            return
+        ran_s = self.engine.now_s - self._began_s
+        every_s = self.fleet.checkpoint_s
+        self._stepped_s += ran_s
+        self._kept_s += ran_s - math.fmod(ran_s, every_s) if every_s else ran_s
+        self._began_s = None
+        self.stalls += 1
+        self.engine.after(self.fleet.restart_s, self._go_on)
+
+    def _go_on(self) -> None:
+        self._began_s = self.engine.now_s

@@ -1,0 +1,190 @@
+"""Compute scavenging: capacity that is there for half of the work, by learners that come and go or by one elastic job.
+
+A token budget is trained by M learners; more of them, +25 ... +300 %, are there until half of it is done (in several
+waves, if wanted: there for one share of the budget, away for the next). If coming and going cost nothing, it takes
+
+    T(x) / T(0) = 0.5 + 0.5 / (1 + x)
+
+**Learners that come and go** are simulated with the production machines (`atoll_simulator.fleet.rounds`): one that comes fetches
+parameters and a peer's moments over the links of both before its first step, one that goes pushes what it has and says goodbye.
+Nobody else notices; every token has a fate at the end. All have the same speed here, so that +x is x of the capacity.
+
+**One elastic data-parallel job** of the same capacity stalls as a whole whenever its size changes. The paper's column for
+it is met by no single length of stall, so `stall_for` says for each row which one would give it. Several waves multiply
+the stalls and divide that length: only their sum shows in the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from atoll.base.errors import SettingsError
+from atoll.base.units import within
+from atoll_simulator.engine import Engine
+from atoll_simulator.fleet.parameters import Exchange, FleetParameters
+from atoll_simulator.fleet.rounds import STEPS_MAX, TRAINERS_MAX, Rounds
+
+EXTRAS: Final = (0.0, 0.25, 0.5, 1.0, 3.0)
+SLICES: Final = 16
+WAVES_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Scavenged:
+    """One row: `extra` capacity, times over those without it, and what became of the tokens of the learners' run.
+
+    `join_s` is how long a helper waited for its copy on average, in seconds (0 where nobody joined).
+    """
+
+    extra: float
+    ideal: float
+    learners: float
+    elastic: float
+    merged: float
+    exact: bool
+    joins: int
+    join_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What is trained: `steps` of `learners` learners without help; help comes in `waves`; `stall_s` is the elastic job's."""
+
+    learners: int = 4
+    steps: int = 4000
+    waves: int = 1
+    stall_s: float = 14.0
+
+    def check(self, extras: Sequence[float]) -> Budget:
+        """Return self, or raise `SettingsError`."""
+        within("--learners", self.learners, 1, TRAINERS_MAX)
+        within("--steps", self.steps, 10, STEPS_MAX)
+        within("--waves", self.waves, 1, min(WAVES_MAX, self.steps // 2))
+        within("--stall-s", self.stall_s, 0.0, 1e9)
+        for extra in extras:
+            helpers = extra * self.learners
+            if not (0.0 <= helpers <= TRAINERS_MAX and math.isclose(helpers, round(helpers))):
+                raise SettingsError(
+                    "--extra is no whole number of learners",
+                    got=f"{extra:g} of {self.learners} learners",
+                    allowed=f"0 to {TRAINERS_MAX} more learners, as shares of --learners",
+                    todo="choose --learners so that every share is whole: 4 or 8 for quarters",
+                )
+        return self
+
+    def present(self, done: float) -> bool:
+        """Return whether help is there when a share `done` of the budget is trained."""
+        return int(2 * self.waves * done) % 2 == 0
+
+
+def extras_in(text: str) -> tuple[float, ...]:
+    """Return shares of 1 from per cents such as '0,25,300'."""
+    try:
+        found = tuple(float(word) / 100.0 for word in text.split(",") if word.strip())
+    except ValueError:
+        found = ()
+    if not found:
+        raise SettingsError("--extra is no list of per cents", got=text, allowed="for instance 0,25,50,100,300")
+    return found
+
+
+def ideal(extra: float) -> float:
+    """Return the relative time if coming and going cost nothing."""
+    return 0.5 + 0.5 / (1.0 + extra)
+
+
+def scavenge(fleet: FleetParameters, exchange: Exchange, budget: Budget, extras: Sequence[float], seed: int) -> list[Scavenged]:
+    """Simulate every row and the one without extra capacity, to which all times relate."""
+    budget.check(extras)
+    alone = _by_learners(fleet, exchange, budget, 0.0, seed)
+    rows = []
+    for extra in extras:
+        run = _by_learners(fleet, exchange, budget, extra, seed) if extra else alone
+        elastic = by_elastic(budget, extra, fleet.step_s) / by_elastic(budget, 0.0, fleet.step_s)
+        learners = run.took_s / alone.took_s
+        rows.append(Scavenged(extra, ideal(extra), learners, elastic, run.merged, run.exact, run.joins, run.join_s))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    took_s: float
+    merged: float
+    exact: bool
+    joins: int
+    join_s: float
+
+
+def _by_learners(fleet: FleetParameters, exchange: Exchange, budget: Budget, extra: float, seed: int) -> _Run:
+    """Train the budget with so much help."""
+    world = Rounds(fleet, exchange, seed)
+    for number in range(budget.learners):
+        world.add(f"learner-{number}", 1.0, SLICES).begin()
+    helpers = round(extra * budget.learners)
+    tokens_wanted = budget.steps * budget.learners * SLICES * fleet.slice_chips
+    there = False
+    joins = 0
+
+    def look(tokens: int) -> None:
+        """See to it that help is there when it should be."""
+        nonlocal there, joins
+        wanted = tokens < tokens_wanted and budget.present(tokens / tokens_wanted)
+        if wanted == there or not helpers:
+            return
+        there = wanted
+        if wanted:
+            joins += helpers
+            for number in range(helpers):
+                world.add(f"helper-{joins + number}", 1.0, SLICES).join()
+        else:
+            for trainer in world.trainers[budget.learners :]:
+                trainer.leave()
+
+    world.on_tokens = look
+    look(0)
+    world.engine.run(1e3 * budget.steps * fleet.step_s, lambda: world.tokens >= tokens_wanted)
+    took_s = world.engine.now_s
+    settlement = world.settle()
+    kept = settlement.fates["merged"] + settlement.fates["merged_late"]
+    copied_s = [one.joined_s - one.asked_s for one in world.trainers[budget.learners :] if one.machine is not None]
+    mean_s = math.fsum(copied_s) / max(1, len(copied_s))
+    return _Run(took_s, kept / settlement.trained, settlement.exact, joins, mean_s)
+
+
+def by_elastic(budget: Budget, extra: float, step_s: float) -> float:
+    """Return when one elastic job has trained the budget, in seconds: it stalls whenever its size changes."""
+    engine = Engine()
+    whole_s = budget.steps * step_s
+    done = 0.0
+    edges = [whole_s * (edge + 1) / (2 * budget.waves) for edge in range(2 * budget.waves)]
+
+    def go_on(edge: int) -> None:
+        """Train up to the next edge, then change size."""
+        rate = 1.0 + (extra if edge % 2 == 0 else 0.0)
+        engine.after((edges[edge] - done) / rate, reach, edge)
+
+    def reach(edge: int) -> None:
+        nonlocal done
+        done = edges[edge]
+        if edge + 1 < len(edges):
+            engine.after(budget.stall_s if extra else 0.0, go_on, edge + 1)
+
+    engine.after(budget.stall_s if extra else 0.0, go_on, 0)
+    engine.run(math.inf, lambda: done >= whole_s)
+    return engine.now_s
+
+
+def stall_for(extra: float, time: float, budget: Budget) -> float:
+    """Return the stall per change of size, as a share of the time without help, that makes an elastic job take `time`.
+
+    Found by bisection on the simulation.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        stalled = Budget(budget.learners, budget.steps, budget.waves, middle * budget.steps)
+        low, high = (middle, high) if by_elastic(stalled, extra, 1.0) / budget.steps < time else (low, middle)
+    return 0.5 * (low + high)

@@ -1,0 +1,15 @@
+"""The planner: bytes, bandwidth, utilisation, goodput, time and cost of a run that nobody has started yet.
+
+Pure arithmetic from a `Question` to an `PlanAnswer`; nothing is measured, nothing is sent. `timeline` simulates compute and
+communication as a graph like the one the literature used, `utilisation` says the same in closed form, `traffic` asks
+the production codecs for sizes, `failures` is the closed form of goodput, `cautions` says what cannot work.
+"""
+
+from __future__ import annotations
+
+from atoll_simulator.planner.answer import PlanAnswer, answer, as_document
+from atoll_simulator.planner.failures import Failures
+from atoll_simulator.planner.question import PlanLinks, Prices, Question
+from atoll_simulator.planner.text import text
+
+__all__ = ["PlanAnswer", "Failures", "PlanLinks", "Prices", "Question", "answer", "as_document", "text"]

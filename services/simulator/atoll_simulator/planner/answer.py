@@ -1,0 +1,167 @@
+"""The answer to a question: everything computed, the assumptions it rests on, and what cannot work."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from atoll_simulator.planner.cautions import Caution, Findings, cautions
+from atoll_simulator.planner.failures import YEAR_S
+from atoll_simulator.planner.links import ROUND_TRIPS, Region, average, burst, regions
+from atoll_simulator.planner.memory import Room, room
+from atoll_simulator.planner.merging import UNSURE
+from atoll_simulator.planner.question import Question
+from atoll_simulator.planner.systems import System, systems
+from atoll_simulator.planner.traffic import Traffic, bits_per_number, traffic
+from atoll.base.units import as_bytes, as_rate, as_share, as_time
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAnswer:
+    """A plan.
+
+    Attributes:
+        question: what was asked.
+        traffic: bytes of one round.
+        burst: bits per second each way with which a round ends within tau steps; None if latency alone is longer.
+        hub_in_average, hub_out_average: bits per second over the hub's link in the mean.
+        broker_in_average, broker_out_average: the same at the broker's network card.
+        regions: what the plan does to each link.
+        systems: Atoll and the synchronous ones.
+        room: memory and streams.
+        assumptions: sentences, with numbers.
+        cautions: what cannot work.
+    """
+
+    question: Question
+    traffic: Traffic
+    burst: float | None
+    hub_in_average: float
+    hub_out_average: float
+    broker_in_average: float
+    broker_out_average: float
+    regions: tuple[Region, ...]
+    systems: tuple[System, ...]
+    room: Room
+    assumptions: tuple[str, ...]
+    cautions: tuple[Caution, ...]
+
+    @property
+    def works(self) -> bool:
+        """Return whether no caution says that the plan cannot work."""
+        return not any(caution.grave for caution in self.cautions)
+
+    @property
+    def speed_up(self) -> float | None:
+        """Return how many times faster than data-parallel over the same links, failures and what is not merged counted.
+
+        None for a plan that cannot work, and where data-parallel stands still.
+        """
+        other = self.systems[2].tokens_per_s
+        return self.systems[0].tokens_per_s / other if self.works and other else None
+
+
+def answer(question: Question) -> PlanAnswer:
+    """Return the plan of a checked question.
+
+    Raises:
+        SettingsError: the question is none.
+    """
+    question.check()
+    moved = traffic(question)
+    links = regions(question, moved)
+    trained = systems(question, moved, links)
+    space = room(question, moved, max(region.journey_s for region in links))
+    return PlanAnswer(
+        question=question,
+        traffic=moved,
+        burst=burst(question, moved),
+        hub_in_average=average(question, moved.hub_in),
+        hub_out_average=average(question, moved.hub_out),
+        broker_in_average=average(question, moved.broker_in),
+        broker_out_average=average(question, moved.broker_out),
+        regions=links,
+        systems=trained,
+        room=space,
+        assumptions=assumptions(question),
+        cautions=cautions(Findings(question, moved, links, trained[0].goodput, space)),
+    )
+
+
+def assumptions(question: Question) -> tuple[str, ...]:
+    """Return what the figures rest on, each in a sentence with its number."""
+    protocol, links, broken = question.protocol, question.links, question.failures
+    up, down = bits_per_number(protocol.codec_up), bits_per_number(protocol.codec_down)
+    overlap = "hidden in the backward pass" if question.backward_overlap else "with nothing beside it"
+    failing = (
+        f"{as_share(broken.loss_per_hour)} of the learners are lost per hour and are away for {as_time(broken.return_s)}; "
+        f"a lost learner loses half the interval that is reached of its work"
+        if broken.loss_per_hour
+        else f"a chip fails every {broken.mtbi_s / YEAR_S:.3g} years; {broken.slice_chips} chips go together for "
+        f"{as_time(broken.return_s)}; a learner stops {broken.downscale_s:g} s to lose a slice, {broken.upscale_s:g} s to "
+        f"take slices in, at most every {broken.admission_s:g} s"
+    )
+    hub = "the hub's link is as wide as needed" if links.hub_in is None else f"the hub has {as_rate(links.hub_in)} in"
+    rtt = f"{1000 * links.rtt_s:g} ms"
+    return (
+        (
+            f"a number is {up:.3g} bits up ({protocol.codec_up}) and {down:.3g} bits down ({protocol.codec_down}), block "
+            "scales counted; no zstd; headers of NATS, heartbeats and the tape are not counted (below 0.1 % of a large model)"
+        ),
+        f"all {question.learners} learners contribute to every round and read every frame, through one broker (a star); {hub}",
+        (
+            f"links are full duplex and carry nothing else; a round costs {ROUND_TRIPS:g} round trips of {rtt} and "
+            f"{links.merge_s:g} s of merging and disk; a blob goes up with {as_bytes(links.window_bytes)} in flight, so at "
+            f"{as_rate(links.window_bits_per_s)} at most"
+        ),
+        (
+            f"fragments are equal, and one leaves every {protocol.interval_steps / protocol.fragments:.3g} steps of "
+            f"{question.step_s:g} s; the time of a step is given, what the protocol costs it (`make bench`) is not counted"
+        ),
+        (
+            "utilisation is the literature's: a step waits for a fragment that is not back within tau steps. Atoll's learners "
+            "do not wait; their interval grows instead"
+        ),
+        (
+            f"what a learner trains between push and adoption is {_fate(question)} (adoption {protocol.adoption}); "
+            f"where the link is too slow, the share that is merged is an estimate within {UNSURE:.0f} points"
+        ),
+        (
+            f"synchronous training reduces {question.reduce_bits:g} bits a parameter by a ring over {question.learners} sites "
+            f"at the pace of the slowest link, hub and connection counted, "
+            f"{overlap} ({question.layers} layers, backward 2/3 of a step)"
+        ),
+        f"{failing}; synchronous training is one job of all chips; a rigid one loses {broken.restart_s:g} s per failure "
+        f"and what it did since it kept its progress, every {broken.checkpoint_s:g} s"
+        + (" and waits for who is away" if broken.loss_per_hour else ""),
+        (
+            f"the outer optimizer ({protocol.outer}) keeps {question.state_numbers:g} float32 numbers per parameter, and "
+            "stores them with every commit"
+        ),
+        f"a step of one learner trains {question.step_tokens} tokens; equal tokens are taken to be worth the same",
+    )
+
+
+def _fate(question: Question) -> str:
+    """Return what becomes of what is trained while a round is under way."""
+    if question.protocol.adoption == "carry":
+        return "carried into the next round"
+    return "superseded, and paid for like the rest"
+
+
+def as_document(found: PlanAnswer) -> dict[str, Any]:
+    """Return the answer as plain data: rates in bits/s, sizes in bytes, times in s; None for what never ends."""
+    protocol = found.question.protocol
+    document = asdict(found) | {"speed_up": found.speed_up, "works": found.works}
+    document["question"]["protocol"] = {name: getattr(protocol, name) for name in protocol.__struct_fields__}
+    plain: dict[str, Any] = _plain(document)
+    return plain
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  (any JSON)
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,146 @@
+"""Goodput under failures, as a closed form: how much of a machine's time is useful compute, in the long run.
+
+Of n chips those that are not away fail; a learner loses one of its slices by a Poisson process of rate r while it runs. Every
+loss stops the whole learner for the time of a downscale; what fails meanwhile is absorbed by the same stop. Slices that come
+back are taken in together, and that stops the learner too. Two such stops are no less than a = max(admission, upscale) apart,
+since a stop cannot begin in another:
+
+    present = 1 / (1 + slice return / MTBI)                 chips that are not away, of all
+    r       = present n / MTBI
+    running = (1 - upscale / (a + exp(-r a) / r)) / (1 + r downscale)
+    goodput = running x present
+
+A rigid job restarts at every loss from the progress it kept last, every c seconds: of the time 1/r between losses
+c / (exp(r c) - 1) is kept, in 1/r + restart. Synchronous training is one learner of all the chips, elastic or rigid.
+
+A learner that fails as a whole (one machine, a home) is away for the time of return; its span that was not merged yet is lost,
+half an interval in the mean, and nobody else stops. Of a synchronous job that is elastic, all stop as above and go on without
+it. One that is rigid runs while all are there, which is (share of time that one is there)^M, less a restart for each loss.
+
+The default constants are those of the simulated fleets, with the origin of each (`atoll_simulator.fleet.parameters`); the paper does
+not publish its own. `atoll sim goodput` plays the same mechanism event by event, and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+from atoll.base.units import within
+from atoll_simulator.fleet.parameters import DAY_S, FleetParameters
+
+HOUR_S = 3600.0
+YEAR_S = 365.0 * 24.0 * HOUR_S
+LOSS_PER_HOUR_MAX = 60.0
+FLEET = FleetParameters()
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """What breaks and how long it takes, in seconds.
+
+    Attributes:
+        mtbi_s: mean time between interruptions of one chip.
+        slice_chips: chips that are lost together.
+        return_s: how long what was lost stays away.
+        downscale_s: a learner's stop when it loses a slice.
+        upscale_s: its stop when it takes slices in again.
+        admission_s: shortest time between two such stops.
+        restart_s: a rigid job's stop at each failure; what it did since it last kept its progress is lost besides.
+        checkpoint_s: time between two of these; 0 for after every step, however short.
+        loss_per_hour: share of whole learners lost in an hour; above 0 it replaces the failures of chips.
+    """
+
+    mtbi_s: float = FLEET.mtbi_s
+    slice_chips: int = FLEET.slice_chips
+    return_s: float = FLEET.return_s
+    downscale_s: float = FLEET.downscale_s
+    upscale_s: float = FLEET.upscale_s
+    admission_s: float = FLEET.admission_s
+    restart_s: float = FLEET.restart_s
+    checkpoint_s: float = FLEET.checkpoint_s
+    loss_per_hour: float = 0.0
+
+    def check(self) -> Failures:
+        """Return self, or raise `SettingsError` for the first value that a simulated fleet would refuse, too."""
+        for each in fields(FleetParameters):
+            name, got = each.name, self.mtbi_s / DAY_S if each.name == "mtbi_days" else getattr(self, each.name, None)
+            if got is not None:
+                within("--" + name.replace("_", "-"), got, each.metadata["low"], each.metadata["high"])
+        within("--loss-per-hour", self.loss_per_hour, 0.0, LOSS_PER_HOUR_MAX)
+        return self
+
+
+def running(failures: Failures, chips: int) -> float:
+    """Return the share of time in which an elastic job of `chips` is not stopped."""
+    return _running(failures, present(failures) * chips / failures.mtbi_s)
+
+
+def _running(failures: Failures, rate: float) -> float:
+    """Return the same for failures at `rate` per second."""
+    least_s = max(failures.admission_s, failures.upscale_s)
+    between_s = least_s + math.exp(-rate * least_s) / rate
+    return (1.0 - failures.upscale_s / between_s) / (1.0 + rate * failures.downscale_s)
+
+
+def stops(failures: Failures, chips: int) -> tuple[float, float]:
+    """Return the share of time in which a learner of `chips` stands still, and how many seconds it does so at a time."""
+    if failures.loss_per_hour:
+        return 1.0 - _there(failures), failures.return_s
+    return 1.0 - running(_whole(failures, chips), chips), max(failures.downscale_s, failures.upscale_s)
+
+
+def _there(failures: Failures) -> float:
+    """Return the share of time in which a learner that is lost as a whole is there."""
+    return 1.0 / (1.0 + failures.loss_per_hour / HOUR_S * failures.return_s)
+
+
+def _whole(failures: Failures, chips: int) -> Failures:
+    """Return the failures of learners that may be smaller than a slice."""
+    return replace(failures, slice_chips=min(failures.slice_chips, chips))
+
+
+def present(failures: Failures) -> float:
+    """Return the share of chips that are not away."""
+    return 1.0 / (1.0 + failures.slice_chips * failures.return_s / failures.mtbi_s)
+
+
+def elastic(failures: Failures, chips: int) -> float:
+    """Return the goodput of one elastic job, or of each of several learners, of `chips` chips."""
+    return running(failures, chips) * present(failures)
+
+
+def rigid(failures: Failures, chips: int) -> float:
+    """Return the goodput of one job of `chips` chips that restarts at every failure."""
+    return _rigid(failures, chips / failures.mtbi_s)
+
+
+def _rigid(failures: Failures, rate: float) -> float:
+    """Return the same for failures at `rate` per second."""
+    kept = rate * failures.checkpoint_s
+    share = kept * math.exp(-kept) / -math.expm1(-kept) if kept else 1.0
+    return share / (1.0 + rate * failures.restart_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Useful share of all machines' time: learners of Atoll, and the same machines in one synchronous job."""
+
+    atoll: float
+    synchronous_elastic: float
+    synchronous_rigid: float
+
+
+def goodput(failures: Failures, learners: int, chips: int, unmerged_s: float) -> Goodput:
+    """Return the goodput of M = `learners` of `chips` each; a learner that dies loses `unmerged_s` seconds of its work."""
+    if failures.loss_per_hour == 0.0:
+        failures = _whole(failures, chips)
+        together = learners * chips
+        return Goodput(elastic(failures, chips), elastic(failures, together), rigid(failures, together))
+    rate = failures.loss_per_hour / HOUR_S
+    there = _there(failures)
+    return Goodput(
+        1.0 / (1.0 + rate * (failures.return_s + unmerged_s)),
+        there * _running(failures, there * rate * learners),
+        there**learners * _rigid(failures, rate * learners),
+    )

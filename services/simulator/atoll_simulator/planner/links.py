@@ -1,0 +1,156 @@
+"""What each region's link makes of a plan: the time of a round, what overlap hides, and the bandwidth that would do.
+
+A round takes three and a half round trips (call 1/2, the chunks' acknowledgements 1, manifest 1/2, head 1/2, reading 1),
+the transfer up, merging, the transfer down. Links are full duplex: the legs of one round follow each other, but one
+fragment goes up while another comes down, so the link is occupied for the longer leg only. A region whose share of the
+hub or whose one TCP connection is slower than its own link has that as its rate. The window of chunks that are not yet
+acknowledged slows one blob, and so the round, but not the link, on which other fragments go up meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll_simulator.planner import utilisation
+from atoll_simulator.planner.merging import Journey, MergePace, paces
+from atoll_simulator.planner.question import WANTED, Question
+from atoll_simulator.planner.timeline import Stream
+from atoll_simulator.planner.traffic import Traffic
+
+ROUND_TRIPS = 3.5
+TRIPS_DOWN = 1.5
+ONE_CONNECTION = "one connection"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One region's link, in bits per second and seconds.
+
+    Attributes:
+        up, down: what the link has.
+        up_usable, down_usable: what is left of it by hub and connection; `bound_by` says what bounds the longer leg.
+        up_average, down_average: what the plan moves in the mean.
+        busy: share of time that the busier direction carries something; above 1 it cannot.
+        journey_s: one round from call to adoption, alone on the link.
+        hidden_s: how much of it overlap hides.
+        utilisation: compute utilisation if a step waited for its fragment, as in the literature.
+        interval: steps between two rounds of a fragment, since learners do not wait.
+        merged: share of what its learners train that ever enters the model (`atoll_simulator.planner.merging`).
+    """
+
+    up: float
+    down: float
+    up_usable: float
+    down_usable: float
+    bound_by: str
+    up_average: float
+    down_average: float
+    busy: float
+    journey_s: float
+    hidden_s: float
+    utilisation: float
+    interval: float
+    merged: float
+
+
+def regions(question: Question, moved: Traffic) -> tuple[Region, ...]:
+    """Return what the plan does to each region's link."""
+    alone = [_usable(question, up, down) for up, down in zip(question.links.up, question.links.down, strict=True)]
+    together = paces(question, [_journey(question, moved, usable) for usable in alone])
+    return tuple(_region(question, moved, usable, pace) for usable, pace in zip(alone, together, strict=True))
+
+
+def stream(question: Question, moved: Traffic, up: float, down: float) -> Stream:
+    """Return how fragments travel over a link of `up` and `down` usable bits per second."""
+    up_s, down_s = 8.0 * moved.up / up, 8.0 * moved.down / down
+    protocol, links = question.protocol, question.links
+    held_s = max(0.0, 8.0 * moved.up / links.window_bits_per_s - up_s)
+    return Stream(
+        fragments=protocol.fragments,
+        interval=protocol.interval_steps,
+        overlap=protocol.overlap_steps,
+        send_s=max(up_s, down_s),
+        after_s=min(up_s, down_s) + held_s + ROUND_TRIPS * links.rtt_s + links.merge_s,
+    )
+
+
+def reached(question: Question, moved: Traffic, bits_per_s: float) -> float:
+    """Return the utilisation over a link of `bits_per_s` in each direction that nothing else bounds."""
+    return utilisation.streaming(question.step_s, stream(question, moved, bits_per_s, bits_per_s))
+
+
+def required(question: Question, moved: Traffic) -> dict[float, float | None]:
+    """Return, by wanted utilisation, the bits per second that a learner's link needs in each direction."""
+    return {wanted: utilisation.required(lambda rate: reached(question, moved, rate), wanted) for wanted in WANTED}
+
+
+def burst(question: Question, moved: Traffic) -> float | None:
+    """Return the bits per second, each way, with which a round ends within tau steps; None if none do.
+
+    It is no less than the longer leg moves in the mean, since otherwise rounds would queue for the link.
+    """
+    links = question.links
+    left_s = question.hidden_s - ROUND_TRIPS * links.rtt_s - links.merge_s
+    windowed_s = 8.0 * moved.up / links.window_bits_per_s
+    if left_s <= windowed_s:
+        return None
+    rate = 8.0 * (moved.up + moved.down) / left_s
+    alone = rate if rate <= links.window_bits_per_s else 8.0 * moved.down / (left_s - windowed_s)
+    return max(alone, average(question, max(moved.up, moved.down)))
+
+
+def average(question: Question, size: int) -> float:
+    """Return the bits per second of `size` bytes a round."""
+    return 8.0 * size / question.round_every_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Usable:
+    """What a link has, what is left of it by hub and connection, and what bounds each direction; bits per second."""
+
+    has: tuple[float, float]
+    up: float
+    down: float
+    bound_up: str
+    bound_down: str
+
+
+def _usable(question: Question, up: float, down: float) -> _Usable:
+    links, learners = question.links, question.learners
+    bounds_up = {"the link": up, ONE_CONNECTION: links.connection_bits_per_s}
+    bounds_down = {"the link": down, ONE_CONNECTION: links.connection_bits_per_s}
+    if links.hub_in is not None:
+        bounds_up["the hub"] = links.hub_in / learners
+    if links.hub_out is not None:
+        bounds_down["the hub"] = links.hub_out / learners
+    bound_up, bound_down = min(bounds_up, key=bounds_up.__getitem__), min(bounds_down, key=bounds_down.__getitem__)
+    return _Usable((up, down), bounds_up[bound_up], bounds_down[bound_down], bound_up, bound_down)
+
+
+def _journey(question: Question, moved: Traffic, usable: _Usable) -> Journey:
+    """Return a round's two halves: the way down with the head's and the question for it, merging, and the rest."""
+    stretch = stream(question, moved, usable.up, usable.down)
+    returned_s = 8.0 * moved.down / usable.down + TRIPS_DOWN * question.links.rtt_s + question.links.merge_s
+    collected_s = max(0.0, stretch.send_s + stretch.after_s - returned_s)
+    return Journey(collected_s, returned_s, utilisation.interval_reached(question.step_s, stretch))
+
+
+def _region(question: Question, moved: Traffic, usable: _Usable, pace: MergePace) -> Region:
+    journey = stream(question, moved, usable.up, usable.down)
+    longer_up = moved.up / usable.up >= moved.down / usable.down
+    took_s = journey.send_s + journey.after_s
+    return Region(
+        up=usable.has[0],
+        down=usable.has[1],
+        up_usable=usable.up,
+        down_usable=usable.down,
+        bound_by=usable.bound_up if longer_up else usable.bound_down,
+        up_average=average(question, moved.up),
+        down_average=average(question, moved.down),
+        busy=journey.send_s / question.round_every_s,
+        journey_s=took_s,
+        hidden_s=min(took_s, question.hidden_s),
+        utilisation=utilisation.streaming(question.step_s, journey),
+        interval=pace.interval,
+        merged=pace.merged,
+    )

@@ -1,0 +1,83 @@
+"""Room that a run needs where nobody looks until it is full: a synchronizer's memory, the broker's streams.
+
+A shard holds its fragments as float32 with their outer state. A round that is open adds its sum and contributions that wait
+to be entered, as large as a sum at most (`atoll.merge.accumulate`), while it commits the new values and state, and up to eight
+contributions that are read at once (`atoll_synchronizer.aggregator`); the last vectors that were let go are kept
+(`atoll.base.buffer_pool`). Arrays of a gibibyte and more lie in scratch files, but those of an optimizer from optax: what is in
+memory then is a sum for each round that is open, as much again of what is mapped in (`make bench-memory`), and contributions
+and deltas that are smaller. A stream of frames holds two of each fragment, since the one before
+stays until the next commit, or two keyframes and the deltas since; that of states one, and the next while it is written; that
+of contributions what learners have pushed and no commit has settled.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from atoll.run.delta_chain import DELTAS_BEHIND
+from atoll.codec import KEYFRAME
+from atoll.base.buffer_pool import KEPT, KEPT_ELEMENTS, KEPT_ELEMENTS_MAX
+from atoll_simulator.planner.question import Question
+from atoll_simulator.planner.traffic import Traffic
+
+READS_AT_ONCE = 8
+FLOAT_BYTES = 4
+SPILL_BYTES = 1 << 30
+SPILLED = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes: of one shard's process, and of the broker's streams of frames, states and contributions."""
+
+    shard: float
+    frames: float
+    states: float
+    contributions: float
+
+    @property
+    def stream(self) -> float:
+        """Return the bytes of the largest stream."""
+        return max(self.frames, self.states, self.contributions)
+
+
+def shards_enough(question: Question, moved: Traffic, journey_s: float) -> int | None:
+    """Return the fewest shards that fit the memory of their machines; None if not even one fragment each does."""
+    for shards in range(question.protocol.shards, question.protocol.fragments + 1):
+        protocol = msgspec.structs.replace(question.protocol, shards=shards)
+        if room(replace(question, protocol=protocol), moved, journey_s).shard <= question.shard_memory_bytes:
+            return shards
+    return None
+
+
+def room(question: Question, moved: Traffic, journey_s: float) -> Room:
+    """Return the room needed when a round takes `journey_s` at most."""
+    protocol = question.protocol
+    held = 1 + question.state_numbers
+    fragment = FLOAT_BYTES * question.fragment_elements
+    at_once = min(protocol.fragments, 1 + math.floor(journey_s / question.round_every_s))
+    open_here = min(-(-protocol.fragments // protocol.shards), -(-at_once // protocol.shards))
+    reading = min(READS_AT_ONCE, question.learners) * moved.up
+    here = -(-protocol.fragments // protocol.shards)
+    waiting = 0.0 if protocol.codec_up == KEYFRAME else min(fragment, question.learners * moved.up)
+    kept = KEPT * fragment if KEPT_ELEMENTS <= question.fragment_elements <= KEPT_ELEMENTS_MAX else 0
+    shard = held * fragment * (here + open_here) + open_here * (fragment + waiting) + reading + kept
+    if fragment >= SPILL_BYTES:
+        small_up, small_down = (size if size < SPILL_BYTES else 0 for size in (moved.up, moved.down))
+        reading = min(READS_AT_ONCE, question.learners) * small_up
+        shard = open_here * (SPILLED * fragment + (waiting if small_up else 0.0) + small_down) + reading
+        if protocol.outer != "nesterov":
+            shard += held * fragment * (here + open_here)
+    frames = (2 * protocol.fragments + at_once) * moved.down
+    if not question.exact_down:
+        deltas = (protocol.keyframe_versions + DELTAS_BEHIND) * protocol.fragments + at_once
+        frames = 2 * protocol.fragments * fragment + deltas * moved.down
+    return Room(
+        shard=shard,
+        frames=frames,
+        states=(protocol.fragments + at_once) * moved.state,
+        contributions=at_once * moved.hub_in,
+    )

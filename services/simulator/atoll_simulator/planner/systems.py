@@ -1,0 +1,146 @@
+"""The same machines and links under three ways to train: Atoll, synchronous DiLoCo, synchronous data-parallel.
+
+The synchronous ones reduce by a ring over all M sites: each sends 2 (M-1)/M of the whole volume, at the pace of the
+slowest link, and a round of the ring costs 2 (M-1) half round trips. Data-parallel reduces every step, beside its
+backward pass if asked; DiLoCo every H steps, with training stopped. Both stop all when one fails (`failures`). The ring goes
+over what Atoll's rounds go over: each site's one connection, and its share of the hub.
+
+Atoll's learners do not wait: its pace is that of its steps, times the share of them that is ever merged (`merging`). The
+rest is paid for all the same, with chips and with bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll.wire.traffic import ring_bits
+from atoll_simulator.planner import utilisation
+from atoll_simulator.planner.failures import HOUR_S, goodput
+from atoll_simulator.planner.links import Region, required
+from atoll_simulator.planner.question import WANTED, Question
+from atoll_simulator.planner.timeline import GraphStep
+from atoll_simulator.planner.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One way to train.
+
+    Attributes:
+        name: which.
+        utilisation: share of time in which chips compute while nothing fails.
+        goodput: share of that which is useful under failures.
+        merged: share of that which ever enters the model.
+        required: bits per second each way by wanted utilisation.
+        site_bytes_per_step: bytes one site sends per step, in the mean.
+        wide_bytes_per_step: bytes that cross between sites per step, all together.
+        tokens_per_s: useful tokens.
+        time_s: to the budget; infinite without a budget's end in sight, 0 without a budget.
+        chip_hours: in that time.
+        cost: of chips and egress, in dollars.
+        cost_egress: of egress alone.
+    """
+
+    name: str
+    utilisation: float
+    goodput: float
+    merged: float
+    required: dict[float, float | None]
+    site_bytes_per_step: float
+    wide_bytes_per_step: float
+    tokens_per_s: float
+    time_s: float
+    chip_hours: float
+    cost: float
+    cost_egress: float
+
+
+def systems(question: Question, moved: Traffic, regions: tuple[Region, ...]) -> tuple[System, ...]:
+    """Return Atoll, synchronous DiLoCo and data-parallel, elastic and rigid, in this order."""
+    protocol = question.protocol
+    homes = [regions[number % len(regions)] for number in range(question.learners)]
+    per_step = sum(protocol.fragments / home.interval for home in homes) / len(homes)
+    unmerged_s = question.step_s / 2.0 * sum(_reached(question, home) for home in homes) / len(homes)
+    merged = sum(home.merged for home in homes) / len(homes)
+    useful = goodput(question.failures, question.learners, question.chips, unmerged_s)
+    slowest = min(min(region.up_usable, region.down_usable) for region in regions)
+    step = GraphStep(question.step_s, question.layers)
+
+    reduced_bits = ring_bits(question.learners, question.parameters, question.reduce_bits)
+
+    def reduce_s(rate: float) -> float:
+        return reduced_bits / rate + (question.learners - 1) * question.links.rtt_s
+
+    def diloco(rate: float) -> float:
+        return utilisation.diloco(step, reduce_s(rate), protocol.interval_steps, overlap=False)
+
+    def parallel(rate: float) -> float:
+        return utilisation.diloco(step, reduce_s(rate), 1, overlap=question.backward_overlap)
+
+    site = reduced_bits / 8.0
+    wide = question.learners * site
+    atoll_site, atoll_wide = moved.up * per_step, (moved.hub_in + moved.hub_out) * per_step
+    every = protocol.interval_steps
+    together, rigid = useful.synchronous_elastic, useful.synchronous_rigid
+    ring, in_turn = (site, wide), (site / every, wide / every)
+    used = parallel(slowest)
+    needs = _needs(parallel)
+    return (
+        _system(question, "Atoll", (1.0, useful.atoll, merged), required(question, moved), (atoll_site, atoll_wide)),
+        _system(question, "synchronous DiLoCo", (diloco(slowest), together, 1.0), _needs(diloco), in_turn),
+        _system(question, "data-parallel", (used, together, 1.0), needs, ring),
+        _system(question, "data-parallel, rigid", (used, rigid, 1.0), needs, ring),
+    )
+
+
+def _reached(question: Question, home: Region) -> float:
+    """Return the steps between two rounds of a fragment, those asked for where there is never one."""
+    return home.interval if math.isfinite(home.interval) else float(question.protocol.interval_steps)
+
+
+def _needs(reached: Callable[[float], float]) -> dict[float, float | None]:
+    return {wanted: utilisation.required(reached, wanted) for wanted in WANTED}
+
+
+def _system(
+    question: Question,
+    name: str,
+    shares: tuple[float, float, float],
+    needs: dict[float, float | None],
+    per_step: tuple[float, float],
+) -> System:
+    """Return a system with the time and money that its pace means; `shares` are utilisation, goodput, merged.
+
+    Bytes go with the steps that are taken, whether they are merged or not; a machine that stands still sends nothing.
+    """
+    used, useful, merged = shares
+    site, wide = per_step
+    at_best = question.learners * question.step_tokens / question.step_s
+    pace = at_best * used * useful * merged
+    time_s = (question.tokens / pace if pace else math.inf) if question.tokens else 0.0
+    chip_hours = question.learners * question.chips * time_s / HOUR_S
+    steps = 0.0 if not question.tokens else math.inf
+    if question.tokens and merged:
+        steps = question.tokens / (question.learners * question.step_tokens * merged)
+    sent_gb = wide * steps / 1e9 if wide else 0.0
+    return System(
+        name=name,
+        utilisation=used,
+        goodput=useful,
+        merged=merged,
+        required=needs,
+        site_bytes_per_step=site,
+        wide_bytes_per_step=wide,
+        tokens_per_s=pace,
+        time_s=time_s,
+        chip_hours=chip_hours,
+        cost=_price(chip_hours, question.prices.chip_hour) + _price(sent_gb, question.prices.egress_gb),
+        cost_egress=_price(sent_gb, question.prices.egress_gb),
+    )
+
+
+def _price(amount: float, dollars: float) -> float:
+    """Return what an amount costs: nothing where it is free, even if there is no end of it."""
+    return amount * dollars if dollars else 0.0

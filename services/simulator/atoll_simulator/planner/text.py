@@ -1,0 +1,139 @@
+"""A plan as text: the question, what it means, what it rests on, what cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from atoll_simulator.planner.answer import PlanAnswer
+from atoll_simulator.planner.question import WANTED
+from atoll.base.units import as_bytes, as_count, as_rate, as_share, as_time
+
+
+def text(found: PlanAnswer) -> str:
+    """Return the plan for a person to read."""
+    return "\n".join(
+        line
+        for part in (_question(found), _traffic(found), _links(found), _systems(found), _ends(found))
+        for line in part
+    )
+
+
+def _question(found: PlanAnswer) -> Iterator[str]:
+    question, protocol = found.question, found.question.protocol
+    yield (
+        f"{as_count(question.parameters)} parameters, {question.learners} learners of {as_count(question.chips)} chips, "
+        f"{question.step_s:g} s a step; P={protocol.fragments} H={protocol.interval_steps} tau={protocol.overlap_steps} "
+        f"K={protocol.quorum}, {protocol.shards} shards; {protocol.codec_up} up, {protocol.codec_down} down"
+    )
+    yield ""
+
+
+def _traffic(found: PlanAnswer) -> Iterator[str]:
+    question, moved = found.question, found.traffic
+    per_step = question.protocol.fragments / question.protocol.interval_steps
+    yield f"A round: one fragment of {as_count(question.fragment_elements)} numbers, every {as_time(question.round_every_s)}"
+    yield from _table(
+        ("", "per round", "per step", "in the mean"),
+        [
+            (name, as_bytes(size), as_bytes(size * per_step), as_rate(8.0 * size / question.round_every_s))
+            for name, size in (
+                ("a learner's link, up", moved.up),
+                ("a learner's link, down", moved.down),
+                ("the hub's link, in", moved.hub_in),
+                ("the hub's link, out", moved.hub_out),
+                ("the broker's card, in", moved.broker_in),
+                ("the broker's card, out", moved.broker_out),
+                (f"one of {question.protocol.shards} shards, in (mean)", moved.shard_in / question.protocol.shards),
+                (f"one of {question.protocol.shards} shards, out (mean)", moved.shard_out / question.protocol.shards),
+            )
+        ],
+    )
+    yield (
+        f"  within tau steps ({as_time(question.hidden_s)}), so that nothing waits: {as_rate(found.burst)} each way, "
+        f"{as_rate(_times(found.burst, question.learners))} at the hub; {moved.chunks_up} chunks up, {moved.chunks_down} down"
+    )
+    yield (
+        f"  a shard's memory {as_bytes(found.room.shard)}; the broker keeps {as_bytes(found.room.frames)} of frames, "
+        f"{as_bytes(found.room.states)} of states, {as_bytes(found.room.contributions)} of contributions"
+    )
+    yield ""
+
+
+def _links(found: PlanAnswer) -> Iterator[str]:
+    atoll, learners = found.systems[0], found.question.learners
+    yield "Links"
+    yield from _table(
+        ("region", "up / down", "usable, bound by", "busy", "a round", "hidden", "utilisation", "H reached", "merged"),
+        [
+            (
+                str(number),
+                f"{as_rate(region.up)} / {as_rate(region.down)}",
+                f"{as_rate(region.up_usable)} / {as_rate(region.down_usable)}, {region.bound_by}",
+                as_share(region.busy),
+                as_time(region.journey_s),
+                as_time(region.hidden_s),
+                as_share(region.utilisation),
+                f"{region.interval:.4g}",
+                as_share(region.merged),
+            )
+            for number, region in enumerate(found.regions, 1)
+        ],
+    )
+    yield ""
+    yield "Bandwidth required, each way, for a utilisation of (-: no bandwidth is enough, latency alone is too long)"
+    yield from _table(
+        ("", *(as_share(wanted) for wanted in WANTED)),
+        [(system.name, *(as_rate(system.required[wanted]) for wanted in WANTED)) for system in found.systems[:3]]
+        + [("Atoll, at the hub", *(as_rate(_times(atoll.required[wanted], learners)) for wanted in WANTED))],
+    )
+    yield ""
+
+
+def _systems(found: PlanAnswer) -> Iterator[str]:
+    question = found.question
+    yield "The same machines and links" + (f", to {as_count(question.tokens)} tokens" if question.tokens else "")
+    rows = []
+    for system in found.systems:
+        row = (
+            system.name,
+            as_share(system.utilisation),
+            as_share(system.goodput),
+            as_share(system.merged),
+            as_bytes(system.site_bytes_per_step),
+        )
+        pace = f"{as_count(system.tokens_per_s)}/s"
+        ending = (
+            (as_time(system.time_s), f"{system.cost:,.0f}", f"{system.cost_egress:,.0f}") if question.tokens else ()
+        )
+        rows.append((*row, pace, *ending))
+    budget = ("time", "cost $", "of it egress $") if question.tokens else ()
+    yield from _table(("", "computing", "goodput", "merged", "sent per site and step", "tokens", *budget), rows)
+    if found.speed_up is not None:
+        yield f"  Atoll is {found.speed_up:.3g} times as fast as data-parallel here"
+    elif not found.works:
+        yield "  how much faster is not said: this plan cannot work as it is (below)"
+    yield ""
+
+
+def _ends(found: PlanAnswer) -> Iterator[str]:
+    yield "Assumed"
+    yield from (f"  - {sentence}" for sentence in found.assumptions)
+    if found.cautions:
+        yield ""
+        yield "This plan works, but" if found.works else "This plan cannot work as it is"
+    for caution in found.cautions:
+        yield f"  {'!' if caution.grave else '-'} {caution.what}"
+        yield f"    change: {caution.change}"
+        yield f"    to:     {caution.to}"
+
+
+def _times(rate: float | None, learners: int) -> float | None:
+    return None if rate is None else rate * learners
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        first = row[0].ljust(widths[0])
+        rest = "  ".join(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        yield f"  {first}  {rest}".rstrip()

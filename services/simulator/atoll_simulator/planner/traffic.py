@@ -1,0 +1,137 @@
+"""Bytes: what one round moves, leg by leg, as the production codecs frame it and the broker carries it.
+
+    learner  ── contribution ──►  broker  ── M contributions ──►  shard
+    learner  ◄── frame ─────────  broker  ◄── frame, outer state ──  shard
+
+The broker is a star: everything goes through it, so its incoming link carries M contributions and one commit per round,
+its outgoing link M frames and M contributions. Where broker and shards stand in one hub, only contributions in and frames
+out cross the wide area. Sizes come from the functions that make the real thing; what zstd takes off four bits depends on
+the numbers, and is not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.wire.blobs import BlobRef
+from atoll.run.delta_chain import DELTAS_BEHIND
+from atoll.codec import KEYFRAME, Framing, encoding_of
+from atoll.codec.kernels import BLOCK
+from atoll_simulator.planner.question import Question
+from atoll.wire.messages import Contribution, Delta, Head, Included, encode
+
+_SLICES = 8
+_STEM = "atoll.run-0123.gl.c.12.345678.1.0123456789ab"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of one round of one fragment.
+
+    Attributes:
+        up: one learner's contribution, with its manifest.
+        down: what one learner reads, with its head.
+        state: outer state that a commit stores beside the frame.
+        chunks_up, chunks_down: messages they are cut into.
+        hub_in, hub_out: what crosses the hub's link to all M learners.
+        broker_in, broker_out: what the broker's network card carries, shards included.
+        shard_in, shard_out: what the fragment's shard reads and writes; its share of a keyframe, read by who joins, counts.
+    """
+
+    up: int
+    down: int
+    state: int
+    chunks_up: int
+    chunks_down: int
+    hub_in: int
+    hub_out: int
+    broker_in: int
+    broker_out: int
+    shard_in: int
+    shard_out: int
+
+
+def bits_per_number(codec: str) -> float:
+    """Return the bits of a number in `codec`, block scales counted."""
+    return 8.0 * encoding_of(codec).size(BLOCK) / BLOCK
+
+
+def traffic(question: Question) -> Traffic:
+    """Return the bytes of one round."""
+    elements, learners = question.fragment_elements, question.learners
+    frame_up, frame_down = (
+        Framing(elements, question.protocol.codec_up),
+        Framing(elements, question.protocol.codec_down),
+    )
+    up, down = frame_up.size_bytes, frame_down.size_bytes
+    state = round(4 * elements * question.state_numbers)
+    keyframe = 0 if question.exact_down else Framing(elements, KEYFRAME).size_bytes
+    sent = up + len(_manifest(_blob(frame_up)))
+    read = down + len(_head(question, _blob(frame_down)))
+    commit = read + state + keyframe // question.protocol.keyframe_versions
+    return Traffic(
+        up=sent,
+        down=read,
+        state=state,
+        chunks_up=len(frame_up),
+        chunks_down=len(frame_down),
+        hub_in=learners * sent,
+        hub_out=learners * read,
+        broker_in=learners * sent + commit,
+        broker_out=learners * (read + sent),
+        shard_in=learners * sent,
+        shard_out=commit,
+    )
+
+
+def _blob(framing: Framing) -> BlobRef:
+    return BlobRef(_STEM, len(framing), framing.size_bytes, "0" * 32)
+
+
+def _manifest(blob: BlobRef) -> bytes:
+    """Return a manifest like those that learners send, for its length."""
+    return encode(
+        Contribution(
+            learner="learner-12",
+            incarnation=1,
+            fragment=12,
+            push=123456,
+            base_version=123456,
+            tokens=123456789,
+            steps=123,
+            trained_tokens=123456789012,
+            loss=2.3456789012345678,
+            norms=(0.12345678901234567,) * _SLICES,
+            layout="0" * 16,
+            run_nonce="0" * 12,
+            blob=blob,
+            cause_id="call-12-123456-1",
+            sent_at_s=1234567890.1234567,
+        )
+    )
+
+
+def _head(question: Question, frame: BlobRef) -> bytes:
+    """Return a head that lists all learners, and deltas to half the next keyframe, for its length."""
+    learners = question.learners
+    deltas = 0 if question.exact_down else DELTAS_BEHIND + question.protocol.keyframe_versions // 2
+    delta = Delta(123456, "0" * 14, frame.chunks, frame.size_bytes, frame.digest)
+    included = Included("learner-12", 1, 123456, 123456, 123456789, 123, 12345678901.234567, 0)
+    return encode(
+        Head(
+            fragment=12,
+            version=123456,
+            epoch=1,
+            nonce="0" * 14,
+            layout="0" * 16,
+            keyframe=frame,
+            key_version=123456,
+            digest="0" * 32,
+            deltas=(delta,) * deltas,
+            state=frame,
+            fragment_ledger=BlobRef(_STEM, 1, 4096, "0" * 32),
+            included=(included,) * learners,
+            tokens_merged=123456789012,
+            superseded=(frame,),
+        )
+    )

@@ -1,0 +1,107 @@
+"""What the queue has handed to a shard and nobody has settled yet: manifests and farewells, until their fate is durable.
+
+Settling is the last thing that happens to a contribution: its learner is told if it was refused, its place in line is
+emptied, its chunks are left to be removed (`litter`). A crash before that means that it is delivered once more, and found in
+the books.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from atoll.bus.interface import Bus, Delivery
+from atoll.wire.subjects import Subjects
+from atoll.base.logs import get
+from atoll.protocol.events import Acknowledge, Dismiss, Isolate, PushKey
+from atoll.wire.messages import Contribution, Verdict, encode
+from atoll_synchronizer.garbage_collector import GarbageCollector
+from atoll_synchronizer.event_log import EventLog, patiently
+
+log = get(__name__)
+
+HOLD_S = 20.0
+
+
+class PendingAcknowledgements:
+    """The unsettled deliveries of one tenure."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, tape: EventLog, garbage: GarbageCollector) -> None:
+        """Hold nothing yet."""
+        self._bus = bus
+        self._subjects = subjects
+        self._tape = tape
+        self._litter = garbage
+        self._contributions: dict[PushKey, tuple[Delivery, Contribution]] = {}
+        self._farewells: dict[tuple[str, int], Delivery] = {}
+
+    def take(self, key: PushKey, delivery: Delivery, manifest: Contribution) -> None:
+        """Keep a contribution; what is delivered again replaces what came before."""
+        self._contributions[key] = (delivery, manifest)
+
+    def take_farewell(self, learner: str, incarnation: int, delivery: Delivery) -> None:
+        """Keep a farewell."""
+        self._farewells[learner, incarnation] = delivery
+
+    def manifest(self, key: PushKey) -> Contribution:
+        """Return the manifest of a contribution that is in our hands."""
+        return self._contributions[key][1]
+
+    def size_bytes(self, key: PushKey) -> int:
+        """Return how large a contribution is, 0 when it is not here any more."""
+        held = self._contributions.get(key)
+        return held[1].blob.size_bytes if held else 0
+
+    async def acknowledge(self, action: Acknowledge) -> None:
+        """Settle one contribution for good."""
+        if action.key not in self._contributions:
+            # Delivered twice while the first was being settled: one acknowledgement was enough.
+            return
+        delivery, manifest = self._contributions.pop(action.key)
+        if action.fate == "refused":
+            log.warning("contribution.refused", **action.key._asdict(), reason=action.reason)
+            await self._tell(action.key, action.reason)
+            await self._tape.record("refused", **action.key._asdict(), reason=action.reason)
+        await patiently(delivery.ack)
+        self._litter.leave(action.key.fragment, f"{manifest.blob.stem}.*")
+
+    async def dismiss(self, action: Dismiss) -> None:
+        """Remove a farewell from the queue."""
+        farewell = self._farewells.pop((action.learner, action.incarnation), None)
+        if farewell is not None:
+            await patiently(farewell.ack)
+
+    async def isolate(self, action: Isolate) -> None:
+        """Say on the tape and in the log that an incarnation is in quarantine; its next push is told so."""
+        log.error(
+            "learner.quarantined",
+            learner=action.learner,
+            incarnation=action.incarnation,
+            offences=action.offences,
+            reason=action.reason,
+            todo="look at that machine; its next incarnation begins with a clean record",
+        )
+        await self._tape.record(
+            "quarantined",
+            learner=action.learner,
+            incarnation=action.incarnation,
+            offences=action.offences,
+            reason=action.reason,
+        )
+
+    async def keep_holding(self) -> None:
+        """Tell the queue now and then that what is in our hands is still being worked on."""
+        while True:
+            await asyncio.sleep(HOLD_S)
+            for delivery, _ in list(self._contributions.values()):
+                await patiently(delivery.hold)
+
+    async def _tell(self, key: PushKey, reason: str) -> None:
+        verdict = Verdict(
+            learner=key.learner,
+            incarnation=key.incarnation,
+            fragment=key.fragment,
+            push=key.push,
+            fate="refused",
+            reason=reason,
+        )
+        await patiently(lambda: self._bus.tell(self._subjects.verdict(key.learner), encode(verdict)))

@@ -1,0 +1,232 @@
+"""One synchronizer process as candidate for one, several or all shards of a run, and its talk with the others.
+
+    per shard:  stand by ──lease──► own ──handed over, deposed──► stand by … ──run over──► done
+    all:        presence of every host ─► `atoll.protocol.balance` ─► hand a shard over
+
+Processes may come and go while the run goes on. One that is added hears the others and is given shards until all have
+their share; one that is told to leave hands over what it owns to somebody who stays, which takes a moment and not a
+lease. Handing over is orderly: what was decided becomes durable first, the lease is released in favour of the heir, and
+the heir fences as after any death. When nobody is there to take a shard, its owner serves on for `LEAVE_S` at most:
+until the last learner has left and its queue is empty, or until that time is over and the queue waits for a next owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from atoll.bus.interface import Bus
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import Clock
+from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
+from atoll.base.identity import Identity, this_process
+from atoll.run.record import the_run
+from atoll.base.logs import get, say_in_this_task
+from atoll.wire.traffic import TOLD_EVERY_S, moved_by
+from atoll.protocol.balance import BEATS_PER_LEASE, Balance, HostHeard
+from atoll.settings import ArchiveSettings
+from atoll.wire.messages import Presence, RunRecord, decode, encode
+from atoll_synchronizer.archivist import make_archivist
+from atoll_synchronizer.service import HANDED_OVER, ShardService
+from atoll_synchronizer.event_log import EventLog, patiently
+
+log = get(__name__)
+
+LEAVE_S = 20.0
+CLOSE_S = 5.0
+HEAR_S = 0.2
+
+
+class Host:
+    """Wants `shards` of a founded run until the run is over or it is told to leave."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        run: RunRecord,
+        shards: tuple[int, ...],
+        clock: Clock,
+        archive: ArchiveSettings,
+        identity: Identity | None = None,
+    ) -> None:
+        """Want them; `serve` does the work."""
+        self.identity = identity or this_process()
+        self.name = self.identity.name
+        self._bus = bus
+        self._run = run
+        self._shards = shards
+        self._clock = clock
+        self._archive = archive
+        self._subjects = Subjects(run.run)
+        self._balance = Balance(self.name, run.protocol.lease_s)
+        self._services: dict[int, ShardService] = {}
+        self._moving: dict[int, asyncio.Task[None]] = {}
+        self._leaving = False
+        self._tape = EventLog(bus, self._subjects, self.name, clock)
+        self._served: set[int] = set()
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Serve until every shard is finished; when `stop` is set give all away, and when it is set again stop at once.
+
+        Raises:
+            AtollError: whatever ended a candidacy that neither the run nor another owner ended.
+        """
+        candidacies = [asyncio.create_task(self._want(shard)) for shard in self._shards]
+        talk = [asyncio.create_task(work) for work in (self._listen(), self._tell(), self._write_down_moved())]
+        stopping = asyncio.create_task(stop.wait())
+        all_done = asyncio.gather(*candidacies)
+        try:
+            either: set[asyncio.Future[Any]] = {all_done, stopping}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not all_done.done():
+                stop.clear()
+                await self._leave(all_done, stop)
+            await all_done
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._record_moved()
+        finally:
+            for task in (*talk, stopping, *candidacies, *self._moving.values()):
+                task.cancel()
+            await asyncio.gather(
+                *talk, stopping, *candidacies, *self._moving.values(), all_done, return_exceptions=True
+            )
+
+    # --- one shard ----------------------------------------------------------------------------------------------------
+
+    async def _want(self, shard: int) -> None:
+        """Be a candidate for the shard, again after every time that it has gone to somebody else."""
+        say_in_this_task(shard=shard)
+        while True:
+            archivist = make_archivist(self._archive, self._run, shard, self._clock)
+            service = ShardService(
+                self._bus, self._run, shard, self._clock, identity=self.identity, archivist=archivist
+            )
+            self._services[shard] = service
+            if self._leaving:
+                service.order_drain()
+            try:
+                reason = await service.serve()
+            except RecordConflict as error:
+                log.warning("shard.deposed", reason=str(error), commits=service.commits)
+                reason = "deposed"
+            if reason not in (HANDED_OVER, "deposed") or self._leaving:
+                log.info("shard.finished", reason=reason, commits=service.commits)
+                del self._services[shard]
+                return
+            log.info("shard.given_up", reason=reason, commits=service.commits)
+            # The run that is there now need not be the one we knew: it may have been rebuilt.
+            self._run = await patiently(lambda: the_run(self._bus, self._subjects))
+
+    def _move(self, shard: int, to: str) -> None:
+        """Begin to hand a shard over, unless that is going on already."""
+        running = self._moving.get(shard)
+        if running is None or running.done():
+            self._moving[shard] = asyncio.create_task(self._hand_over(self._services[shard], to))
+
+    async def _hand_over(self, service: ShardService, to: str) -> None:
+        began_s = self._clock.monotonic()
+        log.info("shard.handing_over", shard=service.shard, to=to)
+        await service.hand_over(to)
+        log.info("shard.handed_over", shard=service.shard, to=to, took_s=round(self._clock.monotonic() - began_s, 4))
+        await self._say()
+
+    async def _leave(self, all_done: asyncio.Future[list[None]], stop: asyncio.Event) -> None:
+        """Hand over what others want, finish the rest within a bound, and stop at once when `stop` is set again."""
+        log.info("host.leaving", owns=sorted(self._own().owns))
+        self._leaving = True
+        await self._say()
+        # Processes that are told to leave together hear of each other first, and give nothing to one that goes as well.
+        await asyncio.sleep(HEAR_S)
+        for shard, service in self._services.items():
+            to = self._balance.successor(shard, self._clock.monotonic())
+            if to and service.owning and service.learners_present():
+                self._move(shard, to)
+            else:
+                service.order_drain()
+        again = asyncio.create_task(stop.wait())
+        either: set[asyncio.Future[Any]] = {all_done, again}
+        await asyncio.wait(either, timeout=LEAVE_S, return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        for service in self._services.values():
+            service.leave()
+        await asyncio.wait({all_done}, timeout=CLOSE_S)
+        if not all_done.done():
+            raise BrokerUnavailable(
+                "the shard left without closing its books", todo="the next owner resumes from its last commit"
+            )
+
+    # --- the others ---------------------------------------------------------------------------------------------------
+
+    def _own(self) -> HostHeard:
+        services = self._services.items()
+        owns = frozenset(shard for shard, service in services if service.lease.epoch and not service.gone.is_set())
+        return HostHeard(
+            at_s=self._clock.monotonic(),
+            host=self.name,
+            wants=frozenset() if self._leaving else frozenset(self._services),
+            owns=owns,
+            leaving=self._leaving,
+        )
+
+    async def _listen(self) -> None:
+        """Hear the other hosts; give up what is more than our share, and look at leases when somebody gives one up."""
+        feed = await self._bus.listen(self._subjects.presence("*"))
+        try:
+            async for core_message in feed:
+                try:
+                    heard = decode(Presence, core_message.data)
+                except PeerMisbehaved as error:
+                    log.warning("presence.refused", subject=core_message.subject, reason=str(error))
+                    continue
+                self._on_presence(heard)
+        finally:
+            await feed.close()
+
+    def _on_presence(self, heard: Presence) -> None:
+        fact = HostHeard(
+            at_s=self._clock.monotonic(),
+            host=heard.name,
+            wants=frozenset(heard.wants),
+            owns=frozenset(heard.owns),
+            leaving=heard.leaving,
+        )
+        if self._balance.hear(fact):
+            for service in self._services.values():
+                service.lease.nudge()
+        for move in self._balance.rebalance(self._own()):
+            self._move(move.shard, move.to)
+
+    async def _tell(self) -> None:
+        while True:
+            await self._say()
+            await asyncio.sleep(self._run.protocol.lease_s / BEATS_PER_LEASE)
+
+    async def _write_down_moved(self) -> None:
+        """Tell the tape now and then what our link has carried, so that it is known of a process that is killed."""
+        while True:
+            await asyncio.sleep(TOLD_EVERY_S)
+            await self._record_moved()
+
+    async def _record_moved(self) -> None:
+        moved = moved_by(self._bus.stats)
+        await self._tape.record("moved", role="synchronizer", shards=sorted(self._served), moved=moved)
+
+    async def _say(self) -> None:
+        """Tell the other hosts what we own and want."""
+        own = self._own()
+        self._served |= own.owns
+        presence = Presence(
+            name=self.name,
+            host=self.identity.host,
+            pid=self.identity.pid,
+            wants=tuple(sorted(own.wants)),
+            owns=tuple(sorted(own.owns)),
+            leaving=own.leaving,
+            moved=moved_by(self._bus.stats),
+        )
+        try:
+            await self._bus.tell(self._subjects.presence(self.name), encode(presence))
+        except (BusError, BrokerUnavailable) as error:
+            log.warning("presence.unsent", reason=str(error))

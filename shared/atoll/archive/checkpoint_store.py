@@ -1,0 +1,218 @@
+"""One run's marks in a vault: written so that a crash between any two acts leaves what was complete complete.
+
+Order of a mark: objects, then the manifest, then manifests that are retired go, then the objects that only those named.
+An object is named by its content and belongs to one shard, so two shards never write or remove the same one. Objects
+that no manifest names (a mark that was interrupted) go when a shard's owner begins, once they are old enough that
+nobody can still be about to name them. While a manifest cannot be read, no object goes. Everything here may block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from atoll.archive.checkpoints import MANIFEST_BYTES_MAX, Manifest, RunCheckpoint, CheckpointObject, Part, founding, lagging, marks_of, opening, parts_of, retired
+from atoll.archive.object_store import ArchiveStore
+from atoll.wire.subjects import token
+from atoll.base.errors import CheckpointError, ProtocolMisuse
+from atoll.base.logs import get
+from atoll.wire.messages import SCHEMA, RunRecord
+
+log = get(__name__)
+
+ORPHAN_AGE_S = 6 * 3600.0
+
+
+class CheckpointStore:
+    """The marks of `run` in `vault`."""
+
+    def __init__(self, vault: ArchiveStore, run: str) -> None:
+        """Read nothing yet."""
+        self.vault = vault
+        self.run = token(run, "run id")
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def put_object(self, shard: int, data: bytes) -> CheckpointObject:
+        """Store an object durably and return its name."""
+        found = CheckpointObject(_digest(data), len(data))
+        self.vault.put(self._object(shard, found.digest), data)
+        return found
+
+    def objects(self, shard: int) -> set[CheckpointObject]:
+        """Return the objects of one shard that are there."""
+        found = self.vault.names(f"{self.run}/shard-{shard}")
+        return {CheckpointObject(name.path.rpartition("/")[2], name.size_bytes) for name in found}
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make a mark of one shard visible; every object it names is stored already."""
+        data = msgspec.json.encode(manifest)
+        if len(data) > MANIFEST_BYTES_MAX:
+            raise ProtocolMisuse(
+                "a manifest is larger than any reader takes", got=len(data), allowed=MANIFEST_BYTES_MAX
+            )
+        self.vault.put(manifest.path, data)
+
+    def reopen(self, run: RunRecord, parts: list[Part], mark: int, shard: int, epoch: int) -> None:
+        """Say that `shard` goes on from `mark` in `epoch`, when among `parts` there is a final one of a former owner."""
+        origin = founding(run)
+        if any(p.final and (p.founding, p.shard) == (origin, shard) and p.epoch < epoch for p in parts):
+            self.vault.put(opening(run, mark, shard, epoch), b"{}")
+
+    def retire(self, shard: int, keep: int, origin: str) -> int:
+        """Remove what `keep` complete marks no longer need of one shard's; return how many objects went.
+
+        `origin` is the founding that the shard serves. What stands in the way of its marks is said.
+        """
+        parts = self.parts()
+        self._say_what_is_wrong(parts, shard, origin)
+        going = retired(parts, shard, keep, origin)
+        if not going:
+            return 0
+        gone = {part.path for part in going}
+        staying = [part for part in parts if part.shard == shard and part.path not in gone]
+        candidates = {digest for part in going for digest in self._objects_of(part) or ()}
+        needed = self._needed(staying)
+        self.vault.remove(sorted(gone))
+        garbage = [] if needed is None else sorted(candidates - needed)
+        self.vault.remove([self._object(shard, digest) for digest in garbage])
+        return len(garbage)
+
+    def _say_what_is_wrong(self, parts: list[Part], shard: int, origin: str) -> None:
+        late = lagging(parts, shard, origin)
+        if late is not None:
+            log.warning(
+                "archive.incomplete",
+                since=late.mark,
+                missing=late.missing,
+                todo="no mark is complete since: do all shards write to this archive, with one archive.every_s?",
+            )
+        later = max((part.founding for part in parts), default=origin)
+        if later > origin:
+            log.warning(
+                "archive.foreign",
+                ours=origin,
+                newest=later,
+                todo="the archive holds marks of a founding that counts as newer: --restore would go back to those. Was a "
+                "founder's clock wrong? move them away, or archive to another place",
+            )
+
+    def sweep(self, shard: int) -> int:
+        """Remove old objects of one shard that no manifest names; return how many: none while one cannot be read."""
+        needed = self._needed([part for part in self.parts() if part.shard == shard])
+        if needed is None:
+            return 0
+        before_s = time.time() - ORPHAN_AGE_S
+        found = self.vault.names(f"{self.run}/shard-{shard}")
+        garbage = [
+            name.path for name in found if name.written_at_s < before_s and name.path.rpartition("/")[2] not in needed
+        ]
+        self.vault.remove(garbage)
+        return len(garbage)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def parts(self) -> list[Part]:
+        """Return every manifest's name."""
+        return parts_of(name.path for name in self.vault.names(f"{self.run}/marks"))
+
+    def marks(self) -> list[RunCheckpoint]:
+        """Return every mark, oldest first."""
+        return marks_of(self.parts())
+
+    def read(self, part: Part) -> Manifest:
+        """Return a manifest; raise `CheckpointError` when it is not what its name says."""
+        data = self.vault.get(part.path, MANIFEST_BYTES_MAX)
+        try:
+            manifest = msgspec.json.decode(data, type=Manifest)
+        except msgspec.MsgspecError as error:
+            raise CheckpointError("a manifest of the archive is damaged", got=f"{part.path}: {error}") from error
+        if manifest.schema != SCHEMA or manifest.path != part.path:
+            raise CheckpointError(
+                "a manifest of the archive is not what its name says", got=manifest.path, allowed=part.path
+            )
+        owned = manifest.run.protocol.fragments_of(manifest.shard)
+        if [piece.head.fragment for piece in manifest.pieces] != list(owned):
+            raise CheckpointError(
+                "a manifest of the archive lacks fragments", got=part.path, allowed=f"fragments {owned}"
+            )
+        return manifest
+
+    def get_object(self, shard: int, found: CheckpointObject) -> bytes:
+        """Return an object's bytes; raise `CheckpointError` when they are missing or not those that were archived."""
+        path = self._object(shard, found.digest)
+        data = self.vault.get(path, found.size_bytes)
+        if len(data) != found.size_bytes or _digest(data) != found.digest:
+            raise CheckpointError("an object of the archive is damaged", got=path, allowed="bytes that match its name")
+        return data
+
+    def manifests(self, mark: RunCheckpoint) -> list[Manifest]:
+        """Return a complete mark's manifests by shard, which must be of one founding; objects are not looked at."""
+        manifests = [self.read(mark.parts[shard]) for shard in range(mark.shards)]
+        if len({(m.run.nonce, m.run.layout.fingerprint) for m in manifests}) != 1:
+            raise CheckpointError("the shards' manifests are of different runs", got=f"mark {mark.mark}")
+        return manifests
+
+    def verified(self, mark: RunCheckpoint) -> list[Manifest]:
+        """Return a complete mark's manifests after reading every object they name."""
+        manifests = self.manifests(mark)
+        for manifest in manifests:
+            for found in manifest.objects.values():
+                self.get_object(manifest.shard, found)
+        return manifests
+
+    def newest(self) -> tuple[RunCheckpoint, list[Manifest]]:
+        """Return the newest mark that is complete and whole; what is damaged is passed over with a warning.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        marks = self.marks()
+        for mark in self._newest_first(marks):
+            try:
+                return mark, self.verified(mark)
+            except CheckpointError as error:
+                log.warning("archive.mark_damaged", mark=mark.mark, founding=mark.founding, reason=str(error))
+        incomplete = [f"mark {mark.mark} lacks shards {mark.missing}" for mark in marks if not mark.complete]
+        raise CheckpointError(
+            f"the archive holds no complete mark of run {self.run!r} that can be read",
+            got=f"{len(marks)} marks in {self.vault.where}" + "".join(f"; {text}" for text in incomplete[-1:]),
+            allowed="a mark of every shard with all its objects",
+            todo="check the run id and the archive's URL; `atoll archive show` lists what is there",
+        )
+
+    def _newest_first(self, marks: list[RunCheckpoint]) -> Iterator[RunCheckpoint]:
+        return (mark for mark in reversed(marks) if mark.complete)
+
+    def _needed(self, parts: list[Part]) -> set[str] | None:
+        """Return the digests that manifests name, None when one of them may name anything."""
+        needed: set[str] = set()
+        for part in parts:
+            objects = self._objects_of(part)
+            if objects is None:
+                return None
+            needed |= objects
+        return needed
+
+    def _objects_of(self, part: Part) -> set[str] | None:
+        """Return the digests that a manifest names, None when it cannot be read: by us, which says nothing of others.
+
+        Another version of Atoll may well read it, and its objects must be there then.
+        """
+        if part.opened:
+            return set()
+        try:
+            return set(self.read(part).objects)
+        except CheckpointError as error:
+            log.warning("archive.manifest_unreadable", reason=str(error), todo="its objects are kept")
+            return None
+
+    def _object(self, shard: int, digest: str) -> str:
+        return f"{self.run}/shard-{shard}/{digest}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()

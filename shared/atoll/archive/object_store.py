@@ -1,0 +1,282 @@
+"""Where an archive's bytes lie: a folder, or an object store that speaks S3. Four verbs, nothing about runs.
+
+    put      whole or not at all, and durable when it returns; replaces what was there
+    get      the whole object, bounded
+    names    what lies under a prefix
+    remove   harmless when it is gone already
+
+The folder is ours because durability is: a file is written beside its place, synced, moved into place, and the folder is
+synced. (`obstore.LocalStore` moves into place too, but syncs nothing.) S3 goes through `obstore`; credentials, region
+and endpoint come from its usual `AWS_…` variables, and nothing of them is ever shown.
+
+Every call may block and belongs in a thread. Whatever goes wrong is `ArchiveUnavailable`; what is not there is
+`CheckpointError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import unquote, urlsplit
+
+from atoll.base.errors import ArchiveUnavailable, CheckpointError, SettingsError
+from atoll.base.atomic_files import write_whole
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+BESIDE = ".new-"
+BESIDE_AGE_S = 3600.0
+PART_BYTES = 8 << 20
+RETRIES_MAX = 3
+RETRY_S_MAX = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """One object: its path, its size, and when it was last written (seconds since the epoch, by the store's clock)."""
+
+    path: str
+    size_bytes: int
+    written_at_s: float
+
+
+class ArchiveStore(Protocol):
+    """See the module docstring. Paths are relative, with `/`; `where` is for messages."""
+
+    where: str
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write an object."""
+
+    def get(self, path: str, size_bytes_max: int) -> bytes:
+        """Return an object; `CheckpointError` when it is missing or larger than allowed."""
+
+    def names(self, prefix: str) -> list[Name]:
+        """Return what lies under the folder `prefix`, in order of paths."""
+
+    def remove(self, paths: list[str]) -> None:
+        """Remove objects."""
+
+
+class FolderArchive:
+    """An archive in a folder of this machine's file systems."""
+
+    def __init__(self, folder: Path) -> None:
+        """Name the folder; the first `put` makes it."""
+        self.where = str(folder)
+        self._folder = folder.absolute()
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write beside, sync, move into place, sync the folder."""
+        target = self._folder / path
+        beside = target.with_name(f"{BESIDE}{secrets.token_hex(4)}-{target.name}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(target, data, draft=beside)
+            for folder in target.relative_to(self._folder).parents:
+                _sync(self._folder / folder)
+        except OSError as error:
+            raise _unavailable(self.where, error.strerror or str(error)) from error
+
+    def get(self, path: str, size_bytes_max: int) -> bytes:
+        """Read one byte more than allowed at most."""
+        try:
+            with (self._folder / path).open("rb") as file:
+                return _bounded(path, file.read(size_bytes_max + 1), size_bytes_max)
+        except (FileNotFoundError, NotADirectoryError):
+            raise _missing(self.where, path) from None
+        except OSError as error:
+            raise _unavailable(self.where, error.strerror or str(error)) from error
+
+    def names(self, prefix: str) -> list[Name]:
+        """Walk the folder; what an interrupted `put` left long ago is removed on the way."""
+        found = []
+        try:
+            for file in sorted((self._folder / prefix).rglob("*")):
+                with contextlib.suppress(FileNotFoundError):
+                    stat = file.stat()
+                    if file.name.startswith(BESIDE):
+                        if time.time() - stat.st_mtime > BESIDE_AGE_S:
+                            file.unlink()
+                    elif file.is_file():
+                        path = file.relative_to(self._folder).as_posix()
+                        found.append(Name(path, stat.st_size, stat.st_mtime))
+        except OSError as error:
+            raise _unavailable(self.where, error.strerror or str(error)) from error
+        return found
+
+    def remove(self, paths: list[str]) -> None:
+        """Unlink the files; empty folders stay."""
+        try:
+            for path in paths:
+                (self._folder / path).unlink(missing_ok=True)
+        except OSError as error:
+            raise _unavailable(self.where, error.strerror or str(error)) from error
+
+
+class S3Archive:
+    """An archive in an object store; a store's own `put` is whole or not at all, and durable when it returns."""
+
+    def __init__(self, store: ObjectStore, where: str) -> None:
+        """Use a store whose root is the archive's."""
+        self.where = where
+        self._store = store
+
+    def put(self, path: str, data: bytes) -> None:
+        """Put the object."""
+        import obstore  # noqa: PLC0415  (verbs without an archive never load it)
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        try:
+            obstore.put(self._store, path, data)
+        except (BaseError, OSError) as error:
+            raise _unavailable(self.where, _brief(error)) from error
+
+    def get(self, path: str, size_bytes_max: int) -> bytes:
+        """Get the object; its size is known before its bytes are read."""
+        import obstore  # noqa: PLC0415
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        try:
+            size_bytes = obstore.head(self._store, path)["size"]
+            if size_bytes > size_bytes_max:
+                raise _too_large(path, size_bytes, size_bytes_max)
+            # One request per part: the library bounds the time of each, and a large object takes as long as it takes.
+            ends = [(at, min(at + PART_BYTES, size_bytes)) for at in range(0, size_bytes, PART_BYTES)]
+            return b"".join(bytes(obstore.get_range(self._store, path, start=at, end=end)) for at, end in ends)
+        except FileNotFoundError:
+            raise _missing(self.where, path) from None
+        except (BaseError, OSError) as error:
+            raise _unavailable(self.where, _brief(error)) from error
+
+    def names(self, prefix: str) -> list[Name]:
+        """List the prefix."""
+        import obstore  # noqa: PLC0415
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        try:
+            listed = [meta for page in obstore.list(self._store, prefix or None) for meta in page]
+        except (BaseError, OSError) as error:
+            raise _unavailable(self.where, _brief(error)) from error
+        found = [Name(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in listed]
+        return sorted(found, key=lambda name: name.path)
+
+    def remove(self, paths: list[str]) -> None:
+        """Delete the objects."""
+        import obstore  # noqa: PLC0415
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        for path in paths:
+            try:
+                obstore.delete(self._store, path)
+            except FileNotFoundError:
+                continue
+            except (BaseError, OSError) as error:
+                raise _unavailable(self.where, _brief(error)) from error
+
+
+def open_vault(url: str) -> ArchiveStore:
+    """Return the vault at `url`: a path (`~` is a home), `file://…` or `s3://bucket/prefix`. Nothing is read or made yet.
+
+    Raises:
+        SettingsError: the URL is none of these, or carries a user name or password.
+        ArchiveUnavailable: the object store cannot be used as it is set up.
+    """
+    url = resolved(url)
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise SettingsError(
+            "an archive's URL carries no user name or password",
+            got=_redacted(url),
+            todo="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
+        )
+    if not parts.scheme and url:
+        return FolderArchive(Path(url))
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path not in ("", "/"):
+        return FolderArchive(Path(unquote(parts.path)))
+    if parts.scheme == "s3" and parts.netloc:
+        return _s3(url)
+    raise SettingsError(
+        "this is no place for an archive",
+        got=url or "nothing",
+        allowed="a folder, file:///folder or s3://bucket/prefix",
+        todo="correct archive.url (or --restore)",
+    )
+
+
+def resolved(url: str) -> str:
+    """Return `url`; a folder as an absolute path, so that it is the same place for every process.
+
+    Raises:
+        SettingsError: it cannot be read as a URL, or names a home that is not there.
+    """
+    try:
+        return str(Path(url).expanduser().absolute()) if url and not urlsplit(url).scheme else url
+    except (ValueError, RuntimeError) as error:
+        raise SettingsError(
+            "an archive's URL cannot be read",
+            got=f"{_redacted(url)}: {error}",
+            allowed="a folder, file:///folder or s3://bucket/prefix",
+            todo="correct archive.url (or --restore)",
+        ) from error
+
+
+def _redacted(url: str) -> str:
+    return re.sub(r"//[^/]*@", "//***@", url)
+
+
+def _s3(url: str) -> ArchiveStore:
+    from obstore.exceptions import BaseError  # noqa: PLC0415
+    from obstore.store import S3Store  # noqa: PLC0415
+
+    try:
+        retry = {"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_S_MAX)}
+        return S3Archive(S3Store.from_url(url, retry_config=retry), url)  # type: ignore[arg-type]  # its TypedDict
+    except (BaseError, OSError, ValueError) as error:
+        raise _unavailable(url, _brief(error)) from error
+
+
+def _sync(folder: Path) -> None:
+    """Make renames in `folder` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _bounded(path: str, data: bytes, size_bytes_max: int) -> bytes:
+    if len(data) > size_bytes_max:
+        raise _too_large(path, len(data), size_bytes_max)
+    return data
+
+
+def _too_large(path: str, size_bytes: int, size_bytes_max: int) -> CheckpointError:
+    return CheckpointError(
+        "an object of the archive is too large", got=f"{size_bytes} bytes, {path}", allowed=size_bytes_max
+    )
+
+
+def _missing(where: str, path: str) -> CheckpointError:
+    return CheckpointError("an object of the archive is missing", got=f"{path} in {where}")
+
+
+def _unavailable(where: str, reason: str) -> ArchiveUnavailable:
+    return ArchiveUnavailable(
+        "the archive cannot be used",
+        got=f"{where}: {reason}",
+        todo="free space there, or correct archive.url, its permissions or the AWS_… variables",
+    )
+
+
+def _brief(error: BaseException) -> str:
+    """Return the first line of what the library says; the rest is its own state."""
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__

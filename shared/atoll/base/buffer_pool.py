@@ -1,0 +1,75 @@
+"""Memory of large vectors, used again when nobody holds it any more.
+
+Memory that is new to a process comes from the operating system in pages, each of which is cleared and mapped when it is
+first touched: for large vectors that costs as much as the arithmetic. A shard needs the same sizes round after round: a
+sum, the next values, the next momentum, contributions that wait; and with every commit it lets go of as many. So the last
+`KEPT` vectors that were let go are kept, or fewer where they are large, and the next one of their size takes their place.
+
+Whether a vector is let go is not ours to say: it is when the interpreter drops the last array, view or buffer that looks
+into it. `empty` returns such an array, with anything in it, for its taker alone. Vectors below `KEPT_ELEMENTS` are
+left to the allocator, which does the same for them, and so are those above `KEPT_ELEMENTS_MAX`: memory that lies idle is
+dearer then than time.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.codec.kernels import Vector
+
+M = TypeVar("M", mmap.mmap, bytearray)
+
+KEPT: Final = 8
+KEPT_BYTES_MAX: Final = 1 << 30
+KEPT_ELEMENTS: Final = 1 << 20
+KEPT_ELEMENTS_MAX: Final = 1 << 26
+
+# Its ends are safe to use from any thread, also from a garbage collection in the midst of `_taken`.
+_spent: deque[mmap.mmap] = deque(maxlen=KEPT)
+
+
+class _Lent(np.ndarray[Any, Any]):
+    """The whole of a kept memory; a class of its own, so that every view keeps this array and not the memory below it."""
+
+
+def lend(memory: M, keep: Callable[[M], None], count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return an array over `memory`, which is given to `keep` when nobody looks into it any more, in whatever thread."""
+    lent = np.ndarray.__new__(_Lent, (count,), dtype, memory)
+    weakref.finalize(lent, keep, memory).atexit = False
+    return lent.view(np.ndarray)
+
+
+def empty(elements: int) -> Vector:
+    """Return a float32 vector of anything."""
+    if not KEPT_ELEMENTS <= elements <= KEPT_ELEMENTS_MAX:
+        return np.empty(elements, dtype=np.float32)
+    return lend(_taken(4 * elements), _keep, elements, np.float32)
+
+
+def _keep(memory: mmap.mmap) -> None:
+    """Keep spent memory for the next taker, unless there is enough of its size."""
+    if (len(_spent) + 1) * len(memory) <= KEPT_BYTES_MAX:
+        _spent.append(memory)
+
+
+def _taken(size: int) -> mmap.mmap:
+    """Return so many bytes that were let go, new ones where there are none."""
+    for _ in range(len(_spent)):
+        try:
+            memory = _spent.popleft()
+        except IndexError:  # another thread was faster
+            break
+        if len(memory) == size:
+            return memory
+        _spent.append(memory)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

@@ -1,0 +1,303 @@
+"""The `Bus` in memory: many buses share one `MemoryBroker` in one event loop.
+
+For tests, the simulator and a first look without a server. It passes the same contract suite as the JetStream adapter;
+every call gives way to other tasks once, so that races show themselves here too. One event loop only: no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+
+from atoll.wire.limits import check_size, info_text
+from atoll.bus.subscriptions import BufferedSubscription
+from atoll.wire.blobs import BlobRef, Portion
+from atoll.wire.limits import Buffer, Info
+from atoll.wire.traffic import BusStats
+from atoll.bus.interface import Record, StoredEvent, CoreMessage
+from atoll.bus.memory.streams import StoredMessage, MemoryStream, QueuePlace
+from atoll.wire.blobs import Download, Upload, whole
+from atoll.bus.streams import GIB, stream_of, stream_plan
+from atoll.wire.subjects import Subjects, matches, token
+from atoll.base.clock import Clock, SystemClock
+from atoll.base.errors import BlobGone, BrokerUnavailable, RecordConflict
+
+
+class MemoryBroker:
+    """What the buses of one process share: streams by name and live feeds. `stream_bytes_max` bounds tensor streams."""
+
+    def __init__(self, *, stream_bytes_max: int = GIB, clock: Clock | None = None) -> None:
+        """Begin empty; `clock` ages messages and ids."""
+        self.stream_bytes_max = stream_bytes_max
+        self.streams: dict[str, MemoryStream] = {}
+        self.feeds: dict[BufferedSubscription, str] = {}
+        self.nonces = itertools.count(1)
+        self._clock = clock or SystemClock()
+
+    def provision(self, run: str) -> None:
+        """Create the streams of `run` that do not exist yet."""
+        prefix = Subjects(run).prefix
+        for plan in stream_plan(run, self.stream_bytes_max):
+            if plan.name not in self.streams:
+                self.streams[plan.name] = MemoryStream(plan, prefix, self._clock, self.core_message)
+
+    def core_message(self, core_message: CoreMessage) -> None:
+        """Hand `at-most-once message` to every feed that covers its subject."""
+        for feed in [feed for feed, wanted in self.feeds.items() if matches(wanted, core_message.subject)]:
+            feed.push(core_message)
+
+    def hears(self, subject: str) -> bool:
+        """Return whether anybody listens to `subject`."""
+        return any(matches(wanted, subject) for wanted in self.feeds.values())
+
+
+class MemoryDelivery:
+    """One message in its consumer's hands."""
+
+    def __init__(self, owner: MemoryConsumer, kept: StoredMessage, *, redelivered: bool) -> None:
+        """Wrap what the stream handed out."""
+        self.subject = kept.subject
+        self.data = kept.data
+        self.redelivered = redelivered
+        self.sequence = kept.sequence
+        self._owner = owner
+
+    async def ack(self) -> None:
+        """Remove the message from the queue."""
+        await asyncio.sleep(0)
+        self._owner.stream.remove(self.sequence)
+
+    async def hold(self) -> None:
+        """Keep it; in memory nothing is redelivered by silence."""
+        await asyncio.sleep(0)
+
+    async def release(self) -> None:
+        """Give it back for another delivery."""
+        await asyncio.sleep(0)
+        self._owner.give_back(self)
+
+
+class MemoryConsumer:
+    """A `Consumer` of a memory stream."""
+
+    def __init__(self, stream: MemoryStream, place: QueuePlace) -> None:
+        """Read `place` of `stream`."""
+        self.stream = stream
+        self._place = place
+        self._unsettled: dict[int, MemoryDelivery] = {}
+        self._closed = False
+
+    async def next(self, timeout_s: float) -> MemoryDelivery | None:
+        """Return the next message, or None when none came within `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        await asyncio.sleep(0)
+        while not self._closed:
+            taken = self.stream.take(self._place)
+            if taken is not None:
+                delivery = MemoryDelivery(self, taken[0], redelivered=taken[1])
+                self._unsettled[delivery.sequence] = delivery
+                return delivery
+            left = deadline - loop.time()
+            if left <= 0:
+                return None
+            news: asyncio.Future[None] = loop.create_future()
+            self._place.waiting.append(news)
+            await asyncio.wait({news}, timeout=left)
+            if not news.done():
+                self._place.waiting.remove(news)
+        return None
+
+    async def drained(self) -> bool:
+        """Return whether nothing is queued and nothing unsettled."""
+        await asyncio.sleep(0)
+        if self._place.gone:
+            raise RecordConflict("somebody else reads this queue", got=self._place.subject_filter)
+        return not self.stream.select(self._place.subject_filter)
+
+    def give_back(self, delivery: MemoryDelivery) -> None:
+        """Let the message be delivered again."""
+        self._unsettled.pop(delivery.sequence, None)
+        self._place.out.discard(delivery.sequence)
+        self.stream.wake(delivery.subject)
+
+    async def close(self) -> None:
+        """Stop reading and give back what is not settled."""
+        await asyncio.sleep(0)
+        self._closed = True
+        for delivery in list(self._unsettled.values()):
+            self.give_back(delivery)
+
+
+class MemoryBus:
+    """One service's bus on a shared `MemoryBroker`."""
+
+    def __init__(self, run: str, broker: MemoryBroker) -> None:
+        """Join `broker` for `run` and provision its streams."""
+        self.stats = BusStats()
+        self._broker = broker
+        broker.provision(run)
+        self._plans = stream_plan(run, broker.stream_bytes_max)
+        self._feeds: list[BufferedSubscription] = []
+        self._consumers: list[MemoryConsumer] = []
+        self._closed = False
+
+    async def _stream(self, subject: str) -> MemoryStream:
+        """Return the stream that keeps `subject`, after giving way once."""
+        plan = stream_of(self._plans, subject)
+        await self._give_way()
+        return self._broker.streams[plan.name]
+
+    async def _give_way(self) -> None:
+        """Let other tasks run, as a network would; refuse after `close`."""
+        await asyncio.sleep(0)
+        if self._closed:
+            raise BrokerUnavailable("the bus is closed", todo="open a new one")
+
+    def _count_up(self, data: Buffer) -> None:
+        """Count a message that left."""
+        self.stats.messages_up += 1
+        self.stats.bytes_up += len(data)
+
+    def _count_down(self, data: Buffer) -> None:
+        """Count a message that arrived."""
+        self.stats.messages_down += 1
+        self.stats.bytes_down += len(data)
+
+    async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
+        """Store `payload` under `stem`; see `Bus`."""
+        stream = await self._stream(f"{stem}.0")
+        upload = Upload.of(payload)
+        for number in upload.missing():
+            piece = bytes(upload.make(number))
+            subject = f"{stem}.{number}"
+            stream.store(subject, piece, f"{subject}:{upload.nonce}", info=None)
+            self._count_up(piece)
+            self.stats.blob_bytes_up += len(piece)
+            upload.stored(number)
+        return upload.ref(stem)
+
+    async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
+        """Return the whole blob, checked; see `Bus`."""
+        return await whole(self, Download(ref, size_bytes_max))
+
+    async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
+        """Yield what is missing of a blob; see `Bus`."""
+        stream = await self._stream(download.subject(0))
+        for number in download.missing():
+            kept = stream.last(download.subject(number))
+            if kept is None:
+                got = f"{download.subject(number)} of {download.ref.chunks}"
+                raise BlobGone("chunks of a blob are missing", got=got)
+            self._count_down(kept.data)
+            self.stats.blob_bytes_down += len(kept.data)
+            download.take(number, kept.data)
+            yield [(number, kept.data)]
+        download.verify()
+
+    async def purge(self, subject_filter: str) -> int:
+        """Delete what matches and return how many; see `Bus`."""
+        return (await self._stream(subject_filter)).purge(subject_filter)
+
+    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+        """Write by compare-and-set and return the new revision; see `Bus`."""
+        check_size(subject, data)
+        stream = await self._stream(subject)
+        note = None if info is None else info_text(info)
+        revision = stream.store(subject, bytes(data), f"r{next(self._broker.nonces)}", expected=expected, info=note)
+        self._count_up(data)
+        return revision
+
+    async def get_record(self, subject: str) -> Record | None:
+        """Return the record, or None; see `Bus`."""
+        kept = (await self._stream(subject)).last(subject)
+        if kept is None:
+            return None
+        self._count_down(kept.data)
+        return Record(subject, kept.data, kept.sequence)
+
+    async def get_records(self, subject_filter: str) -> list[Record]:
+        """Return all records that match, in subject order; see `Bus`."""
+        stream = await self._stream(subject_filter)
+        found = [kept for subject in stream.subjects(subject_filter) if (kept := stream.last(subject)) is not None]
+        for kept in found:
+            self._count_down(kept.data)
+        return [Record(kept.subject, kept.data, kept.sequence) for kept in found]
+
+    async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
+        """Store once under `msg_id`; see `Bus`."""
+        check_size(subject, data)
+        stream = await self._stream(subject)
+        stream.store(subject, bytes(data), msg_id, info=None if info is None else info_text(info))
+        self._count_up(data)
+
+    async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> MemoryConsumer:
+        """Resume or create the durable consumer; see `Bus`."""
+        stream = await self._stream(subject_filter)
+        if takeover:
+            stream.remove_places(subject_filter)
+        place = stream.place(token(durable, "durable name"), subject_filter)
+        consumer = MemoryConsumer(stream, place)
+        self._consumers.append(consumer)
+        return consumer
+
+    async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
+        """Return stored messages in order; see `Bus`."""
+        found = (await self._stream(subject_filter)).select(subject_filter, after)[:limit]
+        for kept in found:
+            self._count_down(kept.data)
+        return [StoredEvent(kept.sequence, kept.subject, kept.data) for kept in found]
+
+    async def tell(self, subject: str, data: bytes) -> None:
+        """Send at most once; see `Bus`."""
+        check_size(subject, data)
+        await self._give_way()
+        self._broker.core_message(CoreMessage(subject, bytes(data)))
+        self._count_up(data)
+
+    async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
+        """Hear at-most-once messages from now on; see `Bus`."""
+        await self._give_way()
+        feed = self._new_feed(len_max)
+        self._broker.feeds[feed] = subject_filter
+        self._feeds.append(feed)
+        return feed
+
+    def _new_feed(self, len_max: int) -> BufferedSubscription:
+        """Return a feed that is not listening yet; a bus at the end of a link has its own kind."""
+        return BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
+
+    def _count_drop(self) -> None:
+        """Count an at-most-once message that its reader was too slow for."""
+        self.stats.core_messages_dropped += 1
+
+    async def _hush(self, feed: BufferedSubscription) -> None:
+        """Stop filling a feed."""
+        self._broker.feeds.pop(feed, None)
+
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
+        """Send and return the first answer, or None; see `Bus`."""
+        check_size(subject, data)
+        await self._give_way()
+        if not self._broker.hears(subject):
+            return None
+        inbox = f"_INBOX.{next(self._broker.nonces)}"
+        feed = self._new_feed(1)
+        self._broker.feeds[feed] = inbox
+        try:
+            self._broker.core_message(CoreMessage(subject, bytes(data), inbox))
+            self._count_up(data)
+            answer = await feed.next(timeout_s)
+        finally:
+            await feed.close()
+        return None if answer is None else answer.data
+
+    async def close(self) -> None:
+        """Give back unsettled deliveries and end the feeds; harmless when repeated."""
+        for consumer in self._consumers:
+            await consumer.close()
+        for feed in self._feeds:
+            self._broker.feeds.pop(feed, None)
+            feed.end()
+        self._closed = True

@@ -1,0 +1,218 @@
+"""The streams of a run in plain memory, with the broker's rules: bounds, dedup, compare-and-set, work queues.
+
+Deterministic: sequences count up, queues deliver in order, time is a `Clock` that may be simulated. What it does not
+do: survive its process, replicate, or redeliver after silence (an unsettled message comes back when its consumer
+releases it or closes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from atoll.wire.limits import INFO_HEADER
+from atoll.bus.interface import CoreMessage
+from atoll.bus.streams import StreamPlan
+from atoll.wire.subjects import matches
+from atoll.base.clock import Clock
+from atoll.base.errors import ProtocolMisuse, QueueFull, RecordConflict, StorageFull
+
+OVERHEAD_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """One stored message; `at_s` is the clock's monotonic reading."""
+
+    sequence: int
+    subject: str
+    data: bytes
+    msg_id: str
+    at_s: float
+
+    @property
+    def size_bytes(self) -> int:
+        """Return what it counts against the stream's bound."""
+        return OVERHEAD_BYTES + len(self.subject) + len(self.data)
+
+
+@dataclass(slots=True)
+class QueuePlace:
+    """A durable consumer: who waits, what is out, and what was delivered before."""
+
+    subject_filter: str
+    out: set[int] = field(default_factory=set)
+    delivered: set[int] = field(default_factory=set)
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+    gone: bool = False
+
+
+class MemoryStream:
+    """One stream after its `StreamPlan`; `tell` is where its tap goes."""
+
+    def __init__(self, plan: StreamPlan, prefix: str, clock: Clock, tell: Callable[[CoreMessage], None]) -> None:
+        """Begin empty."""
+        self.plan = plan
+        self.kept: dict[int, StoredMessage] = {}
+        self.places: dict[str, QueuePlace] = {}
+        self.size_bytes = 0
+        self._prefix = prefix
+        self._clock = clock
+        self._tell = tell
+        self._sequence = 0
+        self._by_subject: dict[str, list[int]] = {}
+        self._ids: dict[str, tuple[int, float]] = {}
+
+    def store(self, subject: str, data: bytes, msg_id: str, *, expected: int | None = None, info: str | None) -> int:
+        """Store and return the sequence; a known `msg_id` returns the sequence it got before."""
+        self._forget_old()
+        current = self.revision(subject)
+        if expected is not None and expected != current:
+            raise RecordConflict(
+                "someone else wrote the record first",
+                got=f"revision {current} of {subject}",
+                allowed=f"revision {expected}",
+                todo="read it again and decide anew",
+            )
+        if msg_id in self._ids:
+            return self._ids[msg_id][0]
+        kept = StoredMessage(self._sequence + 1, subject, data, msg_id, self._clock.monotonic())
+        self._make_room(kept)
+        self._sequence = kept.sequence
+        self.kept[kept.sequence] = kept
+        self.size_bytes += kept.size_bytes
+        self._by_subject.setdefault(subject, []).append(kept.sequence)
+        self._ids[msg_id] = (kept.sequence, kept.at_s)
+        self._tap(kept, info)
+        self.wake(subject)
+        return kept.sequence
+
+    def _make_room(self, kept: StoredMessage) -> None:
+        """Apply the bounds, or refuse."""
+        plan = self.plan
+        of_subject = self._by_subject.get(kept.subject, [])
+        crowded = bool(plan.per_subject) and len(of_subject) >= plan.per_subject
+        if crowded and plan.retention == "workqueue" and plan.discard == "new":
+            raise QueueFull(
+                "the queue holds its bound for this subject",
+                got=kept.subject,
+                allowed=f"{plan.per_subject} per subject",
+            )
+        if plan.discard == "new" and self.size_bytes + kept.size_bytes > plan.bytes_max:
+            raise StorageFull(
+                "the stream has no room",
+                got=f"{kept.subject}: {self.size_bytes} of {plan.bytes_max} bytes",
+                todo="raise stream_bytes_max, free the disk, or let consumers catch up",
+            )
+        if crowded:
+            self.remove(of_subject[0])
+        while self.kept and self.size_bytes + kept.size_bytes > plan.bytes_max:
+            self.remove(next(iter(self.kept)))
+
+    def _tap(self, kept: StoredMessage, info: str | None) -> None:
+        """Show what was stored, without its payload."""
+        tap = self.plan.tap
+        if tap is None or not matches(f"{self._prefix}.{tap}.>", kept.subject):
+            return
+        headers = {
+            "Nats-Msg-Id": kept.msg_id,
+            "Nats-Stream": self.plan.name,
+            "Nats-Subject": kept.subject,
+            "Nats-Sequence": str(kept.sequence),
+            "Nats-Msg-Size": str(len(kept.data)),
+        }
+        if info is not None:
+            headers[INFO_HEADER] = info
+        tail = kept.subject.removeprefix(f"{self._prefix}.")
+        self._tell(CoreMessage(f"{self._prefix}.tap.{tail}", b"", None, headers))
+
+    def _forget_old(self) -> None:
+        """Drop messages and ids that have outlived their window."""
+        now_s = self._clock.monotonic()
+        while self._ids and now_s - next(iter(self._ids.values()))[1] > self.plan.dedup_s:
+            del self._ids[next(iter(self._ids))]
+        while self.plan.age_max_s and self.kept and now_s - next(iter(self.kept.values())).at_s > self.plan.age_max_s:
+            self.remove(next(iter(self.kept)))
+
+    def revision(self, subject: str) -> int:
+        """Return the sequence of the last message of `subject`, or 0."""
+        of_subject = self._by_subject.get(subject)
+        return of_subject[-1] if of_subject else 0
+
+    def last(self, subject: str) -> StoredMessage | None:
+        """Return the last message of `subject`, or None."""
+        self._forget_old()
+        return self.kept.get(self.revision(subject))
+
+    def select(self, subject_filter: str, after: int = 0) -> list[StoredMessage]:
+        """Return what matches, in order, above `after`."""
+        self._forget_old()
+        if after:
+            # Sequences only grow: a reader of the tape's end need not look at its beginning.
+            tail = itertools.takewhile(lambda kept: kept.sequence > after, reversed(self.kept.values()))
+            return [kept for kept in list(tail)[::-1] if matches(subject_filter, kept.subject)]
+        return [kept for kept in self.kept.values() if matches(subject_filter, kept.subject)]
+
+    def subjects(self, subject_filter: str) -> list[str]:
+        """Return the subjects that match and hold something, sorted."""
+        self._forget_old()
+        return sorted(subject for subject in self._by_subject if matches(subject_filter, subject))
+
+    def remove(self, sequence: int) -> None:
+        """Remove one message; harmless when it is gone."""
+        kept = self.kept.pop(sequence, None)
+        if kept is None:
+            return
+        self.size_bytes -= kept.size_bytes
+        of_subject = self._by_subject[kept.subject]
+        of_subject.remove(sequence)
+        if not of_subject:
+            del self._by_subject[kept.subject]
+        for place in self.places.values():
+            place.out.discard(sequence)
+            place.delivered.discard(sequence)
+
+    def purge(self, subject_filter: str) -> int:
+        """Remove what matches and return how many there were."""
+        if self.plan.append_only:
+            raise ProtocolMisuse("this stream is append-only", got=subject_filter)
+        gone = self.select(subject_filter)
+        for kept in gone:
+            self.remove(kept.sequence)
+        return len(gone)
+
+    def place(self, durable: str, subject_filter: str) -> QueuePlace:
+        """Return the durable place, new or as it was left."""
+        return self.places.setdefault(durable, QueuePlace(subject_filter))
+
+    def remove_places(self, subject_filter: str) -> None:
+        """Take their place in the queue from all readers of exactly this filter."""
+        for durable, place in list(self.places.items()):
+            if place.subject_filter == subject_filter:
+                place.gone = True
+                del self.places[durable]
+
+    def take(self, place: QueuePlace) -> tuple[StoredMessage, bool] | None:
+        """Hand out the oldest message that is not out, and whether it was handed out before."""
+        if place.gone:
+            return None
+        for kept in self.select(place.subject_filter):
+            if kept.sequence not in place.out:
+                before = kept.sequence in place.delivered
+                place.out.add(kept.sequence)
+                place.delivered.add(kept.sequence)
+                return kept, before
+        return None
+
+    def wake(self, subject: str) -> None:
+        """Let one reader of each place that covers `subject` look again."""
+        for place in self.places.values():
+            if matches(place.subject_filter, subject):
+                while place.waiting:
+                    reader = place.waiting.popleft()
+                    if not reader.done():
+                        reader.set_result(None)
+                        break

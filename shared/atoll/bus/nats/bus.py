@@ -1,0 +1,247 @@
+"""The `Bus` over NATS JetStream: a thin face on the thread that talks to the broker.
+
+Each public method checks its arguments in the caller's loop, carries the work into the connection's loop and counts.
+What is behind: `connection` (thread, supervisor, watchdog), `stored` (acknowledged publishing, batched reading),
+`blobs`, `records`, `consumers`, `provision`. Measured facts and their reasons are in the documentation of the bus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from nats.aio.msg import Msg
+
+from atoll.bus.nats import blobs, records
+from atoll.wire.limits import check_size
+from atoll.bus.nats.connection import Connection
+from atoll.bus.nats.consumers import QueueConsumer, open_consumer
+from atoll.bus.subscriptions import BufferedSubscription
+from atoll.wire.blobs import BlobRef, Portion
+from atoll.wire.limits import Buffer, Info
+from atoll.wire.traffic import BusStats
+from atoll.bus.interface import Record, StoredEvent, CoreMessage
+from atoll.bus.nats.bulk_connections import BulkConnections
+from atoll.bus.options import DEFAULTS, BusOptions
+from atoll.wire.blobs import Download, Upload, whole
+from atoll.bus.nats.provision import check_broker, provision
+from atoll.bus.nats.jetstream_api import JetStream
+from atoll.bus.streams import StreamPlan, stream_of, stream_plan
+from atoll.wire.subjects import Subjects, token
+from atoll.base.waiting import Unanswered
+from atoll.base.errors import BrokerUnavailable
+
+_READERS = 2
+
+
+class JetStreamBus:
+    """A `Bus` whose broker is a nats-server with JetStream; make one with `open`."""
+
+    def __init__(self, connection: Connection, plans: tuple[StreamPlan, ...]) -> None:
+        """Wrap an open connection; `open` is the way in."""
+        self.stats: BusStats = connection.stats
+        self._connection = connection
+        self._jetstream = JetStream(connection)
+        self._bulk = BulkConnections(connection)
+        self._plans = plans
+        self._feeds: dict[BufferedSubscription, int] = {}
+        self._consumers: list[QueueConsumer] = []
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        run: str,
+        *,
+        name: str,
+        provision: bool = True,
+        stream_bytes_max: int | None = None,
+        options: BusOptions = DEFAULTS,
+    ) -> JetStreamBus:
+        """Connect to the broker at `url` for `run` as `name`.
+
+        With `provision`, create the run's streams or verify them. Raises `BrokerUnavailable` (unreachable within
+        `options.patience_s`, too old, no JetStream, max_payload too small), `SettingsError` (streams that differ) or
+        `StorageFull` (the broker has no room for the streams' bounds).
+        """
+        subjects = Subjects(run)
+        if stream_bytes_max is not None:
+            options = replace(options, stream_bytes_max=stream_bytes_max)
+        connection = Connection(url, name, options, BusStats())
+        connection.start()
+        bus = cls(connection, stream_plan(run, options.stream_bytes_max))
+        try:
+            await connection.call(bus._prepare(url, subjects.prefix if provision else None))
+        except BaseException:
+            await connection.stop()
+            raise
+        return bus
+
+    async def _prepare(self, url: str, prefix: str | None) -> None:
+        """Connect, check the broker and, given the run's `prefix`, its streams."""
+        patience_s = self._connection.options.patience_s
+        try:
+            await self._connection.connect(patience_s)
+        except TimeoutError:
+            raise BrokerUnavailable(
+                f"no broker answers at {url}",
+                got=f"{self._connection.last_error or 'silence'} for {patience_s:g} s",
+                todo="start one (`atoll up` brings its own) or correct the address",
+            ) from None
+        await check_broker(self._jetstream, url)
+        if prefix is not None:
+            await provision(self._jetstream, self._plans, prefix)
+
+    async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
+        """Store `payload` under `stem` in acknowledged pieces; see `Bus`."""
+        stream_of(self._plans, f"{stem}.0")
+        upload = Upload.of(payload)
+        await self._connection.call(blobs.write(self._bulk, stem, upload))
+        return upload.ref(stem)
+
+    async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
+        """Return the whole blob, checked; see `Bus`."""
+        return await whole(self, Download(ref, size_bytes_max))
+
+    async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
+        """Yield what is missing of a blob as it arrives; see `Bus`.
+
+        While the caller is busy with a page, as many others as ever are on their way.
+        """
+        stream = stream_of(self._plans, download.subject(0)).name
+        pages = iter(download.pages())
+        reading: set[asyncio.Future[Portion]] = set()
+
+        def ask() -> None:
+            for page in itertools.islice(pages, _READERS - len(reading)):
+                work = blobs.read_page(self._bulk, stream, download, page)
+                reading.add(asyncio.ensure_future(self._connection.call(work)))
+
+        try:
+            ask()
+            while reading:
+                done, reading = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+                ask()
+                for portion in [each.result() for each in done]:
+                    for number, piece in portion:
+                        download.take(number, piece)
+                    yield portion
+        finally:
+            for each in reading:
+                each.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+        download.verify()
+
+    async def purge(self, subject_filter: str) -> int:
+        """Delete what matches and return how many; see `Bus`."""
+        plan = stream_of(self._plans, subject_filter)
+        answer = await self._connection.call(
+            self._jetstream.ask(f"STREAM.PURGE.{plan.name}", {"filter": subject_filter})
+        )
+        return int(answer.get("purged", 0))
+
+    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+        """Write by compare-and-set and return the new revision; see `Bus`."""
+        check_size(subject, data)
+        plan = stream_of(self._plans, subject)
+        return await self._connection.call(records.put(self._jetstream, plan.name, (subject, data), expected, info))
+
+    async def get_record(self, subject: str) -> Record | None:
+        """Return the leader's record; see `Bus`."""
+        plan = stream_of(self._plans, subject)
+        return await self._connection.call(records.get(self._jetstream, plan.name, subject))
+
+    async def get_records(self, subject_filter: str) -> list[Record]:
+        """Return all records that match, in subject order; see `Bus`."""
+        plan = stream_of(self._plans, subject_filter)
+        return await self._connection.call(records.get_all(self._jetstream, plan.name, subject_filter))
+
+    async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
+        """Store once under `msg_id`; see `Bus`."""
+        check_size(subject, data)
+        stream_of(self._plans, subject)
+        await self._connection.call(self._jetstream.store(subject, data, records.headers_of(msg_id, info)))
+
+    async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> QueueConsumer:
+        """Resume or create the durable consumer; see `Bus`."""
+        plan = stream_of(self._plans, subject_filter)
+        name = token(durable, "durable name")
+        consumer = await self._connection.call(
+            open_consumer(self._jetstream, plan.name, subject_filter, name, takeover=takeover)
+        )
+        self._consumers.append(consumer)
+        return consumer
+
+    async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
+        """Return stored messages in order; see `Bus`."""
+        plan = stream_of(self._plans, subject_filter)
+        found = await self._connection.call(
+            records.walk(self._jetstream, plan.name, subject_filter, after=after, limit=limit)
+        )
+        return [StoredEvent(message.sequence, message.subject, message.data) for message in found]
+
+    async def tell(self, subject: str, data: bytes) -> None:
+        """Send at most once; while the broker is away the at-most-once message is dropped and counted."""
+        check_size(subject, data)
+        await self._connection.call(self._tell(subject, data))
+
+    async def _tell(self, subject: str, data: bytes) -> None:
+        """Send if connected."""
+        try:
+            await self._connection.send(subject, data, timeout_s=0.0)
+        except Unanswered:
+            self.stats.core_messages_dropped += 1
+        else:
+            self.stats.messages_up += 1
+            self.stats.bytes_up += len(data)
+
+    async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
+        """Hear at-most-once messages from now on, across reconnects; see `Bus`."""
+        feed = BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
+        self._feeds[feed] = await self._connection.call(self._hear(subject_filter, feed))
+        return feed
+
+    async def _hear(self, subject_filter: str, feed: BufferedSubscription) -> int:
+        """Subscribe and let messages flow into `feed`."""
+
+        def on_message(message: Msg) -> None:
+            self.stats.messages_down += 1
+            self.stats.bytes_down += len(message.data)
+            feed.push(CoreMessage(message.subject, message.data, message.reply or None, message.headers or {}))
+
+        try:
+            return await self._connection.subscribe(subject_filter, on_message)
+        except Unanswered as reason:
+            raise BrokerUnavailable("cannot listen", got=reason, todo="check that the broker runs") from reason
+
+    def _count_drop(self) -> None:
+        """Count an at-most-once message that its reader was too slow for."""
+        self.stats.core_messages_dropped += 1
+
+    async def _hush(self, feed: BufferedSubscription) -> None:
+        """Let go of a feed's subscription."""
+        key = self._feeds.pop(feed, None)
+        if key is not None:
+            await self._connection.call(self._connection.unsubscribe(key))
+
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
+        """Send and return the first answer, or None; see `Bus`."""
+        check_size(subject, data)
+        try:
+            answer = await self._connection.call(self._connection.request(subject, data, timeout_s=timeout_s))
+        except Unanswered:
+            return None
+        self.stats.messages_down += 1
+        return bytes(answer.data)
+
+    async def close(self) -> None:
+        """Give back unsettled deliveries, end the feeds and let go of the broker; harmless when repeated."""
+        for consumer in self._consumers:
+            with contextlib.suppress(BrokerUnavailable):
+                await consumer.close()
+        for feed in list(self._feeds):
+            feed.end()
+        await self._connection.stop()

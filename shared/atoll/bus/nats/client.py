@@ -1,0 +1,172 @@
+"""nats-py's client over a transport of our own: everything it does well it goes on doing.
+
+Connecting, authentication, TLS, the pool of servers, reconnecting, subscriptions, requests and their inboxes are nats-py's.
+What is replaced:
+
+* **the parser**, because our transport delivers frames: messages go straight to nats-py's dispatch, every other line to
+  nats-py's own parser;
+* **publishing**: header, payload and line end go to the transport as three pieces, after it has room. A large payload is
+  published when the kernel has all of it: from then on nobody reads the buffer, and the time-out of a request that
+  carried it begins then;
+* **what is queued when a connection is lost** is dropped. Whoever sent it has been told, and sends it again if it matters.
+
+`ws://` and `wss://` keep nats-py's transport and its ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+from nats import errors
+from nats.aio.client import Client, Srv
+from nats.protocol.parser import Parser
+
+from atoll.bus.nats.framing import Frame, Message
+from atoll.wire.traffic import BusStats
+from atoll.bus.nats.transport import SocketTransport
+
+LARGE_BYTES = 64 << 10
+"""From here on `publish` returns when the kernel has the payload; below, when it is queued (and copied)."""
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_NEWLINE = re.compile(r"[\r\n]")
+
+
+class FrameParser(Parser):
+    """Takes what `SocketTransport.read` returns."""
+
+    def __init__(self, client: Client, *, keeps_buffers: bool) -> None:
+        """Dispatch to `client`; large payloads as they are, or as `bytes`."""
+        super().__init__(client)
+        self._keeps_buffers = keeps_buffers
+
+    async def parse(self, data: bytes | list[Frame] = b"") -> None:
+        """Dispatch frames in order, or bytes as nats-py does."""
+        if isinstance(data, bytes):
+            await super().parse(data)
+            return
+        for frame in data:
+            if isinstance(frame, Message):
+                payload: Any = frame.payload if self._keeps_buffers else bytes(frame.payload)
+                # nats-py reads only the length of what it dispatches, and an empty header is none.
+                await self.nc._process_msg(frame.sid, frame.subject, frame.reply, payload, frame.header)  # noqa: SLF001
+            elif isinstance(frame, bytes):
+                await super().parse(frame)
+                if self.buf:
+                    self.reset()
+                    raise errors.ProtocolError("nats: unknown protocol")
+            else:
+                raise frame
+
+
+class WireClient(Client):
+    """A client whose bytes are counted in `stats`; with `keeps_buffers`, large payloads arrive as `bytearray`.
+
+    Its sockets ask the kernel for `congestion`, if that is not empty.
+    """
+
+    def __init__(self, stats: BusStats, *, keeps_buffers: bool = False, congestion: str = "") -> None:
+        """Prepare; `connect` connects."""
+        super().__init__()
+        self._stats = stats
+        self._congestion = congestion
+        self._ps = FrameParser(self, keeps_buffers=keeps_buffers)
+
+    @property
+    def wire(self) -> SocketTransport | None:
+        """Return our transport; None before the first connection and with nats-py's own."""
+        return self._transport if isinstance(self._transport, SocketTransport) else None
+
+    @property
+    def sent(self) -> int:
+        """Return how many bytes the kernel has taken on the present connection."""
+        return self.wire.sent if self.wire is not None else 0
+
+    @property
+    def queued(self) -> int:
+        """Return how many bytes it has not taken yet."""
+        return self.wire.queued if self.wire is not None else 0
+
+    @property
+    def received(self) -> int:
+        """Return how many bytes have come in on the present connection."""
+        return self.wire.received if self.wire is not None else 0
+
+    def abort(self) -> None:
+        """Drop the socket without waiting for what is still to be written; a polite close would wait for ever."""
+        if self.wire is not None:
+            self.wire.abort()
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        """Use a fresh transport of ours for every attempt."""
+        if s.uri.scheme not in ("ws", "wss"):
+            self.abort()
+            self._transport = SocketTransport(self._stats, self._congestion)
+        await super()._connect_to_server(s)
+
+    async def _attempt_reconnect(self) -> None:
+        """Forget what was queued for the lost connection; subscriptions are sent anew from their list."""
+        self._pending, self._pending_data_size = [], 0
+        self.abort()
+        await super()._attempt_reconnect()
+
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        """Send what is pending first: nats-py's ping overtakes it, and its pong says nothing of it then."""
+        if self.wire is not None:
+            self._hand_over(self.wire)
+        await super()._send_ping(future)
+
+    def _hand_over(self, wire: SocketTransport) -> None:
+        """Queue what nats-py has kept for its flusher."""
+        pending, self._pending, self._pending_data_size = self._pending, [], 0
+        wire.writelines(pending)
+
+    async def _send_publish(
+        self,
+        subject: str,
+        reply: str,
+        payload: Any,  # noqa: ANN401  # any buffer of bytes
+        payload_size: int,
+        headers: dict[str, Any] | None,
+    ) -> None:
+        """Queue the three pieces behind what is pending, and stay with a large payload until it is gone."""
+        wire = self.wire
+        if wire is None:
+            await super()._send_publish(subject, reply, bytes(payload), payload_size, headers)
+            return
+        if not subject:
+            raise errors.BadSubjectError
+        if not self.is_connected:
+            raise errors.ConnectionReconnectingError
+        if headers is None:
+            head = f"PUB {subject} {reply} {payload_size}\r\n".encode()
+        else:
+            block = header_block(headers)
+            head = f"HPUB {subject} {reply} {len(block)} {len(block) + payload_size}\r\n".encode() + block
+        large = payload_size >= LARGE_BYTES
+        await wire.room()
+        if wire is not self._transport or not self.is_connected:
+            raise errors.ConnectionReconnectingError
+        self._hand_over(wire)
+        wire.writelines([head, payload if large else bytes(payload), b"\r\n"])
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += payload_size
+        if large:
+            try:
+                await wire.gone(wire.accepted)
+            except asyncio.CancelledError:
+                wire.own(payload)
+                raise
+
+
+def header_block(headers: dict[str, Any]) -> bytes:
+    """Return the header block of a message; `BadHeaderError` for a name that is no token."""
+    lines = ["NATS/1.0"]
+    for key, value in headers.items():
+        name = key.strip()
+        if name and not _TOKEN.fullmatch(name):
+            raise errors.BadHeaderError(name)
+        if name:
+            lines.append(f"{name}: {_NEWLINE.sub(' ', value.strip())}")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()

@@ -1,0 +1,365 @@
+"""One connection to a broker that stays: a client, a supervisor and a watchdog, in the loop of a thread of its own.
+
+nats-py runs here and nowhere else, over a transport of ours (`client`, `transport`). What the rest of the adapter sees:
+
+* `call` carries a coroutine from any loop into this one and its result back;
+* `request` fails at once with `Unanswered` when the connection is lost, instead of waiting for its time-out;
+* `subscribe` registers interest that survives reconnects and rebuilt connections;
+* `branch` is another connection in the same loop, for bulk, so that nothing small waits behind megabytes.
+
+Three things end a connection, and each has its remedy. A lost socket: nats-py reconnects for ever. A protocol error
+(an oversized message, say) closes nats-py for good: the *supervisor* builds a new client and subscribes again. A peer
+that holds the socket open but answers nothing, or a client whose read loop has died: the *watchdog* notices that its
+echo does not come back and aborts the socket. The echo is a message to ourselves and not a PING, because a PONG that
+arrives after its time-out kills the read loop of nats-py 2.16.
+
+A request's time-out counts from the moment when its last byte is with the kernel. On a branch everything queues behind
+megabytes, in buffers that nobody sees, echoes and answers too; there a time-out counts from the last *movement* (bytes
+that went or came, answers to others), for what is sent again only lengthens the queue. An echo is late only if meanwhile
+nothing came in and nothing was sent of a queue that still stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from atoll.base import logs
+from atoll.bus.nats.client import WireClient
+from atoll.wire.limits import Buffer
+from atoll.wire.traffic import BusStats
+from atoll.bus.options import BusOptions
+from atoll.bus.nats.network_thread import CLOSE_S, NetworkThread
+from atoll.base.waiting import Unanswered, bounded
+
+T = TypeVar("T")
+OnMessage = Callable[[Msg], None]
+_log = logs.get(__name__)
+_PENDING_BYTES = 8 << 20
+_ECHO_FAILURES_MAX = 3
+_MOVED = (1 << 10, 1 << 10, 1)
+_PINGS_MAX, _BRANCH_PINGS_MAX = 2, 1 << 20
+
+
+class Connection:
+    """A supervised nats-py client in a thread of its own. Public coroutines but `call` and `stop` run in its loop."""
+
+    def __init__(
+        self, url: str, name: str, options: BusOptions, stats: BusStats, *, trunk: Connection | None = None
+    ) -> None:
+        """Prepare; `start` makes the thread, `connect` the connection. One with a `trunk` shares its thread."""
+        self.url = url
+        self.options = options
+        self.stats = stats
+        self._thread: NetworkThread = NetworkThread(f"bus-{name}") if trunk is None else trunk._thread  # noqa: SLF001
+        self.loop = self._thread.loop
+        self._name = name
+        self._is_branch = trunk is not None
+        self._branches: list[Connection] = []
+        self._client: WireClient | None = None
+        self._up = asyncio.Event()
+        self._broken = asyncio.Event()
+        self._lost: asyncio.Future[None] = self.loop.create_future()
+        self._subscriptions: dict[int, tuple[str, OnMessage, Subscription | None]] = {}
+        self._next_key = 0
+        self._echoes: dict[bytes, asyncio.Future[None]] = {}
+        self._echo_subject = ""
+        self._chores: list[asyncio.Task[None]] = []
+        self._was_up = False
+        self._answers = 0
+        self._last_error = ""
+
+    # -- from any loop ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the connection's loop and return its result to the caller's."""
+        return await self._thread.call(work)
+
+    async def stop(self) -> None:
+        """Close the connection and its branches, end the thread and free the loop; harmless when repeated."""
+        await self._thread.stop(self._shut_down())
+
+    # -- in the connection's loop -------------------------------------------------------------------------------------
+
+    @property
+    def max_payload(self) -> int:
+        """Return what the broker accepts in one message, headers included, in bytes."""
+        return self._client.max_payload if self._client else 0
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Return the broker's version, major and minor."""
+        version = self._client.connected_server_version if self._client else None
+        return (version.major, version.minor) if version else (0, 0)
+
+    @property
+    def lost(self) -> asyncio.Future[None]:
+        """Return a future that is done once the present connection is lost."""
+        return self._lost
+
+    @property
+    def last_error(self) -> str:
+        """Return the last thing nats-py complained about."""
+        return self._last_error
+
+    async def connect(self, patience_s: float) -> None:
+        """Connect for the first time; `TimeoutError` after `patience_s`."""
+        await bounded(self._build(), patience_s)
+        self._was_up = True
+        self._chores = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
+
+    def branch(self) -> Connection:
+        """Return another connection to the same broker in the same loop, which connects by itself and stays."""
+        name = f"{self._name}-bulk-{len(self._branches)}"
+        branch = Connection(self.url, name, self.options, self.stats, trunk=self)
+        self._branches.append(branch)
+        branch._broken.set()  # the supervisor builds what is broken
+        branch._chores = [asyncio.create_task(branch._supervise()), asyncio.create_task(branch._watch())]
+        return branch
+
+    def movement(self) -> Callable[[], bool]:
+        """Return a function that says whether anything but an echo went or came since it was asked last."""
+        before = self._moved()
+
+        def moves() -> bool:
+            nonlocal before
+            last, before = before, self._moved()
+            return any(abs(now - then) >= least for now, then, least in zip(before, last, _MOVED, strict=True))
+
+        return moves
+
+    def _moved(self) -> tuple[int, int, int]:
+        """Return bytes sent and received on the present socket, and answers."""
+        client = self._client
+        return (client.sent, client.received, self._answers) if client is not None else (0, 0, 0)
+
+    async def ready(self, timeout_s: float) -> WireClient:
+        """Return the client once it is connected; raise `Unanswered` after `timeout_s`."""
+        if not self._up.is_set():
+            try:
+                await bounded(self._up.wait(), max(0.0, timeout_s))
+            except TimeoutError:
+                raise Unanswered(f"not connected: {self._last_error}") from None
+        if self._client is None:
+            raise Unanswered("not connected")
+        return self._client
+
+    async def request(
+        self, subject: str, payload: Buffer = b"", headers: dict[str, str] | None = None, timeout_s: float | None = None
+    ) -> Msg:
+        """Return the first answer, or raise `Unanswered` at the time-out or when the connection is lost.
+
+        Without a time-out of its own a request may take as long to be sent as the link needs, and has `try_s` then.
+        """
+        moves = self.movement() if timeout_s is None else None
+        timeout_s = self.options.try_s if timeout_s is None else timeout_s
+        client = await self.ready(timeout_s)
+        wait_s = self.options.total_s if self._is_branch else timeout_s
+        try:
+            # Any buffer of bytes will do: it is handed to the socket as it is.
+            asked = client.request(subject, payload, timeout=wait_s, headers=headers)  # type: ignore[arg-type]
+            answer = await bounded(asked, timeout_s + 0.05, self._lost, moves=moves)
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            raise Unanswered(f"{type(error).__name__} on {subject}") from error
+        self._answers += 1
+        return answer
+
+    async def send(self, subject: str, payload: Buffer, reply: str = "", *, timeout_s: float | None = None) -> None:
+        """Send at most once; raise `Unanswered` when not connected within `timeout_s` or stalled for `try_s`."""
+        client = await self.ready(self.options.try_s if timeout_s is None else timeout_s)
+        try:
+            sent = client.publish(subject, payload, reply=reply)  # type: ignore[arg-type]
+            await bounded(sent, self.options.try_s, self._lost, moves=self.movement() if self._is_branch else None)
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            raise Unanswered(f"{type(error).__name__} on {subject}") from error
+
+    async def subscribe(self, subject: str, on_message: OnMessage, *, confirm: bool = True) -> int:
+        """Hear `subject` until `unsubscribe`; with `confirm`, return once the broker has registered it."""
+        client = await self.ready(self.options.try_s)
+        self._next_key += 1
+        key = self._next_key
+        self._subscriptions[key] = (subject, on_message, None)
+        await self._hear(client, key)
+        if confirm:
+            await self.echo(self.options.try_s)
+        return key
+
+    async def unsubscribe(self, key: int) -> None:
+        """Forget a subscription."""
+        _, _, subscription = self._subscriptions.pop(key, ("", None, None))
+        if subscription is not None:
+            with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+                await bounded(subscription.unsubscribe(), CLOSE_S)
+
+    def inbox(self) -> str:
+        """Return a subject that only we hear."""
+        return f"_INBOX.{secrets.token_hex(11)}"
+
+    async def echo(self, timeout_s: float) -> None:
+        """Return once a message has gone to the broker and back; everything sent before has then been read by it."""
+        token = secrets.token_hex(8).encode()
+        back: asyncio.Future[None] = self.loop.create_future()
+        self._echoes[token] = back
+        try:
+            await self.send(self._echo_subject, token, timeout_s=timeout_s)
+            await bounded(back, timeout_s, self._lost)
+        except TimeoutError:
+            raise Unanswered("no echo") from None
+        finally:
+            self._echoes.pop(token, None)
+
+    def _on_echo(self, message: Msg) -> None:
+        """Settle the echo that came back."""
+        back = self._echoes.get(message.data)
+        if back is not None and not back.done():
+            back.set_result(None)
+
+    async def _hear(self, client: WireClient, key: int) -> None:
+        """Subscribe `client` to a registered subject."""
+        subject, on_message, _ = self._subscriptions[key]
+
+        async def deliver(message: Msg) -> None:
+            on_message(message)
+
+        self._subscriptions[key] = (subject, on_message, await client.subscribe(subject, cb=deliver))
+
+    async def _build(self) -> None:
+        """Connect a fresh client, subscribe it to all that is registered, and declare it up."""
+        congestion = self.options.bulk_congestion if self._is_branch else ""
+        client = WireClient(self.stats, keeps_buffers=self._is_branch, congestion=congestion)
+        self._client = client
+        options: dict[str, Any] = {
+            "name": self._name,
+            "connect_timeout": self.options.connect_s,
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": self.options.reconnect_s,
+            "ping_interval": 10,
+            "max_outstanding_pings": _BRANCH_PINGS_MAX if self._is_branch else _PINGS_MAX,
+            "pending_size": _PENDING_BYTES,
+            "flush_timeout": 30,
+        }
+        await client.connect(self.url, **options, **self._callbacks(client))
+        if not self._echo_subject:
+            self._echo_subject = self.inbox()
+            self._subscriptions[0] = (self._echo_subject, self._on_echo, None)
+        for key in list(self._subscriptions):
+            await self._hear(client, key)
+        self._last_error = ""
+        self._up.set()
+
+    def _callbacks(self, client: WireClient) -> dict[str, Any]:
+        """Return what nats-py is to call; a client that has been replaced is no longer believed."""
+
+        async def on_error(error: Exception) -> None:
+            self._note(error)
+            if client.is_connecting or client.is_reconnecting:
+                # nats-py forgets the socket of an attempt that failed; without this it stays open until collected.
+                client.abort()
+
+        async def on_disconnected() -> None:
+            if client is self._client and not self._thread.stopped:
+                self._mark_down()
+
+        async def on_reconnected() -> None:
+            if client is self._client:
+                self._mark_up()
+
+        async def on_closed() -> None:
+            if client is self._client and not self._thread.stopped:
+                self._broken.set()
+
+        return {
+            "error_cb": on_error,
+            "disconnected_cb": on_disconnected,
+            "reconnected_cb": on_reconnected,
+            "closed_cb": on_closed,
+        }
+
+    def _note(self, error: Exception) -> None:
+        """Log what nats-py complains about, once per change."""
+        text = f"{type(error).__name__}: {error}".strip()
+        if text != self._last_error:
+            self._last_error = text
+            _log.warning("bus.error", bus=self._name, error=text)
+
+    def _mark_down(self) -> None:
+        """Fail everything that waits on the lost connection."""
+        if self._up.is_set():
+            _log.warning("bus.disconnected", bus=self._name, error=self._last_error)
+        self._up.clear()
+        if not self._lost.done():
+            self._lost.set_result(None)
+        self._lost = self.loop.create_future()
+
+    def _mark_up(self) -> None:
+        """Let requests go again."""
+        self._last_error = ""
+        self._up.set()
+        first, self._was_up = not self._was_up, True
+        if first:
+            return
+        self.stats.reconnects += 1
+        _log.info("bus.reconnected", bus=self._name, reconnects=self.stats.reconnects)
+
+    async def _supervise(self) -> None:
+        """Replace the client whenever nats-py has closed it for good."""
+        while True:
+            await self._broken.wait()
+            self._broken.clear()
+            self._mark_down()
+            try:
+                await self._build()
+            except Exception as error:  # noqa: BLE001  # whatever it is, the only remedy is another client
+                self._note(error)
+                if self._client is not None:
+                    self._client.abort()
+                await asyncio.sleep(self.options.reconnect_s)
+                self._broken.set()
+            else:
+                self._mark_up()
+
+    async def _watch(self) -> None:
+        """Abort the socket after three echoes in a row that did not come back."""
+        failures = 0
+        while True:
+            await asyncio.sleep(self.options.watch_s)
+            if not self._up.is_set():
+                failures = 0
+                continue
+            before = self._moved()
+            try:
+                await bounded(self.echo(self.options.echo_s), 2 * self.options.echo_s)
+                failures = 0
+            except (Unanswered, TimeoutError, nats.errors.Error):
+                failures = 0 if self._is_branch and self._is_busy(before) else failures + 1
+            if failures >= _ECHO_FAILURES_MAX and self._client is not None:
+                failures = 0
+                _log.warning("bus.watchdog", bus=self._name)
+                self._client.abort()
+                await self._client.force_reconnect()
+
+    def _is_busy(self, before: tuple[int, int, int]) -> bool:
+        """Return whether anything came in since `before`, or a queue that still stands was worked on."""
+        sent, received, answers = self._moved()
+        came = received - before[1] >= _MOVED[1] or answers != before[2]
+        return came or (sent != before[0] and self._client is not None and self._client.queued > 0)
+
+    async def _shut_down(self) -> None:
+        """Close the clients."""
+        for each in (self, *self._branches):
+            client = each._client  # noqa: SLF001  # our own kind
+            if client is not None:
+                with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
+                    await bounded(client.close(), CLOSE_S)
+                client.abort()

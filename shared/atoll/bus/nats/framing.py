@@ -1,0 +1,179 @@
+"""Bytes from a broker become control lines and messages: no socket, no loop, and no copy of what is large.
+
+NATS speaks in lines. `MSG subject sid [reply] size` and `HMSG subject sid [reply] header-size size` are followed by so
+many bytes and a line end; every other line stands alone. Whoever reads asks for room and says how much of it was filled:
+
+    LINE --(MSG, HMSG)--> HEADER --> PAYLOAD --> END --> LINE
+
+Lines and small parts are cut from one buffer that is used over and over. A part that is larger than `SMALL_BYTES` and not
+there yet gets a buffer of its own, and the room handed out next *is* that buffer: the kernel writes the payload where it
+stays. What does not follow the grammar becomes a frame too, an error, and nothing after it is believed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from nats.errors import ProtocolError
+
+from atoll.bus.nats.buffers import room
+
+ROOM_BYTES = 32 << 10
+"""The buffer for lines and small parts, and so the longest line."""
+SMALL_BYTES = 8 << 10
+MESSAGE_BYTES_MAX = 64 << 20
+"""More than any broker of ours lets through, headers included; a line that announces more is not believed."""
+_END = b"\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message for subscription `sid`; a large payload is a buffer that nobody else has."""
+
+    sid: int
+    subject: bytes
+    reply: bytes
+    header: bytes
+    payload: bytes | bytearray | memoryview
+
+
+Frame = bytes | Message | ProtocolError
+"""A line with its end, a message, or what was wrong."""
+
+
+class _Stage(enum.Enum):
+    LINE = enum.auto()
+    HEADER = enum.auto()
+    PAYLOAD = enum.auto()
+    END = enum.auto()
+    DEAF = enum.auto()
+
+
+class Framer:
+    """Cuts what one connection sends. Fill what `room` returns, say how much to `filled`, take from `take`."""
+
+    def __init__(self) -> None:
+        """Expect a line."""
+        self.waiting_bytes = 0
+        self._frames: list[Frame] = []
+        self._buffer = bytearray(ROOM_BYTES)
+        self._view = memoryview(self._buffer)
+        self._begin = self._end = 0
+        self._stage = _Stage.LINE
+        self._head: list[bytes] = []
+        self._sizes = (0, 0)
+        self._parts: list[bytes | bytearray | memoryview] = []
+        self._large: bytearray | memoryview | None = None
+        self._got = 0
+
+    @property
+    def has_frames(self) -> bool:
+        """Return whether there is anything to take."""
+        return bool(self._frames)
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go; never empty."""
+        if self._large is not None:
+            return memoryview(self._large)[self._got :]
+        if self._begin:
+            left = self._end - self._begin
+            self._view[:left] = bytes(self._view[self._begin : self._end])
+            self._begin, self._end = 0, left
+        return self._view[self._end :]
+
+    def filled(self, count: int) -> None:
+        """Cut what is whole now that `count` more bytes are there."""
+        if self._large is None:
+            self._end += count
+        else:
+            self._got += count
+            if self._got < len(self._large):
+                return
+            part, self._large = self._large, None
+            self._took(part)
+        while self._step():
+            pass
+        if self._stage is _Stage.LINE and self._end - self._begin == ROOM_BYTES:
+            self._refuse("a line that does not end")
+        if self._stage is _Stage.DEAF:
+            self._begin = self._end = 0
+
+    def take(self) -> list[Frame]:
+        """Return the frames that are whole, in order, and forget them."""
+        frames, self._frames, self.waiting_bytes = self._frames, [], 0
+        return frames
+
+    def take_line(self) -> bytes | None:
+        """Return the next frame, which must be a line, or None without one; raise `ProtocolError`."""
+        if not self._frames:
+            return None
+        frame = self._frames.pop(0)
+        if isinstance(frame, bytes):
+            self.waiting_bytes -= len(frame)
+            return frame
+        raise frame if isinstance(frame, ProtocolError) else ProtocolError("nats: a message before the greeting")
+
+    def _step(self) -> bool:
+        """Cut one more part; False when its bytes are not all there."""
+        if self._stage is _Stage.LINE:
+            stop = self._buffer.find(_END, self._begin, self._end)
+            return stop >= 0 and self._line(self._cut(stop + len(_END) - self._begin))
+        if self._stage is _Stage.DEAF:
+            return False
+        size = self._sizes[0] if self._stage is _Stage.HEADER else self._sizes[1]
+        if self._stage is _Stage.END:
+            size = len(_END)
+        have = self._end - self._begin
+        if size <= have:
+            self._took(self._cut(size))
+            return True
+        if size > SMALL_BYTES:
+            self._large = room(size)
+            self._large[:have] = self._cut(have)
+            self._got = have
+        return False
+
+    def _cut(self, size: int) -> bytes:
+        """Return the next bytes of the buffer."""
+        begin, self._begin = self._begin, self._begin + size
+        return bytes(self._view[begin : self._begin])
+
+    def _line(self, line: bytes) -> bool:
+        """Keep a line, or begin the message that it announces."""
+        if not line.startswith((b"MSG ", b"HMSG ", b"MSG\t", b"HMSG\t")):
+            self._frames.append(line)
+            self.waiting_bytes += len(line)
+            return True
+        verb, *words = line.split()
+        numbers = 1 if verb == b"MSG" else 2
+        head, sizes = words[:-numbers], words[-numbers:]
+        if len(head) not in (2, 3) or not all(word.isdigit() for word in (head[1], *sizes)):
+            return self._refuse(f"{line[:80]!r}")
+        header, total = (0, int(sizes[0])) if numbers == 1 else (int(sizes[0]), int(sizes[1]))
+        if not header <= total <= MESSAGE_BYTES_MAX:
+            return self._refuse(f"{line[:80]!r}")
+        self._head, self._sizes, self._parts = head, (header, total - header), []
+        self._stage = _Stage.HEADER
+        return True
+
+    def _took(self, part: bytes | bytearray | memoryview) -> None:
+        """Go on to the next part; after the last, the message is whole."""
+        if self._stage is not _Stage.END:
+            self._parts.append(part)
+            self._stage = _Stage.PAYLOAD if self._stage is _Stage.HEADER else _Stage.END
+            return
+        if part != _END:
+            self._refuse("a message that does not end where it said")
+            return
+        header, payload = self._parts
+        subject, sid, *reply = self._head
+        self._frames.append(Message(int(sid), subject, reply[0] if reply else b"", bytes(header), payload))
+        self.waiting_bytes += len(header) + len(payload)
+        self._stage, self._parts = _Stage.LINE, []
+
+    def _refuse(self, what: str) -> bool:
+        """Believe nothing from here on."""
+        self._frames.append(ProtocolError(f"nats: {what}"))
+        self._stage, self._parts = _Stage.DEAF, []
+        return False

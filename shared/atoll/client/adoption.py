@@ -1,0 +1,95 @@
+r"""Taking a global fragment over at a step boundary, for arrays of any JAX loop.
+
+Let theta be the learner's values of the fragment, Theta the global ones and theta_s the snapshot that was pushed last:
+
+.. math::
+
+    overwrite: \theta \leftarrow \Theta \qquad
+    blend: \theta \leftarrow \alpha\theta + (1-\alpha)\Theta \qquad
+    carry: \theta \leftarrow \Theta + (\theta - \theta_s)
+
+Overwrite is the paper's rule, blend is Streaming DiLoCo's, carry keeps what was learnt while the round was on its way.
+Inner-optimizer moments stay. Arrays are replaced, never written to, and always copied from host memory: JAX may alias
+an aligned NumPy buffer, and a frame must not change under a running step. A frame that lies on the leaves' device already
+is adopted there (`atoll.client.device_encoding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.model.pytrees import gather, scatter
+from atoll.client.driver import AdoptableFragment
+from atoll.codec.kernels import Vector
+from atoll.client.device_encoding import taken
+from atoll.base import scratch_arrays
+from atoll.model.layout import Layout
+from atoll.protocol.settings import ProtocolSettings
+
+
+def adopt(layout: Layout, settings: ProtocolSettings, leaves: Mapping[str, Any], ready: list[AdoptableFragment]) -> dict[str, Any]:
+    """Return `leaves` (name -> array) with every ready fragment adopted; untouched arrays are passed through."""
+    adopted = dict(leaves)
+    for item in ready:
+        slices, placed = layout.slices(item.frame.fragment), item.frame.placed
+        on_device = None if placed is None else taken(slices, settings, adopted, placed)
+        if on_device is not None:
+            adopted |= on_device
+            continue
+        values = adopted_values(layout, settings, adopted, item)
+        for name, pieces in scatter(layout, item.frame.fragment, values, adopted).items():
+            adopted[name] = _with_rows(adopted[name], pieces)
+            scratch_arrays.release_pages(*(rows for _, _, rows in pieces))
+    return adopted
+
+
+def adopted_values(layout: Layout, settings: ProtocolSettings, leaves: Mapping[str, Any], item: AdoptableFragment) -> Vector:
+    """Return the values, flat float32, that the learner continues from."""
+    if settings.adoption == "overwrite":
+        return item.frame.values
+    own = gather(layout, leaves, item.frame.fragment)
+    if settings.adoption == "blend":
+        alpha = np.float32(settings.blend_alpha)
+        return alpha * own + (np.float32(1.0) - alpha) * item.frame.values
+    return item.frame.values + (own - item.carry_from)
+
+
+def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> Any:  # noqa: ANN401  (any array)
+    """Return a new array like `leaf` with the given rows replaced, where `leaf` lies.
+
+    On the CPU the array is put together in host memory: a copy, and nothing to compile. On an accelerator only the new
+    rows cross over; the update is one program per pair of shapes, whatever the row. An array that was not committed to
+    a device stays so: the two kinds are different arguments to a jitted step, which would be compiled again.
+    """
+    import jax  # noqa: PLC0415  (the kernel loads JAX only where arrays are JAX arrays)
+    import jax.numpy as jnp  # noqa: PLC0415
+
+    if not isinstance(leaf, jax.Array):
+        return _in_host_memory(leaf, pieces)
+    if all(device.platform == "cpu" for device in leaf.devices()):
+        if leaf.committed:  # `device_put` takes aligned memory as it is, whatever it is asked
+            return jax.device_put(_in_host_memory(leaf, pieces), leaf.sharding)
+        return jnp.array(pieces[0][2] if _whole(leaf, pieces) else _in_host_memory(leaf, pieces), copy=True)
+    from atoll.codec.kernels import jitted  # noqa: PLC0415
+
+    for start, _, rows in pieces:
+        leaf = jitted.overwritten(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
+    return leaf
+
+
+def _in_host_memory(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> npt.NDArray[Any]:  # noqa: ANN401
+    if _whole(leaf, pieces):
+        return pieces[0][2].copy()
+    array = np.array(leaf)
+    for start, stop, rows in pieces:
+        array[... if array.ndim == 0 else slice(start, stop)] = rows
+    return array
+
+
+def _whole(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> bool:  # noqa: ANN401
+    """Return whether the first piece is all that there is of `leaf`."""
+    return bool(pieces[0][2].shape == leaf.shape)

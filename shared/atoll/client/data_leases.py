@@ -1,0 +1,180 @@
+"""Which data a learner may read: its side of the ledger of leases, one record written by compare-and-set.
+
+`atoll.protocol.data` decides; this reads and writes. Whoever touches the ledger first buries the dead: holders whose
+member record says that they left, at once; holders whose renewals stand still (`LeaseWatch`), when that has lasted. What
+a former life of the same learner still holds is settled by its new life: taken over from a checkpoint (`resume`), or
+returned. A learner renews while it holds anything, in the background, and each renewal says how far it has
+read. What it finds it has lost is in `lost`: others may be reading it, so it should not be read on.
+
+Contention is a small record per learner and renewal, and one more per `data.lease_blocks` blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from atoll.bus.interface import Bus
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import Clock
+from atoll.base.errors import AtollError, BusError, PeerMisbehaved, RecordConflict
+from atoll.base.logs import get
+from atoll.protocol.data import (
+    RENEWALS_PER_LEASE,
+    DataGrant,
+    DataLedger,
+    Key,
+    LeaseWatch,
+    Progress,
+    bury,
+    give_back,
+    held,
+    inherit,
+    renew,
+    take,
+)
+from atoll.wire.messages import Member, decode, encode
+
+log = get(__name__)
+
+CAS_ATTEMPTS = 64
+
+
+class DataLeases:
+    """One incarnation's hold on the data ledger of a run with `blocks` blocks.
+
+    `progress` is set by whoever reads, from any thread: how far each unit is read. `mine` are the units that we hold,
+    `lost` those that we held and that are no longer ours.
+    """
+
+    def __init__(
+        self, bus: Bus, subjects: Subjects, member: Member, blocks: int, *, lease_s: float, clock: Clock
+    ) -> None:
+        """Hold nothing yet."""
+        self._bus = bus
+        self._subjects = subjects
+        self._member = member
+        self._blocks = blocks
+        self._lease_s = lease_s
+        self._clock = clock
+        self._watch = LeaseWatch(lease_s)
+        self._settled = False
+        self._leaving = False
+        self.mine: frozenset[Key] = frozenset()
+        self.progress: Progress = {}
+        self.lost: frozenset[Key] = frozenset()
+
+    async def take(self, blocks: int) -> DataGrant:
+        """Lease up to `blocks` further positions.
+
+        A unit that the ledger grants us and that the reader does not know goes first, whatever its size: the answer to an
+        earlier write was lost, and renewals would keep for ever what nobody reads. So at most one call may be under way,
+        and `progress` has to hold every unit that an earlier one returned.
+
+        Raises:
+            BusError: the ledger is too contended; or as every call of the bus.
+        """
+        granted: list[DataGrant] = []
+
+        def change(ledger: DataLedger, progress: Progress) -> DataLedger:
+            if not self._settled:
+                ledger = inherit(ledger, *self._holder, {})
+            ledger = renew(ledger, *self._holder, progress)
+            unread = [grant for grant in held(ledger, *self._holder) if grant.key not in progress]
+            if unread:
+                granted[:] = unread[:1]
+                return ledger
+            ledger, grant = take(ledger, *self._holder, blocks)
+            granted[:] = [grant]
+            return ledger
+
+        await self._change(change)
+        return granted[0]
+
+    async def resume(self, cursor: Progress) -> tuple[DataGrant, ...]:
+        """Take over what former lives of this learner still hold, as a checkpoint's `cursor` says, and return it."""
+        ledger = await self._change(lambda ledger, _: inherit(ledger, *self._holder, cursor))
+        return held(ledger, *self._holder)
+
+    async def renew(self) -> None:
+        """Give a sign of life, say how far reading has come, and learn what is still ours."""
+        if self.mine:
+            await self._change(lambda ledger, progress: renew(ledger, *self._holder, progress))
+
+    async def renew_for_ever(self) -> None:
+        """Renew three times per lease; a broker that is away is tried again at the next turn."""
+        while True:
+            await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)
+            try:
+                await self.renew()
+            except AtollError as error:
+                log.warning("data.renewal_failed", reason=str(error))
+
+    async def give_back(self) -> None:
+        """Return what this incarnation has not read."""
+        self._leaving = True
+        await self._change(lambda ledger, progress: give_back(ledger, *self._holder, progress))
+
+    @property
+    def _holder(self) -> tuple[str, int]:
+        return self._member.learner, self._member.incarnation
+
+    async def _change(self, change: Callable[[DataLedger, Progress], DataLedger]) -> DataLedger:
+        """Write what `change` makes of the ledger, the dead buried first, and return it."""
+        for _ in range(CAS_ATTEMPTS):
+            revision, before = await self._read()
+            progress = self.progress
+            ledger = change(bury(before, await self._dead(before)), progress)
+            if await self._write(ledger, revision):
+                self._settled = True
+                self._learn(ledger, progress)
+                return ledger
+        raise BusError(
+            "the data ledger is too contended", got=f"{CAS_ATTEMPTS} attempts", todo="raise data.lease_blocks"
+        )
+
+    def _learn(self, ledger: DataLedger, progress: Progress) -> None:
+        """Note what is ours now; what was ours, is not read to its end and is gone, is lost."""
+        now = frozenset(grant.key for grant in held(ledger, *self._holder))
+        whole = {key for key, (read, of) in progress.items() if of and read == of}
+        gone = frozenset() if self._leaving else self.mine - now - whole
+        if gone:
+            log.warning("data.lease_lost", units=sorted(gone))
+        self.mine = now
+        self.lost = (self.lost | gone) - now
+
+    async def _read(self) -> tuple[int, DataLedger]:
+        record = await self._bus.get_record(self._subjects.data)
+        if record is None:
+            return 0, DataLedger(blocks=self._blocks)
+        return record.revision, decode(DataLedger, record.data)
+
+    async def _write(self, ledger: DataLedger, revision: int) -> bool:
+        try:
+            await self._bus.put_record(self._subjects.data, encode(ledger), expected=revision)
+        except RecordConflict:
+            return False
+        return True
+
+    async def _dead(self, ledger: DataLedger) -> set[tuple[str, int]]:
+        """Return the holders that are dead, other learners' only."""
+        holders = {grant.holder for grant in ledger.grants if grant.learner != self._member.learner}
+        still = self._watch.dead(ledger, self._clock.monotonic()) & holders
+        if not holders:
+            return set()
+        newest = {member.learner: member for member in await self._members()}
+        over = {
+            (learner, incarnation)
+            for learner, incarnation in holders
+            if (member := newest.get(learner)) is None or (member.left and member.incarnation >= incarnation)
+        }
+        return still | over
+
+    async def _members(self) -> list[Member]:
+        members = []
+        for record in await self._bus.get_records(self._subjects.member("*")):
+            try:
+                members.append(decode(Member, record.data))
+            except PeerMisbehaved as error:
+                log.warning("member.refused", subject=record.subject, reason=str(error))
+        return members

@@ -1,0 +1,233 @@
+"""Pseudo-gradients made where the parameters lie: only what is sent crosses from an accelerator to its host.
+
+    host     ── values of a new version, float32, once ──►  device: rows of the anchor ──► adopted: rows of the leaves
+             ◄── codes and scales ─────────────────────────  anchor - theta (+ what was kept), quantised
+
+Otherwise the parameters of a fragment cross as they are, 16 or 32 bits each, and the host subtracts and quantises. On the
+device one program does both (`atoll.codec.kernels.jitted`), compiled once per shape of a fragment, and with four bits an eighth
+of the bytes crosses, on a bus that the training step wants, too. Codes are those that the host would have made, to the
+bit. All of it is done by a worker thread: the training thread hands over references, as ever, and adopts rows that lie
+on its device already.
+
+**A fragment has a home**: the device of the parameters, or one of them in turn where they lie on several. There are its
+anchor, four bytes per parameter as long as its version is adopted (and twice that from when a new one has come until the
+next step boundary), and what rounding took, as much again with `error_feedback`. Rows of leaves that are sharded come there
+shard by shard, from device to device. No program runs on several devices: it would have to meet the training step's
+on all of them in the same order, or both would wait for ever, and two threads cannot promise that.
+
+**What is not done here** is done on the host, as everywhere: where the training step keeps its arrays (NumPy, the CPU),
+where the host needs what was sent (carry, endings together) or has a copy anyway (donated parameters), where an array is
+offloaded to the host's memory or in part with other processes. `chosen` says which and why when a learner joins. A learner
+whose arrays are others later on pushes from the host again, and so does one whose device had no room for an anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from atoll.codec import ENCODINGS, Encoded
+from atoll.base.errors import SettingsError
+from atoll.codec.kernels import Vector
+from atoll.model.layout import Layout, FragmentSlice
+from atoll.protocol.settings import ProtocolSettings
+
+CHOICES: Final = ("auto", "host", "device")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A fragment's values on its home: for each span the rows, float32 JAX arrays, None where it is not floating."""
+
+    home: Any
+    rows: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """Makes pseudo-gradients on devices. Its methods are for worker threads; they raise `RuntimeError` as JAX does.
+
+    `homes` are the devices that fragments are given to in turn. Where the leaves are not `committed` to theirs, nor is
+    what we put beside them: the two kinds are different arguments to a jitted step, which would be compiled again.
+    """
+
+    layout: Layout
+    protocol: ProtocolSettings
+    homes: tuple[Any, ...]
+    committed: bool
+
+    def place(self, fragment: int, values: Vector) -> Placed:
+        """Return a fragment's values, flat float32, on its home; what is there when this returns is not on its way."""
+        import jax  # noqa: PLC0415  (the kernel loads JAX only where arrays are JAX arrays)
+
+        home = self.homes[fragment % len(self.homes)]
+        shapes = {tensor.name: tensor.shape for tensor in self.layout.tensors}
+        rows: list[Any] = []
+        with jax.default_device(home), jax.transfer_guard("allow"):
+            for tensor_slice in self.layout.slices(fragment):
+                if not tensor_slice.floating:
+                    rows.append(None)
+                    continue
+                shape = (tensor_slice.stop - tensor_slice.start, *shapes[tensor_slice.tensor_name][1:]) if shapes[tensor_slice.tensor_name] else ()
+                here = values[tensor_slice.offset : tensor_slice.offset + tensor_slice.size].reshape(shape)
+                rows.append(jax.device_put(here, home if self.committed else None, may_alias=False))
+            for placed in rows:
+                if placed is not None:
+                    placed.block_until_ready()
+        return Placed(home, tuple(rows))
+
+    def reads(self, fragment: int, leaves: Mapping[str, Any]) -> bool:
+        """Return whether a snapshot's arrays are still of a kind that pseudo-gradients can be made of here."""
+        slices = self.layout.slices(fragment)
+        return not any(_unfit(leaves[tensor_slice.tensor_name]) for tensor_slice in slices if tensor_slice.floating)
+
+    def encode(
+        self,
+        fragment: int,
+        anchor: Placed,
+        leaves: Mapping[str, Any],
+        kept: Any = None,  # noqa: ANN401  (a JAX or NumPy array)
+    ) -> tuple[Encoded, Any]:
+        """Return the pseudo-gradient of a fragment of the snapshot `leaves`, on the host, and what rounding took, at home.
+
+        `kept` is what it took the last time, flat float32. Nothing else stays on the device.
+
+        Raises:
+            FrameRejected: `not_finite`; what would not arrive finite is not sent.
+        """
+        import jax  # noqa: PLC0415
+
+        from atoll.codec.kernels import jitted  # noqa: PLC0415
+
+        slices, encoding = self.layout.slices(fragment), ENCODINGS[self.protocol.codec_up]
+        with jax.default_device(anchor.home), jax.transfer_guard("allow"):
+            found = [
+                _at_home(leaves[tensor_slice.tensor_name], tensor_slice, anchor.home) if tensor_slice.floating else _NOTHING for tensor_slice in slices
+            ]
+            made = jitted.encoded(
+                anchor.rows,
+                tuple(each.parts for each in found),
+                tuple(each.start for each in found),
+                kept,
+                0,
+                sizes=tuple(tensor_slice.size for tensor_slice in slices),
+                corners=tuple(each.corners for each in found),
+                kind=encoding.number,
+                feedback=self.protocol.error_feedback,
+            )
+            codes, scales, largest = jax.device_get((made.codes, made.scales, made.largest))
+        encoding.check(float(np.asarray(largest, dtype=np.int32).view(np.float32)))
+        wide = np.zeros(0, np.uint32) if scales is None else scales.astype(np.uint32) << 16
+        vector = Encoded(encoding.number, sum(tensor_slice.size for tensor_slice in slices), codes.view(np.uint8), wide.view(np.float32))
+        return vector, made.residue
+
+
+def chosen(
+    choice: str, layout: Layout, protocol: ProtocolSettings, leaves: Mapping[str, Any], *, donated: bool
+) -> tuple[Encoder | None, str]:
+    """Return who makes pseudo-gradients on the device, None where the host does, and why.
+
+    `choice` is `host`, `device` (wherever that is possible) or `auto` (where that is an accelerator).
+    """
+    floating = {tensor.name: leaves[tensor.name] for tensor in layout.tensors if tensor.floating}
+    unfit = [f"{name!r} {reason}" for name, leaf in floating.items() if (reason := _unfit(leaf))]
+    if choice == "host":
+        return None, "so it was asked for"
+    if donated:
+        return None, "snapshots of donated parameters are copies on the host"
+    if protocol.adoption == "carry" or protocol.ending == "together":
+        return None, "adoption by carry and endings together need what was sent"
+    if unfit or not floating:
+        return None, f"{unfit[0]} ({len(unfit)} of {len(floating)} tensors)" if unfit else "nothing is trained"
+    homes = sorted({device for leaf in floating.values() for device in leaf.devices()}, key=lambda device: device.id)
+    platforms = sorted({str(device.platform) for device in homes})
+    if choice == "auto" and "cpu" in platforms:
+        return None, "parameters lie in the host's memory"
+    committed = any(leaf.committed for leaf in floating.values())
+    return Encoder(
+        layout, protocol, tuple(homes), committed
+    ), f"parameters lie on {len(homes)} x {', '.join(platforms)}"
+
+
+def checked(choice: str) -> str:
+    """Return the choice; raise `SettingsError` unless it is one of `CHOICES`."""
+    if choice not in CHOICES:
+        raise SettingsError(
+            "pseudo-gradients cannot be encoded there", got=choice, allowed=", ".join(CHOICES), todo="correct `encode`"
+        )
+    return choice
+
+
+def taken(
+    slices: Sequence[FragmentSlice], settings: ProtocolSettings, leaves: Mapping[str, Any], placed: Placed
+) -> dict[str, Any] | None:
+    """Return the arrays of a fragment, by name, with `placed` adopted in them where they lie.
+
+    None, and nothing done, unless all of them lie on its home alone. For the training thread: nothing is waited for.
+    """
+    import jax  # noqa: PLC0415
+
+    from atoll.codec.kernels import jitted  # noqa: PLC0415
+
+    changed: dict[str, Any] = {}
+    with jax.transfer_guard("allow"):  # of a loop that forbids transfers: ours are a few numbers
+        for tensor_slice, rows in zip(slices, placed.rows, strict=True):
+            if rows is None:
+                continue
+            leaf = changed.get(tensor_slice.tensor_name, leaves[tensor_slice.tensor_name])
+            if _unfit(leaf) or leaf.devices() != {placed.home} or leaf.committed != rows.committed:
+                return None
+            if settings.adoption == "blend":
+                keep = np.float32(settings.blend_alpha)
+                changed[tensor_slice.tensor_name] = jitted.blended(leaf, rows, tensor_slice.start, keep, np.float32(1.0) - keep, 0)
+            else:
+                changed[tensor_slice.tensor_name] = jitted.overwritten(leaf, rows, tensor_slice.start)
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Rows of a leaf at home: one array that has more, and where they begin, or several and their places."""
+
+    parts: tuple[Any, ...]
+    start: int = 0
+    corners: tuple[tuple[int, ...], ...] = ()
+
+
+_NOTHING = _Found(())
+
+
+def _unfit(leaf: Any) -> str:  # noqa: ANN401  (any array)
+    """Return why nothing can be computed of an array on its devices, or the empty string."""
+    import jax  # noqa: PLC0415
+
+    if not isinstance(leaf, jax.Array):
+        return "is no array of JAX"
+    if not leaf.is_fully_addressable:
+        return "lies with other processes, too"
+    usual = {device.default_memory().kind for device in leaf.devices()}
+    return "" if {leaf.sharding.memory_kind} <= usual else f"lies in {leaf.sharding.memory_kind} memory"
+
+
+def _at_home(leaf: Any, tensor_slice: FragmentSlice, home: Any) -> _Found:  # noqa: ANN401  (a JAX array and a device)
+    """Return the rows of a span on `home`, brought there where they lie elsewhere."""
+    if leaf.devices() == {home}:
+        return _Found((leaf,), tensor_slice.start)
+    import jax  # noqa: PLC0415
+
+    from atoll.codec.kernels import jitted  # noqa: PLC0415
+
+    parts: dict[tuple[int, ...], Any] = {}
+    for shard in sorted(leaf.addressable_shards, key=lambda shard: shard.device != home):
+        data = jax.device_put(shard.data, shard.device)
+        if not leaf.ndim or (data.shape == leaf.shape and shard.device == home):
+            return _Found((jax.device_put(data, home),), tensor_slice.start)
+        first, *others = (along.start or 0 for along in shard.index)
+        low, high = max(tensor_slice.start, first), min(tensor_slice.stop, first + data.shape[0])
+        corner = (low - tensor_slice.start, *others)
+        if low < high and corner not in parts:
+            parts[corner] = jax.device_put(jitted.cut(data, low - first, rows=high - low), home)
+    return _Found(tuple(parts.values()), 0, tuple(parts))

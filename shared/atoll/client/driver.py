@@ -1,0 +1,387 @@
+"""The island's driver: turns at-most-once messages, records and steps into facts, and commands into work. It decides nothing.
+
+It lives on one event loop in a thread of its own; the training thread meets it in three places only, all non-blocking:
+`post_step` (a step ended, here is the snapshot), `take_ready` (frames to adopt at this boundary) and the flags.
+
+    training thread ── post_step(snapshot, adopted) ─►  loop: Island.handle ─► Push  ─► worker thread: encode ─► bus
+                    ◄─ take_ready() ── ready frames ◄── loop: FetchFragment ◄─ heads (taps, calls, anti-entropy)
+
+The snapshot is a mapping from tensor names to arrays of the last completed step. JAX arrays do not change, so holding a
+reference costs nothing; a pseudo-gradient, `anchor - theta` in float32, is computed from it in worker threads as it is sent,
+or on the device where the snapshot lies (`atoll.client.device_encoding`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, SupportsFloat
+
+import msgspec
+import numpy as np
+
+from atoll.bus.interface import Bus, CoreMessage
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import Clock
+from atoll.codec import Read
+from atoll.base.errors import AtollError, BrokerUnavailable, BusError, FrameRejected, PeerMisbehaved, Quarantined, StorageFull
+from atoll.model.pytrees import gather, look
+from atoll.run.heads import GlobalFragment, fetch_frame, read_head, read_heads
+from atoll.codec.kernels import Vector
+from atoll.run.record import is_over
+from atoll.client.losses import LossReader
+from atoll.client.membership import dismissal
+from atoll.client.device_encoding import Encoder, chosen
+from atoll.client.pushing import Pusher
+from atoll.base.logs import get
+from atoll.protocol.events import (
+    Action,
+    Adopted,
+    CallHeard,
+    DrainOrdered,
+    Event,
+    FetchFailed,
+    FetchFragment,
+    FragmentFetched,
+    HeadHeard,
+    Leave,
+    Push,
+    PushRefused,
+    PushSettled,
+    StepDone,
+)
+from atoll.protocol.island import Island
+from atoll.wire.messages import (
+    Call,
+    Control,
+    Member,
+    RunRecord,
+    Verdict,
+    decode,
+    encode,
+)
+
+log = get(__name__)
+
+RESYNC_S = 5.0
+PUSHES_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptableFragment:
+    """A frame to adopt; under adoption by carry the progress since `carry_from` is kept."""
+
+    frame: GlobalFragment
+    carry_from: Vector
+
+
+class HeadTap(msgspec.Struct, frozen=True):
+    """What a learner needs of a head's tap."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(slots=True)
+class StepReport:
+    """What the training thread says of its newest step; `loss` may be a JAX scalar on its way (see `losses`)."""
+
+    step_s: float = 0.0
+    loss: SupportsFloat | None = None
+    overhead: float = 0.0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepBoundary:
+    """A step boundary: arrays by name as the step `completed` them, and as training `continued` after the adoptions."""
+
+    tokens: int
+    completed: Mapping[str, Any]
+    continued: Mapping[str, Any]
+    adopted: list[GlobalFragment]
+    report: StepReport
+
+
+class IslandDriver:
+    """Drives one incarnation's `Island` on the running loop. Create it on that loop."""
+
+    def __init__(self, bus: Bus, run: RunRecord, member: Member, anchors: Mapping[int, GlobalFragment], clock: Clock) -> None:
+        """Start from the adopted frames."""
+        self.bus = bus
+        self.run = run
+        self.member = member
+        self.clock = clock
+        self.subjects = Subjects(run.run)
+        self.machine = Island(run.protocol, {p: frame.version for p, frame in anchors.items()})
+        self.report = StepReport()
+        self.losses = LossReader()
+        self.run_tokens = 0
+        self.failure: AtollError | None = None
+        self.drain_wanted = False
+        self.left = asyncio.Event()
+        self._anchors: dict[int, GlobalFragment] = dict(anchors)
+        self._sent: dict[int, Vector] = {}
+        self._snapshot: Mapping[str, Any] = {}
+        self._ready: dict[int, GlobalFragment] = {}
+        self._adopting: set[int] = set()
+        self._encoding: set[int] = set()
+        self._lock = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in order of their beginning
+        self._pushing = asyncio.Semaphore(PUSHES_AT_ONCE)
+        self._pusher = Pusher(bus, run, member, clock)
+        self._encoder: Encoder | None = None
+
+    async def begin(self, snapshot: Mapping[str, Any], encode: str = "auto", *, donated: bool = False) -> None:
+        """Set the snapshot that stands before the first step, and say where pseudo-gradients are made of such snapshots."""
+        self._snapshot = snapshot
+        self._encoder, why = chosen(encode, self.run.layout, self.run.protocol, snapshot, donated=donated)
+        tell = log.warning if encode == "device" and self._encoder is None else log.info
+        tell("pseudo_gradients.encoded", where="host" if self._encoder is None else "device", why=why)
+        for p, frame in self._anchors.items():
+            self._anchors[p] = await self._placed(frame)
+
+    # --- called by the training thread ------------------------------------------------------------------------------
+
+    def take_ready(self) -> list[AdoptableFragment]:
+        """Return the frames to adopt at this step boundary and forget them.
+
+        Until the adoption is posted, calls for these fragments are not answered: a push between the two would count
+        steps that the adoption is about to carry or overwrite. A fragment that is being encoded waits for the next
+        boundary, so that `carry_from` is always the snapshot that was pushed.
+        """
+        with self._lock:
+            now = [p for p in self._ready if p not in self._encoding]
+            self._adopting.update(now)
+            return [AdoptableFragment(self._ready.pop(p), self._sent.get(p, self._anchors[p].values)) for p in now]
+
+    def post_step(self, step: StepBoundary) -> None:
+        """Hand over a completed step and the adoptions that followed it; returns at once."""
+        self._loop.call_soon_threadsafe(self._on_step, step)
+
+    def order_drain(self) -> None:
+        """Begin to leave: push what is not pushed yet; `left` is set when everything is durable."""
+        self._loop.call_soon_threadsafe(self._on_fact, DrainOrdered(at_s=self.clock.monotonic(), cause_id="drain"))
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen; returns when every subscription stands, so that no call after this is missed."""
+        learner = self.member.learner
+        feeds: list[tuple[str, Callable[[CoreMessage], None]]] = [
+            (self.subjects.call("*"), self._on_call),
+            (self.subjects.tap("gl.head.*"), self._on_head),
+            (self.subjects.verdict(learner), self._on_verdict),
+            (self.subjects.control("all"), self._on_control),
+            (self.subjects.control(learner), self._on_control),
+        ]
+        for subject, handler in feeds:
+            subscription = await self.bus.listen(subject)
+            self._spawn(self._hear(subscription, handler))
+        self._spawn(self._resync())
+
+    async def stop(self) -> None:
+        """End all background work."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _hear(self, subscription: Any, handler: Callable[[CoreMessage], None]) -> None:  # noqa: ANN401  (Subscription)
+        async for core_message in subscription:
+            try:
+                handler(core_message)
+            except PeerMisbehaved as error:
+                log.warning("core_message.refused", subject=core_message.subject, reason=str(error))
+
+    async def _resync(self) -> None:
+        """Re-read heads, our own membership and the end of the run now and then: at-most-once messages may be lost, records are not."""
+        while True:
+            await asyncio.sleep(RESYNC_S)
+            try:
+                dismissed = await dismissal(self.bus, self.subjects, self.run, self.member)
+                if dismissed is not None:
+                    self.failure = dismissed
+                    return
+                self.drain_wanted = self.drain_wanted or await is_over(self.bus, self.subjects, self.run)
+                for head in (await read_heads(self.bus, self.subjects, self.run.layout)).values():
+                    self._on_fact(self._head_fact(head.fragment, head.version, "resync"))
+            except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
+                log.warning("resync.failed", reason=str(error))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self.on_task_done)
+
+    def on_task_done(self, task: asyncio.Task[None]) -> None:
+        """End the learner when a task that its island needs has failed."""
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failure = error if isinstance(error, AtollError) else AtollError(f"the driver failed: {error!r}")
+            log.error("driver.failed", reason=repr(error))
+
+    # --- facts --------------------------------------------------------------------------------------------------------
+
+    def _on_step(self, step: StepBoundary) -> None:
+        self._snapshot, self.report = step.completed, step.report
+        now_s = self.clock.monotonic()
+        self._on_fact(StepDone(at_s=now_s, tokens=step.tokens))
+        for frame in step.adopted:
+            self._on_fact(Adopted(at_s=now_s, fragment=frame.fragment, version=frame.version))
+            with self._lock:
+                self._anchors[frame.fragment] = frame
+                self._sent.pop(frame.fragment, None)
+                self._adopting.discard(frame.fragment)
+        self._snapshot = step.continued
+
+    def _on_call(self, core_message: CoreMessage) -> None:
+        call = decode(Call, core_message.data)
+        self.run_tokens = max(self.run_tokens, call.run_tokens)
+        if call.fragment in self.machine.intervals and call.fragment not in self._adopting:
+            cause = f"call/{call.fragment}/{call.version}/{call.attempt}"
+            now_s = self.clock.monotonic()
+            fact = CallHeard(
+                at_s=now_s, fragment=call.fragment, version=call.version, attempt=call.attempt, cause_id=cause
+            )
+            self._on_fact(fact)
+
+    def _on_head(self, core_message: CoreMessage) -> None:
+        """A tap says that a head moved; the record itself is read by the fetch."""
+        try:
+            said = msgspec.json.decode(core_message.headers.get("Atoll-Info", ""), type=HeadTap)
+        except msgspec.MsgspecError as error:
+            raise PeerMisbehaved("a head tap without its info", got=str(error)) from error
+        if said.fragment in self.machine.intervals:
+            self._on_fact(self._head_fact(said.fragment, said.version, "tap"))
+
+    def _on_verdict(self, core_message: CoreMessage) -> None:
+        verdict = decode(Verdict, core_message.data)
+        if verdict.incarnation != self.member.incarnation or verdict.fragment not in self.machine.intervals:
+            return
+        log.warning("push.refused", fragment=verdict.fragment, push=verdict.push, reason=verdict.reason)
+        if verdict.reason == "quarantined":
+            self.failure = Quarantined(
+                f"learner {self.member.learner!r} is in quarantine: a shard refuses all it sends",
+                got=f"fragment {verdict.fragment} refused; the warnings before say what for",
+                todo="look at this machine and at its training settings; a restart begins with a clean record",
+            )
+        self._on_fact(
+            PushRefused(
+                at_s=self.clock.monotonic(), fragment=verdict.fragment, push=verdict.push, reason=verdict.reason
+            )
+        )
+
+    def _on_control(self, core_message: CoreMessage) -> None:
+        control = decode(Control, core_message.data)
+        if control.verb == "identify" and core_message.reply:
+            self._spawn(self.bus.tell(core_message.reply, encode(self.member)))
+        elif control.verb == "drain":
+            self.drain_wanted = True
+
+    def _head_fact(self, fragment: int, version: int, cause: str) -> HeadHeard:
+        return HeadHeard(
+            at_s=self.clock.monotonic(), fragment=fragment, version=version, cause_id=f"{cause}/{fragment}"
+        )
+
+    def _on_fact(self, fact: Event) -> None:
+        for action in self.machine.handle(fact):
+            self._do(action)
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Push):
+            with self._lock:
+                self._encoding.add(action.fragment)
+            p = action.fragment
+            origin = self._sent[p] if action.onward else self._anchors[p].values
+            self._spawn(self._push(action, self._snapshot, origin, self._anchors[p]))
+        elif isinstance(action, FetchFragment):
+            self._spawn(self._fetch(action))
+        elif isinstance(action, Leave):
+            self.left.set()
+
+    async def _push(self, action: Push, snapshot: Mapping[str, Any], origin: Vector, anchor: GlobalFragment) -> None:
+        reason, p = "", action.fragment
+
+        def loss() -> Coroutine[Any, Any, float | None]:
+            return self.losses.read(self.report.loss)
+
+        async with self._pushing:
+            try:
+                if self._encoder and anchor.placed and self._encoder.reads(p, snapshot):
+                    self._encoded(p)
+                    make = partial(self._encoder.encode, p, anchor.placed, snapshot)
+                    await self._pusher.push_made(action, make, loss)
+                else:
+                    theta = await asyncio.to_thread(self._reader, p, snapshot, origin)
+                    await self._pusher.push(action, origin, theta, loss)
+            except FrameRejected as error:
+                reason = error.reason
+            except (BusError, BrokerUnavailable, StorageFull, RuntimeError) as error:
+                reason = "gave_up"
+                log.warning("push.gave_up", fragment=action.fragment, push=action.push, reason=str(error))
+        self._on_fact(
+            PushSettled(at_s=self.clock.monotonic(), fragment=action.fragment, push=action.push, reason=reason)
+        )
+
+    def _reader(self, fragment: int, snapshot: Mapping[str, Any], origin: Vector) -> Read:
+        """Return how a fragment of the snapshot is read, and note what is sent where that will be asked for.
+
+        Runs in a worker thread. A copy is made for runs that carry progress over, or push onward from it, and of arrays that
+        their owner may write to: others do not change.
+        """
+        layout, protocol = self.run.layout, self.run.protocol
+        try:
+            changing = any(isinstance(leaf, np.ndarray) and leaf.flags.writeable for leaf in snapshot.values())
+            if protocol.adoption != "carry" and protocol.ending != "together" and not changing:
+                return partial(look, layout, snapshot, fragment)
+            theta = gather(layout, snapshot, fragment)
+            with self._lock:
+                if self._anchors[fragment].values is origin:
+                    self._sent[fragment] = theta
+        finally:
+            self._encoded(fragment)
+        return lambda start, stop: theta[start:stop]
+
+    def _encoded(self, fragment: int) -> None:
+        """Let a fragment be adopted again: what is being sent of it cannot change any more."""
+        with self._lock:
+            self._encoding.discard(fragment)
+
+    async def _fetch(self, action: FetchFragment) -> None:
+        p = action.fragment
+        try:
+            frame = await self._newest(p)
+        except (BusError, BrokerUnavailable, PeerMisbehaved, StorageFull) as error:
+            log.warning("fetch.failed", fragment=p, version=action.version, reason=str(error))
+            now_s = self.clock.monotonic()
+            self._on_fact(FetchFailed(at_s=now_s, fragment=p, version=action.version, reason=str(error)))
+            return
+        with self._lock:
+            self._ready[p] = frame
+        self._on_fact(FragmentFetched(at_s=self.clock.monotonic(), fragment=p, version=frame.version))
+
+    async def _newest(self, fragment: int) -> GlobalFragment:
+        """Return the newest visible frame of `fragment`."""
+        head = await read_head(self.bus, self.subjects, self.run.layout, fragment)
+        if head is None:
+            raise BusError("the head is gone", got=fragment)
+        with self._lock:
+            held = self._ready.get(fragment) or self._anchors[fragment]
+        return await self._placed(await fetch_frame(self.bus, self.run, head, held))
+
+    async def _placed(self, frame: GlobalFragment) -> GlobalFragment:
+        """Return a frame that lies on its device, too, where pseudo-gradients are made there and it has room."""
+        if self._encoder is None:
+            return frame
+        try:
+            placed = await asyncio.to_thread(self._encoder.place, frame.fragment, frame.values)
+        except RuntimeError as error:
+            log.warning("anchor.not_placed", fragment=frame.fragment, version=frame.version, reason=str(error))
+            return frame
+        return replace(frame, placed=placed)

@@ -1,0 +1,330 @@
+"""`atoll.join`: somebody's own JAX loop becomes an island in a few lines.
+
+    with atoll.join("nats://broker:4222", run="my-run", learner="a", params=params) as island:
+        params = island.params
+        while not island.done:
+            params, opt_state, loss = step(params, opt_state, next(batches))
+            params = island.step(params, tokens=batch_tokens, loss=float(loss))
+
+`join` claims the learner id, founds the run or joins it, and returns with the run's parameters. `island.step` takes the
+parameters of a completed step, adopts whatever fragments have arrived, and returns the parameters to go on with; it
+never waits for the network. Leaving the block pushes the last pseudo-gradient and closes the books. On an exception the
+block is left at once: what was not pushed counts as lost, as it would for a killed process.
+
+A loop whose optimizer has a state worth keeping can start warm from a peer's, and lend its own:
+
+        borrowed = island.recovered_state(like=opt_state)       # None: nobody had one, or not in time
+        opt_state = borrowed.state if borrowed else opt_state
+        ...
+        island.share(opt_state)                                 # after each step; nearly free until somebody asks
+
+The parameters of the last step are kept by reference as the snapshot that answers calls. A loop that *donates* them to
+its next step must say `donated=True`: then each step copies them to host memory first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, SupportsFloat, TypeVar
+
+from atoll.bus.open import open_bus
+from atoll.bus.interface import Bus
+from atoll.bus.options import BusOptions
+from atoll.base.clock import Clock, SystemClock
+from atoll.base.errors import AtollError, BrokerUnavailable, PeerMisbehaved
+from atoll.base.identity import this_process
+from atoll.client.step_hook import StepHook, planned
+from atoll.base.loop_thread import LoopThread
+from atoll.client.peer_recovery import Loan, borrow
+from atoll.client.device_encoding import checked
+from atoll.client.session import JoinRequest, Session
+from atoll.client.optimizer_state import packed_bytes_max, rebuilt
+from atoll.model.layout import Layout
+from atoll.base.logs import get
+from atoll.protocol.settings import ProtocolSettings
+from atoll.wire.messages import RunRecord
+
+log = get(__name__)
+
+T = TypeVar("T")
+
+DRAIN_S = 60.0
+STOP_S = 10.0
+RECOVER_S = 8.0
+UNPUSHED_NAMED = 6
+
+
+def join(  # noqa: PLR0913  (the public door: every argument is a choice of the caller, all but three have defaults)
+    broker: str | Callable[[], Coroutine[Any, Any, Bus]],
+    *,
+    run: str,
+    learner: str,
+    params: Any,  # noqa: ANN401  (any JAX pytree)
+    protocol: ProtocolSettings | None = None,
+    direct: tuple[str, ...] = (),
+    donated: bool = False,
+    encode: str = "auto",
+    model: str = "",
+    data: str = "",
+    data_blocks: int = 0,
+    seed: int = 0,
+    patience_s: float = 30.0,
+    health_file: Path | None = None,
+    clock: Clock | None = None,
+    home: LoopThread | None = None,
+) -> IslandHandle:
+    """Return the island's handle, joined and with the run's parameters adopted; use it as a context manager.
+
+    Args:
+        broker: URL of the broker, or a coroutine function that opens a `Bus` (an in-memory one, say).
+        run: run id; processes with the same run id train one model.
+        learner: this learner's id, unique among live learners of the run.
+        params: pytree of arrays; the first learner of a run founds it with these values.
+        protocol: settings of the run, used only by its founder.
+        direct: names (as `atoll.model.pytrees.describe` gives them) of embeddings, merged by the plain weighted mean.
+        donated: the training step donates its parameters, so snapshots are copied.
+        encode: where pseudo-gradients are made (`atoll.client.device_encoding`): "host", "device" (if that is possible) or "auto".
+        model: a description of the model, kept in the run record.
+        data: fingerprint of the data; two learners of a run must agree on it when both give one.
+        data_blocks: blocks of leased data, 0 for a loop that brings its own.
+        seed: the run's seed.
+        patience_s: how long to try to reach the broker, seconds.
+        health_file: touched with every heartbeat that reached the broker.
+        clock: another clock, for tests.
+        home: a loop thread to share with others (in-memory buses need one loop); a thread of its own by default.
+
+    Raises:
+        SettingsError, LayoutMismatch, IdentityTaken: see `atoll.base.errors`.
+        BrokerUnavailable: no broker, or too old a one, within `patience_s`.
+    """
+    settings = (protocol or ProtocolSettings()).check()
+    clock = clock or SystemClock()
+    layout, origin = planned(params, settings.fragments, direct)
+    identity = this_process()
+    record = RunRecord(
+        run=run,
+        founder=learner,
+        nonce=identity.nonce(8),
+        founded_at_s=clock.wall(),
+        layout=layout,
+        protocol=settings,
+        model=model,
+        data=data,
+        seed=seed,
+    )
+    request = JoinRequest(learner, record, origin, data_blocks, health_file, encode=checked(encode), donated=donated)
+
+    async def open_url() -> Bus:
+        return await open_bus(str(broker), run, name=learner, options=BusOptions(patience_s=patience_s))
+
+    handle = IslandHandle(request, open_url if isinstance(broker, str) else broker, clock, home=home)
+    handle.enter(params)
+    return handle
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """An optimizer's state from a peer: the pytree, whose it was, how far that peer was, and what it took."""
+
+    state: Any
+    lender: str
+    steps: int
+    tokens: int
+    run_tokens: int
+    size_bytes: int
+    took_s: float
+
+
+class IslandHandle:
+    """A joined island as the training thread sees it. Not for use from several threads at once."""
+
+    def __init__(
+        self,
+        request: JoinRequest,
+        opener: Callable[[], Coroutine[Any, Any, Bus]],
+        clock: Clock,
+        *,
+        home: LoopThread | None,
+    ) -> None:
+        """Prepare; `enter` does the work."""
+        self._session = Session(request, opener, clock)
+        self._clock = clock
+        self._boundary = StepHook(self._session, clock, donated=request.donated)
+        self._own_home = home is None
+        self._home = home or LoopThread(f"atoll-island-{request.learner}")
+        self._closed = False
+
+    # --- what a loop uses -------------------------------------------------------------------------------------------
+
+    @property
+    def params(self) -> Any:  # noqa: ANN401  (the caller's pytree)
+        """Return the parameters to train from, as the pytree that was given to `join`."""
+        return self._boundary.params
+
+    @property
+    def layout(self) -> Layout:
+        """Return how the run's model is divided into fragments."""
+        return self._session.run.layout
+
+    @property
+    def run(self) -> RunRecord:
+        """Return the run record, which may have been founded by somebody else."""
+        return self._session.run
+
+    @property
+    def incarnation(self) -> int:
+        """Return which life of this learner id this is."""
+        return self._session.driver.member.incarnation
+
+    @property
+    def run_tokens(self) -> int:
+        """Return the tokens trained by the whole run, as of the last call, never less than this learner's own."""
+        return self._boundary.run_tokens
+
+    @property
+    def done(self) -> bool:
+        """Return whether the loop should end: the token target is reached or a drain was asked for."""
+        return self._boundary.done
+
+    @property
+    def overhead(self) -> float:
+        """Return the share of the time since the first step that was spent inside `step`."""
+        return self._boundary.overhead
+
+    @property
+    def inside_s(self) -> float:
+        """Return the seconds since the first step that were spent inside `step`."""
+        return self._boundary.inside_s
+
+    def step(self, params: Any, *, tokens: int, loss: SupportsFloat | None = None) -> Any:  # noqa: ANN401
+        """Report a completed step over `tokens` tokens and return the parameters to continue from.
+
+        `loss` may be a JAX scalar that is still being computed: nobody waits for it, heartbeats say the last one known.
+
+        Raises:
+            AtollError: the island cannot go on (a newer incarnation took the id over, or the driver failed).
+        """
+        return self._boundary.step(params, tokens=tokens, loss=loss)
+
+    def share(self, state: Any, *, donated: bool = True) -> None:  # noqa: ANN401  (any pytree)
+        """Have the inner optimizer's `state`, as the last step left it, ready for a peer that starts without one.
+
+        Costs a look at a flag. When a peer has asked, the state is copied to host memory, here and now if it is `donated`
+        to the next step, else in a worker.
+        """
+        self._session.lender.share(state, donated=donated)
+
+    def recovered_state(self, like: Any, *, within_s: float = RECOVER_S) -> Borrowed | None:  # noqa: ANN401
+        """Return the inner-optimizer state of a healthy peer, or None when nobody lends one within `within_s` seconds.
+
+        Call it after joining and before the first step. `like` is a fresh state: what comes is a pytree of the same
+        names, shapes and dtypes, finite, each leaf where that of `like` lies. Nothing that a peer sends raises.
+        """
+        began_s = self._clock.monotonic()
+        work = borrow(self._session.bus, self.run, self._session.member.learner, packed_bytes_max(like), within_s)
+        loan = self.call(work).result()
+        return believed(loan, like, self._clock.monotonic() - began_s)
+
+    def note_recovery(self, source: str, **facts: str | float) -> None:
+        """Tell log and tape where this life's optimizer state came from: `checkpoint`, `peer` or `fresh`."""
+        log.info("learner.recovered", source=source, incarnation=self.incarnation, **facts)
+        told = self._session.record("recovered", source=source, incarnation=self.incarnation, **facts)
+        self.call(told).add_done_callback(_say_if_failed)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the island's own loop (a data lease, a tape event) and return its future."""
+        return self._home.submit(work)
+
+    @property
+    def session(self) -> Session:
+        """Return the asynchronous side, for coroutines given to `call`."""
+        return self._session
+
+    # --- coming and going -------------------------------------------------------------------------------------------
+
+    def enter(self, params: Any) -> None:  # noqa: ANN401  (the caller's pytree)
+        """Join: blocks until the run's parameters are here."""
+        try:
+            self._boundary.enter(params, self.call(self._session.open()).result())
+            self.call(self._session.begin(dict(self._boundary.leaves))).result()
+        except BaseException:
+            self._shut()
+            raise
+        self._boundary.begin()
+
+    def __enter__(self) -> Self:
+        """Return the handle; it is joined already."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Drain and leave; after an exception leave without draining."""
+        del error, trace
+        if kind is None:
+            self.close()
+        else:
+            self._shut()
+
+    def close(self, drain_s: float = DRAIN_S) -> None:
+        """Push what is not pushed, close the books, say goodbye; idempotent.
+
+        Raises:
+            BrokerUnavailable: the last pushes could not be made durable within `drain_s`.
+        """
+        if self._closed:
+            return
+        try:
+            if self._session.driver.failure is None:
+                self.call(self._session.drain(drain_s)).result()
+        except TimeoutError as error:
+            raise BrokerUnavailable(
+                "the last pushes are not durable",
+                got=f"no acknowledgement within {drain_s:g} s of {self._unpushed()}",
+                todo="is the broker up? what was not pushed is lost, everything before it is merged",
+            ) from error
+        finally:
+            self._shut()
+
+    def _unpushed(self) -> str:
+        """Say which pushes are still on their way."""
+        waiting = sorted(self._session.driver.machine.in_flight.items())
+        named = ", ".join(f"fragment {p} ({tokens} tokens)" for (p, _), tokens in waiting[:UNPUSHED_NAMED])
+        more = f" and {len(waiting) - UNPUSHED_NAMED} more" if len(waiting) > UNPUSHED_NAMED else ""
+        return named + more if waiting else "the goodbye"
+
+    def _shut(self) -> None:
+        """Stop the loop and its thread, whatever state they are in."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.call(self._session.shut()).result(STOP_S)
+        except (AtollError, TimeoutError):
+            pass
+        finally:
+            if self._own_home:
+                self._home.stop()
+
+
+def believed(loan: Loan | None, like: Any, took_s: float) -> Borrowed | None:  # noqa: ANN401  (any pytree)
+    """Return what a peer lent as a state like `like`, or None when it is none."""
+    if loan is None:
+        return None
+    try:
+        state = rebuilt(like, loan.arrays)
+    except PeerMisbehaved as error:
+        log.warning("state.not_borrowed", peer=loan.offer.learner, reason=str(error))
+        return None
+    offer = loan.offer
+    return Borrowed(state, offer.learner, offer.steps, offer.tokens, offer.run_tokens, loan.size_bytes, took_s)
+
+
+def _say_if_failed(told: Future[None]) -> None:
+    """A line of the tape that could not be written is worth a warning."""
+    if not told.cancelled() and (error := told.exception()) is not None:
+        log.warning("tape.failed", reason=str(error))

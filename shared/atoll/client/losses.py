@@ -1,0 +1,65 @@
+"""The newest loss as a number, without the island's loop waiting for it.
+
+A training loop may report its loss as a JAX scalar that is still being computed. To make a number of it is to wait for
+the device: for a moment, for seconds behind a long queue of steps, or for ever when the device hangs. So it is read in a
+worker thread, one reading at a time, and whoever asks waits `PATIENCE_S` at most; after that the last loss that is known
+answers. In virtual time a worker thread does its work at once, so there the answer is always that of the newest step.
+
+A loss that cannot be read, because the device was lost or because it is no scalar, is not a number: NaN, said once. The
+run goes on, since training itself meets such an error soon enough; a learner with such a loss lends its state to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Final, SupportsFloat
+
+from atoll.base.logs import get
+
+log = get(__name__)
+
+PATIENCE_S: Final = 0.2
+
+
+class LossReader:
+    """Reads the losses of one learner. Belongs to the island's loop."""
+
+    def __init__(self) -> None:
+        """Know no loss yet."""
+        self.known: float | None = None
+        self._reading: asyncio.Future[float] | None = None
+        self._failed = ""
+
+    async def read(self, loss: SupportsFloat | None) -> float | None:
+        """Return `loss`, the newest one, as a number, or the last that is known when this one is not to be had soon.
+
+        Never raises: NaN stands for a loss that cannot be read, None for a loop that reports none.
+        """
+        if loss is None or isinstance(loss, float | int):
+            self.known = None if loss is None else float(loss)
+            return self.known
+        if self._reading is not None and self._reading.done():
+            self._take(self._reading)
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().run_in_executor(None, self._number, loss)
+        reading = self._reading
+        await asyncio.wait({reading}, timeout=PATIENCE_S)
+        if reading.done():
+            self._take(reading)
+        return self.known
+
+    def _take(self, reading: asyncio.Future[float]) -> None:
+        """Remember what a reading found, unless somebody did who asked at the same time."""
+        if reading is self._reading:
+            self.known, self._reading = reading.result(), None
+
+    def _number(self, loss: SupportsFloat) -> float:
+        """Return a loss as a number, in a worker thread."""
+        try:
+            return float(loss)
+        except Exception as error:  # noqa: BLE001  (it is the caller's object: a lost device raises whatever it likes)
+            if repr(error) != self._failed:
+                self._failed = repr(error)
+                log.warning("loss.unreadable", reason=self._failed)
+            return math.nan

@@ -1,0 +1,112 @@
+"""Who answers to a learner id: incarnations, claimed by compare-and-set.
+
+A learner id lives many lives. Each new one takes the next incarnation number in the member record, so that messages of
+a former life can be told apart. Before it takes over it *asks* whether the present holder is alive: a live holder
+answers `identify` at once, and the newcomer is refused (two learners with one id is a mistake, not a failure). A holder
+that was killed cannot answer, so a restart under the same id waits one short time-out and no lease has to expire.
+
+A holder that was frozen and comes back finds a higher incarnation in the record and stops (`dismissal`). So does one whose
+run was rebuilt from an archive, or is gone, on the broker: what it has trained since belongs to a run that no longer exists.
+"""
+
+from __future__ import annotations
+
+from atoll.bus.interface import Bus
+from atoll.wire.subjects import Subjects, token
+from atoll.base.clock import Clock
+from atoll.base.errors import AtollError, IdentityTaken, RecordConflict, RunReplaced
+from atoll.base.identity import Identity, this_process
+from atoll.wire.messages import Control, Member, RunRecord, decode, encode
+
+IDENTIFY_TIMEOUT_S = 1.0
+
+
+async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock, identity: Identity | None = None) -> Member:
+    """Return this process's membership: the next incarnation of `learner`.
+
+    Raises:
+        IdentityTaken: a live process answers to the id, or another one was faster.
+        SettingsError: the id cannot be part of a subject.
+    """
+    token(learner, "learner id")
+    identity = identity or this_process()
+    record = await bus.get_record(subjects.member(learner))
+    incarnation = 1
+    if record is not None:
+        holder = decode(Member, record.data)
+        incarnation = holder.incarnation + 1
+        if not holder.left:
+            question = encode(Control(verb="identify", sender=learner))
+            answer = await bus.ask(subjects.control(learner), question, timeout_s=IDENTIFY_TIMEOUT_S)
+            if answer is not None:
+                raise _taken(learner, decode(Member, answer))
+    member = Member(
+        learner=learner,
+        incarnation=incarnation,
+        nonce=identity.nonce(8),
+        host=identity.host,
+        pid=identity.pid,
+        claimed_at_s=clock.wall(),
+    )
+    try:
+        revision = record.revision if record else 0
+        await bus.put_record(subjects.member(learner), encode(member), expected=revision)
+    except RecordConflict as error:
+        raise _taken(learner, None) from error
+    return member
+
+
+async def release(bus: Bus, subjects: Subjects, member: Member) -> None:
+    """Mark the incarnation as left, so that the next one need not ask; a successor's record is left alone."""
+    record = await bus.get_record(subjects.member(member.learner))
+    if record is None or decode(Member, record.data).nonce != member.nonce:
+        return
+    gone = Member(
+        learner=member.learner,
+        incarnation=member.incarnation,
+        nonce=member.nonce,
+        host=member.host,
+        pid=member.pid,
+        claimed_at_s=member.claimed_at_s,
+        left=True,
+    )
+    await bus.put_record(subjects.member(member.learner), encode(gone), expected=record.revision)
+
+
+async def dismissal(bus: Bus, subjects: Subjects, run: RunRecord, member: Member) -> AtollError | None:
+    """Return why this incarnation must stop, None while the run and the member record are still its own.
+
+    Raises `RunReplaced` itself when the broker has nothing of the run at all.
+    """
+    record = await bus.get_record(subjects.run_record)
+    mine = await bus.get_record(subjects.member(member.learner))
+    there = None if record is None else decode(RunRecord, record.data)
+    if there is None or there.nonce != run.nonce:
+        return _replaced(run, "no run record" if there is None else f"founding {there.nonce}")
+    if mine is not None and decode(Member, mine.data).nonce == member.nonce:
+        return None
+    return IdentityTaken(
+        f"learner {member.learner!r} was taken over by a newer incarnation",
+        got=f"incarnation {member.incarnation}",
+        todo="this process stops; the newer one goes on",
+    )
+
+
+def _replaced(run: RunRecord, got: str) -> RunReplaced:
+    return RunReplaced(
+        f"run {run.run!r} on this broker is not the one that this learner joined",
+        got=got,
+        allowed=f"founding {run.nonce}",
+        todo="was the broker's store lost? rebuild the run from its archive (atoll synchronizer --restore), then start the "
+        "learner again: it joins the run that is there",
+    )
+
+
+def _taken(learner: str, holder: Member | None) -> IdentityTaken:
+    where = f"held by process {holder.pid} on {holder.host}" if holder else "claimed by another process at this moment"
+    return IdentityTaken(
+        f"a learner named {learner!r} is already in this run",
+        got=where,
+        allowed="one live process per learner id",
+        todo="choose another learner.id, or stop the other process",
+    )

@@ -1,0 +1,219 @@
+"""Inner-optimizer state from a healthy peer, through the broker: how a learner without a checkpoint starts warm.
+
+    joiner                                   peers
+      │── lend? (ctl.all) ──────────────────►│ who could lend says so; the first answer wins
+      │◄──────────────── offer ──────────────│
+      │── share (ctl.<peer>) ───────────────►│ the next step boundary copies the state; packed and stored off the loop
+      │◄──────────────── offer with a blob ──│
+      │   read, check, purge                 │ purges it too, later
+
+The peer's training thread does one thing, and only when somebody has asked: a copy of its state to host memory (or, where
+the state is not donated, nothing but keep a reference). It lends to one at a time. The joiner believes nothing: the blob
+must lie where states lie, be no larger than its own would be, match its digest, and be the same tree as its own, finite
+(`atoll.client.optimizer_state`). Whatever goes wrong, and whatever takes longer than it will wait, it starts fresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.wire.blobs import BlobRef
+from atoll.bus.interface import Bus, CoreMessage
+from atoll.wire.subjects import Subjects, token
+from atoll.codec.arrays import pack_arrays, unpack_arrays
+from atoll.base.errors import AtollError, PeerMisbehaved
+from atoll.base.identity import Identity
+from atoll.client.optimizer_state import Arrays, host_copy
+from atoll.base.logs import get
+from atoll.wire.messages import Control, Member, RunRecord, StateOffer, decode, encode
+
+log = get(__name__)
+
+OFFER_S = 1.0
+SNAPSHOT_S = 10.0
+LENT_S = 60.0
+PURGE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStanding:
+    """What a learner can say of itself: steps and tokens of this life, the run's tokens, and whether it trains soundly."""
+
+    steps: int
+    tokens: int
+    run_tokens: int
+    healthy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Arrays that a peer has lent: who, where in its training, and their size on the way."""
+
+    arrays: Arrays
+    offer: StateOffer
+    size_bytes: int
+
+
+class StateLender:
+    """A learner's readiness to lend. `start` and `stop` belong to the island's loop, `share` to the training thread."""
+
+    def __init__(
+        self, bus: Bus, run: RunRecord, member: Member, standing: Callable[[], TrainingStanding], identity: Identity
+    ) -> None:
+        """Lend nothing until `share` was called once."""
+        self._bus = bus
+        self._run = run
+        self._member = member
+        self._standing = standing
+        self._identity = identity
+        self._subjects = Subjects(run.run)
+        self._lock = threading.Lock()
+        self._able = False
+        self._busy = False
+        self._wanted: Future[Callable[[], Arrays]] | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in order of their beginning
+
+    # --- the training thread ----------------------------------------------------------------------------------------
+
+    def share(self, state: Any, *, donated: bool) -> None:  # noqa: ANN401  (any JAX pytree)
+        """Have `state` ready for a peer that may ask; costs a look at a flag unless one is asking."""
+        self._able = True
+        if self._wanted is None:
+            return
+        with self._lock:
+            wanted, self._wanted = self._wanted, None
+        if wanted is not None and wanted.set_running_or_notify_cancel():
+            copied = host_copy(state) if donated else None
+            wanted.set_result(lambda: host_copy(state) if copied is None else copied)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen for peers that ask."""
+        for who in ("all", self._member.learner):
+            self._spawn(self._hear(await self._bus.listen(self._subjects.control(who))))
+
+    async def stop(self) -> None:
+        """End all of it."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _hear(self, subscription: Any) -> None:  # noqa: ANN401  (Subscription)
+        async for core_message in subscription:
+            try:
+                self._answer(core_message, decode(Control, core_message.data))
+            except PeerMisbehaved as error:
+                log.warning("core_message.refused", subject=core_message.subject, reason=str(error))
+
+    def _answer(self, core_message: CoreMessage, control: Control) -> None:
+        willing = self._able and not self._busy and control.sender != self._member.learner
+        if core_message.reply is None or not willing or not self._standing().healthy:
+            return
+        if control.verb == "lend":
+            self._spawn(self._bus.tell(core_message.reply, encode(self._offer(None))))
+        elif control.verb == "share" and core_message.subject == self._subjects.control(self._member.learner):
+            self._busy = True
+            self._spawn(self._lend(core_message.reply, control.sender))
+
+    async def _lend(self, reply: str, to: str) -> None:
+        stem = self._subjects.lent_stem(self._member.learner, self._member.incarnation, self._identity.nonce(4))
+        wanted: Future[Callable[[], Arrays]] = Future()
+        try:
+            with self._lock:
+                self._wanted = wanted
+            arrays = await asyncio.wait_for(asyncio.wrap_future(wanted), SNAPSHOT_S)
+            packed = await asyncio.to_thread(lambda: pack_arrays(arrays()))
+            blob = await self._bus.put_blob(stem, packed)
+            self._spawn(self._purge(stem))
+            await self._bus.tell(reply, encode(self._offer(blob)))
+            log.info("state.lent", to=to, bytes=len(packed))
+        except TimeoutError:
+            log.warning("state.not_lent", to=to, reason=f"no step ended within {SNAPSHOT_S:g} s")
+        finally:
+            with self._lock:
+                self._wanted = None
+            self._busy = False
+
+    async def _purge(self, stem: str) -> None:
+        """Remove a loan that its borrower has left there; what we cannot remove ages out."""
+        await asyncio.sleep(LENT_S)
+        await self._bus.purge(f"{stem}.*")
+
+    def _offer(self, blob: BlobRef | None) -> StateOffer:
+        standing = self._standing()
+        return StateOffer(
+            learner=self._member.learner,
+            incarnation=self._member.incarnation,
+            run_nonce=self._run.nonce,
+            steps=standing.steps,
+            tokens=standing.tokens,
+            run_tokens=standing.run_tokens,
+            blob=blob,
+        )
+
+    def _spawn(self, work: Any) -> None:  # noqa: ANN401  (a coroutine)
+        task = asyncio.get_running_loop().create_task(_quietly(work))
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+
+async def borrow(bus: Bus, run: RunRecord, learner: str, bytes_max: int, within_s: float) -> Loan | None:
+    """Return a healthy peer's state of at most `bytes_max` packed bytes, or None when there is none within `within_s`.
+
+    Nothing a peer sends makes this raise: what is wrong with an answer is logged.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            offer = await _asked(bus, run, "all", Control(verb="lend", sender=learner), OFFER_S)
+            if offer is None:
+                return None
+            peer = token(offer.learner, "learner id")
+            shared = await _asked(bus, run, peer, Control(verb="share", sender=learner), within_s)
+            if shared is None or shared.blob is None or shared.learner != peer:
+                log.warning("state.not_borrowed", peer=peer, reason="offered, and then not shared")
+                return None
+            return await _read(bus, Subjects(run.run), shared, shared.blob, bytes_max)
+    except TimeoutError:
+        log.warning("state.not_borrowed", reason=f"not within {within_s:g} s")
+    except AtollError as error:
+        log.warning("state.not_borrowed", reason=str(error))
+    return None
+
+
+async def _asked(bus: Bus, run: RunRecord, whom: str, question: Control, timeout_s: float) -> StateOffer | None:
+    answer = await bus.ask(Subjects(run.run).control(whom), encode(question), timeout_s=timeout_s)
+    if answer is None:
+        return None
+    offer = decode(StateOffer, answer)
+    if offer.run_nonce != run.nonce:
+        raise PeerMisbehaved("a state of another run was offered", got=offer.run_nonce, allowed=run.nonce)
+    return offer
+
+
+async def _read(bus: Bus, subjects: Subjects, offer: StateOffer, blob: BlobRef, bytes_max: int) -> Loan:
+    """Return the arrays of a blob, which is purged whatever it held."""
+    home = subjects.lent_stem(offer.learner, offer.incarnation, "")
+    nonce = blob.stem.removeprefix(home)
+    if not blob.stem.startswith(home) or not nonce.isalnum():
+        raise PeerMisbehaved("a state that lies where no states lie", got=blob.stem, allowed=f"{home}<nonce>")
+    try:
+        packed = await bus.get_blob(blob, bytes_max)
+        return Loan(await asyncio.to_thread(unpack_arrays, packed, bytes_max), offer, len(packed))
+    finally:
+        with contextlib.suppress(AtollError, TimeoutError):
+            await asyncio.wait_for(bus.purge(f"{blob.stem}.*"), PURGE_S)
+
+
+async def _quietly(work: Any) -> None:  # noqa: ANN401
+    """Run a coroutine of ours; a bus that is away costs a peer its loan and nothing else."""
+    try:
+        await work
+    except AtollError as error:
+        log.warning("state.lending_failed", reason=str(error))

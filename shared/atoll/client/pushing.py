@@ -1,0 +1,167 @@
+"""A pseudo-gradient on its way to the broker: encoded segment by segment while it is sent, then named by its manifest.
+
+A push is retried under the same id until it is durable, and goes on where it was: segments that the broker has
+acknowledged are not sent again. It may be given up only before its manifest was first sent (after that nobody can know that
+it did not arrive), and only when nothing of it has got through for a while: a slow link is no reason.
+
+What is sent is either made on the host as it is sent, segment by segment, or was made as a whole on a device.
+
+With `error_feedback` a learner keeps what rounding took from its pseudo-gradient and adds it to the next one of the fragment.
+A push that was given up leaves what it was to take along for the next; what a shard refuses is lost with all it carried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+from atoll.wire.blobs import BlobRef
+from atoll.bus.interface import Bus
+from atoll.wire.blobs import Upload
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import Clock
+from atoll.codec import Encoded, Framing, MeasuredFrame, FrameEncoder, Read
+from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
+from atoll.codec.kernels import Vector
+from atoll.base import scratch_arrays
+from atoll.protocol.events import Push
+from atoll.wire.messages import Contribution, Member, RunRecord, encode
+
+T = TypeVar("T")
+
+PUSH_PATIENCE_S = 60.0
+RETRY_S = 0.1
+RETRY_S_MAX = 5.0
+
+
+class Pusher:
+    """Sends the pseudo-gradients of one incarnation."""
+
+    def __init__(self, bus: Bus, run: RunRecord, member: Member, clock: Clock) -> None:
+        """Send nothing yet."""
+        self._bus = bus
+        self._run = run
+        self._member = member
+        self._clock = clock
+        self._subjects = Subjects(run.run)
+        self._residues: dict[int, Any] = {}
+
+    async def push(
+        self, action: Push, origin: Vector, theta: Read, loss: Callable[[], Coroutine[Any, Any, float | None]]
+    ) -> None:
+        """Send `origin - theta`, flat float32, and return when its manifest is durable; `theta` is read as it is sent.
+
+        Raises:
+            FrameRejected: it would not arrive finite; nothing of it stays on the broker.
+            BusError, BrokerUnavailable, StorageFull: it was given up.
+        """
+        fragment, protocol = action.fragment, self._run.protocol
+        rest = self._residues.pop(fragment, None)  # a push that begins meanwhile must not send it, too
+        kept = None if rest is None else np.asarray(rest)
+        residue = np.empty(origin.size, dtype=np.float32) if protocol.error_feedback else None
+
+        def pseudo_gradient(start: int, stop: int) -> Vector:
+            here: Vector = np.subtract(origin[start:stop], theta(start, stop))
+            scratch_arrays.release_pages(origin[start:stop])
+            return here if kept is None else np.add(here, kept[start:stop], out=here)
+
+        framing = Framing(origin.size, protocol.codec_up)
+        outgoing = FrameEncoder(framing, pseudo_gradient, self._run.layout.slices(fragment), residue)
+        with self._kept_unless_stored(fragment, kept):
+            blob = await self._stored(action, Upload(outgoing))
+        await self._queue(action, blob, outgoing.norms(), await loss())
+        self._keep(fragment, residue)
+
+    async def push_made(
+        self,
+        action: Push,
+        make: Callable[[Any], tuple[Encoded, Any]],
+        loss: Callable[[], Coroutine[Any, Any, float | None]],
+    ) -> None:
+        """Send what `make` returns when it is given what to add (or None); with it comes what rounding took, wherever it lies.
+
+        Raises:
+            FrameRejected, RuntimeError: `make` did, in a worker thread; nothing was sent.
+            BusError, BrokerUnavailable, StorageFull: it was given up.
+        """
+        fragment = action.fragment
+        kept = self._residues.pop(fragment, None)
+        with self._kept_unless_stored(fragment, kept):
+            vector, residue = await asyncio.to_thread(make, kept)
+            made = MeasuredFrame(self._run.protocol.codec_up, vector, self._run.layout.slices(fragment))
+            blob = await self._stored(action, Upload(made))
+        await self._queue(action, blob, made.norms(), await loss())
+        self._keep(fragment, residue)
+
+    @contextlib.contextmanager
+    def _kept_unless_stored(self, fragment: int, kept: Any) -> Iterator[None]:  # noqa: ANN401  (as in `_keep`)
+        """Keep for the next push what this one was to take along, if it fails."""
+        try:
+            yield
+        except BaseException:
+            self._keep(fragment, kept)
+            raise
+
+    def _keep(self, fragment: int, residue: Any) -> None:  # noqa: ANN401  (a NumPy or JAX array, or None)
+        """Add what rounding took to what is to be sent with the next push."""
+        there = self._residues.get(fragment)
+        if residue is not None:
+            self._residues[fragment] = residue if there is None else there + residue
+
+    async def _stored(self, action: Push, upload: Upload) -> BlobRef:
+        """Store the segments, as long as it goes on; what will never have a manifest is removed, or ages out."""
+        member = self._member
+        stem = self._subjects.contribution_stem(member.learner, action.fragment, member.incarnation, action.push)
+        try:
+            return await self._patiently(lambda: self._bus.put_blob(stem, upload), upload)
+        except BaseException:
+            with contextlib.suppress(BusError, BrokerUnavailable, StorageFull):
+                await self._bus.purge(f"{stem}.*")
+            raise
+
+    async def _queue(self, action: Push, blob: BlobRef, norms: list[float], loss: float | None) -> None:
+        """Count the frame and queue its manifest, until it is durable."""
+        self._bus.stats.frame_bytes_up += blob.size_bytes
+        member, p = self._member, action.fragment
+        manifest = Contribution(
+            learner=member.learner,
+            incarnation=member.incarnation,
+            fragment=p,
+            push=action.push,
+            base_version=action.base_version,
+            tokens=action.tokens,
+            steps=action.steps,
+            trained_tokens=action.trained_tokens,
+            loss=loss,
+            norms=tuple(norms),
+            layout=self._run.layout.fingerprint,
+            run_nonce=self._run.nonce,
+            blob=blob,
+            final=action.final,
+            cause_id=action.cause_id,
+            sent_at_s=self._clock.wall(),
+        )
+        subject = self._subjects.contribution(self._run.protocol.shard_of(p), p, member.learner)
+        msg_id = f"{member.learner}-{member.incarnation}-{p}-{action.push}"
+        info = {"fragment": p, "push": action.push, "base": action.base_version, "tokens": action.tokens}
+        data = encode(manifest)
+        await self._patiently(lambda: self._bus.publish(subject, data, msg_id=msg_id, info=info))
+
+    async def _patiently(self, attempt: Callable[[], Coroutine[Any, Any, T]], upload: Upload | None = None) -> T:
+        """Return what `attempt` returns, trying again with growing pauses; an upload that does not get on is given up."""
+        pause_s, missing, since_s = RETRY_S, -1, self._clock.monotonic()
+        while True:
+            try:
+                return await attempt()
+            except (BusError, BrokerUnavailable, StorageFull):
+                if upload is not None:
+                    left, now_s = len(upload.missing()), self._clock.monotonic()
+                    if left == missing and now_s > since_s + PUSH_PATIENCE_S:
+                        raise
+                    missing, since_s = left, since_s if left == missing else now_s
+                await asyncio.sleep(pause_s)
+                pause_s = min(2.0 * pause_s, RETRY_S_MAX)

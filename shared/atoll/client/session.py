@@ -1,0 +1,267 @@
+"""One incarnation's stay in a run, from claim to goodbye, as coroutines of the island's loop.
+
+    open ─ claim the id ─ found or join the run ─ read heads and frames ─► begin ─ steps, heartbeats ─► drain ─► shut
+
+The order of leaving matters: last pushes durable, then the farewell to every shard through the same queue *behind* them
+(so no shard believes that a learner left while its contributions are still queued), then the tape, then the member
+record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from atoll.bus.interface import Bus
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import Clock
+from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
+from atoll.base.health import show_life
+from atoll.base.identity import Identity, this_process
+from atoll.client.driver import IslandDriver, AdoptableFragment
+from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
+from atoll.codec.kernels import Vector
+from atoll.client.founding import found_or_join, publish_origin
+from atoll.run.record import is_over
+from atoll.client.data_leases import DataLeases
+from atoll.client.peer_recovery import StateLender, TrainingStanding
+from atoll.client.membership import claim, release
+from atoll.base.logs import get
+from atoll.wire.traffic import TOLD_EVERY_S, moved_by
+from atoll.protocol.data import data_lease_s
+from atoll.protocol.island import Island
+from atoll.wire.messages import Beat, Member, RunRecord, encode, event
+
+log = get(__name__)
+
+FETCHES_AT_ONCE = 4
+BEATS_PER_SILENCE = 5.0
+LENDING_STEPS_MIN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """What a learner brings: its id, the run as it would found it, and its parameters, flat per fragment.
+
+    `encode` is where pseudo-gradients are made, one of `ondevice.CHOICES`; parameters that are `donated` are copied every step.
+    """
+
+    learner: str
+    record: RunRecord
+    origin: Mapping[int, Vector]
+    data_blocks: int = 0
+    health_file: Path | None = None
+    encode: str = "auto"
+    donated: bool = False
+
+
+class Session:
+    """The asynchronous side of an island. Every coroutine belongs to the island's own loop."""
+
+    run: RunRecord
+    driver: IslandDriver
+    bus: Bus
+    member: Member
+    leases: DataLeases
+    lender: StateLender
+
+    def __init__(
+        self,
+        request: JoinRequest,
+        opener: Callable[[], Coroutine[Any, Any, Bus]],
+        clock: Clock,
+        identity: Identity | None = None,
+    ) -> None:
+        """Prepare; nothing is opened yet."""
+        self._request = request
+        self._opener = opener
+        self._clock = clock
+        self._identity = identity or this_process()
+        self._opened = False
+        self._chores: list[asyncio.Task[None]] = []
+        self._state = "joining"
+        self._founder = False
+        self._began_s = clock.monotonic()
+
+    async def open(self) -> list[AdoptableFragment]:
+        """Claim, found or join, and return the run's frames, ready to adopt."""
+        self.bus = await self._opener()
+        self._opened = True
+        subjects = Subjects(self._request.record.run)
+        self.member = await claim(self.bus, subjects, self._request.learner, self._clock, self._identity)
+        self.run, self._founder = await found_or_join(self.bus, subjects, self._request.record)
+        if self._founder:
+            await publish_origin(self.bus, subjects, self.run, self._request.origin, self._identity)
+        heads = await wait_for_heads(self.bus, subjects, self.run, self._clock)
+        if heads is None:
+            log.warning("run.founder_lost", founder=self.run.founder)
+            await publish_origin(self.bus, subjects, self.run, self._request.origin, self._identity)
+            heads = await wait_for_heads(self.bus, subjects, self.run, self._clock)
+        if heads is None:
+            raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")
+        self._request = replace(self._request, origin={})  # the arrays that it looks at may go
+        gate = asyncio.Semaphore(FETCHES_AT_ONCE)
+
+        async def fetch(p: int) -> GlobalFragment:
+            async with gate:
+                return await fetch_frame(self.bus, self.run, heads[p])
+
+        frames = await asyncio.gather(*(fetch(p) for p in sorted(heads)))
+        self.driver = IslandDriver(self.bus, self.run, self.member, {f.fragment: f for f in frames}, self._clock)
+        # Heads count what was merged, a little less than was trained; the next call says it exactly.
+        self.driver.run_tokens = max(head.tokens_merged for head in heads.values())
+        self.leases = DataLeases(
+            self.bus,
+            subjects,
+            self.member,
+            max(1, self._request.data_blocks),
+            lease_s=data_lease_s(self.run.protocol.lease_s),
+            clock=self._clock,
+        )
+        self.lender = StateLender(self.bus, self.run, self.member, self._standing, self._identity)
+        return [AdoptableFragment(frame, frame.values) for frame in frames]
+
+    async def begin(self, snapshot: Mapping[str, Any]) -> None:
+        """Listen, beat and tell the tape that we are here; the first step may follow."""
+        await self.driver.begin(snapshot, self._request.encode, donated=self._request.donated)
+        await self.driver.start()
+        self._state = "training"
+        await self.lender.start()
+        loop = asyncio.get_running_loop()
+        background = (self._beat_for_ever(), self._write_down_moved(), self.leases.renew_for_ever())
+        self._chores = [loop.create_task(work) for work in background]
+        for chore in self._chores:
+            chore.add_done_callback(self.driver.on_task_done)
+        took_s = self._clock.monotonic() - self._began_s
+        versions = max(interval.anchor for interval in self.driver.machine.intervals.values())
+        await self.record(
+            "joined",
+            incarnation=self.member.incarnation,
+            host=self.member.host,
+            pid=self.member.pid,
+            founder=self._founder,
+            versions_max=versions,
+            took_s=round(took_s, 3),
+        )
+        if await is_over(self.bus, Subjects(self.run.run), self.run):
+            self.driver.drain_wanted = True
+            log.info("run.over", run=self.run.run, tokens_target=self.run.protocol.tokens_target)
+        log.info("learner.joined", incarnation=self.member.incarnation, founder=self._founder, took_s=round(took_s, 3))
+
+    async def record(self, kind: str, **fields: object) -> None:
+        """Append an event of this learner to the tape."""
+        who = self.member.learner
+        line = event(kind, who, self._clock.wall(), **fields)
+        msg_id = f"{kind}-{who}-{self.member.incarnation}-{self._clock.monotonic():.6f}"
+        await self.bus.publish(
+            Subjects(self.run.run).event(kind, who), encode(line), msg_id=msg_id, info={"kind": kind}
+        )
+
+    async def drain(self, within_s: float) -> None:
+        """Make everything durable and say goodbye; raise `TimeoutError` when that takes longer than `within_s`."""
+        self._state = "draining"
+        async with asyncio.timeout(within_s):
+            if self.run.protocol.ending == "together":
+                await self._say_draining()
+            self.driver.order_drain()
+            await self.driver.left.wait()
+            self._state = "left"
+            machine = self.driver.machine
+            subjects = Subjects(self.run.run)
+            farewell = encode(await self._beat())
+            for shard in range(self.run.protocol.shards):
+                msg_id = f"bye-{self.member.learner}-{self.member.incarnation}-{shard}"
+                subject = subjects.farewell(shard, self.member.learner)
+                await self.bus.publish(subject, farewell, msg_id=msg_id, info={"incarnation": self.member.incarnation})
+            await self.bus.tell(subjects.beat(self.member.learner), farewell)
+            await self._record_moved()
+            await self.record("left", incarnation=self.member.incarnation, **_books(machine))
+            await release(self.bus, subjects, self.member)
+        log.info("learner.left", incarnation=self.member.incarnation, **_books(machine))
+
+    async def _say_draining(self) -> None:
+        """Let shards know before the last pushes arrive that we are leaving: their rounds wait for us then."""
+        try:
+            await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(await self._beat()))
+        except (BusError, BrokerUnavailable) as error:
+            log.warning("beat.failed", reason=str(error))
+
+    async def shut(self) -> None:
+        """Stop all work and let go of the bus; safe in any state."""
+        for chore in self._chores:
+            chore.cancel()
+        if hasattr(self, "lender"):
+            await self.lender.stop()
+        if hasattr(self, "driver"):
+            await self.driver.stop()
+        if self._opened:
+            await self.bus.close()
+
+    async def _beat_for_ever(self) -> None:
+        pause_s = self.run.protocol.silence_s / BEATS_PER_SILENCE
+        while True:
+            try:
+                await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(await self._beat()))
+                show_life(self._request.health_file)
+            except (BusError, BrokerUnavailable) as error:
+                log.warning("beat.failed", reason=str(error))
+            await asyncio.sleep(pause_s)
+
+    async def _write_down_moved(self) -> None:
+        """Tell the tape and the log now and then what our link has carried; what is missed now is in what is said later."""
+        while True:
+            await asyncio.sleep(TOLD_EVERY_S)
+            try:
+                await self._record_moved()
+            except (BusError, BrokerUnavailable, StorageFull) as error:
+                log.warning("moved.unrecorded", reason=str(error))
+
+    async def _record_moved(self) -> None:
+        moved = moved_by(self.bus.stats)
+        await self.record("moved", role="learner", incarnation=self.member.incarnation, moved=moved)
+        log.info("learner.moved", step=self.driver.machine.steps, **moved.told)
+
+    def _standing(self) -> TrainingStanding:
+        """Say whether we train soundly: several steps of this life done, and the last loss known is a number."""
+        machine, loss = self.driver.machine, self.driver.losses.known
+        sound = loss is None or math.isfinite(loss)
+        ready = self._state == "training" and machine.steps >= LENDING_STEPS_MIN
+        return TrainingStanding(machine.steps, machine.tokens, self.driver.run_tokens, healthy=ready and sound)
+
+    async def _beat(self) -> Beat:
+        loss = await self.driver.losses.read(self.driver.report.loss)
+        machine, report = self.driver.machine, self.driver.report
+        return Beat(
+            learner=self.member.learner,
+            incarnation=self.member.incarnation,
+            run_nonce=self.run.nonce,
+            state=self._state,
+            at_s=self._clock.wall(),
+            step=machine.steps,
+            step_s=report.step_s,
+            tokens=machine.tokens,
+            tokens_per_s=machine.tokens / machine.steps / report.step_s if machine.steps and report.step_s else 0.0,
+            loss=loss,
+            pushed=machine.pushed,
+            superseded=machine.superseded,
+            refused_local=machine.refused_local,
+            overhead=report.overhead,
+            lag_versions=machine.lag_versions,
+            pending_pushes=len(machine.in_flight),
+            moved=moved_by(self.bus.stats),
+            run_tokens=max(self.driver.run_tokens, machine.tokens),
+        )
+
+
+def _books(machine: Island) -> dict[str, int]:
+    return {
+        "tokens": machine.tokens,
+        "steps": machine.steps,
+        "pushed": machine.pushed,
+        "superseded": machine.superseded,
+        "refused_local": machine.refused_local,
+    }

@@ -1,0 +1,149 @@
+"""The step boundary: where a training loop meets its island, whatever kind of loop it is.
+
+A loop owns parameters as a pytree, the island as arrays by name. After each step the loop hands them over; frames that
+have arrived are adopted, the step is posted, and training goes on from what comes back. Nothing here waits for the
+network. `IslandHandle` puts a thread of its own around it, a simulator runs it on the island's own loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, SupportsFloat
+
+import msgspec
+import numpy as np
+
+from atoll.base.clock import Clock
+from atoll.model.pytrees import Vector, describe, gather
+from atoll.client.adoption import adopt
+from atoll.client.driver import AdoptableFragment, StepBoundary, StepReport
+from atoll.client.session import Session
+from atoll.model.layout import Layout, plan_layout
+
+
+class StepHook:
+    """One life's step boundaries. The pytree's structure and its arrays by name are those of the parameters given."""
+
+    def __init__(self, session: Session, clock: Clock, *, donated: bool = False) -> None:
+        """Prepare; `enter` comes first."""
+        self._session = session
+        self._clock = clock
+        self._donated = donated
+        self._treedef: Any = None
+        self.leaves: Mapping[str, Any] = {}
+        self._last_s = 0.0
+        self._began_s = 0.0
+        self._steps = 0
+        self.inside_s = 0.0
+
+    @property
+    def params(self) -> Any:  # noqa: ANN401  (the caller's pytree)
+        """Return the parameters to train from."""
+        import jax  # noqa: PLC0415  (the kernel loads JAX only where pytrees are JAX's)
+
+        return jax.tree.unflatten(self._treedef, list(self.leaves.values()))
+
+    @property
+    def run_tokens(self) -> int:
+        """Return the tokens trained by the whole run, as of the last call, never less than this learner's own."""
+        return max(self._session.driver.run_tokens, self._session.driver.machine.tokens)
+
+    @property
+    def done(self) -> bool:
+        """Return whether the loop should end: the token target is reached or a drain was asked for."""
+        target = self._session.run.protocol.tokens_target
+        return self._session.driver.drain_wanted or bool(target and self.run_tokens >= target)
+
+    @property
+    def overhead(self) -> float:
+        """Return the share of the time since the first step that was spent inside `step`."""
+        lived_s = self._last_s - self._began_s
+        return self.inside_s / lived_s if lived_s > 0 else 0.0
+
+    def enter(self, params: Any, ready: list[AdoptableFragment]) -> None:  # noqa: ANN401
+        """Take the run's values in place of `params`.
+
+        Whatever the rule for later adoptions is: who joins has learnt nothing yet, and takes them as they are.
+        """
+        leaves, self._treedef, names = flattened(params)
+        joining = msgspec.structs.replace(self._session.run.protocol, adoption="overwrite")
+        self.leaves = adopt(self._session.run.layout, joining, dict(zip(names, leaves, strict=True)), ready)
+
+    def begin(self) -> None:
+        """Note that the first step begins."""
+        self._last_s = self._clock.monotonic()
+
+    def step(self, params: Any, *, tokens: int, loss: SupportsFloat | None = None) -> Any:  # noqa: ANN401
+        """Report a completed step over `tokens` tokens and return the parameters to continue from.
+
+        Raises:
+            AtollError: the island cannot go on (a newer incarnation took the id over, or the driver failed).
+        """
+        began_s = self._clock.monotonic()
+        driver = self._session.driver
+        if driver.failure is not None:
+            raise driver.failure
+        import jax  # noqa: PLC0415
+
+        completed: Mapping[str, Any] = dict(zip(self.leaves, jax.tree.leaves(params), strict=True))
+        continued = completed
+        ready = driver.take_ready()
+        if ready:
+            continued = adopt(self._session.run.layout, self._session.run.protocol, completed, ready)
+            params = jax.tree.unflatten(self._treedef, list(continued.values()))
+        self.leaves = continued
+        if self._donated:
+            completed, continued = _copied(completed, continued)
+        self._steps += 1
+        step_s = began_s - self._last_s if self._steps > 1 else 0.0
+        report = StepReport(step_s=step_s, loss=loss, overhead=self.overhead, steps=self._steps)
+        driver.post_step(StepBoundary(tokens, completed, continued, [item.frame for item in ready], report))
+        self._last_s = self._clock.monotonic()
+        self.inside_s += self._last_s - began_s
+        if self._steps == 1:
+            self._began_s, self.inside_s = self._last_s, 0.0
+        return params
+
+
+class Origin(Mapping[int, Vector]):
+    """What a founder brings: its parameters, flat by fragment, each put together when it is asked for."""
+
+    def __init__(self, layout: Layout, leaves: Mapping[str, Any]) -> None:
+        """Look at arrays that do not change."""
+        self._layout = layout
+        self._leaves = leaves
+
+    def __getitem__(self, fragment: int) -> Vector:
+        """Return one fragment."""
+        return gather(self._layout, self._leaves, fragment)
+
+    def __iter__(self) -> Iterator[int]:
+        """Go through the fragments."""
+        return iter(range(len(self._layout.fragments)))
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._layout.fragments)
+
+
+def planned(params: Any, fragments: int, direct: tuple[str, ...]) -> tuple[Layout, Origin]:  # noqa: ANN401
+    """Return how `params` travels in `fragments` parts, and the parts, flat: what a founder brings."""
+    layout = plan_layout(describe(params), fragments, direct=direct)
+    leaves, _, names = flattened(params)
+    named = dict(zip(names, leaves, strict=True))
+    return layout, Origin(layout, named)
+
+
+def flattened(params: Any) -> tuple[list[Any], Any, list[str]]:  # noqa: ANN401  (any pytree)
+    """Return the leaves of a pytree, its structure, and the names of the leaves."""
+    import jax  # noqa: PLC0415
+
+    leaves, treedef = jax.tree.flatten(params)
+    return leaves, treedef, [spec.name for spec in describe(params)]
+
+
+def _copied(completed: Mapping[str, Any], continued: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return both in host memory, arrays that were not adopted copied once."""
+    first = {name: np.array(leaf) for name, leaf in completed.items()}
+    second = {name: first[name] if leaf is completed[name] else np.array(leaf) for name, leaf in continued.items()}
+    return first, second

@@ -1,0 +1,182 @@
+"""Named arrays as bytes, for outer-optimizer state: a bounded JSON header, then the arrays one after the other.
+
+    8 bytes little-endian header length, header JSON [[name, dtype, shape], …], raw little-endian data in that order
+
+Only plain numeric dtypes by name, bfloat16 among them; no objects, nothing executable. Sizes are checked before
+anything is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from atoll.wire.limits import CHUNK_BYTES, Buffer
+from atoll.wire.blobs import Cut
+from atoll.base.errors import PeerMisbehaved
+from atoll.base import scratch_arrays
+
+HEADER_BYTES_MAX = 1 << 20
+INTEGERS = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
+DTYPES = INTEGERS | {"bool", "bfloat16", "float16", "float32", "float64"}
+
+
+class ArrayEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One array: its name, dtype and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """Return `arrays` as bytes, in their order."""
+    return b"".join(_packed(arrays))
+
+
+class PackedArrays:
+    """Named arrays as the pieces of a blob, in the bytes of `pack_arrays`; they must not change while they are sent."""
+
+    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Look at the arrays."""
+        self._cut = Cut(*_packed(arrays))
+
+    def __len__(self) -> int:
+        """Return how many pieces there are."""
+        return len(self._cut)
+
+    def piece(self, number: int) -> Buffer:
+        """Return one; pages of arrays that do not lie in memory stay no longer than it takes to copy them."""
+        piece = self._cut.piece(number)
+        looked_at = np.frombuffer(piece, dtype=np.uint8)
+        if scratch_arrays.home_of(looked_at) is None:
+            return piece
+        copied = bytes(piece)
+        scratch_arrays.release_pages(looked_at)
+        return copied
+
+
+class ArraysDecoder:
+    """Named arrays on their way in, as pieces of `CHUNK_BYTES` in any order; large ones need not lie in memory.
+
+    Raises:
+        PeerMisbehaved: from `take` and `arrays`, for anything that `pack_arrays` did not make.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        """Expect so many bytes in all."""
+        self._size_bytes = size_bytes
+        self._early: dict[int, bytes] = {}
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._places: list[tuple[int, npt.NDArray[np.uint8]]] = []
+
+    def take(self, number: int, piece: Buffer) -> None:
+        """Put a piece where it belongs, once the first one has said where that is."""
+        if number and not self._places:
+            self._early[number] = bytes(piece)
+            return
+        if number == 0:
+            self._begin(piece)
+        for waiting, early in self._early.items():
+            self._put(waiting, early)
+        self._early.clear()
+        self._put(number, piece)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays, once every piece is here."""
+        if not self._places:
+            raise PeerMisbehaved("packed arrays without a header")
+        return self._arrays
+
+    def _begin(self, piece: Buffer) -> None:
+        """Read the header, which must lie in the first piece, and make room for what it announces."""
+        view = memoryview(piece)
+        length = _header_bytes(view, min(self._size_bytes, len(view)))
+        at = 8 + length
+        for name, dtype, shape in _entries(bytes(view[8:at])):
+            count = math.prod(shape)
+            if at + count * dtype.itemsize > self._size_bytes:
+                raise PeerMisbehaved("packed arrays are truncated", got=self._size_bytes)
+            flat = scratch_arrays.spare(count, dtype)
+            self._places.append((at, flat.view(np.uint8)))
+            self._arrays[name] = _shaped(flat, shape)
+            at += count * dtype.itemsize
+        if at != self._size_bytes:
+            raise PeerMisbehaved("packed arrays with bytes left over", got=self._size_bytes, allowed=at)
+        self._places.append((at, np.empty(0, dtype=np.uint8)))
+
+    def _put(self, number: int, piece: Buffer) -> None:
+        """Copy a piece to the arrays that it reaches into."""
+        data, start = np.frombuffer(piece, dtype=np.uint8), number * CHUNK_BYTES
+        for at, place in self._places:
+            low, high = max(start, at), min(start + data.size, at + place.size)
+            if low < high:
+                target = place[low - at : high - at]
+                target[:] = data[low - start : high - start]
+                scratch_arrays.release_pages(target)
+
+
+def _packed(arrays: Mapping[str, npt.NDArray[Any]]) -> list[bytes | memoryview]:
+    """Return what `pack_arrays` puts together: views of the arrays."""
+    entries = [ArrayEntry(name, array.dtype.name, array.shape) for name, array in arrays.items()]
+    foreign = [entry.dtype for entry in entries if entry.dtype not in DTYPES]
+    if foreign:
+        raise PeerMisbehaved("arrays of these dtypes cannot be packed", got=foreign, allowed=sorted(DTYPES))
+    header = msgspec.json.encode(entries)
+    raw = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values()]
+    return [len(header).to_bytes(8, "little"), header, *raw]
+
+
+def unpack_arrays(data: bytes, bytes_max: int) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of `pack_arrays`, writable copies; raise `PeerMisbehaved` for anything else."""
+    if len(data) > bytes_max or len(data) < 8:
+        raise PeerMisbehaved("packed arrays of a wrong size", got=len(data), allowed=f"8..{bytes_max} bytes")
+    at = 8 + _header_bytes(memoryview(data), len(data))
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, dtype, shape in _entries(data[8:at]):
+        count = math.prod(shape)
+        if at + count * dtype.itemsize > len(data):
+            raise PeerMisbehaved("packed arrays are truncated", got=len(data), allowed=at + count * dtype.itemsize)
+        arrays[name] = _shaped(np.frombuffer(data, dtype=dtype, count=count, offset=at), shape).copy()
+        at += count * dtype.itemsize
+    if at != len(data):
+        raise PeerMisbehaved("packed arrays with bytes left over", got=len(data), allowed=at)
+    return arrays
+
+
+def _header_bytes(data: memoryview, size_bytes: int) -> int:
+    """Return the length of the header, which lies within the first `size_bytes`."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(HEADER_BYTES_MAX, size_bytes - 8):
+        raise PeerMisbehaved("packed arrays with a wrong header", got=length, allowed=HEADER_BYTES_MAX)
+    return length
+
+
+def _entries(header: bytes) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    """Return name, dtype and shape of every array that a header announces."""
+    try:
+        entries = msgspec.json.decode(header, type=list[ArrayEntry])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerMisbehaved("packed arrays with an unreadable header", got=str(error)) from error
+    names = [entry.name for entry in entries]
+    for entry in entries:
+        if entry.dtype not in DTYPES or any(n < 0 for n in entry.shape) or names.count(entry.name) > 1:
+            raise PeerMisbehaved("packed arrays with an unusable entry", got=entry)
+    return [(entry.name, _dtype(entry.dtype), entry.shape) for entry in entries]
+
+
+def _shaped(flat: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    try:
+        return flat.reshape(shape)
+    except (ValueError, OverflowError) as error:  # too many axes, or an empty array with an absurd one
+        raise PeerMisbehaved("packed arrays with an unusable shape", got=str(error)) from error
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

@@ -1,0 +1,206 @@
+"""A vector as it was sent: measured, folded in and expanded without ever lying in memory as float32 (`atoll.codec.kernels`).
+
+Sums over a stretch of elements are taken part by part and added in the order of the parts (`atoll.base.parallel`), so
+that large ones may be taken by several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.base.errors import ProtocolMisuse
+from atoll.codec.kernels import BEND, BF16, BLEND, BLOCK, COPY, E3M0, F32, INT4, INT8, MULTIPLY, Bytes, Vector, kernels
+from atoll.base import buffer_pool, scratch_arrays
+from atoll.base.parallel import each, parts
+
+BLOCK_BYTES: Final = {F32: 4 * BLOCK, BF16: 2 * BLOCK, INT8: BLOCK, INT4: BLOCK // 2, E3M0: BLOCK // 2}
+"""Codes of a block, by kind."""
+SCALED: Final = frozenset({INT8, INT4, E3M0})
+"""Kinds whose blocks have scales, and come whole."""
+
+Lanes = npt.NDArray[np.float64]
+
+_NONE = np.empty(0, dtype=np.float32)
+
+
+def blocks(elements: int) -> int:
+    """Return how many blocks hold so many elements."""
+    return -(-elements // BLOCK)
+
+
+def scales_count(kind: int, elements: int) -> int:
+    """Return how many scales go with so many elements."""
+    return blocks(elements) if kind in SCALED else 0
+
+
+def codes_bytes(kind: int, elements: int) -> int:
+    """Return the bytes of the codes of so many elements."""
+    return (scales_count(kind, elements) * BLOCK if kind in SCALED else elements) * BLOCK_BYTES[kind] // BLOCK
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """`elements` float32 numbers: the kind of their encoding, their codes (uint8) and the scales of their blocks."""
+
+    kind: int
+    elements: int
+    codes: Bytes
+    scales: Vector
+
+    @classmethod
+    def exact(cls, vector: Vector) -> Encoded:
+        """Return a float32 vector as it is; its memory is shared."""
+        return cls(F32, vector.size, np.ascontiguousarray(vector, dtype=np.float32).view(np.uint8), _NONE)
+
+    @classmethod
+    def blank(cls, kind: int, elements: int) -> Encoded:
+        """Return a place for so many numbers, with anything in it; it need not lie in memory (`atoll.base.scratch_arrays`)."""
+        codes = scratch_arrays.spare(codes_bytes(kind, elements), np.uint8)
+        return cls(kind, elements, codes, np.empty(scales_count(kind, elements), dtype=np.float32))
+
+    def stretch(self, start: int, stop: int) -> Encoded:
+        """Return elements `start`, the first of a block, to `stop` as they lie here; memory is shared."""
+        first = codes_bytes(self.kind, start)
+        codes = self.codes[first : first + codes_bytes(self.kind, stop - start)]
+        scales = self.scales[start // BLOCK : blocks(stop)] if self.scales.size else self.scales
+        return Encoded(self.kind, stop - start, codes, scales)
+
+    def hold(self, other: Encoded) -> None:
+        """Take over the codes and scales of a vector of the same kind and length."""
+        self.codes[:], self.scales[:] = other.codes, other.scales
+
+    def release_pages(self) -> None:
+        """Let our pages leave the process, where we do not lie in memory."""
+        scratch_arrays.release_pages(self.codes)
+
+    def expanded(self) -> Vector:
+        """Return the numbers."""
+        out = buffer_pool.empty(self.elements)
+        self.expand_into(out)
+        return out
+
+    def expand_into(self, out: Vector) -> None:
+        """Write the numbers to `out`, which is as long as we are."""
+        each(lambda part: self.copy(out, *part), parts(0, self.elements), self.elements)
+
+    def copy(self, out: Vector, start: int, stop: int) -> None:
+        """Write elements `start` to `stop` to their places in `out`, which is as long as we are."""
+        self._over(COPY, (start, stop), acc=out)
+
+    def part(self, start: int, stop: int) -> Vector:
+        """Return elements `start` to `stop`; the work is that of their blocks alone."""
+        first, last, width = start // BLOCK, blocks(stop), BLOCK_BYTES[self.kind]
+        end = min(last * BLOCK, self.elements)
+        codes = self.codes[first * width : last * width]
+        around = Encoded(self.kind, end - first * BLOCK, codes, self.scales[first:last])
+        return around.expanded()[start - first * BLOCK : stop - first * BLOCK]
+
+    def squares(self, start: int, stop: int) -> float:
+        """Return the sum of squares of elements `start` to `stop` in float64: finite if and only if all of them are."""
+        return self.squares_of([(start, stop)])[0]
+
+    def squares_of(self, slices: Sequence[tuple[int, int]]) -> list[float]:
+        """Return the sums of squares of several stretches of elements."""
+        return self._sums(self._square, slices)
+
+    def product(self, start: int, stop: int, other: Vector) -> float:
+        """Return the scalar product of elements `start` to `stop` with those of `other`, which is as long as we are."""
+
+        def multiply(tensor_slice: tuple[int, int]) -> float:
+            lanes = np.zeros(BLOCK)
+            self._over(MULTIPLY, tensor_slice, others=other, lanes=lanes)
+            return float(np.add.accumulate(lanes)[-1])
+
+        return self._sums(multiply, [(start, stop)])[0]
+
+    def blend(self, acc: Vector, start: int, stop: int, keep: float, take: float) -> None:
+        """Do `acc <- keep acc + take v` for elements `start` to `stop`; `acc` is as long as we are."""
+        factors = keep, take, 0.0
+        each(lambda part: self._over(BLEND, part, acc=acc, factors=factors), parts(start, stop), stop - start)
+
+    def bend(self, acc: Vector, tensor_slice: tuple[int, int], factors: tuple[float, float, float], other: Vector) -> None:
+        """Do `acc <- keep acc + (take v + add other)` for the elements of `span`; factors are keep, take and add."""
+        self._over(BEND, tensor_slice, others=other, acc=acc, factors=factors)
+
+    def settle(self, values: Vector, following: Vector, carry: npt.NDArray[np.uint16]) -> float:
+        """Become `following - values`, rounded; write what that makes of `values` to `following`, what it leaves to `carry`.
+
+        All are as long as we are, `carry` in bits of bfloat16. Return the largest magnitude that was found.
+        """
+        self._checked((0, self.elements), values, following)
+        if carry.shape != (self.elements,):
+            raise ProtocolMisuse("a carry that does not belong to its values", got=carry.shape, allowed=self.elements)
+        settle = kernels(self.elements).settle
+        return settle(self.kind, values, following, self.codes, self.scales, carry)
+
+    def _sums(self, summed: Callable[[tuple[int, int]], float], slices: Sequence[tuple[int, int]]) -> list[float]:
+        """Return what `summed` finds in each span: part by part, and the parts are added in their order."""
+        pieces = [(number, part) for number, tensor_slice in enumerate(slices) for part in parts(*tensor_slice) or [tensor_slice]]
+        if len(pieces) == 1:
+            return [summed(pieces[0][1])]
+        sums, found = [0.0] * len(slices), [0.0] * len(pieces)
+
+        def take(at: int) -> None:
+            found[at] = summed(pieces[at][1])
+
+        each(take, range(len(pieces)), sum(stop - start for start, stop in slices))
+        for (number, _), value in zip(pieces, found, strict=True):
+            sums[number] += value
+        return sums
+
+    def _square(self, tensor_slice: tuple[int, int]) -> float:
+        """Return the sum of squares of the elements of `span`."""
+        start, stop = self._checked(tensor_slice)
+        if start == stop:
+            return 0.0
+        total = kernels(self.elements).squares(self.kind, self.codes, self.scales, start, stop)
+        if scratch_arrays.anything():
+            scratch_arrays.release_pages(self._codes_of(start, stop))
+        return total
+
+    def _checked(self, tensor_slice: tuple[int, int], *vectors: Vector) -> tuple[int, int]:
+        """Return a span of ours; compiled kernels check no bounds, so everything they are given is checked here.
+
+        Raises:
+            ProtocolMisuse: it is none, a vector is not as long as we are, or we are not whole.
+        """
+        count = self.elements
+        others = [vector for vector in vectors if vector is not _NONE and vector.size != count]
+        if others or not (0 <= tensor_slice[0] <= tensor_slice[1] <= count and self._whole()):
+            got = (tensor_slice, [vector.size for vector in vectors], self.codes.size, self.scales.size)
+            raise ProtocolMisuse("vectors that do not belong together", got=got, allowed=f"{count} elements")
+        return tensor_slice
+
+    def _over(
+        self,
+        operation: int,
+        tensor_slice: tuple[int, int],
+        *,
+        others: Vector = _NONE,
+        acc: Vector = _NONE,
+        lanes: Lanes | None = None,
+        factors: tuple[float, float, float] = (0.0, 0.0, 0.0),
+    ) -> None:
+        """Go over the elements of `span`; nothing is done where there are none."""
+        start, stop = self._checked(tensor_slice, others, acc)
+        if start < stop:
+            sums = np.empty(BLOCK) if lanes is None else lanes
+            over = kernels(self.elements).over
+            over(operation, self.kind, self.codes, self.scales, start, stop, others, acc, sums, *factors)
+            if scratch_arrays.anything():
+                scratch_arrays.release_pages(self._codes_of(*tensor_slice), others[start:stop], acc[start:stop])
+
+    def _codes_of(self, start: int, stop: int) -> Bytes:
+        """Return the codes that elements `start` to `stop` are read from."""
+        width = BLOCK_BYTES[self.kind]
+        return self.codes[start // BLOCK * width : blocks(stop) * width]
+
+    def _whole(self) -> bool:
+        """Return whether codes and scales are as many as the elements need."""
+        codes = codes_bytes(self.kind, self.elements)
+        return (self.codes.size, self.scales.size) == (codes, scales_count(self.kind, self.elements))

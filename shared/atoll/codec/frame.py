@@ -1,0 +1,224 @@
+"""A vector on its way out, and one on its way in: frames, segment by segment (`atoll.codec.segments`).
+
+`FrameEncoder` encodes a segment when it is due, so a large vector is never encoded as a whole in memory; `FrameDecoder` checks a
+segment when it comes, puts its codes where they belong and measures them while they are hot. Both measure *what was sent*,
+after rounding, in the same pieces and the same order: the norms that a sender claims are those that its reader finds, to
+the last bit. What has arrived stays encoded (`Encoded`) until it is folded in, and everything in it is finite.
+
+A reader says how many elements it expects and in which codec. It allocates what an honest frame needs, before it reads any.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from atoll.wire.limits import Buffer
+from atoll.wire.blobs import Portion
+from atoll.codec.encoded import Encoded
+from atoll.codec.segments import Framing, cut_frame, seal, unseal
+from atoll.base.errors import FrameRejected
+from atoll.codec.kernels import F32, Vector
+from atoll.base import scratch_arrays
+from atoll.model.layout import FragmentSlice
+
+Read = Callable[[int, int], Vector]
+"""Returns elements `start` to `stop` of a vector, flat float32."""
+
+
+class NormAccumulator:
+    """The L2 norms of the slices of a vector that is measured segment by segment, in any order; one slice if none are named."""
+
+    def __init__(self, framing: Framing, slices: Sequence[FragmentSlice]) -> None:
+        """Begin with nothing measured."""
+        self._framing = framing
+        self._bounds = [(tensor_slice.offset, tensor_slice.offset + tensor_slice.size) for tensor_slice in slices] or [(0, framing.elements)]
+        self._ends = [stop for _, stop in self._bounds]
+        self._squares: dict[int, list[tuple[int, float]]] = {}
+
+    def measure(self, number: int, segment: Encoded) -> None:
+        """Measure a segment; raise `FrameRejected` `not_finite` unless all of it is."""
+        first, last = self._framing.bounds(number)
+        here: list[tuple[int, int]] = []
+        index = bisect_right(self._ends, first)
+        while index + len(here) < len(self._bounds) and self._bounds[index + len(here)][0] < last:
+            start, stop = self._bounds[index + len(here)]
+            here.append((max(start, first) - first, min(stop, last) - first))
+        squares = segment.squares_of(here)
+        if not math.isfinite(sum(squares)):
+            raise FrameRejected("not_finite", "a frame holds infinities or NaN")
+        self._squares[number] = list(enumerate(squares, index))
+
+    def norms(self) -> list[float]:
+        """Return the norms, once all segments are measured."""
+        totals = [0.0] * len(self._bounds)
+        for number in range(len(self._framing)):
+            for index, square in self._squares[number]:
+                totals[index] += square
+        return [math.sqrt(total) for total in totals]
+
+
+class FrameEncoder:
+    """A frame to be sent: the pieces of a blob. `spans` are the slices to be measured on the way.
+
+    What rounding takes is written to `residue`, a vector as long, where it is wanted.
+    """
+
+    def __init__(self, framing: Framing, read: Read, slices: Sequence[FragmentSlice] = (), residue: Vector | None = None) -> None:
+        """Look at a vector through `read`, which may be called several times for the same elements, by several threads."""
+        self.framing = framing
+        self._read = read
+        self._residue = residue
+        self._gauge = NormAccumulator(framing, slices)
+
+    def __len__(self) -> int:
+        """Return how many segments there are."""
+        return len(self.framing)
+
+    def piece(self, number: int) -> bytearray:
+        """Return a segment.
+
+        Raises:
+            FrameRejected: `not_finite`; what would not arrive finite in this codec is not sent.
+        """
+        start, stop = self.framing.bounds(number)
+        vector = self._read(start, stop)
+        segment = self.framing.encoding.encoded(vector)
+        self._gauge.measure(number, segment)
+        if self._residue is not None:
+            np.subtract(vector, segment.expanded(), out=self._residue[start:stop])
+        scratch_arrays.release_pages(vector)
+        return seal(self.framing, number, segment.codes, segment.scales)
+
+    def norms(self) -> list[float]:
+        """Return the L2 norms per slice of what was sent, once every segment was made."""
+        return self._gauge.norms()
+
+
+class EncodedFrame:
+    """A vector that is encoded already, as the pieces of a blob."""
+
+    def __init__(self, codec: str, vector: Encoded) -> None:
+        """Look at the codes, which must not change while they are sent."""
+        self.framing = Framing(vector.elements, codec)
+        self._vector = vector
+
+    def __len__(self) -> int:
+        """Return how many segments there are."""
+        return len(self.framing)
+
+    def piece(self, number: int) -> bytearray:
+        """Return a segment."""
+        part = self._vector.stretch(*self.framing.bounds(number))
+        data = seal(self.framing, number, part.codes, part.scales)
+        part.release_pages()
+        return data
+
+
+class MeasuredFrame(EncodedFrame):
+    """A vector that is encoded already, measured on its way out as `FrameEncoder` does; `spans` are the slices."""
+
+    def __init__(self, codec: str, vector: Encoded, slices: Sequence[FragmentSlice] = ()) -> None:
+        """Look at the codes, which must not change while they are sent."""
+        super().__init__(codec, vector)
+        self._gauge = NormAccumulator(self.framing, slices)
+
+    def piece(self, number: int) -> bytearray:
+        """Return a segment; raise `FrameRejected` `not_finite` unless all of it is."""
+        self._gauge.measure(number, self._vector.stretch(*self.framing.bounds(number)))
+        return super().piece(number)
+
+    def norms(self) -> list[float]:
+        """Return the L2 norms per slice of what was sent, once every segment was made."""
+        return self._gauge.norms()
+
+
+class StoredFrame:
+    """A frame that lies in one piece, as the pieces of a blob; raises `FrameRejected` `truncated`."""
+
+    def __init__(self, data: Buffer) -> None:
+        """Look at the frame, which must not change while it is sent."""
+        self._segments = cut_frame(data)
+
+    def __len__(self) -> int:
+        """Return how many segments there are."""
+        return len(self._segments)
+
+    def piece(self, number: int) -> memoryview:
+        """Return a segment."""
+        return self._segments[number]
+
+
+class FrameDecoder:
+    """A frame on its way in: `elements` numbers in `codec`. `spans` are the slices to be measured on the way."""
+
+    def __init__(self, elements: int, codec: str, slices: Sequence[FragmentSlice] = ()) -> None:
+        """Allocate what an honest frame needs."""
+        self.framing = Framing(elements, codec)
+        self._gauge = NormAccumulator(self.framing, slices)
+        self._vector = Encoded.blank(self.framing.encoding.number, elements)
+
+    def take(self, number: int, data: Buffer) -> None:
+        """Check a segment and keep it; several threads may take different ones.
+
+        Raises:
+            FrameRejected: what `unseal` says, or `not_finite`.
+        """
+        if not 0 <= number < len(self.framing):
+            raise FrameRejected("size", "a segment too many", got=number, allowed=len(self.framing))
+        start, stop = self.framing.bounds(number)
+        came = self.framing.encoding.view(
+            np.frombuffer(unseal(self.framing, number, data), dtype=np.uint8), stop - start
+        )
+        here = self._vector.stretch(start, stop)
+        here.hold(came)
+        self._gauge.measure(number, here)
+        here.release_pages()
+
+    def take_all(self, portion: Portion) -> None:
+        """Check and keep segments that came together, by number; raise what `take` raises."""
+        for number, data in portion:
+            self.take(number, data)
+
+    def encoded(self) -> Encoded:
+        """Return the vector, once all segments are here."""
+        return self._vector
+
+    def norms(self) -> list[float]:
+        """Return the L2 norms per slice, once all segments are here."""
+        return self._gauge.norms()
+
+    def values(self) -> Vector:
+        """Return the numbers, once all segments are here; what came as float32 is not copied."""
+        vector = self._vector
+        return vector.codes.view(np.float32) if vector.kind == F32 else vector.expanded()
+
+
+def encode_frame(vector: Vector, codec: str) -> bytearray:
+    """Return the frame of a flat float32 vector in one piece.
+
+    Raises:
+        SettingsError: there is no such codec.
+        FrameRejected: `not_finite`; what would not arrive finite in this codec is not sent.
+    """
+    outgoing = FrameEncoder(Framing(vector.size, codec), lambda start, stop: vector[start:stop])
+    return bytearray().join(outgoing.piece(number) for number in range(len(outgoing)))
+
+
+def decode_frame(data: Buffer, *, elements_expected: int, codec: str) -> Vector:
+    """Return the float32 vector of a frame in one piece, in memory of its own; raise `FrameRejected`."""
+    arriving = FrameDecoder(elements_expected, codec)
+    segments = cut_frame(data)
+    if len(segments) != len(arriving.framing):
+        raise FrameRejected("size", "a frame of another length", got=len(segments), allowed=len(arriving.framing))
+    for number, segment in enumerate(segments):
+        arriving.take(number, segment)
+    return arriving.values()
+
+
+def frame_bytes(elements: int, codec: str) -> int:
+    """Return the length of an uncompressed frame of `elements` numbers, which no frame of theirs exceeds."""
+    return Framing(elements, codec).size_bytes

@@ -1,0 +1,133 @@
+"""The run's broker: somebody's, which is checked, or our own, hosted by a child.
+
+Our own lives in a child of `up` rather than in `up` itself, because Ctrl-C in a terminal goes to every process of the
+foreground group and the broker must be the last to go. The host starts the server again if it dies, on the same port,
+and tells where it listens through a file; a host that is started again finds its port there.
+
+A server whose disk was full refuses every write from then on, also when there is room again: it remembers the first
+error of a file until it starts anew. So the host starts it anew as soon as there is room. Nothing is lost by that,
+because it has acknowledged nothing since.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from atoll.base.errors import BrokerUnavailable
+from atoll.base.atomic_files import write_whole
+from atoll.base.logs import configure, get
+
+RESTARTS_MAX = 5
+WATCH_S = 0.25
+ROOM_BYTES = 64 << 20
+FULL_WORDS = b"no space left on device"
+
+log = get(__name__)
+
+
+async def check_broker_at(url: str, patience_s: float) -> None:
+    """Return if the broker at `url` can be used.
+
+    Raises:
+        SettingsError: not the address of a broker.
+        BrokerUnavailable: it does not answer within `patience_s`, is too old, or has no JetStream.
+    """
+    from atoll.bus.open import open_bus  # noqa: PLC0415  (the host below needs no client)
+    from atoll.bus.options import DEFAULTS  # noqa: PLC0415
+
+    options = replace(DEFAULTS, patience_s=patience_s)
+    bus = await open_bus(url, "check", name="check", provision=False, options=options)
+    await bus.close()
+
+
+def host_command(store_dir: Path, url_file: Path, port: int) -> tuple[str, ...]:
+    """Return the command of a host for a broker that keeps its data in `store_dir`; port 0 is a free one."""
+    return (sys.executable, "-m", "atoll.local.brokers", str(store_dir), str(url_file), str(port))
+
+
+def host(store_dir: Path, url_file: Path, port: int) -> None:
+    """Run a broker until SIGTERM; write its URL to `url_file` once it answers.
+
+    Raises what `EmbeddedBroker.start` raises, also when the server died more than `RESTARTS_MAX` times.
+    """
+    from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
+
+    stop = threading.Event()
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        stop.set()
+
+    configure("json", role="broker")
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
+    with EmbeddedBroker(store_dir, _former_port(url_file) or port) as broker:
+        restarts = 0
+        room = RoomWatch(broker.log_path)
+        _announce(url_file, broker.url)
+        while not stop.wait(WATCH_S):
+            if not broker.pid and restarts < RESTARTS_MAX:
+                restarts += 1
+                log.warning("broker.restarted", reason="it died", restarts=restarts)
+                broker.restart()
+            elif broker.pid and room.is_back():
+                log.warning("broker.restarted", reason="its disk was full and has room again")
+                broker.restart()
+                room = RoomWatch(broker.log_path)
+            elif not broker.pid:
+                raise BrokerUnavailable(
+                    "the broker dies again and again", got=f"{restarts} restarts", todo=f"look at {broker.log_path}"
+                )
+
+
+class RoomWatch:
+    """Tells when a server that ran out of disk has room again; it reads what the server adds to its log."""
+
+    def __init__(self, log_path: Path) -> None:
+        """Begin at the present end of the log."""
+        self._log_path = log_path
+        self._read_bytes = log_path.stat().st_size if log_path.exists() else 0
+        self._full = False
+
+    def is_back(self) -> bool:
+        """Return True once after each time that the disk was full, as soon as it has `ROOM_BYTES` of room."""
+        self._full = self._full or FULL_WORDS in self._news()
+        if not self._full or shutil.disk_usage(self._log_path.parent).free < ROOM_BYTES:
+            return False
+        self._full = False
+        return True
+
+    def _news(self) -> bytes:
+        """Return what the log has gained; a log that has shrunk was rotated and is read from its beginning."""
+        size_bytes = self._log_path.stat().st_size
+        if size_bytes == self._read_bytes:
+            return b""
+        with self._log_path.open("rb") as server_log:
+            server_log.seek(self._read_bytes if size_bytes > self._read_bytes else 0)
+            news = server_log.read()
+            self._read_bytes = server_log.tell()
+        return news
+
+
+def _former_port(url_file: Path) -> int:
+    """Return the port an earlier host announced, or 0."""
+    try:
+        return int(url_file.read_text(encoding="utf-8").rpartition(":")[2])
+    except (OSError, ValueError):
+        return 0
+
+
+def _announce(url_file: Path, url: str) -> None:
+    write_whole(url_file, url.encode())
+
+
+if __name__ == "__main__":
+    from atoll.cli.main import guarded
+
+    guarded(lambda: host(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,299 @@
+"""What a person sees while `up` works: a live picture on a terminal, plain lines elsewhere.
+
+`RunConsole` is the seam. On a terminal a stage is a moving bar with its elapsed time and training a picture
+redrawn in place; elsewhere a stage is a line at its beginning and one at its end, and training a status line every ten
+seconds. Both draw from a `ConsolePicture`, which is all they know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from atoll.base.clock import Clock
+from atoll.wire.traffic import TrafficMeter, LinkTraffic
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.links import byte_ledger, name_of, total
+from atoll.run.view import HostView, LearnerView, RunView
+
+STATUS_EVERY_S: Final = 10.0
+FRAGMENTS_SHOWN: Final = 48
+WIDE: Final = 100
+_HEADINGS: Final = (
+    "process",
+    "state",
+    "life",
+    "step",
+    "loss",
+    "tokens/s",
+    "lag",
+    "overhead",
+    "up/s",
+    "down/s",
+    "up",
+    "down",
+)
+_ONLY_WIDE: Final = ("life", "overhead")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsolePicture:
+    """A run at one moment: `now_s` by the clock of the view's arrivals, `began_s` likewise."""
+
+    view: RunView
+    run: str
+    protocol: ProtocolSettings
+    began_s: float
+    now_s: float
+
+    @property
+    def target(self) -> int:
+        """Return the tokens that the run is to train, 0 without a bound."""
+        return self.protocol.tokens_target
+
+    @property
+    def silence_s(self) -> float:
+        """Return after how long a learner no longer counts as live."""
+        return self.protocol.silence_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return the run's present speed."""
+        return self.view.tokens_per_s(self.now_s, self.silence_s)
+
+    @property
+    def goodput(self) -> float | None:
+        """Return the session's goodput so far, None before there is any."""
+        present_s = self.view.present_s
+        return self.view.stepping_s / present_s if present_s > 0 else None
+
+    @property
+    def left_s(self) -> float | None:
+        """Return the seconds until the target at the present speed, None when nobody can say."""
+        speed = self.tokens_per_s
+        return max(0, self.target - self.view.run_tokens) / speed if self.target and speed > 0 else None
+
+    def state(self, learner: LearnerView) -> str:
+        """Return what a learner is doing, or that it is silent."""
+        life = learner.latest
+        if life is None or life.beat is None:
+            return "joining" if life is not None and not life.left else "left"
+        if life.left:
+            return "left"
+        silent = learner.heard_s is None or self.now_s - learner.heard_s > self.silence_s
+        return "silent" if silent else life.beat.state
+
+    def hosts(self) -> list[HostView]:
+        """Return the synchronizer processes heard of lately, by the shards that they have owned."""
+        heard = [host for host in self.view.hosts.values() if host.heard_s is not None]
+        since_s = self.now_s - max(self.protocol.silence_s, self.protocol.lease_s)
+        return sorted((host for host in heard if (host.heard_s or 0.0) >= since_s), key=name_of)
+
+
+class RunConsole(Protocol):
+    """Where `up` speaks."""
+
+    @contextmanager
+    def stage(self, what: str) -> Iterator[None]:
+        """Show that `what` is going on while the block runs."""
+
+    def say(self, line: str) -> None:
+        """Say something once."""
+
+    def show(self, picture: ConsolePicture) -> None:
+        """Show the run as it is."""
+
+    def rest(self) -> None:
+        """End the picture, if there is one; it may begin again."""
+
+
+class PlainConsole:
+    """Lines for logs and pipes."""
+
+    def __init__(self, console: Console, clock: Clock) -> None:
+        """Print to `console`."""
+        self._console = console
+        self._clock = clock
+        self._shown_s: float | None = None
+
+    @contextmanager
+    def stage(self, what: str) -> Iterator[None]:
+        """Say when `what` begins and how long it took."""
+        began_s = self._clock.monotonic()
+        self.say(f"{what} …")
+        yield
+        self.say(f"{what}: done in {self._clock.monotonic() - began_s:.1f} s")
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, picture: ConsolePicture) -> None:
+        """Print a status line, not more often than every ten seconds."""
+        if self._shown_s is None or picture.now_s - self._shown_s >= STATUS_EVERY_S:
+            self._shown_s = picture.now_s
+            self.say(status_line(picture))
+
+    def rest(self) -> None:
+        """Nothing to end."""
+
+
+class TerminalConsole:
+    """A picture that is redrawn in place."""
+
+    def __init__(self, console: Console, clock: Clock) -> None:
+        """Draw on `console`, a terminal."""
+        self._console = console
+        self._clock = clock
+        self._live: Live | None = None
+
+    @contextmanager
+    def stage(self, what: str) -> Iterator[None]:
+        """Show a spinner with the time that has gone by."""
+        self.rest()
+        began_s = self._clock.monotonic()
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        with bar:
+            bar.add_task(what, total=None)
+            yield
+        self.say(f"{what}: {self._clock.monotonic() - began_s:.1f} s")
+
+    def say(self, line: str) -> None:
+        """Print a line above the picture."""
+        self._console.print(line, markup=False, highlight=False)
+
+    def show(self, picture: ConsolePicture) -> None:
+        """Redraw the picture."""
+        if self._live is None:
+            self._live = Live(console=self._console, refresh_per_second=4)
+            self._live.start()
+        self._live.update(draw(picture, self._console.width))
+
+    def rest(self) -> None:
+        """Leave the picture as it is and let the cursor go on below it."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def make_face(clock: Clock) -> RunConsole:
+    """Return the face that fits standard output."""
+    console = Console()
+    return TerminalConsole(console, clock) if console.is_terminal else PlainConsole(console, clock)
+
+
+def draw_once(picture: ConsolePicture) -> None:
+    """Print the picture to standard output; nothing is left out for a file or a pipe."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(draw(picture, console.width))
+
+
+def draw(picture: ConsolePicture, width: int) -> RenderableType:
+    """Return the whole picture for so many columns of text."""
+    view = picture.view
+    shown = sorted(view.fragments.items())[:FRAGMENTS_SHOWN]
+    cells = [Text(f"p{p:<3} v{f.version:<5} {f.contributors}/{f.live}  grace {f.grace_s:4.1f} s") for p, f in shown]
+    rest = len(view.fragments) - len(shown)
+    if rest > 0:
+        cells.append(Text(f"and {rest} more"))
+    table = process_table(picture, wide=width >= WIDE)
+    return Group(table, Columns(cells, padding=(0, 3)), Text(status_line(picture), style="bold"))
+
+
+def process_table(picture: ConsolePicture, *, wide: bool) -> Table:
+    """Return a row per learner and one per synchronizer process, the wire's bytes last: both ways per second, and in all."""
+    headings = [heading for heading in _HEADINGS if wide or heading not in _ONLY_WIDE]
+    table = Table(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("process", "state") else "right", no_wrap=True)
+    for row in (*_learner_rows(picture), *_host_rows(picture)):
+        table.add_row(*(row.get(heading, Text("-")) for heading in headings))
+    return table
+
+
+def _learner_rows(picture: ConsolePicture) -> Iterator[dict[str, Text]]:
+    for name, learner in sorted(picture.view.learners.items()):
+        life = learner.latest
+        state = picture.state(learner)
+        style = {"training": "green", "silent": "red", "draining": "yellow"}.get(state, "")
+        row = {"process": Text(name), "state": Text(state, style=style)}
+        if life is not None:
+            moved = total(other.meter.moved for other in learner.lives.values())
+            meter = None if state in ("left", "silent") else life.meter
+            row |= {"life": Text(str(life.incarnation)), **_carried(meter, moved)}
+        if life is not None and (beat := life.beat) is not None:
+            row |= {
+                "step": Text(str(beat.step)),
+                "loss": Text("-" if beat.loss is None else f"{beat.loss:.3f}"),
+                "tokens/s": Text(f"{beat.tokens_per_s:,.0f}"),
+                "lag": Text(str(beat.lag_versions)),
+                "overhead": Text(f"{100 * beat.overhead:.1f}%"),
+            }
+        yield row
+
+
+def _host_rows(picture: ConsolePicture) -> Iterator[dict[str, Text]]:
+    for host in picture.hosts():
+        state = Text("serving" if host.serving else "waiting")
+        yield {"process": Text(name_of(host)), "state": state, **_carried(host.meter, host.meter.moved)}
+
+
+def _carried(meter: TrafficMeter | None, moved: LinkTraffic) -> dict[str, Text]:
+    """Return what a link has carried, up and down, and its pace unless nobody is there any more."""
+    cells = {"up": size(moved.wire_up), "down": size(moved.wire_down)}
+    if meter is not None:
+        cells |= zip(("up/s", "down/s"), (size(round(pace)) for pace in meter.pace()), strict=True)
+    return {heading: Text(cell) for heading, cell in cells.items()}
+
+
+def status_line(picture: ConsolePicture) -> str:
+    """Return the run in one line."""
+    view = picture.view
+    target = f" of {picture.target:,}" if picture.target else ""
+    goodput = "" if picture.goodput is None else f" · goodput {100 * picture.goodput:.0f}%"
+    quality = f" · {view.validations[-1].validation.bits_per_byte:.3f} bits/byte" if view.validations else ""
+    left = "" if picture.left_s is None else f" · {duration(picture.left_s)} to go"
+    training = sum(picture.state(learner) == "training" for learner in view.learners.values())
+    ledger = byte_ledger(view, picture.protocol.fragments)
+    moved, less = ledger.sum("learner"), ledger.times_less("learner")
+    traffic = f"{size(moved.wire_up)} up {size(moved.wire_down)} down"
+    if less is not None:
+        traffic += f", {less:,.3g} times less than data-parallel"
+    return (
+        f"{duration(picture.now_s - picture.began_s)} · {training} training · {view.run_tokens:,}{target} tokens"
+        f" · {picture.tokens_per_s:,.0f}/s · {view.commits} commits · {traffic}{goodput}{quality}{left}"
+    )
+
+
+def size(count: int) -> str:
+    """Return bytes for people, in decimal units."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds for people: `m:ss` or `h:mm:ss`."""
+    whole = max(0, round(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -1,0 +1,75 @@
+"""What `run.json` says of the session that is going on, kept true while it goes on.
+
+The file is written at the beginning, every few seconds and at the end, so that a run whose `up` was killed still knows
+what it had trained and committed when it was last seen (`atoll.local.run_probe` holds the broker's store against that).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import atoll
+from atoll.base.clock import Clock
+from atoll.base.errors import StorageFull
+from atoll.local.environment import redacted
+from atoll.run.folder import EMBEDDED, RebuiltRecord, RunFile, RunFolder, SessionRecord
+from atoll.local.options import UpPlan, kept_settings
+from atoll.run.view import RunView
+
+
+class Journal:
+    """Writes one session of a run into the run's folder; `ended` says how it came to its end."""
+
+    def __init__(self, up: UpPlan, folder: RunFolder, view: RunView, clock: Clock) -> None:
+        """Open a session in the run's file, or in a new one; nothing is written yet."""
+        self._folder = folder
+        self._view = view
+        self._clock = clock
+        self._full = False
+        self.began_s = clock.monotonic()
+        self._session = SessionRecord(began_at_s=clock.wall())
+        self.file = up.former or RunFile(
+            run=up.settings.run,
+            learners=len(up.learners),
+            settings={},
+            broker=EMBEDDED if up.broker is None else redacted(up.broker),
+            corpus=[str(path.absolute()) for path in up.corpus],
+            created_at_s=clock.wall(),
+        )
+        self.file.learners, self.file.settings = len(up.learners), kept_settings(up)
+        self.file.atoll = atoll.__version__
+        self.file.sessions.append(self._session)
+
+    def ended(self, how: str) -> None:
+        """Note how the session ended."""
+        self._session.ended = how
+
+    def rebuilt(self, record: RebuiltRecord) -> None:
+        """Note that the run went back to a mark: what came after it is no longer its own."""
+        self._session.rebuilt = record
+        self.file.tokens, self.file.versions = record.tokens, record.versions
+        self.save()
+
+    def settle(self, report: dict[str, Any]) -> None:
+        """Take the tokens over from a report whose books are exact: they are fewer than heartbeats had promised."""
+        if report["fates_exact"]:
+            self.file.tokens = report["tokens_trained"]
+
+    def save(self) -> None:
+        """Write `run.json` as things stand. Raises `StorageFull` without room."""
+        self._session.wall_s = self._clock.monotonic() - self.began_s
+        self._session.present_s, self._session.stepping_s = self._view.present_s, self._view.stepping_s
+        self._session.bytes_up, self._session.bytes_down = self._view.moved_bytes
+        self.file.tokens = max(self.file.tokens, self._view.run_tokens)
+        self.file.versions = max(self.file.versions, sum(f.version for f in self._view.fragments.values()))
+        self._folder.save(self.file)
+
+    def save_if_room(self) -> StorageFull | None:
+        """Write as `save` does; return the error when the disk has just become full, None while it is or is not."""
+        try:
+            self.save()
+        except StorageFull as error:
+            news, self._full = not self._full, True
+            return error if news else None
+        self._full = False
+        return None

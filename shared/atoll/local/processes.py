@@ -1,0 +1,224 @@
+"""Children that cannot be left behind.
+
+Every child is the leader of a process group of its own, so that Ctrl-C in the terminal reaches only `up`, and a kill
+reaches whatever the child has started. On Linux a child also asks the kernel to be killed when its parent dies, before
+it becomes the program it is for: nothing survives `up`, not even a SIGKILL of it. The kernel means the parent *thread*,
+so a fleet must be driven by one thread that lives as long as the process: the main one. (Elsewhere than on Linux a
+SIGKILL of `up` leaves children; every other way of leaving does not.)
+
+Exit codes decide: 0 is a good end, 2 says that a person must change something, so trying again is useless; anything
+else is a fault, answered by a restart after a pause, `restarts_max` times in a row: a child that lived for `PROVEN_S`
+has shown that it can, and begins anew with all its restarts. The fleet only observes and restarts. What
+an exit means for the run is the supervisor's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from atoll.base.clock import Clock
+from atoll.base.errors import AtollError, EnvironmentFault, UserError
+
+RESTART_PAUSE_S = 1.0
+PROVEN_S = 10.0
+REAP_S = 5.0
+_WORDS_BYTES = 8192
+_WORDS_LINES = 8
+# Runs before the program takes the process over: die with the parent, unless the parent has died already.
+DIE_WITH_PARENT = (
+    "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,9);"
+    "os.getppid()==int(sys.argv[1]) or os._exit(1);os.execv(sys.argv[2],sys.argv[2:])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlan:
+    """A child to be: its name (and log file), command, whole environment, and how often a fault is answered."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    restarts_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A child ended with `code` (negative: by that signal).
+
+    `restarting` says whether it will be started again, `asked` whether it had been asked to leave.
+    """
+
+    name: str
+    code: int
+    restarting: bool = False
+    asked: bool = False
+
+    @property
+    def what(self) -> str:
+        """Return the end in words."""
+        if self.code >= 0:
+            return f"left with exit code {self.code}"
+        try:
+            return f"was ended by {signal.Signals(-self.code).name}"
+        except ValueError:
+            return f"was ended by signal {-self.code}"
+
+
+@dataclass(slots=True)
+class _Child:
+    plan: ChildPlan
+    process: subprocess.Popen[bytes] | None = None
+    codes: list[int] = field(default_factory=list)
+    restarts: int = 0
+    born_s: float = 0.0
+    due_s: float | None = None
+    asked: bool = False
+
+
+class ProcessGroup:
+    """The children of one `up`, by name. Not for use from several threads."""
+
+    def __init__(self, log_dir: Path, clock: Clock) -> None:
+        """Begin without children; each logs to `log_dir/<name>.jsonl`."""
+        self._log_dir = log_dir
+        self._clock = clock
+        self._children: dict[str, _Child] = {}
+        self._killed = False
+
+    def start(self, plan: ChildPlan) -> None:
+        """Start a child, or one of the same name anew.
+
+        Raises `EnvironmentFault` when the operating system cannot start it.
+        """
+        child = _Child(plan)
+        self._children[plan.name] = child
+        self._spawn(child)
+
+    def allow(self, name: str, restarts_max: int) -> None:
+        """Answer faults of a child by restarts from now on, now that it has shown that it can start."""
+        child = self._children[name]
+        child.plan = replace(child.plan, restarts_max=restarts_max)
+
+    def poll(self) -> list[Exit]:
+        """Take note of children that have ended, start those whose pause is over, and return the ends."""
+        now_s = self._clock.monotonic()
+        ends: list[Exit] = []
+        for child in self._children.values():
+            if child.due_s is not None and now_s >= child.due_s and not self._killed:
+                child.due_s = None
+                self._spawn(child)
+            if child.process is not None and (code := child.process.poll()) is not None:
+                ends.append(self._ended(child, child.process.pid, code, now_s))
+        return ends
+
+    def alive(self, names: Iterable[str]) -> set[str]:
+        """Return which of `names` run or are about to be started again."""
+        return {name for name in names if (c := self._children.get(name)) and (c.process or c.due_s is not None)}
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a child, 0 when it does not run."""
+        child = self._children.get(name)
+        return child.process.pid if child is not None and child.process is not None else 0
+
+    def codes(self, name: str) -> tuple[int, ...]:
+        """Return the exit codes of a child's lives so far, the latest last."""
+        child = self._children.get(name)
+        return () if child is None else tuple(child.codes)
+
+    def ask(self, names: Iterable[str]) -> None:
+        """Ask children to leave (SIGTERM), once each: a second would stop them at once. They are not restarted."""
+        for name in names:
+            child = self._children.get(name)
+            if child is None or child.asked:
+                continue
+            child.asked = True
+            child.due_s = None
+            if child.process is not None:
+                _signal_group(child.process.pid, signal.SIGTERM, group=False)
+
+    def kill(self, names: Iterable[str]) -> None:
+        """Kill children and whatever they have started, and wait until they are gone."""
+        doomed = [self._children[name] for name in names if name in self._children]
+        for child in doomed:
+            child.asked, child.due_s = True, None
+            if child.process is not None:
+                _signal_group(child.process.pid, signal.SIGKILL)
+        for child in doomed:
+            if child.process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.codes.append(child.process.wait(REAP_S))
+                    child.process = None
+
+    def kill_all(self) -> None:
+        """Kill everything; nothing is started after this."""
+        self._killed = True
+        self.kill(list(self._children))
+
+    def last_words(self, name: str) -> str:
+        """Return the end of a child's log as far as it is plain text: what it said to a person before it left."""
+        try:
+            with self.log_path(name).open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _WORDS_BYTES))
+                lines = log.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return ""
+        plain = [line for line in lines if line.strip() and not line.startswith("{")]
+        begins = [i for i, line in enumerate(plain) if line.startswith("atoll: ")]
+        return "\n".join(plain[begins[-1] :] if begins else plain[-_WORDS_LINES:])
+
+    def log_path(self, name: str) -> Path:
+        """Return where a child logs."""
+        return self._log_dir / f"{name}.jsonl"
+
+    def failure(self, name: str, what: str) -> AtollError:
+        """Return an error for a child that is needed and gone: with its own last words and its own exit code."""
+        code = self.codes(name)[-1] if self.codes(name) else 1
+        kind = {UserError.exit_code: UserError, EnvironmentFault.exit_code: EnvironmentFault}.get(code, AtollError)
+        words = self.last_words(name).removeprefix("atoll: ").replace("\n", "\n           ")
+        return kind(what, got=words or Exit(name, code).what, todo=f"look at {self.log_path(name)}")
+
+    def _spawn(self, child: _Child) -> None:
+        child.born_s = self._clock.monotonic()
+        command = list(child.plan.command)
+        if sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
+        try:
+            with self.log_path(child.plan.name).open("ab") as log:
+                child.process = subprocess.Popen(  # noqa: S603  # our own programs, no shell
+                    command,
+                    env=dict(child.plan.environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    process_group=0,
+                )
+        except OSError as error:
+            raise EnvironmentFault(
+                f"{child.plan.name} cannot be started", got=error, todo="free memory, processes or disk"
+            ) from error
+
+    def _ended(self, child: _Child, pid: int, code: int, now_s: float) -> Exit:
+        """Note an end, and when to start again if that is what it deserves."""
+        _signal_group(pid, signal.SIGKILL)
+        child.process = None
+        child.codes.append(code)
+        child.restarts = 0 if now_s - child.born_s >= PROVEN_S else child.restarts
+        fault = code not in (0, UserError.exit_code)
+        restarting = fault and not child.asked and not self._killed and child.restarts < child.plan.restarts_max
+        if restarting:
+            child.restarts += 1
+            child.due_s = now_s + RESTART_PAUSE_S * child.restarts
+        return Exit(child.plan.name, code, restarting=restarting, asked=child.asked)
+
+
+def _signal_group(pid: int, number: signal.Signals, *, group: bool = True) -> None:
+    """Send a signal to the group that `pid` leads, or to it alone; nobody there is no error."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        (os.killpg if group else os.kill)(pid, number)

@@ -1,0 +1,150 @@
+"""What `atoll up` does when the broker has lost the run of its folder: refuse, or rebuild it from the archive.
+
+A run of a folder keeps an archive in `OUT/archive` unless it is told another place (`archive.url`) or none
+(`archive.every_s=0`). What `run.json` and the archive know of is held against the broker before anything trains. When
+something is gone, going on would train from scratch under the old name, so it is refused; with `--resume` the run is rebuilt
+from the newest complete mark. The store of our own broker is moved aside for that, never deleted. Only what a broker
+*answers* is a loss: one that is slow, away or full has lost nothing, and ends the look with its own error.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+from atoll.archive.rebuild import rebuild
+from atoll.archive.checkpoint_store import CheckpointStore
+from atoll.archive.object_store import open_vault, resolved
+from atoll.bus.open import open_bus
+from atoll.bus.options import DEFAULTS
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import Clock
+from atoll.base.errors import AtollError, EnvironmentFault, RunLost, RunReplaced
+from atoll.run.record import read_run
+from atoll.settings import bus_options
+from atoll.run.folder import RebuiltRecord, RunFolder
+from atoll.local.run_probe import check_kept
+from atoll.local.options import UpPlan
+
+LOOK_PATIENCE_S = 30.0
+
+
+def archive_url(up: UpPlan) -> str:
+    """Return where this run is archived, empty when it is not."""
+    archive = up.settings.archive
+    if not archive.every_s:
+        return ""
+    if not archive.url:
+        return str((up.out / "archive").absolute())
+    return resolved(archive.url)
+
+
+async def find_loss(url: str, up: UpPlan) -> RunLost | RunReplaced | None:
+    """Return what the broker at `url` has lost of the run that the folder remembers, None when nothing is missing.
+
+    Raises:
+        BrokerUnavailable: the broker did not answer within `LOOK_PATIENCE_S`: nobody knows what it holds.
+        StorageFull: it has no room to answer.
+    """
+    if up.former is None:
+        return None
+    run = up.settings.run
+    bus = await open_bus(url, run, name="up", provision=False, options=replace(DEFAULTS, patience_s=LOOK_PATIENCE_S))
+    try:
+        if up.former.versions:
+            await check_kept(bus, run, up.former.versions)
+        elif _marks(up) and not await _exists(url, up):
+            return RunLost("the broker's store has lost this run", got="no run record")
+    except (RunLost, RunReplaced) as loss:
+        return loss
+    finally:
+        await bus.close()
+    return None
+
+
+def refuse(loss: RunLost | RunReplaced, up: UpPlan) -> RunLost | RunReplaced:
+    """Return the loss as an error that names the way back, if there is one."""
+    marks = _marks(up)
+    if not marks:
+        return loss
+    return RunLost(
+        loss.what,
+        got=loss.got,
+        allowed=loss.allowed,
+        todo=f"rebuild the run from its archive: atoll up --resume --out {up.out} (newest complete mark: {marks[-1]} s after "
+        f"the founding, in {archive_url(up)}); or begin anew in another --out",
+    )
+
+
+def move_store_aside(folder: RunFolder) -> Path:
+    """Make room for an empty broker store; return where the old one is now."""
+    store = folder.path("nats")
+    number = next(n for n in itertools.count(1) if not folder.path(f"nats-lost-{n}").exists())
+    aside = store.rename(folder.path(f"nats-lost-{number}"))
+    store.mkdir()
+    return aside
+
+
+async def rebuild_at(url: str, up: UpPlan, clock: Clock) -> RebuiltRecord:
+    """Rebuild the run on the broker at `url`; return what was rebuilt and what was known before.
+
+    Raises:
+        CheckpointError: the archive holds no complete mark that can be read.
+        EnvironmentFault: the broker, which is somebody's, holds a damaged run.
+    """
+    run = up.settings.run
+    bus = await open_bus(url, run, name="up", options=bus_options(up.settings))
+    try:
+        outcome = await rebuild(bus, CheckpointStore(open_vault(archive_url(up)), run), clock)
+    finally:
+        await bus.close()
+    rebuilt = outcome.record.rebuilt
+    if not outcome.rebuilt or rebuilt is None:
+        raise EnvironmentFault(
+            f"the broker holds a damaged run {run!r}, which is not ours to remove",
+            todo="delete the run's streams there, then --resume again",
+        )
+    return RebuiltRecord(
+        mark=rebuilt.mark,
+        tokens=rebuilt.tokens,
+        versions=rebuilt.versions,
+        tokens_before=0 if up.former is None else up.former.tokens,
+        versions_before=0 if up.former is None else up.former.versions,
+        marked_at_s=rebuilt.marked_at_s,
+        rebuilt_at_s=rebuilt.rebuilt_at_s,
+    )
+
+
+def told(rebuilt: RebuiltRecord) -> str:
+    """Return in a sentence what was rebuilt and what has to be trained again."""
+    again = max(0, rebuilt.tokens_before - rebuilt.tokens)
+    return (
+        f"rebuilt from mark {rebuilt.mark}: {rebuilt.versions} commits and {rebuilt.tokens:,} tokens; before the loss "
+        f"{rebuilt.versions_before} commits and {rebuilt.tokens_before:,} tokens had been heard of, so at least {again:,} "
+        "tokens are trained again"
+    )
+
+
+def _marks(up: UpPlan) -> list[int]:
+    """Return the complete marks of the run's archive, oldest first; an archive that cannot be read has none to offer."""
+    url = archive_url(up)
+    if not url:
+        return []
+    try:
+        return [mark.mark for mark in CheckpointStore(open_vault(url), up.settings.run).marks() if mark.complete]
+    except AtollError:
+        return []
+
+
+async def _exists(url: str, up: UpPlan) -> bool:
+    """Return whether the broker has a record of the run."""
+    run = up.settings.run
+    bus = await open_bus(url, run, name="up", provision=False, options=replace(DEFAULTS, patience_s=LOOK_PATIENCE_S))
+    try:
+        return await read_run(bus, Subjects(run)) is not None
+    except RunReplaced:
+        # JetStream has no such stream.
+        return False
+    finally:
+        await bus.close()

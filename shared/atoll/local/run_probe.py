@@ -1,0 +1,97 @@
+"""A founded run from outside: whether its store still holds it, what it trains on, and the one thing to change in it.
+
+A run's agreement is written once by its founder. Only its token target may be changed later, and only while none of its
+processes runs: they read the record when they start.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.bus.interface import Bus, Record
+from atoll.wire.subjects import Subjects
+from atoll.run.delta_chain import read_values
+from atoll.base.errors import BlobCorrupt, BlobGone, RunLost, RunReplaced
+from atoll.run.ledger import read_ledger
+from atoll.run.heads import read_heads
+from atoll.protocol.ledger import Ledger
+from atoll.run.view import RunView
+from atoll.wire.messages import RunRecord, decode, encode
+
+
+async def raise_target(bus: Bus, run: str, target: int) -> bool:
+    """Write `target` (tokens, 0 for none) into the record of `run` by compare-and-set; return whether it changed.
+
+    Raises:
+        RecordConflict: somebody else wrote the record at this moment.
+    """
+    record = await _read(bus, run)
+    if record is None:
+        return False
+    founded = decode(RunRecord, record.data)
+    if founded.protocol.tokens_target == target:
+        return False
+    protocol = msgspec.structs.replace(founded.protocol, tokens_target=target)
+    changed = msgspec.structs.replace(founded, protocol=protocol)
+    await bus.put_record(record.subject, encode(changed), expected=record.revision, info={"run": run})
+    return True
+
+
+async def check_kept(bus: Bus, run: str, versions: int) -> None:
+    """Make sure that the store still holds a run of which `versions` commits were seen: every head and its frame.
+
+    Raises:
+        RunLost: something is gone. Training on would begin again without saying so.
+        BrokerUnavailable: the broker did not answer, which says nothing about what it holds.
+    """
+    found = await _read(bus, run)
+    if found is None:
+        raise _lost("no run record")
+    record = decode(RunRecord, found.data)
+    heads = await read_heads(bus, Subjects(run), record.layout)
+    missing = [p for p in range(len(record.layout.fragments)) if p not in heads]
+    if missing:
+        raise _lost(f"no head of fragment {missing[0]}")
+    kept = sum(head.version for head in heads.values())
+    if kept < versions:
+        raise _lost(f"{kept} of {versions} commits")
+    for head in heads.values():
+        try:
+            await read_values(bus, record, head)
+        except (BlobGone, BlobCorrupt) as error:
+            raise _lost(f"fragment {head.fragment} version {head.version}: {error}") from error
+
+
+def _lost(what: str) -> RunLost:
+    return RunLost(
+        "the broker's store has lost a part of this run",
+        got=what,
+        allowed="every fragment's newest head with its frame",
+        todo="restore the store from a copy, or begin anew in another --out, from the run's model.safetensors if you like "
+        "(--set learner.initial_model=…)",
+    )
+
+
+async def data_hash(bus: Bus, run: str) -> str:
+    """Return the fingerprint of the run's data, empty when the run is not founded or does not say."""
+    record = await _read(bus, run)
+    return "" if record is None else decode(RunRecord, record.data).data
+
+
+async def kept_ledger(bus: Bus, run: str, view: RunView) -> Ledger | None:
+    """Return the books of a run as its heads and leases have them; None when all shards closed theirs, or nobody founded it."""
+    record = await _read(bus, run)
+    if record is None:
+        return None
+    there = decode(RunRecord, record.data)
+    if all(f"shard-{number}" in view.closed for number in range(there.protocol.shards)):
+        return None
+    return await read_ledger(bus, there)
+
+
+async def _read(bus: Bus, run: str) -> Record | None:
+    try:
+        return await bus.get_record(Subjects(run).run_record)
+    except RunReplaced:
+        # JetStream has no such stream: the run was stopped before anybody founded it.
+        return None

@@ -1,0 +1,133 @@
+"""Which programs a run on this machine consists of, as plans for the fleet.
+
+Everything a program is told goes through its environment (see `atoll.local.environment`): the resolved settings of the
+run, with what is its own on top. Programs run under this very interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from atoll.local.brokers import host_command
+from atoll.local.defaults import EVALUATE_EVERY_S
+from atoll.local.environment import flat, variables, without_settings
+from atoll.run.folder import RunFolder
+from atoll.local.options import UpPlan, shard_names, standby_names
+from atoll.local.processes import ChildPlan
+from atoll.local.recovery import archive_url
+
+BROKER: Final = "broker"
+EVALUATOR: Final = "evaluator"
+DATA: Final = "data"
+EXPORT: Final = "export"
+RESTARTS_MAX: Final = 5
+
+
+class Services:
+    """Makes the plans of one run; `url` is where its broker listens, once that is known."""
+
+    def __init__(self, up: UpPlan, folder: RunFolder, url: str = "") -> None:
+        """Keep what all programs share."""
+        self._up = up
+        self._folder = folder
+        self._url = url
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Return the names of the processes that serve shards first, one per shard."""
+        return shard_names(self._up.settings.protocol.shards)
+
+    @property
+    def standbys(self) -> dict[str, int]:
+        """Return the names of the processes that stand by, and the shard that each wants."""
+        return standby_names(self._up.settings.protocol.shards, self._up.standbys)
+
+    @property
+    def url_file(self) -> Path:
+        """Return where our own broker's host says where it listens."""
+        return self._folder.path("nats", "url").absolute()
+
+    @property
+    def data_dir(self) -> Path:
+        """Return where the token shards lie."""
+        return (self._folder.path("data") if self._up.prepare else self._up.settings.data.dir).absolute()
+
+    def broker(self) -> ChildPlan:
+        """Return the plan of our own broker's host. One that cannot start once would not start twice."""
+        command = host_command(self._folder.path("nats").absolute(), self.url_file, self._up.port)
+        return ChildPlan(BROKER, command, without_settings(os.environ))
+
+    def prepare(self) -> ChildPlan:
+        """Return the plan that makes token shards of the corpus."""
+        inputs = [str(path.absolute()) for path in self._up.corpus] or ["--stdlib"]
+        return self._verb(DATA, "data", "prepare", *inputs, "--out", str(self.data_dir))
+
+    def check_data(self) -> ChildPlan:
+        """Return the plan that checks token shards which are there."""
+        return self._verb(DATA, "data", "show", str(self.data_dir))
+
+    def export(self) -> ChildPlan:
+        """Return the plan that writes the merged model to the run's folder."""
+        return self._verb(EXPORT, "export", "--out", str(self._folder.out.absolute()))
+
+    def evaluator(self) -> ChildPlan:
+        """Return the plan of the process that measures the merged model while the run goes on."""
+        return self._verb(EVALUATOR, "evaluate", "--every", f"{EVALUATE_EVERY_S:g}", restarts_max=RESTARTS_MAX)
+
+    def synchronizer(self, name: str, number: int) -> ChildPlan:
+        """Return the plan of a process that wants shard `number`."""
+        own = {
+            **self._link(name),
+            "synchronizer.shard": number,
+            "health_file": str(self._folder.path("health", name).absolute()),
+        }
+        command = (sys.executable, "-m", "atoll_synchronizer")
+        return ChildPlan(name, command, self._environment(own), restarts_max=RESTARTS_MAX)
+
+    def learner(self, learner: str) -> ChildPlan:
+        """Return the plan of one learner; the processor's cores are divided evenly unless threads are set."""
+        told = self._up.settings.learner
+        cores = os.cpu_count() or 1
+        own = {
+            **self._link(learner),
+            "learner.id": learner,
+            "health_file": str(self._folder.path("health", learner).absolute()),
+            "learner.threads": told.threads or max(1, cores // len(self._up.learners)),
+            "learner.throttle": self._up.throttle.get(learner, told.throttle),
+            "learner.checkpoint_dir": str((told.checkpoint_dir or self._folder.path("checkpoints")).absolute()),
+            **({"learner.initial_model": str(told.initial_model.absolute())} if told.initial_model else {}),
+        }
+        command = (sys.executable, "-m", "atoll_learner")
+        return ChildPlan(learner, command, self._environment(own), restarts_max=RESTARTS_MAX)
+
+    def _link(self, name: str) -> dict[str, str]:
+        """Return the address of the broker as child `name` sees it, where that is another than everybody's."""
+        return {"broker.url": self._up.via[name]} if name in self._up.via else {}
+
+    def _verb(self, name: str, *words: str, restarts_max: int = 0) -> ChildPlan:
+        command = (sys.executable, "-m", "atoll.cli", *words)
+        return ChildPlan(name, command, self._environment({}), restarts_max=restarts_max)
+
+    def _environment(self, own: Mapping[str, Any]) -> dict[str, str]:
+        """Return a program's whole environment."""
+        cache = self._up.settings.learner.compile_cache or self._folder.path("cache", "jax")
+        shared: dict[str, Any] = {
+            "data.dir": str(self.data_dir),
+            "learner.compile_cache": str(cache.absolute()),
+            "log.format": "json",
+            "archive.url": archive_url(self._up),
+        }
+        if self._url:
+            shared["broker.url"] = self._url
+        values = {**flat(self._up.settings), **shared, **own}
+        # The threads of NumPy's algebra spin while they wait: on cores that also train a norm takes 200 times as long.
+        return {
+            "OPENBLAS_NUM_THREADS": "1",
+            **without_settings(os.environ),
+            "PYTHONUNBUFFERED": "1",
+            **variables(values),
+        }

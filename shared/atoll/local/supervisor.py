@@ -1,0 +1,367 @@
+"""`atoll up`: the sequence of a run on this machine, from an empty folder to a report.
+
+    broker ─► data ─► shards, learners, evaluator ─► watch … ─► drain ─► export ─► report
+
+The end comes by itself (all learners have left at the token target), by the clock (`--minutes`) or by a signal. The
+first signal drains: learners push what they have and leave, shards merge it and close their books, the model is
+exported and the report written; the folder can be continued later. The second kills everything at once. However this
+ends, by an error too, no child is left: `run_up` kills what still runs as its last act, and `atoll.local.processes` sees
+to the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from atoll.bus.open import open_bus
+from atoll.bus.interface import Bus
+from atoll.bus.options import DEFAULTS
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import Clock, SystemClock
+from atoll.base.errors import AtollError, ProtocolMisuse
+from atoll.base.logs import logging_to
+from atoll.local.brokers import check_broker_at
+from atoll.local.environment import redacted
+from atoll.run.folder import RunFolder, move_aside
+from atoll.local.run_probe import data_hash, kept_ledger, raise_target
+from atoll.local.journal import Journal
+from atoll.local.console import RunConsole, ConsolePicture, make_face
+from atoll.local.options import UpPlan
+from atoll.local.processes import ChildPlan, ProcessGroup
+from atoll.local.recovery import find_loss, move_store_aside, rebuild_at, refuse, told
+from atoll.report.write import summary, write_report
+from atoll.local.services import BROKER, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
+from atoll.run.view import RunView
+from atoll.run.watch import Watch
+from atoll.wire.messages import Control, encode
+
+INTERRUPTED: Final = 130
+POLL_S: Final = 0.1
+SHOW_S: Final = 0.5
+SAVE_S: Final = 10.0
+BROKER_PATIENCE_S: Final = 5.0
+BROKER_START_S: Final = 30.0
+PREPARE_S: Final = 3600.0
+LEARNERS_LEAVE_S: Final = 75.0
+SHARDS_FINISH_S: Final = 60.0
+SHARDS_LEAVE_S: Final = 30.0
+EVALUATOR_LEAVE_S: Final = 60.0
+EXPORT_S: Final = 900.0
+BROKER_LEAVE_S: Final = 10.0
+CLOSE_S: Final = 5.0
+
+
+class _Stopped(Exception):
+    """A signal came before there was anything to drain."""
+
+
+def run_up(up: UpPlan) -> int:
+    """Carry `up` out and return the exit code: 0, or 130 when it was stopped before it trained or killed.
+
+    Raises `AtollError` for anything that kept the run from working; nothing is left running then either.
+    """
+    clock = SystemClock()
+    if up.aside:
+        move_aside(up.out)
+    level, run = up.settings.log.level, up.settings.run
+    with RunFolder(up.out) as folder, logging_to(folder.path("logs", "up.jsonl"), level, role="up", run=run):
+        fleet = ProcessGroup(folder.path("logs"), clock)
+        try:
+            return asyncio.run(Supervisor(up, folder, fleet, make_face(clock), clock).run())
+        finally:
+            fleet.kill_all()
+
+
+class Supervisor:
+    """One session of a run: starts it, watches it, ends it."""
+
+    def __init__(self, up: UpPlan, folder: RunFolder, fleet: ProcessGroup, face: RunConsole, clock: Clock) -> None:
+        """Prepare; `run` does the work."""
+        self._up = up
+        self._folder = folder
+        self._fleet = fleet
+        self._face = face
+        self._clock = clock
+        self._view = RunView()
+        self._services = Services(up, folder)
+        self._journal = Journal(up, folder, self._view, clock)
+        self._stopping = False
+
+    async def run(self) -> int:
+        """Run the session and return the exit code; see `run_up`."""
+        loop, main = asyncio.get_running_loop(), asyncio.current_task()
+        if main is None:
+            raise ProtocolMisuse("a supervisor runs as a task", todo="await it, or give it to asyncio.run")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, main)
+        self._journal.save()
+        try:
+            return await self._from_broker_to_report()
+        except _Stopped:
+            self._journal.ended("stopped")
+            self._face.say("stopped before anything was trained")
+            return INTERRUPTED
+        except asyncio.CancelledError:
+            self._journal.ended("killed")
+            self._face.say("killed; what the broker has is kept, `atoll up --out` continues from there")
+            return INTERRUPTED
+        except BaseException:
+            self._journal.ended("failed")
+            raise
+        finally:
+            self._face.rest()
+            self._fleet.kill_all()
+            self._journal.save()
+
+    def _on_signal(self, main: asyncio.Task[int]) -> None:
+        """The first signal asks for a good end; the second ends everything here and now."""
+        if self._stopping:
+            self._fleet.kill_all()
+            main.cancel()
+            return
+        self._stopping = True
+        self._face.rest()
+        self._face.say("draining; once more kills everything at once")
+
+    # --- the sequence ---------------------------------------------------------------------------------------------
+
+    async def _from_broker_to_report(self) -> int:
+        url = await self._whole(await self._start_broker())
+        self._services = Services(self._up, self._folder, url)
+        await self._prepare_data()
+        run = self._up.settings.run
+        options = replace(DEFAULTS, patience_s=BROKER_PATIENCE_S)
+        bus = await open_bus(url, run, name="up", provision=False, options=options)
+        watch = Watch(bus, run, self._view, self._clock)
+        following = asyncio.create_task(watch.follow())
+        try:
+            if self._up.former is not None:
+                await raise_target(bus, run, self._up.settings.protocol.tokens_target)
+            self._start_services(url)
+            code = await self._train_and_end(bus, watch, following)
+        finally:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await following
+            with contextlib.suppress(TimeoutError, AtollError):
+                await asyncio.wait_for(bus.close(), CLOSE_S)
+        await self._end(BROKER, BROKER_LEAVE_S)
+        return code
+
+    async def _train_and_end(self, bus: Bus, watch: Watch, following: asyncio.Task[None]) -> int:
+        """Watch until the end, drain, export, report. A run that fails on its way is reported before it raises."""
+        failure: AtollError | None = None
+        try:
+            self._journal.ended(await self._watch(bus, following))
+            self._face.rest()
+            await self._drain(bus)
+            if self._view.run_tokens > 0:
+                await self._one_shot("exporting the model", self._services.export(), EXPORT_S, needed=False)
+        except AtollError as error:
+            failure = error
+            self._journal.ended("failed")
+            self._fleet.kill([*self._up.learners, *self._services.shards, *self._services.standbys, EVALUATOR, EXPORT])
+        self._face.rest()
+        if self._view.run_tokens > 0 and (failure is None or self._view.present_s > 0):
+            await self._report(bus, watch)
+        elif failure is None:
+            self._face.say("nothing was trained, so there is nothing to report")
+        if failure is not None:
+            raise failure
+        return 0 if self._view.run_tokens > 0 else INTERRUPTED
+
+    async def _start_broker(self) -> str:
+        """Return the URL of a broker that answers."""
+        if self._up.broker is not None:
+            with self._face.stage("looking for the broker"):
+                await check_broker_at(self._up.broker, BROKER_PATIENCE_S)
+            return self._up.broker
+        url_file = self._services.url_file
+        url_file.unlink(missing_ok=True)
+        with self._face.stage("starting the broker"):
+            self._fleet.start(self._services.broker())
+            answered = await self._until(lambda: url_file.exists() or not self._fleet.alive([BROKER]), BROKER_START_S)
+        if not answered or not url_file.exists():
+            raise self._fleet.failure(BROKER, "the broker did not start")
+        self._fleet.allow(BROKER, RESTARTS_MAX)
+        return url_file.read_text(encoding="utf-8")
+
+    async def _whole(self, url: str) -> str:
+        """Return the URL of a broker that has all that the folder remembers of the run, rebuilt if we may."""
+        loss = await find_loss(url, self._up)
+        if loss is None:
+            return url
+        if not self._up.resume:
+            raise refuse(loss, self._up)
+        if self._up.broker is None:
+            await self._end(BROKER, BROKER_LEAVE_S)
+            self._face.say(f"the broker's store has lost the run; it is kept in {move_store_aside(self._folder)}")
+            url = await self._start_broker()
+        with self._face.stage("rebuilding the run from its archive"):
+            rebuilt = await rebuild_at(url, self._up, self._clock)
+        self._journal.rebuilt(rebuilt)
+        self._face.say(told(rebuilt))
+        return url
+
+    async def _prepare_data(self) -> None:
+        """Make token shards, or check those that are there; a half-made folder has no meta.json and is made anew."""
+        if self._up.prepare and not (self._services.data_dir / "meta.json").exists():
+            await self._one_shot("preparing data", self._services.prepare(), PREPARE_S, needed=True)
+        else:
+            await self._one_shot("checking data", self._services.check_data(), PREPARE_S, needed=True)
+
+    def _start_services(self, url: str) -> None:
+        """Start everything that trains; what an earlier session measured of the model is out of date now."""
+        self._folder.path("validation.json").unlink(missing_ok=True)
+        for number, name in enumerate(self._services.shards):
+            self._fleet.start(self._services.synchronizer(name, number))
+        for name, number in self._services.standbys.items():
+            self._fleet.start(self._services.synchronizer(name, number))
+        for learner in self._up.learners:
+            self._fleet.start(self._services.learner(learner))
+        self._fleet.start(self._services.evaluator())
+        self._face.say(f"run {self._up.settings.run}: {len(self._up.learners)} learners, {redacted(url)}")
+        self._face.say(f"watch it with: {_program()} tap --run {self._up.settings.run} --broker {redacted(url)}")
+
+    async def _watch(self, bus: Bus, following: asyncio.Task[None]) -> str:
+        """Show the run until it ends; return why it does."""
+        first_s: float | None = None
+        reconnects = bus.stats.reconnects
+        saved_s = self._clock.monotonic()
+        while True:
+            self._reap()
+            if following.done():
+                following.result()
+            now_s = self._clock.monotonic()
+            if first_s is None and self._view.present_s > 0:
+                first_s = now_s
+            if bus.stats.reconnects > reconnects:
+                reconnects = bus.stats.reconnects
+                self._face.say("the broker was away and answers again")
+            if self._stopping:
+                return "stopped"
+            if not self._fleet.alive(self._up.learners):
+                return "finished"
+            if self._up.minutes and first_s is not None and now_s - first_s >= 60 * self._up.minutes:
+                return "minutes"
+            if now_s - saved_s >= SAVE_S:
+                saved_s = now_s
+                if (full := self._journal.save_if_room()) is not None:
+                    self._face.say(f"{full}\nlearners go on; nothing is merged until there is room")
+            self._face.show(self._picture(now_s))
+            await asyncio.sleep(SHOW_S)
+
+    async def _drain(self, bus: Bus) -> None:
+        """End everything but the broker in good order: learners, shards, evaluator.
+
+        When the broker is ours it ends too, so learners that others have started are told to leave as well.
+        """
+        learners, shards = self._up.learners, [*self._services.shards, *self._services.standbys]
+        if self._up.broker is None:
+            with contextlib.suppress(AtollError):
+                everybody = Subjects(self._up.settings.run).control("all")
+                await bus.tell(everybody, encode(Control(verb="drain", sender="up")))
+        with self._face.stage("learners push what they have"):
+            await self._end_all(learners, LEARNERS_LEAVE_S)
+        with self._face.stage("shards close their books"):
+            target = self._up.settings.protocol.tokens_target
+            if target and self._view.run_tokens >= target:
+                # At the target shards end by themselves; being asked would put a bound on what they still may merge.
+                await self._until(lambda: not self._fleet.alive(shards), SHARDS_FINISH_S, draining=True)
+            await self._end_all(shards, SHARDS_LEAVE_S)
+        with self._face.stage("last evaluation"):
+            await self._end(EVALUATOR, EVALUATOR_LEAVE_S)
+
+    async def _report(self, bus: Bus, watch: Watch) -> None:
+        """Read the tape to its end and write the report."""
+        fingerprint, fragment_ledger = "", None
+        try:
+            await watch.catch_up()
+            fingerprint = await data_hash(bus, self._up.settings.run)
+            fragment_ledger = await kept_ledger(bus, self._up.settings.run, self._view)
+        except AtollError as error:
+            self._face.say(f"the tape could not be read to its end: {error}")
+        self._journal.save()
+        report = write_report(self._folder, self._view, self._journal.file, fingerprint, fragment_ledger=fragment_ledger)
+        self._journal.settle(report)
+        self._face.say(summary(report, self._folder.out))
+
+    # --- the means ------------------------------------------------------------------------------------------------
+
+    async def _one_shot(self, what: str, plan: ChildPlan, patience_s: float, *, needed: bool) -> None:
+        """Run a program to its end; raise its failure if it is needed, else say it."""
+        with self._face.stage(what):
+            self._fleet.start(plan)
+            done = await self._until(lambda: not self._fleet.alive([plan.name]), patience_s, draining=not needed)
+            self._fleet.kill([plan.name])
+        if done and self._fleet.codes(plan.name)[-1] == 0:
+            return
+        failure = self._fleet.failure(plan.name, f"{what} failed" if done else f"{what} took too long")
+        if needed:
+            raise failure
+        self._face.say(str(failure))
+
+    async def _end(self, name: str, patience_s: float) -> None:
+        await self._end_all([name], patience_s)
+
+    async def _end_all(self, names: Sequence[str], patience_s: float) -> None:
+        """Ask children to leave, and kill those that do not in time."""
+        self._fleet.ask(names)
+        if not await self._until(lambda: not self._fleet.alive(names), patience_s, draining=True):
+            late = sorted(self._fleet.alive(names))
+            self._face.say(f"{', '.join(late)} did not leave within {patience_s:g} s: killed")
+            self._fleet.kill(late)
+
+    async def _until(self, done: Callable[[], bool], patience_s: float, *, draining: bool = False) -> bool:
+        """Return True once `done`, False after `patience_s`; a signal breaks it off unless we are draining."""
+        deadline_s = self._clock.monotonic() + patience_s
+        while not done():
+            self._reap(raising=not draining)
+            if self._stopping and not draining:
+                raise _Stopped
+            if self._clock.monotonic() > deadline_s:
+                return False
+            await asyncio.sleep(POLL_S)
+        return True
+
+    def _reap(self, *, raising: bool = True) -> None:
+        """Take note of ends; raise for one that the run cannot do without."""
+        for end in self._fleet.poll():
+            if end.code == 0 or (end.asked and end.code == -signal.SIGTERM):
+                continue
+            self._face.say(f"{end.name} {end.what}{'; starting it again' if end.restarting else ''}")
+            if raising and not end.restarting and not end.asked and self._is_needed(end.name):
+                raise self._fleet.failure(end.name, f"the run cannot go on without {end.name}")
+
+    def _is_needed(self, name: str) -> bool:
+        """Return whether the run is over if `name` is gone: one learner of several is not, nor the evaluator."""
+        if name in (EVALUATOR, EXPORT, DATA) or name in self._services.standbys:
+            return False
+        if name not in self._up.learners:
+            return True
+        others = [learner for learner in self._up.learners if learner != name]
+        return not self._fleet.alive(others) and not any(_left_well(self._fleet, others))
+
+    def _picture(self, now_s: float) -> ConsolePicture:
+        settings = self._up.settings
+        return ConsolePicture(self._view, settings.run, settings.protocol, self._journal.began_s, now_s)
+
+
+def _program() -> str:
+    """Return what a person types to reach this Atoll from here."""
+    if shutil.which("atoll"):
+        return "atoll"
+    program = Path(sys.executable).with_name("atoll")
+    return str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)
+
+
+def _left_well(fleet: ProcessGroup, names: Iterable[str]) -> list[bool]:
+    return [fleet.codes(name)[-1:] == (0,) for name in names]

@@ -1,0 +1,95 @@
+"""Several contributions entered into a sum in one pass over memory.
+
+The sum of a large fragment is larger than any cache, so entering one contribution costs what it takes to read and to write
+the sum, however few bits the contribution has. Contributions that wait for each other share that: a `BatchedAccumulation` goes over the
+sum part by part, and enters all that wait into one part while it lies in the cache. Every element sees the same operations
+in the same order as if they had been entered one by one, so the bits are the same; and so they are with any number of
+threads, which take different parts.
+
+What waits has been decided: its share of the sum, slice by slice, is a `AccumulateStep`. It stays as it came, encoded, and no more
+waits than codes as large as a sum, 32 bits for each element: eight contributions of four bits, two in bfloat16, and none
+in float32, which is entered at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.codec.encoded import Encoded, blocks, codes_bytes
+from atoll.codec.kernels import BLOCK, F32, Vector
+from atoll.base import buffer_pool
+from atoll.base.parallel import each, parts
+from atoll.model.layout import FragmentSlice
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulateStep:
+    """What becomes of one slice of a sum: `keep` of itself, `take` of a contribution, and `add` of the momentum, if any."""
+
+    keep: float
+    take: float
+    add: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulateEntry:
+    """A contribution and its steps by slice, None where there is nothing to do; `anew` if the sum begins as a copy of it."""
+
+    pseudo_gradient: Encoded
+    steps: Sequence[AccumulateStep | None]
+    momentum: Vector | None
+    anew: bool
+
+    def enter(self, total: Vector, number: int, start: int, stop: int) -> None:
+        """Do the step of slice `number` for its elements `start` to `stop`."""
+        step = self.steps[number]
+        if self.anew:
+            self.pseudo_gradient.copy(total, start, stop)
+        if step is None:
+            return
+        if step.add is None or self.momentum is None:
+            self.pseudo_gradient.blend(total, start, stop, step.keep, step.take)
+        else:
+            self.pseudo_gradient.bend(total, (start, stop), (step.keep, step.take, step.add), self.momentum)
+
+
+class BatchedAccumulation:
+    """A sum over these slices, and the entries that wait to be entered into it."""
+
+    def __init__(self, slices: Sequence[FragmentSlice]) -> None:
+        """Begin without a sum."""
+        self._slices = tuple(slices)
+        self._waiting: list[AccumulateEntry] = []
+        self._total: Vector | None = None
+
+    def add(self, entry: AccumulateEntry) -> None:
+        """Let an entry wait, and enter all that wait when they are many."""
+        if entry.anew:
+            self._waiting.clear()
+            self._total = None
+        self._waiting.append(entry)
+        elements = entry.pseudo_gradient.elements
+        if (len(self._waiting) + 1) * entry.pseudo_gradient.codes.nbytes > codes_bytes(F32, blocks(elements) * BLOCK):
+            self.total(elements)
+
+    def total(self, elements: int) -> Vector:
+        """Enter all that wait and return the sum, zeros if nothing was ever added; it is the same memory until `anew`."""
+        total = self._total
+        if total is None:
+            total = self._total = buffer_pool.empty(elements)
+            if not self._waiting:
+                total[:] = 0.0
+        entries, self._waiting = self._waiting, []
+        pieces = [
+            (number, *part)
+            for number, tensor_slice in enumerate(self._slices)
+            for part in parts(tensor_slice.offset, tensor_slice.offset + tensor_slice.size)
+        ]
+
+        def take(piece: tuple[int, int, int]) -> None:
+            for entry in entries:
+                entry.enter(total, *piece)
+
+        each(take, pieces, elements if entries else 0)
+        return total

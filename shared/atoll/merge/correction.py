@@ -1,0 +1,116 @@
+r"""HeLoCo: a pseudo-gradient that disagrees with the outer momentum is bent before it is merged (arXiv 2606.00271).
+
+A learner that computed on old values, or on data unlike the others', may point against the way the run is going. The
+outer momentum m of the fragment says which way that is. Per slice, with pseudo-gradient v, its cosine c with m, unit
+vectors written with a hat, and the confidence
+
+.. math::
+
+    q = \frac{\lVert v \rVert}{\lVert v \rVert + \kappa \lVert m \rVert}
+
+a slice is kept, shortened along the momentum, or turned towards it at its own length:
+
+.. math::
+
+    c \ge c_{ok}: \quad & v \\
+    c < 0: \quad & v - \beta c \lVert v \rVert \hat m, \qquad \beta = \min(-k_s c q,\ \beta_{max}) \\
+    otherwise: \quad & \lVert v \rVert\, \varphi((1 - \lambda) \hat v + \lambda \hat m), \qquad
+    \lambda = \min(k_d (1 - c) q,\ 1)
+
+Pseudo-gradients and momentum are both *subtracted* from the global values, so they are compared as they are. A slice is
+what RDA takes for a tensor, too: the rows of one tensor in one fragment. Slices without length, and fragments whose
+momentum is zero (version 0, or after a restart), are kept, and so are slices whose correction float32 could not hold: a
+pseudo-gradient that is finite never becomes one that is not.
+
+The momentum is that of the version the round is on, which the same head names as its values; a contribution is corrected
+while it is folded, in the same pass, before its age counts. So a replay in the order that the head lists corrects to the
+same bits, whoever owns the shard: nothing is kept here. Norms and cosines are sums in float64, and so is the length of what
+comes out, which RDA needs; a slice is changed by one float32 combination of v and m.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.codec.encoded import Encoded
+from atoll.codec.kernels import Vector
+from atoll.model.layout import FragmentSlice
+from atoll.merge.fold import NORM_MIN, SliceCorrection, Corrections, slice_norms
+from atoll.protocol.settings import ProtocolSettings
+
+FACTOR_MAX = float(np.finfo(np.float32).max) / 2.0
+"""Of factors and lengths: neither part of a combination is longer than the square root of two times the slice."""
+
+CANCELLED = 2.0**-8
+"""Of a slice's length: what is left of less is no direction. Its square is a difference of sums that are right to 2^-22
+(`atoll.codec.kernels`), so of what is left more than this at least 31 in 32 parts are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class MomentumReference:
+    """An outer momentum (flat float32, layout order) and its L2 norms per slice: what a round's contributions are held to."""
+
+    momentum: Vector
+    norms: Sequence[float]
+
+    @classmethod
+    def of(cls, momentum: Vector, slices: Sequence[FragmentSlice]) -> MomentumReference:
+        """Measure a momentum, once for all contributions of a round."""
+        return cls(momentum, slice_norms(slices, Encoded.exact(momentum)))
+
+
+@dataclass(frozen=True, slots=True)
+class Heloco:
+    """The constants: c_ok, k_s, beta_max, k_d, kappa of the paper, in this order."""
+
+    cosine: float
+    shrink: float
+    shrink_max: float
+    rotate: float
+    doubt: float
+
+    def corrections(self, pseudo_gradient: Encoded, norms: Sequence[float], momentum_reference: MomentumReference, slices: Sequence[FragmentSlice]) -> Corrections:
+        """Return what becomes of each slice of a pseudo-gradient whose slices are as long as `norms`."""
+        slices = [
+            self._bend(pseudo_gradient, tensor_slice, norm, momentum_reference.momentum, reference)
+            for tensor_slice, norm, reference in zip(slices, norms, momentum_reference.norms, strict=True)
+        ]
+        return Corrections(momentum_reference.momentum, slices)
+
+    def _bend(self, v: Encoded, tensor_slice: FragmentSlice, length: float, momentum: Vector, reference: float) -> SliceCorrection | None:
+        """Return what becomes of one slice, None when it is kept; `reference` is the length of the momentum's."""
+        if not NORM_MIN < length <= FACTOR_MAX or reference <= NORM_MIN:
+            return None
+        product = v.product(tensor_slice.offset, tensor_slice.offset + tensor_slice.size, momentum)
+        cosine = product / (length * reference)
+        if cosine >= self.cosine:
+            return None
+        confidence = length / (length + self.doubt * reference)
+        if cosine < 0.0:
+            beta = min(-self.shrink * cosine * confidence, self.shrink_max)
+            keep, add = 1.0, -beta * cosine * length / reference
+            norm = math.sqrt(max(0.0, length**2 + 2.0 * add * product + (add * reference) ** 2))
+            norm = norm if norm > CANCELLED * length else 0.0
+        else:
+            turn = min(self.rotate * (1.0 - cosine) * confidence, 1.0)
+            # Of (1 - turn) v^ + turn m^; at an angle of at most 90 degrees it is never shorter than the square root of a half.
+            mixed = ((1.0 - turn) ** 2 + turn**2 + 2.0 * turn * (1.0 - turn) * cosine) ** 0.5
+            keep, add, norm = (1.0 - turn) / mixed, turn * length / (mixed * reference), length
+        return SliceCorrection(keep, add, norm) if abs(add) <= FACTOR_MAX else None
+
+
+def correction_of(settings: ProtocolSettings) -> Heloco | None:
+    """Return the correction that a run has agreed on, None for none."""
+    if settings.correction == "none":
+        return None
+    return Heloco(
+        cosine=settings.heloco_cosine,
+        shrink=settings.heloco_shrink,
+        shrink_max=settings.heloco_shrink_max,
+        rotate=settings.heloco_rotate,
+        doubt=settings.heloco_doubt,
+    )

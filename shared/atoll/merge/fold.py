@@ -1,0 +1,259 @@
+r"""Merging pseudo-gradients: token weights, the weighted mean and radial-directional averaging, folded on arrival.
+
+For learners m with pseudo-gradients v_m and weights w_m (Sec. 3.2 and App. D.2 of arXiv 2604.21428):
+
+.. math::
+
+    w &= c_{tokens}^2 / c_{steps} \\
+    mean &= \tfrac{\sum w_m v_m}{\sum w_m} \\
+    RDA &= \tfrac{\sum w_m \lVert v_m \rVert}{\sum w_m}\; \varphi\!\left(\tfrac{\sum w_m \varphi(v_m)}{\sum w_m}\right),
+    \quad \varphi(x) = x / \lVert x \rVert,\ \varphi(0) = 0
+
+What is late weighs less, and a round is only as long as its freshest contribution lets it: with freshness f_m = lambda^age,
+f_m w_m stands for w_m, and the result is multiplied by max f_m. So what is late counts as a small learner would: shortened
+at its full weight, it would make the mean shorter for all, and with RDA its direction would count in full. Alone in its
+round it is shortened: a factor on weights alone would vanish there, and learners that miss each other's rounds would each
+move the global values by their full step. One fresh contribution, however small, is enough for the full length.
+
+RDA is taken per slice (`FragmentSlice`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long, RDA keeps
+R. Slices marked `direct` (embeddings) take the mean. Where directions cancel there is none to keep: where their mean is
+shorter than the rounding of the M float32 directions in it, M 2^-23 of the share of all weight that has a direction. What is
+left then is noise, which RDA would blow up to full size. A large slice does not move then, as phi(0) = 0 has it; it does not
+happen to those. It does to small ones, of which the smallest, a single number, has two directions in all: up to
+`SMALL` numbers the mean of values is kept too, and taken. A slice shorter than 1e-20 counts as zero: float32 could not hold
+the inverse of its norm.
+
+A fold holds one running mean, so memory is O(fragment) whatever M is, and a contribution is folded in as it came over
+the wire, several of them in one pass (`atoll.merge.accumulate`). With W the weights so far, one of weight w enters as
+mean <- (1 - w/W) mean + (w/W) v: both factors lie within 0..1, so no weight, however large its claim, makes finite
+pseudo-gradients merge to infinity. Under RDA the mean of a slice is that of directions, in units of the first one's length
+r: v enters as r phi(v). Its length is set right at the end, and where there was one contribution it is right already.
+The order of additions decides the last bits; it is the order in which the head lists the contributions, so a replay
+gives the same bits. One fresh contribution alone is returned as it came, bit for bit. A fold gives its result once and
+is then spent: the result is its own memory.
+
+A pseudo-gradient that disagrees with the outer momentum may be bent on its way in (`SliceCorrection`, `atoll.merge.correction`): v is then
+a v + b m, in the same pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from atoll.codec.encoded import Encoded
+from atoll.base.errors import FrameRejected, ProtocolMisuse
+from atoll.codec.kernels import Vector
+from atoll.base.parallel import each, parts
+from atoll.model.layout import FragmentSlice
+from atoll.merge.accumulate import AccumulateEntry, BatchedAccumulation, AccumulateStep
+
+Method = Literal["mean", "rda"]
+
+ROUNDING = 2.0**-23
+NORM_MIN = 1e-20
+SMALL = 128
+CLAIM_TOLERANCE = 1e-3
+
+
+def token_weight(tokens: int, steps: int) -> float:
+    """Return w = tokens^2 / steps: quantity times rate (Sec. 3.2)."""
+    return tokens * tokens / steps
+
+
+@dataclass(frozen=True, slots=True)
+class MergeResult:
+    """A merged pseudo-gradient, flat float32, with the weights that counted and the number of contributions behind it."""
+
+    pseudo_gradient: Vector
+    weight_sum: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCorrection:
+    """A slice is folded in as `keep` v + `add` m, whose length is `norm`."""
+
+    keep: float
+    add: float
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """What becomes of each slice of a pseudo-gradient, None where it stays as it is, and the momentum m it is bent towards."""
+
+    momentum: Vector
+    slices: Sequence[SliceCorrection | None]
+
+
+class FragmentFold:
+    """The running merge of one fragment's round."""
+
+    def __init__(self, slices: Sequence[FragmentSlice], method: Method = "mean") -> None:
+        """Start empty; `spans` say which elements belong together."""
+        self._slices = tuple(slices)
+        self._radially = tuple(method == "rda" and not tensor_slice.direct for tensor_slice in self._slices)
+        self._pass = BatchedAccumulation(self._slices)
+        self._elements: int | None = None
+        self._freshest = 0.0
+        self._unit = [0.0] * len(self._slices)
+        self._radial = [0.0] * len(self._slices)
+        self._heard = [0.0] * len(self._slices)
+        self._values: dict[int, Vector] = {}
+        self._spent = False
+        self.weight_sum = 0.0
+        self.count = 0
+
+    def add(
+        self,
+        pseudo_gradient: Encoded,
+        norms: Sequence[float],
+        weight: float,
+        staleness_weight: float = 1.0,
+        corrections: Corrections | None = None,
+    ) -> None:
+        """Fold in a pseudo-gradient (layout order) with a positive weight; it must not change until the result is there.
+
+        `norms` are its L2 norms per slice (`span_norms`). `freshness` is 1 for what is in time, and nothing is heard of what
+        has none left, 0.
+        """
+        if self._spent:
+            raise ProtocolMisuse("this fold has given its result already")
+        if not (0.0 < weight < math.inf and 0.0 <= staleness_weight <= 1.0):
+            raise ProtocolMisuse(
+                "a contribution needs a positive finite weight and a freshness from 0 to 1", got=(weight, staleness_weight)
+            )
+        self.count += 1
+        self._freshest = max(self._freshest, staleness_weight)
+        self._elements = pseudo_gradient.elements
+        weight *= staleness_weight
+        if weight == 0.0:
+            return
+        self.weight_sum += weight
+        share = weight / self.weight_sum
+        anew = share == 1.0
+        steps: list[AccumulateStep | None] = []
+        for number, tensor_slice in enumerate(self._slices):
+            correction = None if corrections is None else corrections.slices[number]
+            take = self._share(number, norms[number] if correction is None else correction.norm, share)
+            if self._radially[number] and tensor_slice.size <= SMALL:
+                values = pseudo_gradient.part(tensor_slice.offset, tensor_slice.offset + tensor_slice.size)
+                self._keep(number, values, share, (corrections, correction))
+            if correction is not None:
+                steps.append(AccumulateStep(1.0 - share, take * correction.keep, take * correction.add))
+            else:
+                steps.append(None if anew else AccumulateStep(1.0 - share, take))
+        self._pass.add(AccumulateEntry(pseudo_gradient, steps, None if corrections is None else corrections.momentum, anew))
+
+    def result(self) -> MergeResult:
+        """Return the merge of everything that was added; the fold is spent, for its memory is the result.
+
+        Raises:
+            ProtocolMisuse: nothing was added, or the result was given already.
+        """
+        if self._spent:
+            raise ProtocolMisuse("this fold has given its result already")
+        if self._elements is None:
+            raise ProtocolMisuse("nothing was folded")
+        self._spent = True
+        merged = self._pass.total(self._elements)
+        lengths = self._lengths(merged) if self.count > 1 else [1.0] * len(self._slices)
+        for number, values in self._values.items():
+            if lengths[number] == 0.0:
+                merged[slice(*_ends(self._slices[number]))], lengths[number] = values, 1.0
+        scale(merged, self._slices, [self._freshest * length for length in lengths])
+        return MergeResult(merged, self.weight_sum, self.count)
+
+    def _share(self, number: int, norm: float, share: float) -> float:
+        """Note that a slice as long as `norm` enters with `share` of all weight; return what it is multiplied by."""
+        if not self._radially[number]:
+            return share
+        if share == 1.0:
+            self._unit[number] = self._radial[number] = self._heard[number] = 0.0
+        self._radial[number] += (norm - self._radial[number]) * share
+        self._heard[number] += (float(norm > NORM_MIN) - self._heard[number]) * share
+        if norm <= NORM_MIN:
+            return 0.0 if self._unit[number] else share
+        self._unit[number] = self._unit[number] or norm
+        return share * self._unit[number] / norm
+
+    def _keep(self, number: int, values: Vector, share: float, bent: tuple[Corrections | None, SliceCorrection | None]) -> None:
+        """Enter a small slice into the mean of its values."""
+        tensor_slice, (corrections, correction) = self._slices[number], bent
+        if corrections is not None and correction is not None:
+            towards = corrections.momentum[tensor_slice.offset : tensor_slice.offset + tensor_slice.size]
+            values = np.float32(correction.keep) * values + np.float32(correction.add) * towards
+        before = self._values.get(number)
+        if before is not None and share != 1.0:
+            values = np.float32(1.0 - share) * before + np.float32(share) * values
+        self._values[number] = values
+
+    def _lengths(self, merged: Vector) -> list[float]:
+        """Return what each slice of the mean of directions is multiplied by, to be as long as the mean of lengths."""
+        lengths = [1.0] * len(self._slices)
+        radial = [number for number in range(len(self._slices)) if self._radially[number]]
+        norms = slice_norms([self._slices[number] for number in radial], Encoded.exact(merged))
+        for number, norm in zip(radial, norms, strict=True):
+            unit = self._unit[number]
+            shortest = unit * self._heard[number] * self.count * ROUNDING
+            lengths[number] = self._radial[number] / norm if unit and norm > shortest else 0.0
+        return lengths
+
+
+def slice_norms(slices: Sequence[FragmentSlice], pseudo_gradient: Encoded) -> list[float]:
+    """Return the L2 norm of each slice, accumulated in float64."""
+    return [math.sqrt(squares) for squares in pseudo_gradient.squares_of([_ends(tensor_slice) for tensor_slice in slices])]
+
+
+def validated_norms(
+    norms: Sequence[float], slices: Sequence[FragmentSlice], norms_claimed: Sequence[float], norm_max: float
+) -> list[float]:
+    """Return the norms per slice that a finite pseudo-gradient has, if it is as long as its sender says and not absurdly long.
+
+    A norm is a claim that RDA would divide by, so it is computed again, and what was computed is used. Senders claim the
+    norms of what they send, after its rounding, so little is tolerated.
+
+    Raises:
+        FrameRejected: `norm_claim` or `norm_bound`.
+    """
+    if len(norms_claimed) != len(norms):
+        raise FrameRejected("norm_claim", "norms for another layout", got=len(norms_claimed), allowed=len(norms))
+    for tensor_slice, norm, claimed in zip(slices, norms, norms_claimed, strict=True):
+        if not abs(norm - claimed) <= CLAIM_TOLERANCE * norm + 1e-6:
+            raise FrameRejected(
+                "norm_claim", f"{tensor_slice.tensor_name} is not as long as claimed", got=claimed, allowed=norm
+            )
+        if norm > norm_max:
+            raise FrameRejected("norm_bound", f"{tensor_slice.tensor_name} is too long", got=norm, allowed=norm_max)
+    return list(norms)
+
+
+def scale(vector: Vector, slices: Sequence[FragmentSlice], factors: Sequence[float]) -> None:
+    """Multiply each slice of a float32 vector by its factor."""
+    pieces = [
+        (part, np.float32(factor))
+        for tensor_slice, factor in zip(slices, factors, strict=True)
+        if factor != 1.0
+        for part in parts(*_ends(tensor_slice))
+    ]
+
+    def take(piece: tuple[tuple[int, int], np.float32]) -> None:
+        here = vector[slice(*piece[0])]
+        np.multiply(here, piece[1], out=here)
+
+    each(take, pieces, vector.size)
+
+
+def l2_norm(vector: Vector) -> float:
+    """Return the L2 norm of a float32 vector, accumulated in float64: no overflow, no large temporary."""
+    return math.sqrt(Encoded.exact(vector).squares(0, vector.size))
+
+
+def _ends(tensor_slice: FragmentSlice) -> tuple[int, int]:
+    """Return where a slice begins and ends."""
+    return tensor_slice.offset, tensor_slice.offset + tensor_slice.size

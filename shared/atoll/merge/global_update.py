@@ -1,0 +1,140 @@
+r"""One version of a fragment to the next: the outer step, a restart of its state, and the average that is kept beside it.
+
+**Restart.** Where `outer_restart_versions` S divides the number of a new version, the outer state stored with it is that
+of a beginning: zero momentum (arXiv 2605.28585 zeroes it every S rounds). The version's number decides, so it is the same
+whoever owns the shard.
+
+**Average.** With `average_versions` N the shard keeps, beside the values, an exponential average of the values of all
+versions since the first, with the weight that versions before the first lack divided out:
+
+.. math::
+
+    w \leftarrow d w + (1 - d), \qquad a \leftarrow a + \tfrac{1 - d}{w} (\Theta - a), \qquad d = 1 - 1 / N
+
+It is for evaluation and export only: nobody trains on it. Version 0 is not in it. It is part of the outer state: the head
+names it with the values it belongs to, so it survives its shard, travels to an heir and into the archive, bit for bit.
+It costs four bytes per parameter in the shard's memory, and as many on the way to the broker with every commit.
+
+**Rounding.** What is sent of a version may be rounded; the values are what its readers put together (`atoll.merge.downlink`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.codec import Encoded
+from atoll.merge.downlink import CARRY, DownlinkQuantiser, carry_of
+from atoll.base import scratch_arrays
+from atoll.base.parallel import each, parts
+from atoll.merge.outer import MOMENTUM, Nesterov, OuterOptimizer, State
+from atoll.protocol.settings import ProtocolSettings
+
+Vector = npt.NDArray[np.float32]
+
+AVERAGE: Final = "average"
+WEIGHT: Final = "average_weight"
+_HEADER_BYTES_MAX: Final = 2 << 20
+_NUMBER_BYTES_MAX: Final = 64
+_AVERAGES: Final = frozenset({AVERAGE, WEIGHT})
+
+
+def averaged_in(weight: float, horizon_versions: int) -> tuple[float, float]:
+    """Return w after one more version, and the share of the way that the average moves towards it; w begins at 0."""
+    gain = 1.0 / horizon_versions
+    weight = (1.0 - gain) * weight + gain
+    return weight, gain / weight
+
+
+def state_bytes_max(elements: int) -> int:
+    """Return a size that no packed state of so many elements exceeds, whatever the outer optimizer keeps of each."""
+    return _HEADER_BYTES_MAX + _NUMBER_BYTES_MAX * elements
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatedFragment:
+    """A version's values and state, and the delta that makes it from the one before (None: it is sent whole)."""
+
+    values: Vector
+    state: State
+    delta: Encoded | None = None
+
+
+class GlobalUpdate:
+    """The rules of a run for its global values; pure, as the outer optimizer it wraps."""
+
+    def __init__(self, outer: OuterOptimizer, settings: ProtocolSettings) -> None:
+        """Keep the rules."""
+        self._outer = outer
+        self._downleg = DownlinkQuantiser(settings.codec_down)
+        self._restart_versions = settings.outer_restart_versions
+        self._average_versions = settings.average_versions
+
+    def init(self, values: Vector) -> State:
+        """Return the state of version 0 with these values, flat float32."""
+        averaged = self._averaged({AVERAGE: values, WEIGHT: np.zeros(())}, None)
+        return self._outer.init(values) | self._downleg.init(values) | averaged
+
+    def step(self, values: Vector, pseudo_gradient: Vector, state: State, version: int) -> UpdatedFragment:
+        """Return values and state of `version`, from those of the version before it and a merged pseudo-gradient.
+
+        Part by part, and what need not lie in memory does not: a part is in a cache while it is stepped and rounded. Only
+        a transformation of optax sees a fragment as a whole.
+        """
+        count, restart = values.size, bool(self._restart_versions) and version % self._restart_versions == 0
+        mine = {name: array for name, array in state.items() if name not in _AVERAGES}
+        delta = self._downleg.blank(count)
+        outer = self._outer if isinstance(self._outer, Nesterov) else None
+        if outer is not None:
+            following = scratch_arrays.spare(count, np.float32)
+            kept = {name: scratch_arrays.spare(count, array.dtype) for name, array in mine.items()}
+        else:
+            following, kept = self._whole(values, pseudo_gradient, mine, restart=restart)
+
+        def take(part: tuple[int, int]) -> None:
+            now = slice(*part)
+            former, target = values[now], following[now]
+            if outer is not None:
+                ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (mine, kept))
+                outer.step(former, carry_of(ours), pseudo_gradient[now], ours, target, newer)
+                if restart:
+                    newer[MOMENTUM][:] = 0.0
+                scratch_arrays.release_pages(*ours.values(), *newer.values())
+            if delta is not None:
+                self._downleg.settle(former, target, delta.stretch(*part), kept[CARRY][now])
+            scratch_arrays.release_pages(former, target)
+
+        each(take, parts(0, count), count)
+        return UpdatedFragment(following, kept | self._averaged(state, following), delta)
+
+    def _whole(self, values: Vector, pseudo_gradient: Vector, state: State, *, restart: bool) -> tuple[Vector, State]:
+        """Return what values should become, and the next state with room for what is carried; what is rounded is a copy."""
+        outer = {name: array for name, array in state.items() if name != CARRY}
+        target, kept = self._outer.update(self._downleg.unrounded(values, state), pseudo_gradient, outer)
+        if restart:
+            kept = self._outer.init(target)
+        carried = {name: scratch_arrays.spare(array.size, array.dtype) for name, array in state.items() if name == CARRY}
+        return np.array(
+            target
+        ) if carried else target, kept | carried  # rounding writes to it; a state may look into it
+
+    def _averaged(self, state: State, values: Vector | None) -> State:
+        """Return the average after `values`, None for those of version 0; nothing where none is kept."""
+        if not self._average_versions:
+            return {}
+        if values is None:
+            return dict(state)
+        weight, newest = averaged_in(float(state[WEIGHT]), self._average_versions)
+        share, average = np.float32(newest), scratch_arrays.spare(values.size, np.float32)
+
+        def take(part: tuple[int, int]) -> None:
+            here = slice(*part)
+            former, newer = state[AVERAGE][here], values[here]
+            average[here] = newer if share == 1.0 else np.add(former, share * (newer - former), dtype=np.float32)
+            scratch_arrays.release_pages(former, newer, average[here])
+
+        each(take, parts(0, values.size), values.size)
+        return {AVERAGE: average, WEIGHT: np.asarray(weight)}

@@ -1,0 +1,155 @@
+r"""The outer optimizer: from a merged pseudo-gradient to the next global values, in float32 on the shard.
+
+With outer learning rate eta and momentum mu (Sec. 2 of arXiv 2604.21428; the paper does not publish its numbers):
+
+.. math::
+
+    m \leftarrow \mu m + \Delta, \qquad \Theta \leftarrow \Theta - \eta(\Delta + \mu m)
+
+which is SGD with Nesterov momentum. With mu = 0 it is plain SGD and keeps no state; with eta = 1 as well, the new global
+value is the weighted average of the learners' values. Any optax transformation serves instead, by name or by
+`module:attribute`; only then is JAX needed on a shard.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.base.errors import ProtocolMisuse, SettingsError
+from atoll.codec.kernels import Vector, kernels
+from atoll.base import buffer_pool, scratch_arrays
+from atoll.base.parallel import each, parts
+
+State = dict[str, npt.NDArray[Any]]
+
+MOMENTUM: Final = "momentum"
+
+_NO_MOMENTUM = np.empty(0, dtype=np.float32)
+_NO_CARRY = np.empty(0, dtype=np.uint16)
+
+
+class OuterOptimizer(Protocol):
+    """Pure pair: neither call changes its arguments."""
+
+    def init(self, params: Vector) -> State:
+        """Return the state for a fragment with values `params`, flat float32."""
+
+    def update(self, params: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
+        """Return the next values and the next state."""
+
+
+class Nesterov:
+    """SGD with Nesterov momentum; equal to `optax.sgd(lr, momentum, nesterov=True)` on `pseudo-gradient`."""
+
+    def __init__(self, lr: float, momentum: float) -> None:
+        """Keep eta and mu."""
+        self.lr = np.float32(lr)
+        self.momentum = np.float32(momentum)
+
+    def init(self, params: Vector) -> State:
+        """Return zero momentum, or nothing when there is none."""
+        return {MOMENTUM: scratch_arrays.zeros(params.size, np.float32)} if self.momentum else {}
+
+    def update(self, params: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
+        """Take one step."""
+        mine = {name: array for name, array in state.items() if name == MOMENTUM}
+        values, kept = buffer_pool.empty(params.size), {name: buffer_pool.empty(params.size) for name in mine}
+
+        def take(part: tuple[int, int]) -> None:
+            now = slice(*part)
+            ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (mine, kept))
+            self.step(params[now], _NO_CARRY, pseudo_gradient[now], ours, values[now], newer)
+
+        each(take, parts(0, params.size), params.size)
+        return values, kept
+
+    def step(
+        self,
+        params: Vector,
+        carry: npt.NDArray[np.uint16],
+        pseudo_gradient: Vector,
+        state: State,
+        following: Vector,
+        kept: State,
+    ) -> None:
+        """Take one step from `params` plus `carry` (bits of bfloat16, may be empty); write to `following` and `kept`.
+
+        A number of the result depends on the numbers in its place alone, so any stretch of a fragment can be taken.
+        """
+        former, newer = (arrays.get(MOMENTUM, _NO_MOMENTUM) for arrays in (state, kept))
+        vectors = [params, pseudo_gradient, following, *([former, newer] if self.momentum else [])]
+        alike = {(vector.shape, vector.dtype.name) for vector in vectors} == {((params.size,), "float32")}
+        if not alike or carry.size not in (0, params.size) or (former.size and not self.momentum):
+            got = [(vector.shape, vector.dtype.name) for vector in (*vectors, carry)]
+            raise ProtocolMisuse("values, pseudo-gradient and momentum that do not belong together", got=got)
+        step = kernels(params.size).nesterov
+        step(params, carry, pseudo_gradient, former, self.lr, self.momentum, following, newer)
+
+
+class OptaxOuter:
+    """Any optax transformation whose update is added to the parameters (so it holds its own learning rate)."""
+
+    def __init__(self, transformation: Any) -> None:  # noqa: ANN401  (optax is loaded lazily)
+        """Keep the transformation."""
+        self._transformation = transformation
+
+    def init(self, params: Vector) -> State:
+        """Return the transformation's state as arrays by leaf number."""
+        import jax  # noqa: PLC0415  (a shard without an optax outer optimizer never loads JAX)
+
+        state = self._transformation.init(params)
+        return {str(number): np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(state))}
+
+    def update(self, params: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
+        """Take one step; the state's structure is that of `init`."""
+        import jax  # noqa: PLC0415
+
+        leaves, structure = jax.tree.flatten(self._transformation.init(params))
+        held = jax.tree.unflatten(structure, [state[str(number)] for number in range(len(leaves))])
+        updates, held = self._transformation.update(pseudo_gradient, held, params)
+        kept = {str(number): np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(held))}
+        return params + np.asarray(updates, dtype=np.float32), kept
+
+
+def make_outer(spec: str, lr: float, momentum: float) -> OuterOptimizer:
+    """Return the outer optimizer that `spec` names.
+
+    `nesterov`; `optax:<name>` for `optax.<name>(lr)`; `module:attribute` for a callable of the learning rate that returns
+    an optax transformation.
+
+    Raises:
+        SettingsError: there is no such optimizer here, or what is there makes none from a learning rate.
+    """
+    if spec == "nesterov":
+        return Nesterov(lr, momentum)
+    module, _, attribute = spec.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise SettingsError(
+            "unknown outer optimizer",
+            got=spec,
+            allowed="nesterov, optax:<name> or module:attribute",
+            todo="set protocol.outer, and install optax where the synchronizer runs if you name one of its",
+        ) from error
+    try:
+        transformation = factory(lr)
+        complete = callable(transformation.init) and callable(transformation.update)
+    except (AttributeError, TypeError) as error:
+        raise _not_a_factory(spec) from error
+    if not complete:
+        raise _not_a_factory(spec)
+    return OptaxOuter(transformation)
+
+
+def _not_a_factory(spec: str) -> SettingsError:
+    return SettingsError(
+        "this makes no outer optimizer from a learning rate",
+        got=spec,
+        allowed="a callable of one number that returns an optax transformation",
+        todo="set protocol.outer to such a callable; its `init` and `update` will be called",
+    )

@@ -1,0 +1,218 @@
+"""How a model is divided into fragments: which rows of which tensor travel together.
+
+The tensors are laid out on a line, in their order, and the line is cut into P parts of equal length, each cut at the
+nearest row: every fragment is as large as the others to within a row, and holds as few slices as it can, one more than
+whole tensors would need. Few slices matter: an adoption touches every tensor its fragment has rows of, and norms and
+directions of RDA are taken per slice. A slice that would be a sliver goes to its neighbour. (The paper packs whole
+tensors into bins; there the embedding fills a fragment far larger than the others, Fig. 9 of arXiv 2604.21428.)
+
+Everything is a pure function of the tensors' names, shapes and order: every process computes the same layout, and its
+fingerprint is part of every message.
+
+Only floating tensors are trained, so only they are merged. A tensor of another dtype (a counter, a mask) is carried: it
+is in the layout and in the fingerprint, travels with version 0, and no pseudo-gradient ever changes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from atoll.base.errors import SettingsError
+
+SLIVER = 0.01
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One tensor of the parameter pytree: its path, shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Return the number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def rows(self) -> int:
+        """Return the length of the first axis; a scalar has one row."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def floating(self) -> bool:
+        """Return whether training changes it."""
+        return "float" in self.dtype
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """Rows `start <= r < stop` of tensor number `tensor`."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentSlice:
+    """A slice inside its fragment's flat vector: elements `offset` to `offset + size`; `direct` merges by plain mean."""
+
+    tensor_name: str
+    start: int
+    stop: int
+    offset: int
+    size: int
+    direct: bool
+    floating: bool
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The division of a model: tensors in pytree order, slices by fragment, names merged by the direct mean."""
+
+    tensors: tuple[TensorSpec, ...]
+    fragments: tuple[tuple[Slice, ...], ...]
+    direct: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """Return 16 hex digits that two layouts share only if they are equal."""
+        return _fingerprint(self)
+
+    def slices(self, fragment: int) -> tuple[FragmentSlice, ...]:
+        """Return the slices of `fragment` with their places in its flat vector."""
+        return _slices(self)[fragment]
+
+    def fragment_sizes(self) -> tuple[int, ...]:
+        """Return the elements of each fragment."""
+        return tuple(slices[-1].offset + slices[-1].size if slices else 0 for slices in _slices(self))
+
+
+@functools.lru_cache(maxsize=16)
+def _fingerprint(layout: Layout) -> str:
+    return hashlib.sha256(msgspec.json.encode(layout)).hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=16)
+def _slices(layout: Layout) -> tuple[tuple[FragmentSlice, ...], ...]:
+    direct = set(layout.direct)
+    found = []
+    for fragment in layout.fragments:
+        slices, offset = [], 0
+        for piece in fragment:
+            tensor = layout.tensors[piece.tensor]
+            size = (piece.stop - piece.start) * (tensor.size // max(1, tensor.rows))
+            slices.append(
+                FragmentSlice(tensor.name, piece.start, piece.stop, offset, size, tensor.name in direct, tensor.floating)
+            )
+            offset += size
+        found.append(tuple(slices))
+    return tuple(found)
+
+
+def plan_layout(tensors: Sequence[TensorSpec], fragments: int, direct: Sequence[str] = ()) -> Layout:
+    """Return the division of `tensors` into `fragments` non-empty fragments, balanced by elements.
+
+    Raises:
+        SettingsError: there are more fragments than rows to fill them, two tensors share a name, or `direct` names none.
+    """
+    names = [tensor.name for tensor in tensors]
+    if len(set(names)) != len(names):
+        raise SettingsError("two tensors have the same name", got=sorted({n for n in names if names.count(n) > 1}))
+    unknown = sorted(set(direct) - set(names))
+    if unknown:
+        raise SettingsError("no such tensor to merge directly", got=unknown, allowed=names[:8], todo="correct `direct`")
+    rows = max(1, sum(tensor.rows for tensor in tensors))
+    if not 1 <= fragments <= rows:
+        raise SettingsError(
+            "the model cannot be divided into that many fragments",
+            got=fragments,
+            allowed=f"1..{rows} (rows of its tensors)",
+            todo="lower protocol.fragments",
+        )
+    return Layout(
+        tensors=tuple(tensors),
+        fragments=tuple(tuple(inside) for inside in _cut(tensors, fragments)),
+        direct=tuple(sorted(direct)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What is not cut off yet: elements and rows, and fragments to fill; `target` is the fair size of the next one."""
+
+    elements: int
+    rows: int
+    fragments: int
+
+    @property
+    def target(self) -> float:
+        return self.elements / self.fragments
+
+
+def _cut(tensors: Sequence[TensorSpec], fragments: int) -> Iterator[list[Slice]]:
+    """Yield the slices of each fragment, from the left end of the line to the right."""
+    line = _Line(sum(tensor.size for tensor in tensors), sum(tensor.rows for tensor in tensors), fragments)
+    inside: list[Slice] = []
+    taken = filled = 0
+    for number, tensor in enumerate(tensors):
+        start, row = 0, tensor.size // max(1, tensor.rows)
+        if tensor.rows == 0:
+            inside.append(Slice(number, 0, 0))
+        while start < tensor.rows:
+            count = _fitting(line.target - filled, row, tensor.rows - start, line, taken)
+            if count:
+                inside.append(Slice(number, start, start + count))
+                start, taken, filled = start + count, taken + count, filled + count * row
+            if line.fragments > 1 and (start < tensor.rows or line.rows - taken == line.fragments - 1):
+                yield inside
+                line = _Line(line.elements - filled, line.rows - taken, line.fragments - 1)
+                inside, taken, filled = [], 0, 0
+    yield inside
+
+
+def _fitting(room: float, row: int, rows: int, line: _Line, taken: int) -> int:
+    """Return how many of a tensor's next `rows` rows, of `row` elements, the present fragment takes beside what it has.
+
+    As many as come nearest to its `room`; all when the rest, none when the part would be a sliver; at least one into an
+    empty fragment; never so many that a later fragment would stay empty.
+    """
+    most = min(rows, line.rows - taken - (line.fragments - 1))
+    if line.fragments == 1 or row == 0:
+        return most
+    sliver = SLIVER * line.target
+    if (rows * row) <= room + sliver:
+        return most
+    near = math.floor(room / row + 0.5)
+    if near * row < sliver:
+        near = 0
+    return min(most, max(near, 0 if taken else 1))
+
+
+def first_difference(ours: Layout, theirs: Layout) -> str:
+    """Return one sentence that names the first thing in which two layouts differ, or the empty string."""
+    return next(_differences(ours, theirs), "")
+
+
+def _differences(ours: Layout, theirs: Layout) -> Iterator[str]:
+    for number, (a, b) in enumerate(zip(ours.tensors, theirs.tensors, strict=False)):
+        if a.name != b.name:
+            yield f"tensor {number} is {a.name!r} here and {b.name!r} in the run"
+        if a.shape != b.shape:
+            yield f"{a.name!r} has shape {list(a.shape)} here and {list(b.shape)} in the run"
+        if a.dtype != b.dtype:
+            yield f"{a.name!r} is {a.dtype} here and {b.dtype} in the run"
+    if len(ours.tensors) != len(theirs.tensors):
+        yield f"{len(ours.tensors)} tensors here and {len(theirs.tensors)} in the run"
+    if len(ours.fragments) != len(theirs.fragments):
+        yield f"{len(ours.fragments)} fragments here and {len(theirs.fragments)} in the run"
+    if ours.direct != theirs.direct:
+        yield f"merged directly here: {list(ours.direct)}, in the run: {list(theirs.direct)}"
+    for number, (mine, other) in enumerate(zip(ours.fragments, theirs.fragments, strict=False)):
+        if mine != other:
+            yield f"fragment {number} holds other slices here than in the run"

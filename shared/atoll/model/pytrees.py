@@ -1,0 +1,121 @@
+"""Pytrees to flat fragments and back.
+
+A fragment in flight is one flat float32 vector in layout order. float16, bfloat16 and float32 fit into float32 exactly,
+so a value that makes the round trip is unchanged. float64 is rounded to float32 on the way (a pseudo-gradient has no more
+precision than that), and tensors that are not floating are zero in the vector and left alone on the way back. Where bits
+must survive for any dtype (a checkpoint, a copy to a peer), `pack_raw` and `unpack_raw` move them untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.base.errors import PeerMisbehaved
+from atoll.base.buffer_pool import empty
+from atoll.model.layout import Layout, FragmentSlice, TensorSpec
+
+Vector = npt.NDArray[np.float32]
+Pieces = dict[str, list[tuple[int, int, npt.NDArray[Any]]]]
+
+
+def describe(tree: Any) -> tuple[TensorSpec, ...]:  # noqa: ANN401  (any JAX pytree)
+    """Return the tensors of a pytree in leaf order; a name is the path, its parts joined by '/'."""
+    import jax  # noqa: PLC0415  (the kernel loads JAX only where pytrees are JAX's)
+
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return tuple(
+        TensorSpec("/".join(_part(key) for key in path) or "value", tuple(int(n) for n in leaf.shape), str(leaf.dtype))
+        for path, leaf in ((path, leaf if hasattr(leaf, "dtype") else np.asarray(leaf)) for path, leaf in leaves)
+    )
+
+
+def gather(layout: Layout, leaves: Mapping[str, Any], fragment: int, start: int = 0, stop: int | None = None) -> Vector:
+    """Return the fragment, or elements `start` to `stop` of it, as a new flat float32 vector, from arrays by name."""
+    stop = layout.fragment_sizes()[fragment] if stop is None else stop
+    vector = empty(stop - start)
+    for tensor_slice in layout.slices(fragment):
+        low, high = max(start, tensor_slice.offset), min(stop, tensor_slice.offset + tensor_slice.size)
+        if low < high:
+            here = slice(low - tensor_slice.offset, high - tensor_slice.offset)
+            vector[low - start : high - start] = _rows(leaves, tensor_slice).reshape(-1)[here] if tensor_slice.floating else 0.0
+    return vector
+
+
+def look(layout: Layout, leaves: Mapping[str, Any], fragment: int, start: int, stop: int) -> Vector:
+    """Return what `gather` returns, to be read only: where all of it lies in one float32 tensor, as it lies there."""
+    for tensor_slice in layout.slices(fragment):
+        if tensor_slice.offset <= start and stop <= tensor_slice.offset + tensor_slice.size and tensor_slice.floating:
+            rows = _rows(leaves, tensor_slice)
+            if rows.dtype == np.float32 and rows.flags.c_contiguous:
+                here: Vector = rows.reshape(-1)[start - tensor_slice.offset : stop - tensor_slice.offset]
+                return here
+    return gather(layout, leaves, fragment, start, stop)
+
+
+def scatter(layout: Layout, fragment: int, vector: Vector, leaves: Mapping[str, Any]) -> Pieces:
+    """Return, by tensor name, the pieces (start row, stop row, array in the tensor's dtype) that `vector` holds.
+
+    Where the tensor is float32 they look into it.
+    """
+    pieces: Pieces = {}
+    for tensor_slice in layout.slices(fragment):
+        if not tensor_slice.floating:
+            continue
+        leaf = leaves[tensor_slice.tensor_name]
+        shape = (tensor_slice.stop - tensor_slice.start, *leaf.shape[1:]) if leaf.ndim else ()
+        rows = vector[tensor_slice.offset : tensor_slice.offset + tensor_slice.size].reshape(shape).astype(leaf.dtype, copy=False)
+        pieces.setdefault(tensor_slice.tensor_name, []).append((tensor_slice.start, tensor_slice.stop, rows))
+    return pieces
+
+
+def pack_raw(layout: Layout, leaves: Mapping[str, Any], fragment: int) -> bytes:
+    """Return the fragment's exact bytes, slice after slice, for every dtype."""
+    return b"".join(np.ascontiguousarray(_rows(leaves, tensor_slice)).tobytes() for tensor_slice in layout.slices(fragment))
+
+
+def unpack_raw(layout: Layout, data: bytes, fragment: int) -> Pieces:
+    """Return the pieces that `pack_raw` packed; raise `PeerMisbehaved` if the length is not the layout's."""
+    specs = {tensor.name: tensor for tensor in layout.tensors}
+    pieces: Pieces = {}
+    at = 0
+    for tensor_slice in layout.slices(fragment):
+        spec = specs[tensor_slice.tensor_name]
+        dtype = named_dtype(spec.dtype)
+        shape = (tensor_slice.stop - tensor_slice.start, *spec.shape[1:]) if spec.shape else ()
+        stop = at + tensor_slice.size * dtype.itemsize
+        if stop > len(data):
+            break
+        rows = np.frombuffer(data, dtype=dtype, count=tensor_slice.size, offset=at).reshape(shape)
+        pieces.setdefault(tensor_slice.tensor_name, []).append((tensor_slice.start, tensor_slice.stop, rows))
+        at = stop
+    wanted = sum(tensor_slice.size * named_dtype(specs[tensor_slice.tensor_name].dtype).itemsize for tensor_slice in layout.slices(fragment))
+    if wanted != len(data):
+        raise PeerMisbehaved("a raw fragment has the wrong length", got=len(data), allowed=wanted)
+    return pieces
+
+
+def named_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype called `name`, including bfloat16 and the other names of machine learning."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # noqa: PLC0415  (only where such a tensor exists)
+
+        extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return extended
+
+
+def _rows(leaves: Mapping[str, Any], tensor_slice: FragmentSlice) -> npt.NDArray[Any]:
+    array = np.asarray(leaves[tensor_slice.tensor_name])
+    return array[tensor_slice.start : tensor_slice.stop] if array.ndim else array
+
+
+def _part(key: Any) -> str:  # noqa: ANN401  (one of JAX's key types)
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)

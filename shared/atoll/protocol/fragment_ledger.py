@@ -1,0 +1,147 @@
+"""What a shard must not forget about one fragment: which contributions have a fate, and what it did with their tokens.
+
+The books of a fragment become durable together with its head, in one compare-and-set, so they are exact by
+construction: a commit that was decided and never became visible is in nobody's books, and one that became visible is in
+the books that its head names. Whoever owns the fragment next reads them and knows what not to merge again, however old
+the redelivery is. (Sums over several fragments could not be kept that way: a sum written with the head of one fragment
+would count a commit of another that is still on its way.)
+
+Push numbers of one learner and fragment count up from 1, so what is settled is nearly one range. A push that its learner
+gave up before sending leaves a hole that stays. Beyond `RANGES_MAX` ranges, which no honest learner reaches, the oldest
+hole counts as settled.
+
+What learners say of themselves (`LearnerReport`) only grows, so every copy may be merged with every other by maximum; the books
+carry it along because the last report of a learner that has left is heard only once.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.protocol.events import PushKey, Share
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.quarantine import MEASURES_MAX, OFFENCES, Measure, is_outlier, stands_alone
+from atoll.protocol.settings import ProtocolSettings
+
+RANGES_MAX = 1024
+LEDGER_BYTES_MAX = 64 << 20
+
+
+class SettledPushes(msgspec.Struct):
+    """One incarnation's tokens of one fragment by fate, the settled push numbers as ranges `[first, last]`, offences."""
+
+    merged: int = 0
+    merged_late: int = 0
+    refused: dict[str, int] = msgspec.field(default_factory=dict)
+    pushes: list[list[int]] = msgspec.field(default_factory=list)
+    offences: int = 0
+
+    def knows(self, push: int) -> bool:
+        """Return whether this push has a fate."""
+        return any(first <= push <= last for first, last in self.pushes)
+
+    def note(self, push: int) -> None:
+        """Remember that this push has a fate."""
+        if self.knows(push):
+            return
+        ranges = sorted([*self.pushes, [push, push]])
+        joined = [ranges[0]]
+        for first, last in ranges[1:]:
+            if first == joined[-1][1] + 1:
+                joined[-1] = [joined[-1][0], last]
+            else:
+                joined.append([first, last])
+        while len(joined) > RANGES_MAX:
+            joined[:2] = [[joined[0][0], joined[1][1]]]
+        self.pushes = joined
+
+
+class LearnerReport(msgspec.Struct):
+    """What one incarnation last said of itself, as in `atoll.protocol.ledger.Account`."""
+
+    trained: int = 0
+    pushed: int = 0
+    superseded: int = 0
+    refused_local: int = 0
+    left: bool = False
+
+
+class FragmentLedger(msgspec.Struct):
+    """The books of one fragment; keys are `learner/incarnation`. `measures`: how long the last contributions were."""
+
+    settled: dict[str, SettledPushes] = msgspec.field(default_factory=dict)
+    reports: dict[str, LearnerReport] = msgspec.field(default_factory=dict)
+    measures: list[Measure] = msgspec.field(default_factory=list)
+    told_tokens: int = 0
+
+    def knows(self, key: PushKey) -> bool:
+        """Return whether a contribution has a fate."""
+        account = self.settled.get(_name(key))
+        return account is not None and account.knows(key.push)
+
+    def merge(self, share: Share) -> None:
+        """Enter a contribution that is about to be committed."""
+        account = self._account(share.key)
+        account.note(share.key.push)
+        account.merged += share.tokens if share.age == 0 else 0
+        account.merged_late += share.tokens if share.age else 0
+
+    def refuse(self, key: PushKey, tokens: int, reason: str) -> None:
+        """Enter a contribution that is refused whole."""
+        account = self._account(key)
+        account.note(key.push)
+        account.refused[reason] = account.refused.get(reason, 0) + tokens
+        account.offences += reason in OFFENCES
+
+    def offences(self, learner: str, incarnation: int) -> int:
+        """Return how often one incarnation sent what no healthy learner sends."""
+        account = self.settled.get(f"{learner}/{incarnation}")
+        return 0 if account is None else account.offences
+
+    def weigh(self, measure: Measure, base_norm: float, settings: ProtocolSettings) -> str:
+        """Return why a pseudo-gradient of this length is refused, empty when it is not, and remember it.
+
+        A norm of 0 says that nobody measured it.
+        """
+        reason = ""
+        if is_outlier(self.measures, measure.norm, measure.steps, settings.outlier_ratio, base_norm):
+            reason = "outlier" if stands_alone(self.measures, measure.learner) else "unusual"
+        if measure.norm > 0.0 and 2 * measure.steps >= settings.interval_steps:
+            known = Measure(measure.norm, measure.steps, measure.learner, bool(reason))
+            self.measures = [*self.measures, known][-MEASURES_MAX:]
+        return reason
+
+    def frozen(self, ledger: Ledger) -> bytes:
+        """Return the books of this moment as JSON, with what learners have reported."""
+        reports = {
+            key: LearnerReport(account.trained, account.pushed, account.superseded, account.refused_local, account.left)
+            for key, account in ledger.accounts.items()
+        }
+        return msgspec.json.encode(FragmentLedger(self.settled, reports, self.measures, ledger.told_tokens))
+
+    def enter_into(self, ledger: Ledger) -> None:
+        """Add this fragment's fates to a shard's ledger, and what learners reported."""
+        ledger.told_tokens = max(ledger.told_tokens, self.told_tokens)
+        for name, report in self.reports.items():
+            learner, _, incarnation = name.rpartition("/")
+            told = (report.trained, report.pushed, report.superseded, report.refused_local)
+            ledger.reported(learner, int(incarnation), *told)
+            ledger.accounts[name].left = ledger.accounts[name].left or report.left
+        for name, settled in self.settled.items():
+            learner, _, incarnation = name.rpartition("/")
+            ledger.merged(learner, int(incarnation), settled.merged, late=False)
+            ledger.merged(learner, int(incarnation), settled.merged_late, late=True)
+            for reason, tokens in settled.refused.items():
+                ledger.refused(learner, int(incarnation), tokens, reason)
+
+    def _account(self, key: PushKey) -> SettledPushes:
+        return self.settled.setdefault(_name(key), SettledPushes())
+
+
+def _name(key: PushKey) -> str:
+    return f"{key.learner}/{key.incarnation}"
+
+
+def thawed(frozen: bytes) -> FragmentLedger:
+    """Return books from `FragmentLedger.frozen`."""
+    return msgspec.json.decode(frozen, type=FragmentLedger)

@@ -1,0 +1,309 @@
+"""From what was seen of a run to `report.json`. The schema lies beside this module, its prose in docs/report.md.
+
+**Fates.** The shards' closing ledgers are absorbed into one, settled against the learners' own books, and apportioned
+to whole tokens. `tokens_by_fate` sums to `tokens_trained` exactly, always: what cannot be accounted for is `lost` or,
+when the books contradict each other, named in `fates_errors`. `fates_exact` is true only if every shard closed its
+books, every account balances and nothing has two fates.
+
+**Bytes** are payload bytes. Up and down are what the learners sent and read, by their own counters: of a killed one, up
+to its last heartbeat. Merged is what the contributions weighed that entered a commit, published the frames of those
+commits, each once; both come from the tape, so they survive any kill. `moved` is the ledger of every link (`up.links`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+import atoll
+from atoll.wire.traffic import NOTHING
+from atoll.protocol.ledger import Account, Ledger, apportion, settle
+from atoll.run.folder import SessionRecord
+from atoll.run.links import as_report, byte_ledger
+from atoll.run.view import LearnerView, LearnerLife, RunView
+
+SCHEMA: Final = 1
+CURVE_MAX: Final = 2000
+GIT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a report is made of, besides the view.
+
+    `settings` are dotted names without secrets, `validation` is what the export measured (empty when it failed),
+    `data_hash` is the fingerprint of the token shards, empty when nobody knows it. `ended` names the learners whose
+    processes are over for certain: those that `up` itself had started. `clock` says whose seconds all seconds are.
+    `books` are the whole run's as heads and leases have them, needed only where a shard did not close its own.
+    """
+
+    run: str
+    settings: Mapping[str, Any]
+    sessions: Sequence[SessionRecord]
+    validation: Mapping[str, Any]
+    data_hash: str
+    ended: Collection[str] = ()
+    clock: Literal["wall", "virtual"] = "wall"
+    fragment_ledger: Ledger | None = None
+
+
+def collect(view: RunView, facts: Facts) -> dict[str, Any]:
+    """Return the report of a run as it stands, in plain JSON values."""
+    fragment_ledger = ledger_of(view, facts)
+    believe_the_dead(view, fragment_ledger, facts.ended, closed=not _unclosed(view, facts))
+    remember_the_lost(view, fragment_ledger)
+    fragments = int(facts.settings["protocol.fragments"])
+    return {
+        "schema": SCHEMA,
+        "run": facts.run,
+        "ended": facts.sessions[-1].ended if facts.sessions else "unknown",
+        **_fates(fragment_ledger, fragments, _doubts(view, facts, fragment_ledger)),
+        "validation": _validation(view, facts.validation, facts.settings),
+        "bytes_up": sum(session.bytes_up for session in facts.sessions),
+        "bytes_down": sum(session.bytes_down for session in facts.sessions),
+        "bytes_merged": view.bytes_merged,
+        "bytes_published": view.bytes_published,
+        "moved": as_report(byte_ledger(view, fragments)),
+        "goodput": _goodput(facts.sessions),
+        "commits": view.commits,
+        "rounds": _rounds(view),
+        "refused": dict(sorted(view.refused.items())),
+        "quarantined": [msgspec.to_builtins(isolated) for isolated in view.quarantined],
+        "learners": [_learner(learner, fragment_ledger, fragments) for _, learner in sorted(view.learners.items())],
+        "shards": _shards(view, facts),
+        "seed": facts.settings.get("seed", 0),
+        "wall_s": round(sum(session.wall_s for session in facts.sessions), 3),
+        "clock": facts.clock,
+        "sessions": len(facts.sessions),
+        "rebuilt": [msgspec.to_builtins(session.rebuilt) for session in facts.sessions if session.rebuilt],
+        "machine": machine(),
+        "atoll": atoll.__version__,
+        "commit": commit(),
+        "data_source_hash": facts.validation.get("source_hash") or facts.data_hash,
+        "settings": dict(facts.settings),
+    }
+
+
+def _shard_names(facts: Facts) -> list[str]:
+    return [f"shard-{i}" for i in range(int(facts.settings["protocol.shards"]))]
+
+
+def _unclosed(view: RunView, facts: Facts) -> list[str]:
+    return [name for name in _shard_names(facts) if name not in view.closed]
+
+
+def ledger_of(view: RunView, facts: Facts) -> Ledger:
+    """Return the run's books: what all shards closed or, where one did not, what the fragments' heads have of everything."""
+    fragment_ledger = Ledger()
+    if facts.fragment_ledger is not None and _unclosed(view, facts):
+        fragment_ledger.absorb(facts.fragment_ledger)
+        for _, closed in sorted(view.closed.items()):
+            fragment_ledger.learn(closed.ledger)
+        return fragment_ledger
+    for _, closed in sorted(view.closed.items()):
+        fragment_ledger.absorb(closed.ledger)
+    return fragment_ledger
+
+
+def believe_the_dead(view: RunView, fragment_ledger: Ledger, ended: Collection[str] = (), *, closed: bool = True) -> None:
+    """Enter the last heartbeats of incarnations that died: shards that heard them may have died as well.
+
+    What such a learner trained and nobody merged is lost with it; the books would not even know that it existed. A life is
+    over when a newer one was heard, or when its learner has `ended`: killed for good, or cut off and not able to say goodbye.
+    Unless all books are `closed` that goes for lives that left, too: their shard may never have read their goodbye.
+    """
+    for learner in view.learners.values():
+        for life in learner.lives.values():
+            account = fragment_ledger.account(learner.learner, life.incarnation)
+            over = life.incarnation < max(learner.lives) or learner.learner in ended
+            if over and not (closed and (life.left or account.left)):
+                fragment_ledger.reported(learner.learner, life.incarnation, life.tokens, 0, 0, 0)
+
+
+def remember_the_lost(view: RunView, fragment_ledger: Ledger) -> None:
+    """Show incarnations that only the books know (the tape that told of them went with a broker's disk), and their tokens."""
+    for name, account in fragment_ledger.accounts.items():
+        learner, _, incarnation = name.rpartition("/")
+        lives = view.learners.setdefault(learner, LearnerView(learner)).lives
+        life = lives.setdefault(int(incarnation), LearnerLife(int(incarnation), left=account.left))
+        # Of a life that died in an earlier session the tape says what it moved, and only the books what it trained.
+        life.tokens = max(life.tokens, account.trained)
+
+
+def _doubts(view: RunView, facts: Facts, fragment_ledger: Ledger) -> list[str]:
+    """Return what the books cannot know: a shard that never closed them, a learner that trained on afterwards."""
+    unclosed = _unclosed(view, facts)
+    doubts = [f"{name} did not close its books: what it had not settled counts as lost" for name in unclosed]
+    for learner in view.learners.values():
+        for life in learner.lives.values():
+            booked = fragment_ledger.accounts.get(f"{learner.learner}/{life.incarnation}", Account()).trained
+            if life.tokens > booked:
+                where = "that no books tell of" if unclosed else "after the books were closed"
+                doubts.append(f"{learner.learner}/{life.incarnation} trained {life.tokens - booked} tokens {where}")
+    return doubts
+
+
+def _fates(fragment_ledger: Ledger, fragments: int, doubts: Sequence[str]) -> dict[str, Any]:
+    """Return what became of every token; see the module docstring."""
+    settlement = settle(fragment_ledger, fragments)
+    errors = [*doubts, *settlement.errors]
+    return {
+        "tokens_trained": settlement.trained // fragments,
+        "tokens_by_fate": dict(sorted(apportion(settlement.fates, fragments).items())),
+        "token_fragments_by_fate": dict(sorted(settlement.fates.items())),
+        "fates_exact": settlement.exact and not errors,
+        "fates_errors": errors,
+    }
+
+
+def _validation(view: RunView, exported: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the export's own two measurements, or the curve's ends where there was no export, and the curve."""
+    points = thinned(list(view.validations), CURVE_MAX)
+    fragments = int(settings["protocol.fragments"])
+    curve = [
+        {
+            "run_tokens": point.validation.run_tokens,
+            "tokens_merged": point.token_fragments_merged // fragments,
+            "bits_per_byte": point.validation.bits_per_byte,
+            **_averaged(point.validation.average),
+        }
+        for point in points
+    ]
+    ends = (curve[0]["bits_per_byte"], curve[-1]["bits_per_byte"]) if curve else (None, None)
+    return {
+        "initial_bits_per_byte": exported.get("initial_bits_per_byte", ends[0]),
+        "final_bits_per_byte": exported.get("final_bits_per_byte", ends[1]),
+        **_averaged(exported.get("average_bits_per_byte", points[-1].validation.average if points else None)),
+        "validation_bytes": exported.get("validation_bytes"),
+        "curve": curve,
+    }
+
+
+def _averaged(bits_per_byte: float | None) -> dict[str, float]:
+    """Return what was measured on the average of the values, nothing for a run that keeps none."""
+    return {} if bits_per_byte is None else {"average_bits_per_byte": bits_per_byte}
+
+
+def _goodput(sessions: Sequence[SessionRecord]) -> float | None:
+    """Return learner-seconds stepping over learner-seconds present, of all sessions; None before there are any."""
+    present_s = sum(session.present_s for session in sessions)
+    return round(sum(session.stepping_s for session in sessions) / present_s, 4) if present_s > 0 else None
+
+
+def _rounds(view: RunView) -> dict[str, Any]:
+    rounds = [line.round for line in view.rounds]
+    waited = sorted(line.waited_s for line in rounds)
+    return {
+        "count": len(rounds),
+        "contributors_mean": mean([float(len(line.contributors)) for line in rounds]),
+        "late": sum(share.age > 0 for line in rounds for share in line.contributors),
+        "grace_s_mean": mean([line.grace_s for line in rounds]),
+        "waited_s_p50": quantile(waited, 0.50),
+        "waited_s_p95": quantile(waited, 0.95),
+        "merge_s_mean": mean([line.merge_s for line in rounds]),
+        "commit_s_mean": mean([line.commit_s for line in rounds]),
+        "ends": dict(sorted(Counter(line.end for line in rounds).items())),
+    }
+
+
+def _learner(learner: LearnerView, fragment_ledger: Ledger, fragments: int) -> dict[str, Any]:
+    lives = [
+        _life(life, fragment_ledger.accounts.get(f"{learner.learner}/{life.incarnation}", Account()), fragments)
+        for _, life in sorted(learner.lives.items())
+    ]
+    return {
+        "learner": learner.learner,
+        "tokens": sum(life["tokens"] for life in lives),
+        "steps": sum(life["steps"] or 0 for life in lives),
+        "incarnations": lives,
+    }
+
+
+def _life(life: LearnerLife, account: Account, fragments: int) -> dict[str, Any]:
+    """Return one incarnation; figures only heartbeats carry are None for a life of an earlier session."""
+    beat, moved = life.beat, life.meter.moved
+    return {
+        "incarnation": life.incarnation,
+        "founder": life.founder,
+        "left": life.left,
+        "tokens": life.tokens,
+        "steps": life.steps if beat is not None or (life.left and life.steps) else None,
+        "tokens_by_fate": dict(sorted(apportion(account.fates(fragments), fragments).items())),
+        "join_s": life.took_s,
+        "tokens_per_s": None if beat is None else round(beat.tokens_per_s, 1),
+        "overhead": None if beat is None else round(beat.overhead, 5),
+        "bytes_up": None if moved == NOTHING else moved.payload_up,
+        "bytes_down": None if moved == NOTHING else moved.payload_down,
+    }
+
+
+def _shards(view: RunView, facts: Facts) -> list[dict[str, Any]]:
+    commits = Counter(line.shard for line in view.rounds)
+    shards = []
+    for name in _shard_names(facts):
+        closed = view.closed.get(name)
+        shards.append(
+            {
+                "shard": name,
+                "commits": commits[name],
+                "closed": closed is not None,
+                "reason": "" if closed is None else closed.reason,
+            }
+        )
+    return shards
+
+
+def thinned(items: list[Any], len_max: int) -> list[Any]:
+    """Return at most `len_max` of `items`, evenly chosen, always with the first and the last."""
+    if len(items) <= len_max:
+        return items
+    step = (len(items) - 1) / (len_max - 1)
+    return [items[round(i * step)] for i in range(len_max)]
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the arithmetic mean to six places, None of nothing."""
+    return round(math.fsum(values) / len(values), 6) if values else None
+
+
+def quantile(ordered: Sequence[float], share: float) -> float | None:
+    """Return the smallest of `ordered` (ascending) that `share` of them do not exceed (nearest rank), None of none."""
+    if not ordered:
+        return None
+    return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 6)
+
+
+def machine() -> str:
+    """Return what the run was made on."""
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout this Atoll runs from, `+changes` when edited; None when it is installed."""
+    here = Path(atoll.__file__).resolve().parent
+    head = _git(here, "rev-parse", "HEAD")
+    top = _git(here, "rev-parse", "--show-toplevel")
+    # An installed package may lie in somebody else's repository: only our own tree counts.
+    if not head or not top or not (Path(top) / "shared" / "atoll" / "__init__.py").is_file():
+        return None
+    return head + ("+changes" if _git(here, "status", "--porcelain") else "")
+
+
+def _git(where: Path, *words: str) -> str:
+    """Return what git answers, empty when there is none."""
+    command = ["git", "-C", str(where), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=True)  # noqa: S603  # fixed words
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

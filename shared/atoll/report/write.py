@@ -1,0 +1,92 @@
+"""Writes `report.json` and `report.html` to the run's folder and says in a few lines what they hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from atoll.protocol.ledger import Ledger
+from atoll.run.folder import RunFile, RunFolder
+from atoll.local.console import size
+from atoll.report.collect import Facts, collect
+from atoll.report.html import page
+from atoll.run.view import RunView
+
+
+def write_report(
+    folder: RunFolder,
+    view: RunView,
+    run: RunFile,
+    data_hash: str,
+    clock: Literal["wall", "virtual"] = "wall",
+    *,
+    fragment_ledger: Ledger | None = None,
+) -> dict[str, Any]:
+    """Write both files and return the report. None of the run's own processes runs any more but its broker.
+
+    `books` are those that the fragments' heads name, for a run in which a shard did not close its own.
+    """
+    facts = Facts(
+        run=run.run,
+        settings=run.settings,
+        sessions=run.sessions,
+        validation=_exported(folder.path("validation.json")),
+        data_hash=data_hash,
+        ended=[f"learner-{i}" for i in range(1, run.learners + 1)],
+        clock=clock,
+        fragment_ledger=fragment_ledger,
+    )
+    report = collect(view, facts)
+    folder.write("report.json", json.dumps(report, indent=2, allow_nan=False).encode() + b"\n")
+    folder.write("report.html", page(report, view, _text(folder.path("sample.txt"))).encode())
+    return report
+
+
+def summary(report: Mapping[str, Any], out: Path) -> str:
+    """Return the report in a few lines for people."""
+    validation, fates = report["validation"], report["tokens_by_fate"]
+    shown = ", ".join(f"{name} {count:,}" for name, count in fates.items() if count)
+    goodput = "unknown" if report["goodput"] is None else f"{100 * report['goodput']:.1f}%"
+    ends = [validation["initial_bits_per_byte"], validation["final_bits_per_byte"]]
+    bits = " to ".join("?" if end is None else f"{end:.3f}" for end in ends)
+    of_what = " of virtual time" if report["clock"] == "virtual" else ""
+    return "\n".join(
+        [
+            f"{report['ended']}: {report['tokens_trained']:,} tokens in {report['wall_s']:,.0f} s{of_what}",
+            f"  fates:         {shown or 'none'} ({'exact' if report['fates_exact'] else 'NOT EXACT, see the report'})",
+            f"  bits per byte: {bits}",
+            f"  goodput:       {goodput}, {report['commits']:,} commits",
+            f"  bytes:         {_moved(report['moved'])}",
+            f"  report:        {out / 'report.html'}",
+        ]
+    )
+
+
+def _moved(moved: Mapping[str, Any]) -> str:
+    """Return what the learners' links carried, and how much less that is than data-parallel training would have moved."""
+    both = (
+        f"{size(moved['learners']['wire_up'])} up, {size(moved['learners']['wire_down'])} down over the learners' links"
+    )
+    if moved["times_less"] is None:
+        return both
+    return (
+        f"{both}; {moved['bytes_per_token']:,.4g} per token, {moved['times_less']:,.4g} times less than data-parallel"
+    )
+
+
+def _exported(path: Path) -> dict[str, Any]:
+    """Return what the export measured, empty when it did not get that far."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,51 @@
+"""A frame on its way from the broker into memory: what is expected, and how far it has come.
+
+Contributions, keyframes and deltas are received alike. What an honest sender may send follows from the number of elements
+and the codec, so all else is refused before anything is allocated. Each segment is checked and kept as it comes; when the
+broker goes away meanwhile, the same arrival goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.wire.blobs import BlobRef
+from atoll.bus.interface import Bus
+from atoll.wire.blobs import Download
+from atoll.codec import FrameDecoder, Framing
+from atoll.base.errors import FrameRejected
+from atoll.base.offload import off_loop
+from atoll.model.layout import FragmentSlice
+
+
+@dataclass(frozen=True, slots=True)
+class FrameReader:
+    """A blob, and the frame that its pieces make."""
+
+    download: Download
+    frame: FrameDecoder
+
+    @classmethod
+    def of(cls, ref: BlobRef, elements: int, codec: str, slices: Sequence[FragmentSlice] = ()) -> FrameReader:
+        """Return what is about to arrive; `spans` are the slices to be measured on the way.
+
+        Raises:
+            FrameRejected: `oversized` or `size`; no honest frame of so many elements is like that.
+            PeerMisbehaved: the reference is none that a correct peer would write.
+        """
+        framing = Framing(elements, codec)
+        if ref.size_bytes > framing.size_bytes:
+            raise FrameRejected("oversized", "a frame is too large", got=ref.size_bytes, allowed=framing.size_bytes)
+        if ref.chunks != len(framing):
+            raise FrameRejected("size", "a frame of another length", got=ref.chunks, allowed=len(framing))
+        return cls(Download(ref, framing.size_bytes), FrameDecoder(elements, codec, slices))
+
+    async def receive(self, bus: Bus) -> None:
+        """Read what is missing and return when all of it is here; raise what the bus and `FrameDecoder.take` raise."""
+        elements = self.frame.framing.elements
+        async with contextlib.aclosing(bus.pieces(self.download)) as pieces:
+            async for portion in pieces:
+                bus.stats.frame_bytes_down += sum(len(piece) for _, piece in portion)
+                await off_loop(elements, self.frame.take_all, portion)

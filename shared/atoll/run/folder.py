@@ -1,0 +1,201 @@
+"""The folder of a run on this machine, and `run.json`, which makes it resumable.
+
+    OUT/run.json    what the run is: id, fixed settings, sessions so far     OUT/nats/    the broker's store
+    OUT/data/       token shards                                             OUT/logs/    one file per process
+    OUT/cache/      compiled programs                                        OUT/lock     held while `up` runs
+    OUT/health/     touched by shards and learners                           OUT/archive/ marks
+    OUT/checkpoints/  learners' optimizers
+    OUT/report.json, report.html, model.safetensors, sample.txt, validation.json
+
+`run.json` is written whole and moved into place, so that a kill leaves the old one or the new one. Two `up` on one
+folder would share a broker's store; the lock refuses the second. No secret is ever written here.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+import msgspec
+
+from atoll.base.errors import EnvironmentFault, SettingsError, StorageFull
+from atoll.base.atomic_files import hold, write_whole
+
+SCHEMA: Final = 1
+FREE_MIN_BYTES: Final = 200 << 20
+EMBEDDED: Final = "embedded"
+SIMULATED: Final = "simulated"
+RUN_FILE_BYTES_MAX: Final = 4 << 20
+_FOLDERS = ("nats", "data", "cache", "logs", "health", "checkpoints")
+
+
+class RebuiltRecord(msgspec.Struct, kw_only=True):
+    """A run that was rebuilt from mark `mark`: what the mark holds, and what was known before the broker lost it."""
+
+    mark: int
+    tokens: int
+    versions: int
+    tokens_before: int
+    versions_before: int
+    marked_at_s: float
+    rebuilt_at_s: float
+
+
+class SessionRecord(msgspec.Struct, kw_only=True):
+    """One `atoll up` on this run: seconds of wall time, learner-seconds present and stepping (see goodput), bytes moved."""
+
+    began_at_s: float
+    wall_s: float = 0.0
+    ended: str = "running"
+    present_s: float = 0.0
+    stepping_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    rebuilt: RebuiltRecord | None = None
+
+
+class RunFile(msgspec.Struct, kw_only=True):
+    """What `run.json` holds; `settings` are dotted names, `broker` is "embedded", "simulated" or a URL without secrets.
+
+    `tokens` and `versions` are what the run had trained and committed (over all fragments) when it was last seen.
+    """
+
+    run: str
+    learners: int
+    settings: dict[str, Any]
+    broker: str
+    corpus: list[str] = msgspec.field(default_factory=list)
+    atoll: str = ""
+    created_at_s: float = 0.0
+    tokens: int = 0
+    versions: int = 0
+    sessions: list[SessionRecord] = msgspec.field(default_factory=list)
+    schema: int = SCHEMA
+
+
+def read_run_file(out: Path) -> RunFile | None:
+    """Return what `out` says of its run, or None when it holds none.
+
+    Raises `SettingsError` when `out` is not a folder or its `run.json` is damaged or of another schema.
+    """
+    if out.exists() and not out.is_dir():
+        raise SettingsError("the folder of a run is not a folder", got=out, todo="choose another --out")
+    path = out / "run.json"
+    try:
+        if path.stat().st_size > RUN_FILE_BYTES_MAX:
+            raise SettingsError(f"{path} is too large to be ours", todo="choose another --out")
+        run = msgspec.json.decode(path.read_bytes(), type=RunFile)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SettingsError(
+            f"{path} cannot be read", got=error, todo="restore it, or choose another --out for a new run"
+        ) from error
+    if run.schema != SCHEMA:
+        raise SettingsError(f"{path} is of another schema", got=run.schema, allowed=SCHEMA, todo="use that Atoll")
+    return run
+
+
+def move_aside(out: Path) -> Path:
+    """Rename the folder of a run to the first free `<out>-<number>` and return that; nothing of it is changed."""
+    number = next(n for n in itertools.count(1) if not out.with_name(f"{out.name}-{n}").exists())
+    with RunFolder(out):
+        return out.rename(out.with_name(f"{out.name}-{number}"))
+
+
+class RunFolder:
+    """The folder while we hold it; a context manager."""
+
+    def __init__(self, out: Path) -> None:
+        """Name the folder; entering makes and locks it."""
+        self.out = out
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        """Make the folder, check that it is ours, can be written and has room, and lock it."""
+        self._check_ours()
+        self._check_room()
+        try:
+            for name in _FOLDERS:
+                (self.out / name).mkdir(parents=True, exist_ok=True)
+            self._lock = hold(self.out / "lock")
+        except OSError as error:
+            raise unusable(self.out, error) from error
+        if self._lock is None:
+            raise EnvironmentFault("another run uses this folder", got=self.out, todo="stop it or choose another --out")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of the folder."""
+        self._release()
+
+    def path(self, *parts: str) -> Path:
+        """Return a path inside the folder."""
+        return self.out.joinpath(*parts)
+
+    def write(self, name: str, data: bytes) -> Path:
+        """Write `name` whole: first beside it, then moved into place. Raises `StorageFull` without room."""
+        path = self.path(name)
+        try:
+            write_whole(path, data)
+        except OSError as error:
+            raise unusable(self.out, error) from error
+        return path
+
+    def save(self, run: RunFile) -> None:
+        """Write `run.json`."""
+        self.write("run.json", msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n")
+
+    def _check_ours(self) -> None:
+        """Refuse a folder that holds something and no `run.json`: what we write could replace somebody's files."""
+        if not self.out.is_dir() or (self.out / "run.json").exists():
+            return
+        foreign = sorted(entry.name for entry in self.out.iterdir() if not _is_begun(entry))
+        if foreign:
+            raise SettingsError(
+                "this folder holds something else than a run",
+                got=f"{self.out.absolute()}: {', '.join(foreign[:5])}",
+                allowed="a new or empty folder, or one with run.json",
+                todo="choose another --out",
+            )
+
+    def _check_room(self) -> None:
+        existing = next(path for path in (self.out.absolute(), *self.out.absolute().parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        if free < FREE_MIN_BYTES:
+            raise StorageFull(
+                "too little room for a run",
+                got=f"{free >> 20} MB free under {self.out}",
+                allowed=f"{FREE_MIN_BYTES >> 20} MB or more",
+                todo="free space or choose another --out",
+            )
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def unusable(out: Path, error: OSError) -> SettingsError | StorageFull:
+    """Return what the operating system said about the folder `out`, where results were to go, as an error of ours."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFull("the disk is full", got=out, todo="free space or choose another --out")
+    return SettingsError(
+        "the folder of a run cannot be used",
+        got=f"{error.filename or out}: {error.strerror}",
+        allowed="a folder we may write to",
+        todo="choose another --out or correct its permissions",
+    )
+
+
+def _is_begun(entry: Path) -> bool:
+    """Return whether `entry` is what is left of a run that ended before it began: our lock, an empty folder, logs."""
+    if entry.name == "lock":
+        return True
+    return entry.name in _FOLDERS and entry.is_dir() and (entry.name == "logs" or not any(entry.iterdir()))

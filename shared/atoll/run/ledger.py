@@ -1,0 +1,142 @@
+"""The run's books as the broker has them at this moment, for whoever wants to know where tokens went.
+
+Every head names its fragment's books, every lease carries what its owner last heard from the learners, and member records
+say which incarnations are over. Together they are the ledger of the whole run, durable facts only: what is in somebody's
+hands counts as queued, what no learner has pushed yet as open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from atoll.bus.interface import Bus
+from atoll.wire.subjects import Subjects
+from atoll.base.errors import BlobGone, BrokerUnavailable
+from atoll.run.heads import read_heads
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, thawed
+from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
+from atoll.protocol.ledger import Account, Ledger, continued
+from atoll.wire.messages import Event, Lease, Member, Rebuilt, RunRecord, decode
+
+READ_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class IncarnationAccount:
+    """One incarnation: its account, and whether it may still push (`present`), has left in good order, or died."""
+
+    name: str
+    account: Account
+    state: str
+
+    def fates(self, fragments: int) -> dict[str, int]:
+        """Return what became of every token-fragment it trained; what is not settled is `queued`, `open` or `lost`.
+
+        Reports and books are read one after the other, so a live learner's may differ by a moment; nothing is negative.
+        """
+        account = self.account
+        fates = account.fates(fragments)
+        rest = fates.pop("lost")
+        if self.state == "died":
+            return {**fates, "queued": 0, "open": 0, "lost": rest}
+        queued = min(max(0, account.pushed - account.settled), max(0, rest))
+        return {**fates, "queued": queued, "open": max(0, rest - queued), "lost": 0}
+
+
+async def read_lives(bus: Bus, run: RunRecord) -> list[IncarnationAccount]:
+    """Return every incarnation of the run with its account, in order of names."""
+    subjects = Subjects(run.run)
+    ledger = await read_ledger(bus, run)
+    newest = {member.learner: member for member in await _members(bus, subjects)}
+    lives = []
+    for name, account in sorted(ledger.accounts.items()):
+        learner, _, incarnation = name.rpartition("/")
+        member = newest.get(learner)
+        present = member is not None and member.incarnation == int(incarnation)
+        over = account.left or (present and member is not None and member.left)
+        lives.append(IncarnationAccount(name, account, "left" if over else "present" if present else "died"))
+    return lives
+
+
+async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
+    """Return the sum of all fragments' books and the newest reports of all learners."""
+    subjects = Subjects(run.run)
+    for _ in range(READ_ATTEMPTS):
+        ledger = Ledger()
+        try:
+            for head in (await read_heads(bus, subjects, run.layout)).values():
+                if head.fragment_ledger is not None:
+                    thawed(await bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)).enter_into(ledger)
+        except BlobGone:
+            # A commit replaced these books between the two reads: read the newer head.
+            continue
+        break
+    else:
+        raise BrokerUnavailable("the books change faster than they can be read", todo="ask again")
+    for shard in range(run.protocol.shards):
+        record = await bus.get_record(subjects.lease(shard))
+        lease = None if record is None else decode(Lease, record.data)
+        if lease is not None and lease.ledger is not None:
+            ledger.learn(lease.ledger)
+    return ledger
+
+
+def closing_ledger(events: Iterable[Event]) -> Ledger:
+    """Return the ledger of a run that is over, from the `ledger` events of its tape in their order.
+
+    Each shard's last books are sums over all its tenures, so they replace its earlier ones and are added to the others'.
+    Large ones come in parts; part 0 begins new books.
+    """
+    last: dict[str, Ledger] = {}
+    for event in events:
+        part = msgspec.json.decode(event.fields["ledger"], type=Ledger)
+        number = msgspec.json.decode(event.fields.get("part", msgspec.Raw(b"0")), type=int)
+        last[event.who] = continued(last.get(event.who), part, number)
+    whole = Ledger()
+    for fragment_ledger in last.values():
+        whole.absorb(fragment_ledger)
+    return whole
+
+
+async def _members(bus: Bus, subjects: Subjects) -> list[Member]:
+    return [decode(Member, record.data) for record in await bus.get_records(subjects.member("*"))]
+
+
+def total(lives: list[IncarnationAccount], fragments: int) -> dict[str, int]:
+    """Return the run's token-fragments by fate."""
+    sums: dict[str, int] = {}
+    for life in lives:
+        for fate, tokens in life.fates(fragments).items():
+            sums[fate] = sums.get(fate, 0) + tokens
+    return sums
+
+
+async def read_data(bus: Bus, run: RunRecord) -> DataLedger | None:
+    """Return the ledger of data leases, or None for a run whose learners bring their own data."""
+    record = await bus.get_record(Subjects(run.run).data)
+    return None if record is None else decode(DataLedger, record.data)
+
+
+def as_json(lives: list[IncarnationAccount], fragments: int, data: DataLedger | None = None, rebuilt: Rebuilt | None = None) -> bytes:
+    """Return all of it as JSON: per incarnation and in total, in token-fragments and tokens trained; blocks of data.
+
+    `rebuilt` says which mark the books go back to: they know nothing of what came after it and went with the broker.
+    """
+    rows = [
+        {"incarnation": life.name, "state": life.state, "trained": life.account.trained, "fates": life.fates(fragments)}
+        for life in lives
+    ]
+    trained = sum(life.account.trained for life in lives)
+    whole: dict[str, object] = {
+        "fragments": fragments,
+        "trained": trained,
+        "fates": total(lives, fragments),
+        "incarnations": rows,
+        "data": None if data is None else {"epochs": sums_by_epoch(data), "learners": sums_by_learner(data)},
+    }
+    if rebuilt is not None:
+        whole["rebuilt"] = rebuilt
+    return msgspec.json.format(msgspec.json.encode(whole), indent=2)

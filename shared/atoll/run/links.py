@@ -1,0 +1,145 @@
+"""The byte ledger of a run: every link with what it carried, sums, and what data-parallel training would have moved.
+
+A learner's links are those of all its lives; a synchronizer process is named by the shards it has owned, and processes
+that owned the same ones, one after the other, are one row. Learners' links are the wide area: where broker and
+synchronizers stand in one hub, nothing else leaves it. So bytes per token are given over learners' links and over all,
+each with the bytes in both directions, and so is data-parallel's ring, over the links of its M sites.
+
+Only lives whose bytes are known count, in bytes and in tokens alike. M is the number of learners that trained, a step as
+many tokens as their steps had in the mean. What nobody knows is None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Literal
+
+from atoll.wire.traffic import NOTHING, LinkTraffic, bits_per_parameter, data_parallel_bytes
+from atoll.run.view import HostView, RunView
+
+Role = Literal["learner", "synchronizer"]
+STANDBY = "standby"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLink:
+    """What the links of one name have carried: those of `processes` lives or processes."""
+
+    name: str
+    role: Role
+    processes: int
+    moved: LinkTraffic
+
+
+@dataclass(frozen=True, slots=True)
+class ByteLedger:
+    """The links of a run, and what they are held against.
+
+    Attributes:
+        links: learners by name, then synchronizers.
+        tokens: what the learners trained in the lives whose bytes are known.
+        data_parallel: bytes per token that data-parallel training would have moved; None when nobody can say.
+        bits_up, bits_down, bits_published: what a parameter took on its way: of contributions that were merged; of versions
+            as learners fetched them, keyframes included; of versions as they were published, keyframes included.
+    """
+
+    links: tuple[LedgerLink, ...]
+    tokens: int
+    data_parallel: float | None
+    bits_up: float | None
+    bits_down: float | None
+    bits_published: float | None
+
+    def sum(self, role: Role | None = None) -> LinkTraffic:
+        """Return what the links of a role, or all, have carried together."""
+        return total(link.moved for link in self.links if role in (None, link.role))
+
+    def per_token(self, role: Role | None = None) -> float | None:
+        """Return the bytes on the wire, both ways, per trained token."""
+        wire = self.sum(role).wire
+        return wire / self.tokens if self.tokens and wire else None
+
+    def times_less(self, role: Role | None = None) -> float | None:
+        """Return how many times more data-parallel training would have moved."""
+        ours = self.per_token(role)
+        return self.data_parallel / ours if ours and self.data_parallel else None
+
+
+def byte_ledger(view: RunView, fragments: int) -> ByteLedger:
+    """Return the ledger of a run of so many fragments as far as heard."""
+    learners = [learner for learner in view.learners.values() if learner.tokens]
+    lives = [life for learner in learners for life in learner.lives.values()]
+    counted = [life for life in lives if life.steps]
+    steps = sum(life.steps for life in counted)
+    fetched = total(life.meter.moved for life in lives)
+    whole = len(view.fragments) == fragments and all(known.parameters for known in view.fragments.values())
+    data_parallel = None
+    if whole and steps and len(learners) > 1:
+        parameters = sum(known.parameters for known in view.fragments.values())
+        data_parallel = data_parallel_bytes(len(learners), parameters, sum(life.tokens for life in counted) / steps)
+    return ByteLedger(
+        links=(*_learner_links(view), *_host_links(view)),
+        tokens=sum(life.tokens for life in lives if life.meter.moved != NOTHING),
+        data_parallel=data_parallel,
+        bits_up=bits_per_parameter(view.bytes_merged, view.parameters_merged),
+        bits_down=bits_per_parameter(fetched.frames_down, fetched.parameters_down),
+        bits_published=bits_per_parameter(view.bytes_published, view.parameters_published),
+    )
+
+
+def as_report(ledger: ByteLedger) -> dict[str, Any]:
+    """Return the ledger in plain JSON values; see docs/report.md."""
+    return {
+        "links": [
+            {"link": link.name, "role": link.role, "processes": link.processes, **_sums(link.moved)}
+            for link in ledger.links
+        ],
+        "learners": _sums(ledger.sum("learner")),
+        "all": _sums(ledger.sum()),
+        "tokens": ledger.tokens,
+        "bytes_per_token": _rounded(ledger.per_token("learner")),
+        "bytes_per_token_all_links": _rounded(ledger.per_token()),
+        "data_parallel_bytes_per_token": _rounded(ledger.data_parallel),
+        "times_less": _rounded(ledger.times_less("learner")),
+        "times_less_all_links": _rounded(ledger.times_less()),
+        "bits_per_parameter_up": _rounded(ledger.bits_up),
+        "bits_per_parameter_down": _rounded(ledger.bits_down),
+        "bits_per_parameter_published": _rounded(ledger.bits_published),
+    }
+
+
+def total(moved: Iterable[LinkTraffic]) -> LinkTraffic:
+    """Return what several links have carried together."""
+    return reduce(LinkTraffic.plus, moved, NOTHING)
+
+
+def name_of(host: HostView) -> str:
+    """Return what a synchronizer process is called: by its shards, since its own name tells nobody anything."""
+    return ", ".join(f"shard-{shard}" for shard in sorted(host.shards)) or STANDBY
+
+
+def _learner_links(view: RunView) -> list[LedgerLink]:
+    links = []
+    for name, learner in sorted(view.learners.items()):
+        moved = [life.meter.moved for life in learner.lives.values()]
+        links.append(LedgerLink(name, "learner", len(moved), total(moved)))
+    return links
+
+
+def _host_links(view: RunView) -> list[LedgerLink]:
+    named: dict[str, list[LinkTraffic]] = {}
+    for host in view.hosts.values():
+        named.setdefault(name_of(host), []).append(host.meter.moved)
+    return [LedgerLink(name, "synchronizer", len(moved), total(moved)) for name, moved in sorted(named.items())]
+
+
+def _sums(moved: LinkTraffic) -> dict[str, int]:
+    told = moved.told
+    del told["parameters_down"]
+    return told | {"overhead": moved.overhead}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

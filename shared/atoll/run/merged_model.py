@@ -1,0 +1,99 @@
+"""The merged model as anybody may read it: the newest values of every fragment, and their average where one is kept.
+
+Fragments are at different versions while a run goes on; `versions_min` and `versions_max` say how far apart. The average
+(`atoll.merge.global_update`) lies in the outer state that the same head names. A commit removes that state at once, and not one version
+later as it does with frames: who reads it while the fragment moves on begins again with the newer head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.merge.global_update import AVERAGE, state_bytes_max
+from atoll.bus.interface import Bus
+from atoll.wire.subjects import Subjects
+from atoll.codec import unpack_arrays
+from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
+from atoll.run.heads import fetch_frame, read_head, read_heads
+from atoll.model.layout import Layout
+from atoll.merge.outer import State
+from atoll.wire.messages import Head, RunRecord
+
+Vector = npt.NDArray[np.float32]
+
+READ_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MergedModel:
+    """The merged parameters by name, and the range of versions they are at; `average`, if kept, over former versions."""
+
+    params: dict[str, Any]
+    versions_min: int
+    versions_max: int
+    average: dict[str, Any] | None = None
+
+
+async def read_merged(bus: Bus, run: RunRecord) -> MergedModel:
+    """Return the newest parameters of `run`, put together from every fragment's head.
+
+    Raises:
+        BlobGone: a fragment moved on faster than it could be read, several times.
+    """
+    subjects = Subjects(run.run)
+    heads = await read_heads(bus, subjects, run.layout)
+    values = {p: (await fetch_frame(bus, run, head)).values for p, head in sorted(heads.items())}
+    average = None
+    if run.protocol.average_versions:
+        kept = {
+            p: await _fetch_average(bus, subjects, run.layout, head, values[p]) for p, head in sorted(heads.items())
+        }
+        average = _assembled(run.layout, kept)
+    versions = [head.version for head in heads.values()]
+    return MergedModel(_assembled(run.layout, values), min(versions), max(versions), average)
+
+
+def _assembled(layout: Layout, values: Mapping[int, Vector]) -> dict[str, Any]:
+    """Return parameters by name, in their dtypes, from the flat float32 values of the fragments."""
+    import jax.numpy as jnp  # noqa: PLC0415  (only where arrays are made)
+
+    tensors = {t.name: np.zeros(t.shape, dtype=np.float32) for t in layout.tensors}
+    for fragment, vector in values.items():
+        for tensor_slice in layout.slices(fragment):
+            rows = tensors[tensor_slice.tensor_name]
+            target = rows[tensor_slice.start : tensor_slice.stop] if rows.ndim else rows
+            target[...] = vector[tensor_slice.offset : tensor_slice.offset + tensor_slice.size].reshape(target.shape)
+    return {t.name: jnp.array(tensors[t.name], dtype=t.dtype) for t in layout.tensors}
+
+
+async def _fetch_average(bus: Bus, subjects: Subjects, layout: Layout, head: Head, values: Vector) -> Vector:
+    """Return the average that `head` or a newer one names; version 0 has none but its values."""
+    ref = head.state
+    for _ in range(READ_ATTEMPTS):
+        if ref is None:
+            return values
+        try:
+            packed = await bus.get_blob(ref, state_bytes_max(values.size))
+        except (BlobGone, BlobCorrupt):
+            newer = await read_head(bus, subjects, layout, head.fragment)
+            ref = newer.state if newer is not None else None
+        else:
+            return _average_in(await asyncio.to_thread(unpack_arrays, packed, len(packed)), values, ref.stem)
+    raise BlobGone(
+        f"the average of fragment {head.fragment} cannot be read",
+        got=head.state.stem if head.state else "no state",
+        todo="its fragment moves on faster than this reader can read; evaluate nearer to the broker",
+    )
+
+
+def _average_in(state: State, values: Vector, stem: str) -> Vector:
+    average = state.get(AVERAGE)
+    if average is None or average.shape != values.shape or average.dtype != np.float32:
+        raise PeerMisbehaved("an outer state without the average that this run keeps", got=stem)
+    return average

@@ -1,0 +1,388 @@
+"""What is known of a run, from heartbeats and the tape: a pure reducer, the same for the live view and the report.
+
+`on_beat` takes heartbeats, which may be lost; `on_event` takes tape entries, each once and in order. Nothing here reads
+a clock or a socket: arrival times are arguments. Everything is bounded: beyond a bound the oldest is forgotten,
+and sums are kept beside the lists so that forgetting does not change them.
+
+**Goodput** is the share of learner-seconds spent stepping. A learner id is *present* from its first heartbeat of this
+session until it says that it left; a gap between two incarnations (killed, restarted, compiling) counts as presence
+without stepping, so faults show. From heartbeat to heartbeat of one incarnation, stepping is the new steps times the step
+time it reports, at most the time that was open: since the heartbeat before, and up to one step's time before that, since a
+step may be longer than heartbeats are apart and is told when it ends. A throttled learner's stretched step counts as
+stepping.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import msgspec
+
+from atoll.base.errors import PeerMisbehaved
+from atoll.wire.traffic import TrafficMeter, LinkTraffic
+from atoll.protocol.ledger import Ledger, continued
+from atoll.wire.messages import Beat, Event, Presence
+
+ROUNDS_MAX: Final = 100_000
+VALIDATIONS_MAX: Final = 10_000
+LIVES_MAX: Final = 10_000
+HOSTS_MAX: Final = 1_000
+FORMER: Final = ""
+"""Where the bytes of synchronizer processes go that are forgotten."""
+
+F = TypeVar("F", bound=msgspec.Struct)
+
+
+class Contributor(msgspec.Struct, frozen=True):
+    """One contribution to a round."""
+
+    learner: str
+    incarnation: int
+    age: int
+    tokens: int
+    weight: float
+
+
+class RoundView(msgspec.Struct, frozen=True):
+    """The fields of a `round` event: one commit."""
+
+    fragment: int
+    version: int
+    contributors: tuple[Contributor, ...]
+    tokens: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    quorum_wait_s: float = 0.0
+    grace_s: float = 0.0
+    waited_s: float = 0.0
+    merge_s: float = 0.0
+    commit_s: float = 0.0
+    end: str = ""
+    live: int = 0
+    run_tokens: int = 0
+    parameters: int = 0
+
+
+class JoinedEvent(msgspec.Struct, frozen=True):
+    """The fields of a `joined` event."""
+
+    incarnation: int
+    founder: bool = False
+    versions_max: int = 0
+    took_s: float = 0.0
+
+
+class LeftEvent(msgspec.Struct, frozen=True):
+    """The fields of a `left` event."""
+
+    incarnation: int
+    tokens: int
+    steps: int
+
+
+class RefusedEvent(msgspec.Struct, frozen=True):
+    """The fields of a `refused` event."""
+
+    reason: str
+    learner: str = ""
+
+
+class QuarantineEvent(msgspec.Struct, frozen=True):
+    """The fields of a `quarantined` event: who is isolated, after how many offences, and what the last one was."""
+
+    learner: str
+    incarnation: int
+    offences: int
+    reason: str
+
+
+class ClosedEvent(msgspec.Struct, frozen=True):
+    """The fields of a `ledger` event: what a shard closed its books with; large books come in parts."""
+
+    ledger: Ledger
+    part: int = 0
+    commits: int = 0
+    reason: str = ""
+
+
+class ReportedTotals(msgspec.Struct, frozen=True):
+    """The fields of a `moved` event: what the link of a learner's life, or of a process that serves `shards`, has carried."""
+
+    role: str
+    moved: LinkTraffic
+    incarnation: int = 0
+    shards: tuple[int, ...] = ()
+
+
+class ValidationEvent(msgspec.Struct, frozen=True):
+    """The fields of a `validation` event; `average` is measured on the average of the values, where the run keeps one."""
+
+    run_tokens: int
+    bits_per_byte: float
+    versions_min: int = 0
+    versions_max: int = 0
+    average: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredEvent:
+    """A validation, and the token-fragments that commits before it on the tape had merged."""
+
+    validation: ValidationEvent
+    token_fragments_merged: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLine:
+    """A commit, with the shard that made it and the wall time it wrote."""
+
+    at_s: float
+    shard: str
+    round: RoundView
+
+
+@dataclass(slots=True)
+class LearnerLife:
+    """One incarnation of a learner; `beat` is its latest heartbeat, if one was heard.
+
+    `meter` is that of its link. `open_s` is the time heard of, no longer than a step, in which it may have been on a step
+    that has not ended.
+    """
+
+    incarnation: int
+    joined_at_s: float | None = None
+    took_s: float = 0.0
+    founder: bool = False
+    left: bool = False
+    tokens: int = 0
+    steps: int = 0
+    beat: Beat | None = None
+    meter: TrafficMeter = field(default_factory=TrafficMeter)
+    open_s: float = 0.0
+
+    def stepped(self, former: Beat, beat: Beat, between_s: float) -> float:
+        """Return the seconds of steps that ended between two heartbeats which came `between_s` apart."""
+        step_s = max(0.0, beat.step_s)
+        heard_s = self.open_s + between_s
+        stepped_s = min(heard_s, max(0, beat.step - former.step) * step_s)
+        self.open_s = min(heard_s - stepped_s, step_s)
+        return stepped_s
+
+
+@dataclass(slots=True)
+class LearnerView:
+    """A learner id: its lives, when it was last heard (arrival, seconds), and its learner-seconds."""
+
+    learner: str
+    lives: dict[int, LearnerLife] = field(default_factory=dict)
+    heard_s: float | None = None
+    present_s: float = 0.0
+    stepping_s: float = 0.0
+
+    @property
+    def latest(self) -> LearnerLife | None:
+        """Return the newest incarnation known."""
+        return self.lives[max(self.lives)] if self.lives else None
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of all its lives, as far as known."""
+        return sum(life.tokens for life in self.lives.values())
+
+
+@dataclass(slots=True)
+class HostView:
+    """A synchronizer process: shards it has owned, whether it owns any, its link, when it was last heard (arrival, seconds)."""
+
+    shards: set[int] = field(default_factory=set)
+    serving: bool = False
+    meter: TrafficMeter = field(default_factory=TrafficMeter)
+    heard_s: float | None = None
+
+
+@dataclass(slots=True)
+class FragmentView:
+    """A fragment's newest commit, and its parameters."""
+
+    version: int
+    contributors: int
+    live: int
+    grace_s: float
+    end: str
+    parameters: int = 0
+
+
+@dataclass(slots=True)
+class RunView:
+    """The state of a run as far as heard."""
+
+    learners: dict[str, LearnerView] = field(default_factory=dict)
+    hosts: dict[str, HostView] = field(default_factory=dict)
+    fragments: dict[int, FragmentView] = field(default_factory=dict)
+    rounds: deque[RoundLine] = field(default_factory=lambda: deque(maxlen=ROUNDS_MAX))
+    validations: deque[MeasuredEvent] = field(default_factory=lambda: deque(maxlen=VALIDATIONS_MAX))
+    closed: dict[str, ClosedEvent] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+    quarantined: list[QuarantineEvent] = field(default_factory=list)
+    commits: int = 0
+    bytes_merged: int = 0
+    bytes_published: int = 0
+    parameters_merged: int = 0
+    parameters_published: int = 0
+    token_fragments_merged: int = 0
+    tokens_told: int = 0
+    unreadable: int = 0
+
+    @property
+    def run_tokens(self) -> int:
+        """Return the tokens trained by the run: what learners say of themselves, never less than shards have said."""
+        return max(self.tokens_told, sum(learner.tokens for learner in self.learners.values()))
+
+    @property
+    def present_s(self) -> float:
+        """Return the learner-seconds present in this session."""
+        return sum(learner.present_s for learner in self.learners.values())
+
+    @property
+    def stepping_s(self) -> float:
+        """Return the learner-seconds spent stepping in this session."""
+        return sum(learner.stepping_s for learner in self.learners.values())
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """Return the payload bytes that learners sent and read in this session, by their own counters."""
+        beats = [life.beat for learner in self.learners.values() for life in learner.lives.values() if life.beat]
+        return sum(beat.moved.payload_up for beat in beats), sum(beat.moved.payload_down for beat in beats)
+
+    def tokens_per_s(self, now_s: float, silence_s: float) -> float:
+        """Return the speed of the learners that are training and were heard within `silence_s`."""
+        return sum(
+            beat.tokens_per_s
+            for learner in self.learners.values()
+            if learner.heard_s is not None
+            and now_s - learner.heard_s <= silence_s
+            and learner.latest is not None
+            and (beat := learner.latest.beat) is not None
+            and beat.state == "training"
+        )
+
+    def on_beat(self, beat: Beat, at_s: float) -> None:
+        """Take a heartbeat that arrived at `at_s`, in seconds of any clock that never goes back."""
+        learner, life = self._life(beat.learner, beat.incarnation)
+        former = life.beat
+        if former is not None and former.state == "left":
+            return
+        if learner.heard_s is not None:
+            between_s = max(0.0, at_s - learner.heard_s)
+            learner.present_s += between_s
+            if former is not None:
+                learner.stepping_s += life.stepped(former, beat, between_s)
+        # One that said goodbye is no longer present; whoever comes later under its id begins anew.
+        learner.heard_s = None if beat.state == "left" else at_s
+        life.beat = beat
+        life.meter.take(beat.moved, at_s)
+        life.left = life.left or beat.state == "left"
+        life.tokens, life.steps = max(life.tokens, beat.tokens), max(life.steps, beat.step)
+
+    def on_presence(self, presence: Presence, at_s: float) -> None:
+        """Take what a synchronizer process says of itself, as it arrived at `at_s`."""
+        host = self._host(presence.name)
+        host.shards.update(presence.owns)
+        host.serving = bool(presence.owns)
+        host.meter.take(presence.moved, at_s)
+        host.heard_s = at_s
+
+    def on_event(self, event: Event) -> None:
+        """Take an entry of the tape. Kinds that are not known are passed over, malformed ones counted."""
+        handler = getattr(self, f"_on_{event.kind}", None) if event.kind in _KINDS else None
+        if handler is None:
+            return
+        try:
+            handler(event)
+        except PeerMisbehaved:
+            self.unreadable += 1
+
+    def _on_round(self, event: Event) -> None:
+        line = _fields(event, RoundView)
+        self.rounds.append(RoundLine(event.at_s, event.who, line))
+        self.commits += 1
+        self.bytes_merged += line.bytes_up
+        self.bytes_published += line.bytes_down
+        self.parameters_merged += line.parameters * len(line.contributors)
+        self.parameters_published += line.parameters
+        self.token_fragments_merged += line.tokens
+        self.tokens_told = max(self.tokens_told, line.run_tokens)
+        known = self.fragments.get(line.fragment)
+        if known is None or line.version >= known.version:
+            self.fragments[line.fragment] = FragmentView(
+                line.version, len(line.contributors), line.live, line.grace_s, line.end, line.parameters
+            )
+
+    def _on_joined(self, event: Event) -> None:
+        told = _fields(event, JoinedEvent)
+        _, life = self._life(event.who, told.incarnation)
+        life.joined_at_s, life.took_s, life.founder = event.at_s, told.took_s, told.founder
+
+    def _on_left(self, event: Event) -> None:
+        told = _fields(event, LeftEvent)
+        _, life = self._life(event.who, told.incarnation)
+        life.left = True
+        life.tokens, life.steps = max(life.tokens, told.tokens), max(life.steps, told.steps)
+
+    def _on_refused(self, event: Event) -> None:
+        self.refused[_fields(event, RefusedEvent).reason] += 1
+
+    def _on_quarantined(self, event: Event) -> None:
+        self.quarantined.append(_fields(event, QuarantineEvent))
+
+    def _on_ledger(self, event: Event) -> None:
+        """Keep the latest books of a shard: they are sums over all its tenures; part 0 begins new ones."""
+        told = _fields(event, ClosedEvent)
+        former = self.closed.get(event.who)
+        fragment_ledger = continued(None if former is None else former.ledger, told.ledger, told.part)
+        self.closed[event.who] = msgspec.structs.replace(told, ledger=fragment_ledger)
+        self.tokens_told = max(self.tokens_told, fragment_ledger.run_tokens)
+
+    def _on_moved(self, event: Event) -> None:
+        told = _fields(event, ReportedTotals)
+        if told.role == "learner":
+            self._life(event.who, told.incarnation)[1].meter.take(told.moved)
+        else:
+            host = self._host(event.who)
+            host.shards.update(told.shards)
+            host.meter.take(told.moved)
+
+    def _on_validation(self, event: Event) -> None:
+        """Keep the point; an evaluator that has just begun to listen knows fewer tokens than the tape."""
+        told = _fields(event, ValidationEvent)
+        told = msgspec.structs.replace(told, run_tokens=max(told.run_tokens, self.tokens_told))
+        self.validations.append(MeasuredEvent(told, self.token_fragments_merged))
+
+    def _host(self, name: str) -> HostView:
+        """Return a synchronizer process, made known when new; of the oldest only sums stay when there are too many."""
+        if name not in self.hosts and len(self.hosts) >= HOSTS_MAX:
+            oldest = self.hosts.pop(next(key for key in self.hosts if key != FORMER))
+            former = self.hosts.setdefault(FORMER, HostView())
+            former.shards |= oldest.shards
+            former.meter.moved = former.meter.moved.plus(oldest.meter.moved)
+        return self.hosts.setdefault(name, HostView())
+
+    def _life(self, learner: str, incarnation: int) -> tuple[LearnerView, LearnerLife]:
+        """Return the learner and its incarnation, made known when new; the oldest life goes when there are too many."""
+        view = self.learners.setdefault(learner, LearnerView(learner))
+        if incarnation not in view.lives and len(view.lives) >= LIVES_MAX:
+            del view.lives[min(view.lives)]
+        return view, view.lives.setdefault(incarnation, LearnerLife(incarnation))
+
+
+_KINDS: Final = frozenset({"round", "joined", "left", "refused", "quarantined", "ledger", "moved", "validation"})
+
+
+def _fields(event: Event, kind: type[F]) -> F:
+    """Return the fields of `event` as `kind`; raise `PeerMisbehaved` when they are not."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(event.fields), type=kind)
+    except msgspec.MsgspecError as error:
+        raise PeerMisbehaved(f"not the fields of a {event.kind}", got=str(error)) from error

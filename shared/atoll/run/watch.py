@@ -1,0 +1,82 @@
+"""Keeps a `RunView` current from a bus: heartbeats and presences as they are heard, the tape from its beginning.
+
+It only reads. A broker that is away or streams that do not exist yet make it wait; a message that no correct peer sends
+is counted and passed over. The tape is read by sequence number, so that each entry is applied once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from atoll.bus.interface import Bus
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import Clock
+from atoll.base.errors import AtollError, PeerMisbehaved
+from atoll.base.logs import get
+from atoll.run.view import RunView
+from atoll.wire.messages import Beat, Event, M, Presence, decode
+
+log = get(__name__)
+
+POLL_S = 0.5
+PAGE_ENTRIES = 1000
+
+
+class Watch:
+    """Reads one run into `view`."""
+
+    def __init__(self, bus: Bus, run: str, view: RunView, clock: Clock) -> None:
+        """Read nothing yet; `follow` does."""
+        self.view = view
+        self._bus = bus
+        self._subjects = Subjects(run)
+        self._clock = clock
+        self._after = 0
+        self._reading = asyncio.Lock()
+
+    async def follow(self) -> None:
+        """Keep the view current until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._hear(self._subjects.beat("*"), Beat, self.view.on_beat))
+            tasks.create_task(self._hear(self._subjects.presence("*"), Presence, self.view.on_presence))
+            tasks.create_task(self._follow_tape())
+
+    async def catch_up(self) -> None:
+        """Apply what the tape holds beyond what was read; raises what the bus raises."""
+        async with self._reading:
+            while True:
+                entries = await self._bus.replay(self._subjects.event("*", "*"), after=self._after, limit=PAGE_ENTRIES)
+                for entry in entries:
+                    self._after = max(self._after, entry.sequence)
+                    try:
+                        self.view.on_event(decode(Event, entry.data))
+                    except PeerMisbehaved:
+                        self.view.unreadable += 1
+                if len(entries) < PAGE_ENTRIES:
+                    return
+
+    async def _follow_tape(self) -> None:
+        while True:
+            try:
+                await self.catch_up()
+            except AtollError as error:
+                log.info("tape.unreadable", reason=str(error))
+            await asyncio.sleep(POLL_S)
+
+    async def _hear(self, subject: str, kind: type[M], take: Callable[[M, float], None]) -> None:
+        """Let the view `take` every at-most-once message on `subject`, with its time of arrival."""
+        while True:
+            try:
+                feed = await self._bus.listen(subject)
+                break
+            except AtollError as error:
+                log.info("core_messages.unheard", subject=subject, reason=str(error))
+                await asyncio.sleep(POLL_S)
+        async for core_message in feed:
+            try:
+                message = decode(kind, core_message.data)
+            except PeerMisbehaved:
+                self.view.unreadable += 1
+            else:
+                take(message, self._clock.monotonic())

@@ -1,0 +1,196 @@
+"""A blob as the pieces it travels in, and how far a transfer of it has come.
+
+A blob is stored as one message per piece. Whoever sends may have all its bytes in hand (`Cut`) or make each piece when it
+is due (a frame that is encoded segment by segment, `atoll.codec`): a large fragment never lies in memory as a whole, and
+encoding, sending and storing overlap. A piece that is made twice must come out the same, since a retry makes it again.
+
+`Upload` and `Download` remember which pieces are there. Given again to the same bus or to another one after a failure,
+they go on where they were: what the broker has acknowledged is not sent a second time, what was used is not read a second
+time. The digest of a blob is that of the digests of its pieces, so either side can form it in any order:
+
+    digest = xxh3_128(xxh3_128(piece 0) | xxh3_128(piece 1) | ...)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+import xxhash
+
+from atoll.wire.blobs import check_ref
+from atoll.wire.limits import CHUNK_BYTES, Buffer
+from atoll.wire.blobs import BlobRef, Portion
+from atoll.base.errors import BlobCorrupt, ProtocolMisuse
+
+PAGE_PIECES = 8
+"""Pieces that a reader asks for at once."""
+
+
+class Pieces(Protocol):
+    """Bytes in pieces of at most `CHUNK_BYTES` each."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def piece(self, number: int) -> Buffer:
+        """Return one, the same bytes each time; called in a worker thread, for several numbers at once."""
+
+
+class Cut:
+    """Buffers that lie one behind the other, cut into pieces of `CHUNK_BYTES`; only what crosses a border is copied."""
+
+    def __init__(self, *buffers: Buffer) -> None:
+        """Look at the buffers; they must not change while they are sent."""
+        views = [flat(buffer) for buffer in buffers]
+        self._pieces: list[list[memoryview]] = [[]]
+        room = CHUNK_BYTES
+        for view in views:
+            at = 0
+            while at < len(view):
+                if not room:
+                    self._pieces.append([])
+                    room = CHUNK_BYTES
+                part = view[at : at + room]
+                self._pieces[-1].append(part)
+                at, room = at + len(part), room - len(part)
+        if not self._pieces[-1]:
+            self._pieces.pop()
+
+    def __len__(self) -> int:
+        """Return how many there are: none of nothing."""
+        return len(self._pieces)
+
+    def piece(self, number: int) -> Buffer:
+        """Return one."""
+        parts = self._pieces[number]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class Upload:
+    """A blob on its way to the broker."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        """Begin with nothing stored."""
+        self.pieces = pieces
+        self.nonce = secrets.token_hex(6)
+        self._made: dict[int, tuple[int, bytes]] = {}
+        self._stored: set[int] = set()
+
+    @classmethod
+    def of(cls, payload: Buffer | Upload) -> Upload:
+        """Return an upload as it is, and bytes as an upload of theirs."""
+        return payload if isinstance(payload, Upload) else cls(Cut(payload))
+
+    def missing(self) -> list[int]:
+        """Return the numbers of the pieces that are not stored yet."""
+        return [number for number in range(len(self.pieces)) if number not in self._stored]
+
+    def make(self, number: int) -> Buffer:
+        """Return a piece and note its size and digest."""
+        piece = self.pieces.piece(number)
+        if len(piece) > CHUNK_BYTES:
+            raise ProtocolMisuse("a piece of a blob is too large", got=len(piece), allowed=CHUNK_BYTES)
+        self._made[number] = len(piece), xxhash.xxh3_128_digest(piece)
+        return piece
+
+    async def made(self, number: int) -> Buffer:
+        """Return a piece; what has to be computed is computed in a worker thread."""
+        return self.make(number) if isinstance(self.pieces, Cut) else await asyncio.to_thread(self.make, number)
+
+    def stored(self, number: int) -> None:
+        """Note that the broker has a piece."""
+        self._stored.add(number)
+
+    def forget(self) -> None:
+        """Believe that nothing is stored, and send all of it under new ids: an id may be known where its piece is lost."""
+        self._stored.clear()
+        self.nonce = secrets.token_hex(6)
+
+    def ref(self, stem: str) -> BlobRef:
+        """Return where the blob lies, once all of it is stored."""
+        made = [self._made[number] for number in range(len(self.pieces))]
+        return BlobRef(stem, len(made), sum(size for size, _ in made), _digest([digest for _, digest in made]))
+
+
+class Download:
+    """A blob on its way from the broker."""
+
+    def __init__(self, ref: BlobRef, size_bytes_max: int) -> None:
+        """Begin with nothing read; raise `PeerMisbehaved` for a reference that no correct peer would write."""
+        check_ref(ref, size_bytes_max)
+        self.ref = ref
+        self._digests: dict[int, bytes] = {}
+        self._size_bytes = 0
+
+    def copy(self) -> Download:
+        """Return a download that has come as far."""
+        other = Download(self.ref, self.ref.size_bytes)
+        other._digests, other._size_bytes = dict(self._digests), self._size_bytes
+        return other
+
+    def missing(self) -> list[int]:
+        """Return the numbers of the pieces that have not arrived yet."""
+        return [number for number in range(self.ref.chunks) if number not in self._digests]
+
+    def pages(self) -> list[list[int]]:
+        """Return what is missing, in portions to ask for."""
+        missing = self.missing()
+        return [missing[at : at + PAGE_PIECES] for at in range(0, len(missing), PAGE_PIECES)]
+
+    def subject(self, number: int) -> str:
+        """Return where a piece lies."""
+        return f"{self.ref.stem}.{number}"
+
+    def take(self, number: int, piece: Buffer) -> None:
+        """Note that a piece has arrived; raise `BlobCorrupt` when there is more than was announced."""
+        self._digests[number] = xxhash.xxh3_128_digest(piece)
+        self._size_bytes += len(piece)
+        if self._size_bytes > self.ref.size_bytes:
+            raise BlobCorrupt("a blob is longer than announced", got=self.ref.stem, allowed=self.ref.size_bytes)
+
+    def verify(self) -> None:
+        """Raise `BlobCorrupt` unless everything has arrived and is what was announced."""
+        if self._size_bytes != self.ref.size_bytes:
+            raise BlobCorrupt(
+                "a blob has another size than announced", got=self._size_bytes, allowed=self.ref.size_bytes
+            )
+        digest = _digest([self._digests[number] for number in range(self.ref.chunks)])
+        if digest != self.ref.digest:
+            allowed = f"{self.ref.digest} at {self.ref.stem}"
+            raise BlobCorrupt("a blob's bytes do not match their digest", got=digest, allowed=allowed)
+
+
+def flat(payload: Buffer) -> memoryview:
+    """Return `payload` as one dimension of bytes, without a copy."""
+    view = memoryview(payload)
+    return view if view.ndim == 1 and view.format == "B" else view.cast("B")
+
+
+def digest_of(pieces: Pieces) -> str:
+    """Return the digest of a blob of these pieces."""
+    return _digest([xxhash.xxh3_128_digest(pieces.piece(number)) for number in range(len(pieces))])
+
+
+class Source(Protocol):
+    """Where blobs come from: a bus."""
+
+    def pieces(self, download: Download) -> AsyncGenerator[Portion]:
+        """Yield what is missing, and verify the whole."""
+
+
+async def whole(source: Source, download: Download) -> bytes:
+    """Return a blob that nothing has been read of yet."""
+    parts: list[Buffer] = [b""] * download.ref.chunks
+    async with contextlib.aclosing(source.pieces(download)) as pieces:
+        async for portion in pieces:
+            for number, piece in portion:
+                parts[number] = piece
+    return b"".join(parts)
+
+
+def _digest(digests: Sequence[bytes]) -> str:
+    return str(xxhash.xxh3_128_hexdigest(b"".join(digests)))

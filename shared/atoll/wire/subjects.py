@@ -1,0 +1,168 @@
+"""Every subject of a run in one place.
+
+All subjects of run R begin with `atoll.R`. Tokens (run, learner, nonce) hold letters, digits, `-` and `_` only: a dot
+would open a new level, a space or wildcard would be refused by the broker, so `token` checks them once at the border.
+The nonce of what a shard's owner writes is two levels, `<epoch>.<hash>`; a founder's is one.
+
+    up.c.<learner>.<fragment>.<incarnation>-<push>.<chunk>   contribution chunks          stream UPC
+    up.m.<shard>.<fragment>.<learner>                        contribution manifests       stream UPM (work queue)
+    up.m.<shard>.bye.<learner>                               goodbyes, behind the manifests
+    gl.run                                                   the run record (CAS)         stream GL
+    gl.head.<fragment>                                       newest version (CAS)         stream GL
+    gl.lease.<shard>                                         tenure of a shard's owner    stream GL
+    gl.c.<fragment>.<version>.<nonce>.<chunk>                keyframes                    stream GL
+    gl.d.<fragment>.<version>.<nonce>.<chunk>                deltas                       stream GL
+    st.c.<fragment>.<version>.<nonce>.<chunk>                outer state                  stream ST
+    st.b.<fragment>.<nonce>.<chunk>                          books                        stream ST
+    mb.learner.<learner> · mb.data                           membership, data leases      stream MB
+    ps.c.<learner>.<incarnation>-<nonce>.<chunk>             inner state lent to a peer   stream PS
+    ev.<kind>.<who>                                          the tape                     stream EV
+    call.<fragment> · hb.<learner> · ctl.<who> · sy.<host>   core NATS, at most once
+    tap.>                                                    read-only republish of what the streams stored
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from atoll.base.errors import SettingsError
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def token(value: str, what: str) -> str:
+    """Return `value` if it can stand between two dots of a subject, else raise `SettingsError` naming `what`."""
+    if not _TOKEN.fullmatch(value):
+        raise SettingsError(
+            f"{what} cannot be part of a subject",
+            got=repr(value),
+            allowed="1 to 64 letters, digits, '-' or '_'",
+            todo=f"choose another {what}",
+        )
+    return value
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Return whether `pattern` covers `subject`, which may itself be a narrower pattern.
+
+    `*` stands for exactly one level and `>` for one or more at the end, as on the broker.
+    """
+    wanted, given = pattern.split("."), subject.split(".")
+    for level, want in enumerate(wanted):
+        if want == ">":
+            return len(given) > level
+        if level >= len(given) or given[level] == ">" or want not in ("*", given[level]):
+            return False
+    return len(wanted) == len(given)
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """The subjects of one run; `prefix` is `atoll.<run>`."""
+
+    run: str
+
+    def __post_init__(self) -> None:
+        """Refuse a run id that cannot be a subject token."""
+        token(self.run, "run id")
+
+    @property
+    def prefix(self) -> str:
+        """Return what every subject of this run begins with."""
+        return f"atoll.{self.run}"
+
+    def contribution_stem(self, learner: str, fragment: int, incarnation: int, push: int) -> str:
+        """Return where the chunks of one contribution go."""
+        return f"{self.prefix}.up.c.{learner}.{fragment}.{incarnation}-{push}"
+
+    def contribution(self, shard: int, fragment: int, learner: str) -> str:
+        """Return where the manifest of a contribution is queued."""
+        return f"{self.prefix}.up.m.{shard}.{fragment}.{learner}"
+
+    def farewell(self, shard: int, learner: str) -> str:
+        """Return where a learner queues its goodbye to `shard`, behind its last manifests."""
+        return f"{self.prefix}.up.m.{shard}.bye.{learner}"
+
+    def contributions_of(self, shard: int) -> str:
+        """Return the filter of everything queued for `shard`."""
+        return f"{self.prefix}.up.m.{shard}.>"
+
+    @property
+    def run_record(self) -> str:
+        """Return where the run record lies."""
+        return f"{self.prefix}.gl.run"
+
+    def head(self, fragment: int | str) -> str:
+        """Return where the newest version of `fragment` is announced (`*` for all)."""
+        return f"{self.prefix}.gl.head.{fragment}"
+
+    def lease(self, shard: int) -> str:
+        """Return where the tenure of `shard`'s owner is recorded."""
+        return f"{self.prefix}.gl.lease.{shard}"
+
+    def global_stem(self, fragment: int, version: int, nonce: str) -> str:
+        """Return where the chunks of one keyframe go; `nonce` keeps two writers of one version apart."""
+        return f"{self.prefix}.gl.c.{fragment}.{version}.{nonce}"
+
+    def delta_stem(self, fragment: int, version: int, nonce: str) -> str:
+        """Return where the chunks of one delta go."""
+        return f"{self.prefix}.gl.d.{fragment}.{version}.{nonce}"
+
+    def state_stem(self, fragment: int, version: int, nonce: str) -> str:
+        """Return where the chunks of one outer-optimizer state go."""
+        return f"{self.prefix}.st.c.{fragment}.{version}.{nonce}"
+
+    def ledger_stem(self, fragment: int, nonce: str) -> str:
+        """Return where the books of one fragment go; each writing has a `nonce` of its own."""
+        return f"{self.prefix}.st.b.{fragment}.{nonce}"
+
+    def written_in(self, fragment: int, epoch: int) -> tuple[str, ...]:
+        """Return filters of all chunks of a fragment that an owner wrote in the tenure `epoch`."""
+        return (
+            f"{self.prefix}.gl.c.{fragment}.*.{epoch}.>",
+            f"{self.prefix}.gl.d.{fragment}.*.{epoch}.>",
+            f"{self.prefix}.st.c.{fragment}.*.{epoch}.>",
+            f"{self.prefix}.st.b.{fragment}.{epoch}.>",
+        )
+
+    def member(self, learner: str) -> str:
+        """Return where the incarnation of `learner` is recorded (`*` for all)."""
+        return f"{self.prefix}.mb.learner.{learner}"
+
+    @property
+    def data(self) -> str:
+        """Return where the leases of data blocks are recorded."""
+        return f"{self.prefix}.mb.data"
+
+    def lent_stem(self, learner: str, incarnation: int, nonce: str) -> str:
+        """Return where the chunks of an inner-optimizer state go that `learner` lends to another."""
+        return f"{self.prefix}.ps.c.{learner}.{incarnation}-{nonce}"
+
+    def event(self, kind: str, who: str) -> str:
+        """Return where an event of the tape goes."""
+        return f"{self.prefix}.ev.{kind}.{who}"
+
+    def call(self, fragment: int | str) -> str:
+        """Return where calls for `fragment` are heard (`*` for all)."""
+        return f"{self.prefix}.call.{fragment}"
+
+    def beat(self, learner: str) -> str:
+        """Return where the heartbeats of `learner` are heard (`*` for all)."""
+        return f"{self.prefix}.hb.{learner}"
+
+    def presence(self, host: str) -> str:
+        """Return where a synchronizer process says what it owns (`*` for all)."""
+        return f"{self.prefix}.sy.{host}"
+
+    def control(self, who: str) -> str:
+        """Return where commands to `who` (a learner id, `shard-0`, or `all`) are heard."""
+        return f"{self.prefix}.ctl.{who}"
+
+    def verdict(self, learner: str) -> str:
+        """Return where `learner` hears that a contribution of its was refused."""
+        return f"{self.prefix}.ctl.{learner}.verdict"
+
+    def tap(self, tail: str = ">") -> str:
+        """Return a read-only tap subject."""
+        return f"{self.prefix}.tap.{tail}"

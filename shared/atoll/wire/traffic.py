@@ -1,0 +1,136 @@
+"""The byte ledger's arithmetic: what one link has carried, and what data-parallel training would have sent over it.
+
+A link is what connects one process with its broker: of a learner the wide area, of a synchronizer often the inside of a
+hub. Everything is counted twice on its way, by those who know what it means and by the sockets, each set within the next:
+
+    frames   contributions, deltas, keyframes: parameters as they travel, with scales and headers
+    blobs    and outer state, books, lent optimizers
+    payload  and manifests, heads, leases, heartbeats, the tape: all that somebody asked the bus to carry
+    wire     and subjects, headers, acknowledgements, requests, what was sent again: all that the sockets carried
+
+Overhead is wire less payload. Counters begin at 0 with the bus of a process, so a process that comes back is a new link
+under an old name, and sums over lives are sums over links. Nothing here reads a clock.
+
+Data-parallel training reduces the whole gradient in every step, by a ring over M sites each of which sends (and reads)
+2 (M-1)/M of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import msgspec
+
+from atoll.wire.traffic import BusStats
+
+BYTES_MAX: Final = 1 << 53
+METER_S: Final = 10.0
+TOLD_EVERY_S: Final = 30.0
+"""How often a process writes down what its link has carried: the tape remembers it when nobody listened."""
+BF16_BITS: Final = 16.0
+
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=BYTES_MAX)]
+
+
+class LinkTraffic(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Bytes that a link has carried since its process began, up to the broker and down from it; see the module.
+
+    `parameters_down` are those that fetched frames brought: each once per fragment fetched, however many frames that took.
+    """
+
+    frames_up: Bytes = 0
+    frames_down: Bytes = 0
+    parameters_down: Bytes = 0
+    blobs_up: Bytes = 0
+    blobs_down: Bytes = 0
+    payload_up: Bytes = 0
+    payload_down: Bytes = 0
+    wire_up: Bytes = 0
+    wire_down: Bytes = 0
+
+    @property
+    def wire(self) -> int:
+        """Return all that the sockets carried, both ways."""
+        return self.wire_up + self.wire_down
+
+    @property
+    def overhead(self) -> int:
+        """Return what the sockets carried beside payload, both ways; nothing where there are no sockets."""
+        return max(0, self.wire - self.payload_up - self.payload_down)
+
+    @property
+    def told(self) -> dict[str, int]:
+        """Return the counters by name, for logs and reports."""
+        return msgspec.structs.asdict(self)
+
+    def plus(self, other: LinkTraffic) -> LinkTraffic:
+        """Return what two links have carried together."""
+        return LinkTraffic(*(mine + its for mine, its in zip(_numbers(self), _numbers(other), strict=True)))
+
+    def latest(self, other: LinkTraffic) -> LinkTraffic:
+        """Return the newer of two counts of one link: counters never go back."""
+        return LinkTraffic(*(max(mine, its) for mine, its in zip(_numbers(self), _numbers(other), strict=True)))
+
+
+NOTHING: Final = LinkTraffic()
+
+
+def _numbers(moved: LinkTraffic) -> tuple[int, ...]:
+    return msgspec.structs.astuple(moved)
+
+
+def moved_by(stats: BusStats) -> LinkTraffic:
+    """Return what the link of a bus has carried."""
+    return LinkTraffic(
+        frames_up=stats.frame_bytes_up,
+        frames_down=stats.frame_bytes_down,
+        parameters_down=stats.parameters_down,
+        blobs_up=stats.blob_bytes_up,
+        blobs_down=stats.blob_bytes_down,
+        payload_up=stats.bytes_up,
+        payload_down=stats.bytes_down,
+        wire_up=stats.wire_bytes_up,
+        wire_down=stats.wire_bytes_down,
+    )
+
+
+@dataclass(slots=True)
+class TrafficMeter:
+    """The newest count of one link, and the last few with their arrival, from which its pace follows."""
+
+    moved: LinkTraffic = NOTHING
+    heard: deque[tuple[float, LinkTraffic]] = field(default_factory=lambda: deque(maxlen=64))
+
+    def take(self, moved: LinkTraffic, at_s: float | None = None) -> None:
+        """Take a count that arrived at `at_s`; one without a time (from the tape) says nothing of the pace."""
+        self.moved = self.moved.latest(moved)
+        if at_s is None:
+            return
+        self.heard.append((at_s, self.moved))
+        while len(self.heard) > 1 and self.heard[0][0] < at_s - METER_S:
+            self.heard.popleft()
+
+    def pace(self) -> tuple[float, float]:
+        """Return the bytes per second on the wire, up and down, over the last seconds heard of."""
+        if len(self.heard) < 2 or self.heard[-1][0] <= self.heard[0][0]:
+            return 0.0, 0.0
+        (began_s, first), (ended_s, last) = self.heard[0], self.heard[-1]
+        between_s = ended_s - began_s
+        return (last.wire_up - first.wire_up) / between_s, (last.wire_down - first.wire_down) / between_s
+
+
+def ring_bits(learners: int, parameters: int, bits: float) -> float:
+    """Return the bits that each of so many learners sends in one reduction of the whole model by a ring; it reads as many."""
+    return 2.0 * (learners - 1) / learners * parameters * bits
+
+
+def data_parallel_bytes(learners: int, parameters: int, step_tokens: float, bits: float = BF16_BITS) -> float:
+    """Return the bytes per trained token over all learners' links, up and down, if every step were reduced by a ring."""
+    return 2.0 * ring_bits(learners, parameters, bits) / 8.0 / step_tokens
+
+
+def bits_per_parameter(size_bytes: int, parameters: int) -> float | None:
+    """Return what one parameter took on its way, None of none."""
+    return 8.0 * size_bytes / parameters if parameters else None

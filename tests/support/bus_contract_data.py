@@ -1,0 +1,289 @@
+"""The first half of the bus contract: blobs, records and queues."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from atoll.wire.blobs import BlobRef
+from atoll.bus.interface import Bus
+from atoll.wire.subjects import Subjects
+from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved, QueueFull, RecordConflict, StorageFull
+
+MakeBus = Callable[[], Awaitable[Bus]]
+SOON_S = 5.0
+NEVER_S = 0.15
+MIB = 1 << 20
+
+
+def noise(size: int, seed: int = 0) -> bytes:
+    """Return bytes that do not compress and differ by seed."""
+    return np.random.default_rng(seed).bytes(size)
+
+
+class BlobContract:
+    """Large bytes."""
+
+    @pytest.mark.parametrize("size", [0, 1, MIB - 1, MIB, MIB + 1, 5 * MIB + 12_345])
+    async def test_a_blob_comes_back_whole(self, make_bus: MakeBus, run: str, size: int) -> None:
+        """Every size, also none, survives the way there and back, read by another bus."""
+        writer, reader = await make_bus(), await make_bus()
+        data = noise(size)
+
+        ref = await writer.put_blob(Subjects(run).global_stem(0, 1, "n"), data)
+
+        assert (size, -(-size // MIB)) == (ref.size_bytes, ref.chunks)
+        assert data == await reader.get_blob(ref, size)
+
+    async def test_any_buffer_may_be_stored(self, make_bus: MakeBus, run: str) -> None:
+        """A view of float32 is stored as its bytes."""
+        bus = await make_bus()
+        values = np.arange(1000, dtype=np.float32)
+
+        ref = await bus.put_blob(Subjects(run).state_stem(0, 1, "n"), memoryview(values.data))
+
+        assert values.tobytes() == await bus.get_blob(ref, MIB)
+
+    async def test_storing_twice_changes_nothing(self, make_bus: MakeBus, run: str) -> None:
+        """The same bytes under the same stem give the same reference and one set of chunks."""
+        bus = await make_bus()
+        stem, data = Subjects(run).global_stem(0, 1, "n"), noise(3 * MIB)
+
+        first = await bus.put_blob(stem, data)
+        second = await bus.put_blob(stem, data)
+
+        assert first == second
+        assert await bus.purge(f"{stem}.*") == 3
+
+    async def test_a_purged_blob_is_gone_and_can_be_stored_again(self, make_bus: MakeBus, run: str) -> None:
+        """Purge removes just one version, and ids remembered by the broker do not swallow a second writing."""
+        bus, subjects = await make_bus(), Subjects(run)
+        old, new = subjects.global_stem(0, 1, "n"), subjects.global_stem(0, 2, "n")
+        ref_old, ref_new = await bus.put_blob(old, noise(2 * MIB)), await bus.put_blob(new, noise(MIB))
+
+        assert await bus.purge(f"{subjects.prefix}.gl.c.0.1.>") == 2
+        with pytest.raises(BlobGone):
+            await bus.get_blob(ref_old, 4 * MIB)
+        assert noise(MIB) == await bus.get_blob(ref_new, 4 * MIB)
+
+        await bus.put_blob(old, noise(2 * MIB))
+        assert noise(2 * MIB) == await bus.get_blob(ref_old, 4 * MIB)
+
+    async def test_a_foreign_chunk_is_found_out(self, make_bus: MakeBus, run: str) -> None:
+        """Bytes that do not match the digest are never returned."""
+        bus, stem = await make_bus(), Subjects(run).global_stem(0, 1, "n")
+        ref = await bus.put_blob(stem, noise(2 * MIB))
+
+        await bus.put_record(f"{stem}.1", noise(MIB, seed=9), expected=None)
+
+        with pytest.raises(BlobCorrupt):
+            await bus.get_blob(ref, 4 * MIB)
+
+    async def test_a_reader_bounds_what_it_takes(self, make_bus: MakeBus, run: str) -> None:
+        """References larger than allowed, or impossible, are refused before anything is read."""
+        bus, stem = await make_bus(), Subjects(run).global_stem(0, 1, "n")
+        ref = await bus.put_blob(stem, noise(100))
+
+        with pytest.raises(PeerMisbehaved, match="larger than allowed"):
+            await bus.get_blob(ref, 99)
+        with pytest.raises(PeerMisbehaved, match="do not fit"):
+            await bus.get_blob(BlobRef(stem, 101, 100, ref.digest), 1000)
+        with pytest.raises(PeerMisbehaved, match="not a subject"):
+            await bus.get_blob(BlobRef(f"{stem[:-2]}.*", 1, 100, ref.digest), 1000)
+
+    async def test_a_full_stream_says_so(self, make_bus: MakeBus, run: str, full_at_bytes: int) -> None:
+        """What does not fit is refused, and what lay there before stays readable."""
+        bus, subjects = await make_bus(), Subjects(run)
+        ref = await bus.put_blob(subjects.contribution_stem("a", 0, 1, 1), noise(MIB))
+
+        with pytest.raises(StorageFull):
+            await bus.put_blob(subjects.contribution_stem("a", 0, 1, 2), bytes(full_at_bytes))
+
+        assert noise(MIB) == await bus.get_blob(ref, MIB)
+
+
+class RecordContract:
+    """Last values by compare-and-set."""
+
+    async def test_a_record_is_created_read_and_replaced(self, make_bus: MakeBus, run: str) -> None:
+        """Expected 0 creates, the revision replaces, None overwrites."""
+        bus, head = await make_bus(), Subjects(run).head(0)
+        assert await bus.get_record(head) is None
+
+        first = await bus.put_record(head, b"a", expected=0)
+        second = await bus.put_record(head, b"b", expected=first)
+        third = await bus.put_record(head, b"", expected=None)
+
+        record = await bus.get_record(head)
+        assert first < second < third
+        assert record is not None
+        assert (head, b"", third) == (record.subject, record.data, record.revision)
+
+    async def test_a_stale_expectation_is_a_conflict(self, make_bus: MakeBus, run: str) -> None:
+        """A zombie that knows an old revision, or none, changes nothing."""
+        bus, zombie, head = await make_bus(), await make_bus(), Subjects(run).head(0)
+        old = await bus.put_record(head, b"a", expected=0)
+        await bus.put_record(head, b"b", expected=old)
+
+        for expected in (old, 0, old + 17):
+            with pytest.raises(RecordConflict, match="first"):
+                await zombie.put_record(head, b"z", expected=expected)
+
+        record = await bus.get_record(head)
+        assert record is not None
+        assert record.data == b"b"
+
+    async def test_one_of_twenty_writers_wins(self, make_bus: MakeBus, run: str) -> None:
+        """Concurrent creators: one revision, nineteen conflicts."""
+        buses, lease = [await make_bus() for _ in range(2)], Subjects(run).lease(0)
+
+        async def write(i: int) -> str:
+            try:
+                await buses[i % 2].put_record(lease, str(i).encode(), expected=0)
+            except RecordConflict:
+                return ""
+            return str(i)
+
+        winners = [name for name in await asyncio.gather(*map(write, range(20))) if name]
+
+        record = await buses[0].get_record(lease)
+        assert record is not None
+        assert [record.data.decode()] == winners
+
+    async def test_records_are_listed_by_filter(self, make_bus: MakeBus, run: str) -> None:
+        """All heads in one call, the newest of each, and nothing else."""
+        bus, subjects = await make_bus(), Subjects(run)
+        for fragment in range(30):
+            await bus.put_record(subjects.head(fragment), b"old", expected=None)
+        await bus.put_record(subjects.head(7), b"new", expected=None)
+        await bus.put_record(subjects.lease(0), b"x", expected=None)
+
+        found = {record.subject: record.data for record in await bus.get_records(subjects.head("*"))}
+
+        assert {subjects.head(i): b"new" if i == 7 else b"old" for i in range(30)} == found
+        assert await bus.get_records(subjects.member("*")) == []
+
+
+class QueueContract:
+    """Acknowledged messages, each consumed once."""
+
+    async def test_an_acknowledged_message_is_delivered_once(self, make_bus: MakeBus, run: str) -> None:
+        """Order is kept, ack removes, and another consumer of the same name finds nothing."""
+        bus, subjects = await make_bus(), Subjects(run)
+        for i in range(5):
+            await bus.publish(subjects.contribution(0, i, "a"), str(i).encode(), msg_id=f"m{i}")
+        consumer = await bus.consume(subjects.contributions_of(0), durable="shard-0")
+
+        seen = []
+        for _ in range(5):
+            delivery = await consumer.next(SOON_S)
+            assert delivery is not None
+            assert not delivery.redelivered
+            seen.append(delivery.data)
+            await delivery.hold()
+            await delivery.ack()
+
+        assert seen == [b"0", b"1", b"2", b"3", b"4"]
+        assert await consumer.next(NEVER_S) is None
+        await consumer.close()
+        again = await bus.consume(subjects.contributions_of(0), durable="shard-0")
+        assert await again.next(NEVER_S) is None
+
+    async def test_a_message_that_comes_later_wakes_the_reader(self, make_bus: MakeBus, run: str) -> None:
+        """A reader that waits gets what is published meanwhile, and only what its filter covers."""
+        bus, subjects = await make_bus(), Subjects(run)
+        consumer = await bus.consume(subjects.contributions_of(1), durable="shard-1")
+        waiting = asyncio.create_task(consumer.next(SOON_S))
+
+        await bus.publish(subjects.contribution(0, 0, "a"), b"other", msg_id="m0")
+        await bus.publish(subjects.contribution(1, 0, "a"), b"mine", msg_id="m1")
+
+        delivery = await waiting
+        assert delivery is not None
+        assert (subjects.contribution(1, 0, "a"), b"mine") == (delivery.subject, delivery.data)
+
+    async def test_closing_gives_back_what_was_not_settled(self, make_bus: MakeBus, run: str) -> None:
+        """A successor gets the unacknowledged message, marked as redelivered; the acknowledged one stays away."""
+        bus, successor, subjects = await make_bus(), await make_bus(), Subjects(run)
+        for i in range(2):
+            await bus.publish(subjects.contribution(0, i, "a"), str(i).encode(), msg_id=f"m{i}")
+        consumer = await bus.consume(subjects.contributions_of(0), durable="shard-0")
+        first, second = await consumer.next(SOON_S), await consumer.next(SOON_S)
+        assert first is not None
+        assert second is not None
+        await first.ack()
+        await consumer.close()
+
+        heir = await successor.consume(subjects.contributions_of(0), durable="shard-0")
+        delivery = await heir.next(SOON_S)
+
+        assert delivery is not None
+        assert (delivery.data, delivery.redelivered) == (b"1", True)
+        await delivery.ack()
+        assert await heir.next(NEVER_S) is None
+
+    async def test_who_takes_over_gets_at_once_what_a_frozen_reader_holds(self, make_bus: MakeBus, run: str) -> None:
+        """The former reader has closed nothing and gives nothing back; its late acknowledgement harms nobody."""
+        bus, successor, subjects = await make_bus(), await make_bus(), Subjects(run)
+        for i in range(2):
+            await bus.publish(subjects.contribution(0, i, "a"), str(i).encode(), msg_id=f"m{i}")
+        frozen = await bus.consume(subjects.contributions_of(0), durable="shard-0-1", takeover=True)
+        held = [await frozen.next(SOON_S) for _ in range(2)]
+        heir = await successor.consume(subjects.contributions_of(0), durable="shard-0-2", takeover=True)
+        stolen = await frozen.next(NEVER_S)
+        taken = [await heir.next(SOON_S) for _ in range(2)]
+        assert stolen is None
+        assert not await heir.drained()
+        with pytest.raises(RecordConflict, match="somebody else reads"):
+            await frozen.drained()
+
+        assert [delivery.data for delivery in held if delivery is not None] == [b"0", b"1"]
+        assert [delivery.data for delivery in taken if delivery is not None] == [b"0", b"1"]
+        for delivery in taken:
+            assert delivery is not None
+            await delivery.ack()
+        assert await heir.next(NEVER_S) is None
+        assert await heir.drained()
+
+    async def test_a_released_message_comes_again(self, make_bus: MakeBus, run: str) -> None:
+        """Release is a refusal for now, not for ever."""
+        bus, subjects = await make_bus(), Subjects(run)
+        await bus.publish(subjects.contribution(0, 0, "a"), b"x", msg_id="m")
+        consumer = await bus.consume(subjects.contributions_of(0), durable="shard-0")
+        delivery = await consumer.next(SOON_S)
+        assert delivery is not None
+
+        await delivery.release()
+        again = await consumer.next(SOON_S)
+
+        assert again is not None
+        assert again.redelivered
+
+    async def test_a_subject_holds_two_and_no_more(self, make_bus: MakeBus, run: str) -> None:
+        """The third unread manifest of a learner is refused; others and a freed place are not affected."""
+        bus, subjects = await make_bus(), Subjects(run)
+        mine = subjects.contribution(0, 0, "a")
+        await bus.publish(mine, b"0", msg_id="m0")
+        await bus.publish(mine, b"1", msg_id="m1")
+
+        with pytest.raises(QueueFull):
+            await bus.publish(mine, b"2", msg_id="m2")
+
+        await bus.publish(subjects.contribution(0, 0, "b"), b"0", msg_id="n0")
+        consumer = await bus.consume(subjects.contributions_of(0), durable="shard-0")
+        delivery = await consumer.next(SOON_S)
+        assert delivery is not None
+        await delivery.ack()
+        await bus.publish(mine, b"2", msg_id="m2")
+
+    async def test_an_id_is_stored_once(self, make_bus: MakeBus, run: str) -> None:
+        """Publishing again under the same id, by whomever, is acknowledged and changes nothing."""
+        bus, other, subjects = await make_bus(), await make_bus(), Subjects(run)
+
+        for sender in (bus, other, bus):
+            await sender.publish(subjects.event("round", "shard-0"), b"x", msg_id="same")
+
+        assert len(await bus.replay(subjects.event("*", ">"))) == 1

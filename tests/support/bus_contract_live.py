@@ -1,0 +1,140 @@
+"""The second half of the bus contract: the tape, at-most-once messages and taps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from support.bus_contract_data import NEVER_S, SOON_S, MakeBus
+
+from atoll.wire.limits import INFO_HEADER, Info
+from atoll.wire.subjects import Subjects
+from atoll.base.errors import ProtocolMisuse
+
+
+class TapeContract:
+    """Ordered reading."""
+
+    async def test_the_tape_replays_in_order_and_by_pages(self, make_bus: MakeBus, run: str) -> None:
+        """2500 entries of two kinds come back in order, whole or page by page, and by kind."""
+        bus, subjects = await make_bus(), Subjects(run)
+        numbers = iter(range(2500))
+
+        async def write() -> None:
+            for i in numbers:
+                await bus.publish(subjects.event(f"kind{i % 2}", "w"), str(i).encode(), msg_id=str(i))
+
+        await asyncio.gather(*(write() for _ in range(32)))
+
+        whole = await bus.replay(subjects.event("*", ">"), limit=10_000)
+        pages, after = [], 0
+        while page := await bus.replay(subjects.event("*", ">"), after=after, limit=700):
+            assert len(page) <= 700
+            pages += page
+            after = page[-1].sequence
+        odd = await bus.replay(subjects.event("kind1", "w"), limit=10_000)
+
+        assert len({entry.data for entry in whole}) == 2500
+        assert sorted(entry.sequence for entry in whole) == [entry.sequence for entry in whole]
+        assert whole == pages
+        assert [entry for entry in whole if int(entry.data) % 2] == odd
+
+    async def test_the_tape_cannot_be_cut(self, make_bus: MakeBus, run: str) -> None:
+        """Events are append-only."""
+        bus, subjects = await make_bus(), Subjects(run)
+        await bus.publish(subjects.event("a", "b"), b"x", msg_id="m")
+
+        with pytest.raises(ProtocolMisuse):
+            await bus.purge(subjects.event("*", ">"))
+
+        assert len(await bus.replay(subjects.event("*", ">"))) == 1
+
+
+class WhisperContract:
+    """At most once."""
+
+    async def test_whispers_reach_who_listens(self, make_bus: MakeBus, run: str) -> None:
+        """Exact and wildcard listeners on other buses hear; the wrong subject and the silent do not matter."""
+        bus, other, subjects = await make_bus(), await make_bus(), Subjects(run)
+        await bus.tell(subjects.call(0), b"nobody")
+        one, every = await other.listen(subjects.call(3)), await other.listen(subjects.call("*"))
+
+        await bus.tell(subjects.call(2), b"two")
+        await bus.tell(subjects.call(3), b"three")
+
+        heard = [await every.next(SOON_S), await every.next(SOON_S)]
+        single = await one.next(SOON_S)
+        assert [core_message.data for core_message in heard if core_message] == [b"two", b"three"]
+        assert single is not None
+        assert subjects.call(3) == single.subject
+        assert await one.next(NEVER_S) is None
+
+    async def test_a_slow_listener_loses_the_oldest(self, make_bus: MakeBus, run: str) -> None:
+        """Beyond the bound the newest stay, in order, and the loss is counted."""
+        bus, subjects = await make_bus(), Subjects(run)
+        feed, last = await bus.listen(subjects.beat("a"), len_max=3), await bus.listen(subjects.beat("end"))
+
+        for i in range(10):
+            await bus.tell(subjects.beat("a"), str(i).encode())
+        await bus.tell(subjects.beat("end"), b"")
+        assert await last.next(SOON_S) is not None
+
+        kept = [await feed.next(SOON_S) for _ in range(3)]
+        assert [core_message.data for core_message in kept if core_message] == [b"7", b"8", b"9"]
+        assert bus.stats.core_messages_dropped == 7
+
+    async def test_iteration_ends_with_close(self, make_bus: MakeBus, run: str) -> None:
+        """`async for` yields what comes and stops when the feed is closed; afterwards nothing is heard."""
+        bus, subjects = await make_bus(), Subjects(run)
+        feed = await bus.listen(subjects.control("all"))
+        await bus.tell(subjects.control("all"), b"stop")
+
+        heard = []
+        async for core_message in feed:
+            heard.append(core_message.data)
+            await feed.close()
+
+        assert heard == [b"stop"]
+        assert await feed.next(NEVER_S) is None
+
+    async def test_a_question_gets_its_first_answer(self, make_bus: MakeBus, run: str) -> None:
+        """`ask` returns the answer told to the reply subject, and None when nobody listens or nobody answers."""
+        bus, other, subjects = await make_bus(), await make_bus(), Subjects(run)
+        assert await bus.ask(subjects.control("x"), b"?", timeout_s=NEVER_S) is None
+        feed = await other.listen(subjects.control("x"))
+        assert await bus.ask(subjects.control("x"), b"?", timeout_s=NEVER_S) is None
+        await feed.next(SOON_S)
+
+        asking = asyncio.create_task(bus.ask(subjects.control("x"), b"?", timeout_s=SOON_S))
+        question = await feed.next(SOON_S)
+        assert question is not None
+        assert question.reply is not None
+        await other.tell(question.reply, b"!")
+
+        assert await asking == b"!"
+
+    async def test_taps_show_information_and_no_payload(self, make_bus: MakeBus, run: str) -> None:
+        """Manifests, heads and events are republished with `info`, ids and sizes; leases and chunks are not."""
+        bus, monitor, subjects = await make_bus(), await make_bus(), Subjects(run)
+        tap = await monitor.listen(subjects.tap())
+        info: Info = {"tokens": 5, "loss": 2.5, "ok": True, "who": "ä"}
+
+        await bus.put_record(subjects.lease(0), b"secret", expected=0)
+        await bus.put_blob(subjects.global_stem(0, 1, "n"), b"secret")
+        await bus.publish(subjects.contribution(0, 1, "a"), b"secret", msg_id="m1", info=info)
+        await bus.put_record(subjects.head(1), b"secret", expected=0)
+        await bus.publish(subjects.event("round", "s"), b"secret!", msg_id="m2")
+
+        shown = [core_message for _ in range(3) if (core_message := await tap.next(SOON_S)) is not None]
+        assert [subjects.tap("up.m.0.1.a"), subjects.tap("gl.head.1"), subjects.tap("ev.round.s")] == [
+            core_message.subject for core_message in shown
+        ]
+        assert all(core_message.data == b"" for core_message in shown)
+        assert info == json.loads(shown[0].headers[INFO_HEADER])
+        assert (subjects.contribution(0, 1, "a"), "m1", "6") == (
+            shown[0].headers["Nats-Subject"],
+            shown[0].headers["Nats-Msg-Id"],
+            shown[0].headers["Nats-Msg-Size"],
+        )
+        assert await tap.next(NEVER_S) is None

@@ -1,0 +1,159 @@
+"""Services of one run started one by one against somebody's broker, as real processes; a plugin with its fixtures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.bus.server import EmbeddedBroker
+from atoll.bus.open import open_bus
+from atoll.wire.subjects import Subjects
+from atoll.run.ledger import closing_ledger
+from atoll.protocol.ledger import Settlement, settle
+from support.links import unique_run
+from atoll.wire.messages import Event, decode
+
+DEADLINE_S = 240.0
+SMALL = {
+    "ATOLL_MODEL__LAYERS": "1",
+    "ATOLL_MODEL__WIDTH": "32",
+    "ATOLL_MODEL__HEADS": "2",
+    "ATOLL_MODEL__KV_HEADS": "1",
+    "ATOLL_MODEL__FFN": "64",
+    "ATOLL_MODEL__CONTEXT": "32",
+    "ATOLL_TRAIN__BATCH": "4",
+    "ATOLL_TRAIN__SEQUENCE": "32",
+    "ATOLL_PROTOCOL__FRAGMENTS": "4",
+    "ATOLL_PROTOCOL__INTERVAL_STEPS": "8",
+    "ATOLL_PROTOCOL__SHARDS": "1",
+    "ATOLL_LEARNER__THREADS": "1",
+    "ATOLL_LOG__FORMAT": "json",
+    "ATOLL_BROKER__PATIENCE_S": "5",
+}
+
+
+class IslandProcess:
+    """Starts services of one run and ends them; every process is waited for."""
+
+    def __init__(self, folder: Path, url: str, data: Path) -> None:
+        """Name a new run on the broker at `url`."""
+        self.folder = folder
+        self.url = url
+        self.run = unique_run()
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")},
+            **SMALL,
+            "ATOLL_RUN": self.run,
+            "ATOLL_BROKER__URL": url,
+            "ATOLL_DATA__DIR": str(data),
+            "ATOLL_LEARNER__COMPILE_CACHE": str(data.with_name("compiled")),
+        }
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def log(self, name: str) -> Path:
+        """Return where a service's output goes."""
+        return self.folder / f"{name}.log"
+
+    def start(self, name: str, *words: str, **settings: str) -> subprocess.Popen[bytes]:
+        """Start `atoll <words>` with more environment."""
+        with self.log(name).open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "atoll.cli", *words],
+                env={**self.environment, **settings},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+        self._processes[name] = process
+        return process
+
+    def answer(self, *words: str) -> str:
+        """Return what `atoll <words>` prints about this run; it must succeed."""
+        command = [sys.executable, "-m", "atoll.cli", *words]
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def process(self, name: str) -> subprocess.Popen[bytes]:
+        """Return the process that was started last under a name."""
+        return self._processes[name]
+
+    def wait_for(self, name: str, event: str, count: int = 1) -> None:
+        """Return once a service has logged `event` so often."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline_s:
+            if self.log(name).read_text(encoding="utf-8").count(f'"event": "{event}"') >= count:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"{name} never said {event}: {self.log(name).read_text(encoding='utf-8')[-2000:]}")
+
+    def refused(self, process: subprocess.Popen[bytes], name: str, code: int) -> str:
+        """Return what a service said as it refused to go on, checked for its form."""
+        process.wait(DEADLINE_S)
+        text = self.log(name).read_text(encoding="utf-8")
+        said = "\n".join(line for line in text.splitlines() if not line.startswith("{"))
+        assert process.returncode == code, text
+        assert "Traceback" not in text
+        assert 0 < len(said.splitlines()) < 24
+        return said
+
+    def stop(self) -> None:
+        """End what still runs."""
+        for process in self._processes.values():
+            process.kill()
+            process.wait(DEADLINE_S)
+
+    def lines(self, name: str, event: str) -> list[dict[str, Any]]:
+        """Return what a service has logged of `event` so far."""
+        lines = self.log(name).read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if f'"event": "{event}"' in line and line.endswith("}")]
+
+    async def tape(self, kind: str) -> list[Event]:
+        """Return the events of one kind on the run's tape, in order."""
+        bus = await open_bus(self.url, self.run, name="reader", provision=False)
+        try:
+            entries = await bus.replay(Subjects(self.run).event(kind, "*"), limit=100_000)
+        finally:
+            await bus.close()
+        return [decode(Event, entry.data) for entry in entries]
+
+    async def settlement(self) -> Settlement:
+        """Return the fates of the run from the ledger each shard closed with last."""
+        return settle(closing_ledger(await self.tape("ledger")), int(SMALL["ATOLL_PROTOCOL__FRAGMENTS"]))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token shards of some modules of the standard library."""
+    out = tmp_path_factory.mktemp("data") / "corpus"
+    texts = [str(path) for path in sorted(Path(os.__file__).parent.glob("*.py"))[:40]]
+    words = [sys.executable, "-m", "atoll.cli", "data", "prepare", *texts, "--out", str(out)]
+    subprocess.run(words, check=True, capture_output=True, timeout=DEADLINE_S)
+    return out
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Somebody's broker."""
+    with EmbeddedBroker(tmp_path_factory.mktemp("nats")) as broker:
+        yield broker.url
+
+
+@pytest.fixture
+def island(tmp_path: Path, url: str, data: Path) -> Iterator[IslandProcess]:
+    """A run without processes yet."""
+    island = IslandProcess(tmp_path, url, data)
+    try:
+        yield island
+    finally:
+        island.stop()

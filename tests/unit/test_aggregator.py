@@ -1,0 +1,74 @@
+"""Contributions on their way in: how many at once, also while the broker is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+import numpy as np
+import pytest
+
+from atoll.wire.blobs import Portion
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.blobs import Download, Upload
+from atoll.wire.subjects import Subjects
+from atoll.codec import FrameDecoder, Framing, FrameEncoder
+from atoll.base.errors import BrokerUnavailable
+from atoll.model.layout import FragmentSlice, TensorSpec, plan_layout
+from atoll.protocol.events import PushKey
+from atoll.protocol.settings import ProtocolSettings
+from support.links import unique_run
+from atoll.wire.messages import Contribution, RunRecord
+from atoll_synchronizer.aggregator import READS_AT_ONCE, Aggregator
+
+SIZE = 700_000
+
+
+class Away(MemoryBus):
+    """A bus that yields one piece of a blob, and then says that the broker is away, until it is `back`."""
+
+    back = False
+    pieces_read = 0
+    enough: asyncio.Event
+
+    async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
+        """Yield some of it."""
+        async for portion in super().pieces(download):
+            self.pieces_read += 1
+            if self.pieces_read >= 2 * READS_AT_ONCE:
+                self.enough.set()
+            yield portion
+            if not self.back:
+                raise BrokerUnavailable("away")
+
+
+async def test_an_outage_fills_no_memory_and_costs_no_piece_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many contributions are queued, so many have room; when the broker is back they go on where they were."""
+    monkeypatch.setattr("atoll_synchronizer.event_log.RETRY_S_MAX", 0.01)
+    made: list[FrameDecoder] = []
+
+    class Counted(FrameDecoder):
+        def __init__(self, elements: int, codec: str, slices: Sequence[FragmentSlice]) -> None:
+            super().__init__(elements, codec, slices)
+            made.append(self)
+
+    monkeypatch.setattr("atoll.run.blob_reader.Arriving", Counted)
+    protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4, codec_up="f32").check()
+    layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)
+    run = RunRecord(run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol)
+    bus = Away(run.run, MemoryBroker())
+    bus.enough = asyncio.Event()
+    outgoing = FrameEncoder(Framing(SIZE, "f32"), lambda start, stop: np.ones(stop - start, np.float32), layout.slices(0))
+    blob = await bus.put_blob(Subjects(run.run).contribution_stem("a", 0, 1, 1), Upload(outgoing))
+    manifest = Contribution(
+        learner="a", incarnation=1, fragment=0, push=1, base_version=0, tokens=1, steps=1, trained_tokens=1, loss=None,
+        norms=tuple(outgoing.norms()), layout=layout.fingerprint, run_nonce=run.nonce, blob=blob,
+    )  # fmt: skip
+    bench, queued = Aggregator(bus, run), 3 * READS_AT_ONCE
+    fetching = [asyncio.create_task(bench.fetch(PushKey("a", 1, 0, push), manifest)) for push in range(queued)]
+    await bus.enough.wait()
+    assert len(made) == READS_AT_ONCE
+    bus.back = True
+    norms = await asyncio.gather(*fetching)
+    assert norms == [pytest.approx(SIZE**0.5)] * queued
+    assert bus.pieces_read == queued * blob.chunks

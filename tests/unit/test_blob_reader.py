@@ -1,0 +1,45 @@
+"""A frame that is about to arrive: what is refused before anything is allocated, and what arrives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from atoll.run.blob_reader import FrameReader
+from atoll.wire.blobs import BlobRef
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.blobs import Upload
+from atoll.wire.subjects import Subjects
+from atoll.codec import Framing, FrameEncoder, frame_bytes
+from atoll.base.errors import FrameRejected, PeerMisbehaved
+
+SIZE = 600_000
+STEM = Subjects("r").global_stem(0, 1, "n")
+
+
+async def test_what_was_sent_arrives_and_is_counted() -> None:
+    """Every segment once; a frame's bytes are those of the blob."""
+    values = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
+    bus = MemoryBus("r", MemoryBroker())
+    ref = await bus.put_blob(STEM, Upload(FrameEncoder(Framing(SIZE, "f32"), lambda start, stop: values[start:stop])))
+    arrival = FrameReader.of(ref, SIZE, "f32")
+    await arrival.receive(bus)
+    assert arrival.frame.values().tobytes() == values.tobytes()
+    assert bus.stats.frame_bytes_down == ref.size_bytes
+
+
+@pytest.mark.parametrize(
+    ("chunks", "size_bytes", "reason"),
+    [(3, frame_bytes(SIZE, "f32") + 1, "oversized"), (2, frame_bytes(SIZE, "f32"), "size"), (4, 100, "size")],
+)
+def test_what_no_honest_sender_names_is_refused(chunks: int, size_bytes: int, reason: str) -> None:
+    """Larger than any frame of so many numbers, or in another number of segments."""
+    with pytest.raises(FrameRejected) as caught:
+        FrameReader.of(BlobRef(STEM, chunks, size_bytes, ""), SIZE, "f32")
+    assert caught.value.reason == reason
+
+
+def test_a_reference_to_no_subject_is_refused() -> None:
+    """A wildcard would read what others wrote."""
+    with pytest.raises(PeerMisbehaved, match="not a subject"):
+        FrameReader.of(BlobRef("a.*", 3, 100, ""), SIZE, "f32")

@@ -1,0 +1,79 @@
+"""The live picture: a row for every process, and what its link carries."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from atoll.wire.traffic import LinkTraffic
+from atoll.protocol.settings import ProtocolSettings
+from atoll.local.console import WIDE, ConsolePicture, draw, size
+from atoll.run.view import RunView
+from atoll.wire.messages import Beat, Presence
+
+
+def drawn(view: RunView, now_s: float, width: int) -> list[str]:
+    """Return the lines of the picture."""
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(draw(ConsolePicture(view, "r", ProtocolSettings(), 0.0, now_s), width))
+    return capture.get().splitlines()
+
+
+def running() -> RunView:
+    """Return a learner and a shard that were heard at 1 and 2 s."""
+    view = RunView()
+    for second in (1, 2):
+        moved = LinkTraffic(wire_up=1000 * second, wire_down=500_000 * second)
+        told = Beat(
+            learner="learner-1",
+            incarnation=3,
+            run_nonce="n",
+            state="training",
+            at_s=0.0,
+            step=7,
+            step_s=0.1,
+            tokens=70,
+            tokens_per_s=123.0,
+            loss=2.5,
+            pushed=0,
+            superseded=0,
+            overhead=0.25,
+            lag_versions=4,
+            moved=moved,
+        )
+        view.on_beat(told, float(second))
+        view.on_presence(Presence(name="p", host="h", pid=1, wants=(), owns=(0,), moved=moved), float(second))
+    return view
+
+
+def test_every_process_has_a_row_with_its_pace_and_its_bytes() -> None:
+    """Learners with steps, loss, speed and lag; shards with what is known of them."""
+    lines = drawn(running(), 2.0, 2 * WIDE)
+
+    learner = ["learner-1", "training", "3", "7", "2.500", "123", "4", "25.0%"]
+    carried = ["1.0", "kB", "500.0", "kB", "2.0", "kB", "1.0", "MB"]
+    assert lines[1].split() == learner + carried
+    assert lines[2].split() == ["shard-0", "serving", *("-",) * 6, *carried]
+
+
+def test_a_narrow_terminal_shows_whole_columns() -> None:
+    """Life and overhead make room; nothing is cut in the middle."""
+    lines = drawn(running(), 2.0, 80)
+
+    assert lines[0].split() == ["process", "state", "step", "loss", "tokens/s", "lag", "up/s", "down/s", "up", "down"]
+    assert "25.0%" not in lines[1]
+    assert "…" not in "".join(lines)
+
+
+def test_who_is_not_heard_any_more_is_silent_or_gone() -> None:
+    """A learner is shown as silent; a synchronizer process makes room for the one that took over."""
+    lines = drawn(running(), 100.0, 80)
+
+    assert lines[1].split()[1] == "silent"
+    assert lines[1].split()[-6:] == ["-", "-", "2.0", "kB", "1.0", "MB"]
+    assert not any(line.startswith("shard-0") for line in lines)
+
+
+def test_bytes_for_people() -> None:
+    """Decimal units; beyond the last one numbers grow."""
+    assert [size(count) for count in (999, 1000, 1_500_000, 2 * 10**15)] == ["999 B", "1.0 kB", "1.5 MB", "2000.0 TB"]

@@ -1,0 +1,237 @@
+"""Keyframes and deltas: who follows, who joins, who was away, and what of them lies on the broker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import numpy as np
+import pytest
+
+from atoll.wire.blobs import BlobRef
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.subjects import Subjects
+from atoll.run.delta_chain import DELTAS_BEHIND, _unbroken, continued, frames_of, newest_bytes, read_values
+from atoll.codec import frame_bytes
+from atoll.merge.downlink import CARRY
+from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisbehaved
+from atoll.run.heads import GlobalFragment, fetch_frame
+from atoll.client.founding import publish_origin
+from atoll.codec.kernels import Vector
+from atoll.model.layout import TensorSpec, plan_layout
+from atoll.merge.outer import make_outer
+from atoll.protocol.settings import ProtocolSettings
+from support.protocol_world import one_commit
+from support.links import unique_run
+from atoll.wire.messages import Delta, Head, RunRecord, encode
+from atoll_synchronizer.store import ShardStore
+
+SIZE = 2000
+EVERY = 12
+KEYFRAME_BYTES = frame_bytes(SIZE, "f32")
+
+
+class ChainRun:
+    """A founded run of one fragment, its owner, and somebody who reads."""
+
+    store: ShardStore
+
+    def __init__(self, codec: str) -> None:
+        """Name a run."""
+        protocol = ProtocolSettings(
+            fragments=1, interval_steps=4, shards=1, codec_down=codec, keyframe_versions=EVERY
+        ).check()
+        layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)
+        self.run = RunRecord(
+            run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol
+        )
+        self.subjects = Subjects(self.run.run)
+        self.broker = MemoryBroker()
+        self.bus, self.reader = (MemoryBus(self.run.run, self.broker) for _ in range(2))
+
+    async def found(self) -> None:
+        """Begin at version 0."""
+        await self.bus.put_record(self.subjects.run_record, encode(self.run), expected=0)
+        await publish_origin(self.bus, self.subjects, self.run, {0: drawn(0)})
+        self.store = await self.owner(1)
+
+    async def owner(self, epoch: int) -> ShardStore:
+        """Return the store of the owner of this epoch."""
+        protocol = self.run.protocol
+        store = ShardStore(self.bus, self.run, 0, make_outer("nesterov", protocol.outer_lr, protocol.outer_momentum))
+        await store.open(epoch)
+        return store
+
+    async def commit(self, versions: int = 1) -> None:
+        """Make so many versions, and have nothing lie about that nobody needs."""
+        for _ in range(versions):
+            await self.store.commit(one_commit(self.head.version), drawn(self.head.version + 1))
+            await self.store.garbage.sweep()
+
+    async def read(self, held: GlobalFragment | None = None) -> tuple[Vector, int]:
+        """Return what a reader gets of the newest head, and the bytes it read."""
+        before, frames = self.reader.stats.bytes_down, self.reader.stats.frame_bytes_down
+        known = None if held is None else (held.version, held.values)
+        values = await read_values(self.reader, self.run, self.head, known)
+        assert self.reader.stats.frame_bytes_down - frames == self.reader.stats.bytes_down - before
+        return values, self.reader.stats.bytes_down - before
+
+    @property
+    def head(self) -> Head:
+        """Return the newest head."""
+        return self.store.holdings[0].head
+
+    @property
+    def values(self) -> Vector:
+        """Return what the shard holds."""
+        return self.store.holdings[0].values
+
+
+def drawn(seed: int) -> Vector:
+    """Return values."""
+    return np.random.default_rng(seed).normal(size=SIZE).astype(np.float32)
+
+
+@pytest.fixture(params=["int4", "bf16"])
+async def reef(request: pytest.FixtureRequest) -> AsyncIterator[ChainRun]:
+    """A run at version 0."""
+    reef = ChainRun(request.param)
+    await reef.found()
+    yield reef
+    await reef.bus.close()
+
+
+async def test_a_follower_reads_deltas_only_and_holds_the_shards_bits(reef: ChainRun) -> None:
+    """Also over a keyframe, which is for others."""
+    held = GlobalFragment(0, 0, drawn(0))
+    for version in range(1, 2 * EVERY + 3):
+        await reef.commit()
+        values, read_bytes = await reef.read(held)
+        assert values.tobytes() == reef.values.tobytes()
+        assert read_bytes == newest_bytes(reef.head) < KEYFRAME_BYTES / 1.9
+        assert reef.head.key_version == version // EVERY * EVERY
+        held = GlobalFragment(0, version, values)
+
+
+async def test_who_joins_reads_the_keyframe_and_every_delta_after_it(reef: ChainRun) -> None:
+    """At any version; and so does the shard's heir, who goes on with the same carry."""
+    for version in range(1, EVERY + 3):
+        await reef.commit()
+        values, read_bytes = await reef.read()
+        assert values.tobytes() == reef.values.tobytes()
+        deltas = [delta.size_bytes for delta in reef.head.deltas if delta.version > reef.head.key_version]
+        assert len(deltas) == version % EVERY
+        assert read_bytes == KEYFRAME_BYTES + sum(deltas)
+    heir = await reef.owner(2)
+    ours, theirs = reef.store.holdings[0].state, heir.holdings[0].state
+    assert {name: array.tobytes() for name, array in ours.items()} == {n: a.tobytes() for n, a in theirs.items()}
+    assert np.abs(ours[CARRY].astype(np.float32)).max() > 0
+    commit = one_commit(reef.head.version)
+    await heir.commit(commit, drawn(99))
+    values = await read_values(reef.reader, reef.run, heir.holdings[0].head, (EVERY + 2, reef.values))
+    assert values.tobytes() == heir.holdings[0].values.tobytes()
+
+
+@pytest.mark.parametrize("behind", [DELTAS_BEHIND, DELTAS_BEHIND + 1])
+async def test_who_was_away_for_long_begins_at_the_keyframe(reef: ChainRun, behind: int) -> None:
+    """A few deltas before a keyframe are kept for those who are only a little behind."""
+    await reef.commit(EVERY - behind)
+    held = GlobalFragment(0, reef.head.version, reef.values)
+    await reef.commit(behind)
+    values, read_bytes = await reef.read(held)
+    assert values.tobytes() == reef.values.tobytes()
+    assert (read_bytes == KEYFRAME_BYTES) == (behind > DELTAS_BEHIND)
+
+
+async def test_who_holds_something_else_begins_again(reef: ChainRun) -> None:
+    """A digest tells; the right values come from the keyframe. Who is ahead of the head begins there, too."""
+    await reef.commit(3)
+    wrong = reef.values.copy()
+    wrong[7] += np.float32(1e-6)
+    for held in (GlobalFragment(0, 2, wrong), GlobalFragment(0, 3, wrong), GlobalFragment(0, 4, wrong)):
+        values, read_bytes = await reef.read(held)
+        assert values.tobytes() == reef.values.tobytes()
+        assert read_bytes > KEYFRAME_BYTES
+    assert (await reef.read(GlobalFragment(0, 3, reef.values)))[1] == 0
+
+
+async def test_a_head_that_does_not_add_up_is_refused(reef: ChainRun) -> None:
+    """Deltas left out, another digest, frames of another length."""
+    await reef.commit(4)
+    head = reef.head
+    false = msgspec.structs.replace(head.deltas[0], chunks=2)
+    for wrong, error in (
+        (msgspec.structs.replace(head, deltas=head.deltas[1:]), PeerMisbehaved),
+        (msgspec.structs.replace(head, deltas=()), PeerMisbehaved),
+        (msgspec.structs.replace(head, digest="0" * 32), BlobCorrupt),
+        (msgspec.structs.replace(head, deltas=(false, *head.deltas[1:])), BlobCorrupt),
+    ):
+        with pytest.raises(error):
+            await read_values(reef.reader, reef.run, wrong)
+
+
+async def test_who_is_overtaken_while_reading_goes_on_with_the_newer_head(reef: ChainRun) -> None:
+    """What one head superseded stays for one more commit, then it is gone; a reader asks for the head again."""
+    await reef.commit(EVERY - 1)
+    old = reef.head
+    await reef.commit()
+    assert (await read_values(reef.reader, reef.run, old)).size == SIZE
+    await reef.commit()
+    with pytest.raises(BlobGone):
+        await read_values(reef.reader, reef.run, old)
+    frame = await fetch_frame(reef.reader, reef.run, old)
+    assert (frame.version, frame.values.tobytes()) == (EVERY + 1, reef.values.tobytes())
+
+
+async def test_the_broker_keeps_what_heads_name_and_no_more(reef: ChainRun) -> None:
+    """Over several keyframes, the frames on the broker are those of the head and those it superseded."""
+    for _ in range(2 * EVERY + DELTAS_BEHIND):
+        await reef.commit()
+        there = await reef.bus.get_records(f"{reef.subjects.prefix}.gl.*.0.>")
+        stems = {record.subject.rpartition(".")[0] for record in there}
+        named = {ref.stem for ref in (*frames_of(reef.subjects, reef.head), *reef.head.superseded)}
+        assert stems == named
+        assert len(reef.head.deltas) < EVERY + DELTAS_BEHIND
+
+
+def test_a_keyframe_keeps_the_newest_deltas() -> None:
+    """So many as a learner may be behind without reading it."""
+    deltas = [Delta(version, "n", 1, 1, "") for version in range(1, 20)]
+    assert continued(deltas[:-1], deltas[-1], at_keyframe=False) == tuple(deltas)
+    assert continued(deltas[:-1], deltas[-1], at_keyframe=True) == tuple(deltas[-DELTAS_BEHIND:])
+
+
+@pytest.mark.parametrize("damage", ["purged", "changed"])
+async def test_a_follower_without_a_delta_goes_on_with_the_keyframe(reef: ChainRun, damage: str) -> None:
+    """What is gone or damaged and lies before the keyframe stands in nobody's way; after it, nobody can read."""
+    await reef.commit(EVERY - 1)
+    held = GlobalFragment(0, reef.head.version - 2, drawn(5))
+    await reef.commit(3)
+    for version in (EVERY - 1, EVERY + 1):
+        spoilt = next(ref for ref in frames_of(reef.subjects, reef.head) if f".gl.d.0.{version}." in ref.stem)
+        await reef.bus.purge(f"{spoilt.stem}.*")
+        if damage == "changed":
+            await reef.bus.put_blob(spoilt.stem, bytes(spoilt.size_bytes))
+        if version < EVERY:
+            assert (await reef.read(held))[0].tobytes() == reef.values.tobytes()
+        else:
+            with pytest.raises((BlobGone, BlobCorrupt)):
+                await reef.read(held)
+            with pytest.raises(BrokerUnavailable, match="cannot be read"):
+                await reef.owner(2)
+
+
+def test_an_absurd_version_costs_nothing() -> None:
+    """A head of a few bytes must not make its reader count to a million of millions."""
+    head = Head(
+        fragment=0,
+        version=1 << 52,
+        epoch=0,
+        nonce="n",
+        layout="",
+        keyframe=BlobRef("a", 1, 1, ""),
+        key_version=0,
+        digest="",
+    )
+    assert not _unbroken(head, 0)
+    assert not _unbroken(head, (1 << 52) + 1)

@@ -1,0 +1,329 @@
+"""Merging pseudo-gradients against references of a few lines, and the refusals of what cannot be merged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from atoll.codec import Encoded
+from atoll.base.errors import FrameRejected, ProtocolMisuse
+from atoll.codec.kernels.plain import STRETCH
+from atoll.model.layout import FragmentSlice
+from atoll.merge.fold import SMALL, FragmentFold, MergeResult, Method, slice_norms, token_weight, validated_norms
+
+Vector = npt.NDArray[np.float32]
+Wide = npt.NDArray[np.float64]
+SIZES = {"w": 2 * STRETCH + 77, "b": 5, "embed": 300}
+METHODS: list[Method] = ["mean", "rda"]
+
+
+def spans_of(sizes: dict[str, int], direct: Sequence[str] = ()) -> tuple[FragmentSlice, ...]:
+    """Return one span per name, one row each element."""
+    slices, at = [], 0
+    for name, size in sizes.items():
+        slices.append(FragmentSlice(name, 0, size, at, size, name in direct, floating=True))
+        at += size
+    return tuple(slices)
+
+
+def drawn(count: int, seed: int = 3) -> tuple[list[Vector], list[float]]:
+    """Return `count` random pseudo-gradients of `SIZES` with weights of different magnitude."""
+    rng = np.random.default_rng(seed)
+    size = sum(SIZES.values())
+    vectors = [(rng.normal(size=size) * 10.0 ** rng.integers(-3, 2)).astype(np.float32) for _ in range(count)]
+    return vectors, [float(w) for w in rng.uniform(0.5, 5e5, count)]
+
+
+def add(
+    fold: FragmentFold, slices: Sequence[FragmentSlice], vector: Sequence[float] | Vector, weight: float, staleness_weight: float = 1.0
+) -> None:
+    """Fold in a float32 vector as it is."""
+    pseudo_gradient = Encoded.exact(np.asarray(vector, dtype=np.float32))
+    fold.add(pseudo_gradient, slice_norms(slices, pseudo_gradient), weight, staleness_weight)
+
+
+def folded(slices: Sequence[FragmentSlice], method: Method, vectors: Sequence[Vector], weights: Sequence[float]) -> MergeResult:
+    """Return the merge of all."""
+    fold = FragmentFold(slices, method)
+    for vector, weight in zip(vectors, weights, strict=True):
+        add(fold, slices, vector, weight)
+    return fold.result()
+
+
+def mean_reference(vectors: Sequence[Vector], weights: Sequence[float]) -> Wide:
+    """Return the weighted mean in float64."""
+    mean: Wide = np.average(np.asarray(vectors, dtype=np.float64), axis=0, weights=weights)
+    return mean
+
+
+def rda_reference(vectors: Sequence[Vector], weights: Sequence[float]) -> Wide:
+    """Return the mean norm times the unit mean direction, in float64."""
+    wide = np.asarray(vectors, dtype=np.float64)
+    norms = np.linalg.norm(wide, axis=1)
+    direction = np.average(wide / norms[:, None], axis=0, weights=weights)
+    rda: Wide = np.average(norms, weights=weights) * direction / np.linalg.norm(direction)
+    return rda
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+def test_the_mean_is_the_weighted_mean(count: int) -> None:
+    """The fold equals NumPy's weighted average."""
+    vectors, weights = drawn(count)
+    merged = folded(spans_of(SIZES), "mean", vectors, weights)
+    reference = mean_reference(vectors, weights)
+    np.testing.assert_allclose(merged.pseudo_gradient, reference, rtol=0, atol=2e-6 * np.abs(reference).max())
+    assert merged.pseudo_gradient.dtype == np.float32
+    assert merged.count == count
+    assert merged.weight_sum == pytest.approx(sum(weights))
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+def test_rda_keeps_norm_and_direction_per_slice(count: int) -> None:
+    """Each slice has its own radius and direction; a direct slice takes the mean."""
+    vectors, weights = drawn(count)
+    slices = spans_of(SIZES, direct=["embed"])
+    merged = folded(slices, "rda", vectors, weights).pseudo_gradient
+    for tensor_slice in slices:
+        here = slice(tensor_slice.offset, tensor_slice.offset + tensor_slice.size)
+        parts = [vector[here] for vector in vectors]
+        reference = (mean_reference if tensor_slice.direct else rda_reference)(parts, weights)
+        np.testing.assert_allclose(merged[here], reference, rtol=0, atol=4e-6 * np.abs(reference).max())
+        if not tensor_slice.direct:
+            radius = np.average([np.linalg.norm(part.astype(np.float64)) for part in parts], weights=weights)
+            assert np.linalg.norm(merged[here].astype(np.float64)) == pytest.approx(radius, rel=1e-5)
+
+
+def test_rda_is_longer_than_the_mean_of_orthogonal_vectors() -> None:
+    """Four orthogonal vectors of length 1 have a mean of length 1/2 and an RDA of length 1."""
+    vectors = list(np.eye(4, dtype=np.float32))
+    slices = spans_of({"w": 4})
+    assert np.linalg.norm(folded(slices, "mean", vectors, [1.0] * 4).pseudo_gradient) == pytest.approx(0.5)
+    assert np.linalg.norm(folded(slices, "rda", vectors, [1.0] * 4).pseudo_gradient) == pytest.approx(1.0)
+
+
+def test_where_the_directions_of_a_small_slice_cancel_it_takes_the_mean() -> None:
+    """Opposite directions leave none; a single number has no other than two."""
+    vectors = [np.array([3.0, 0.0, 1.0], np.float32), np.array([-1.0, 0.0, 1.0], np.float32)]
+    merged = folded(spans_of({"w": 2, "b": 1}), "rda", vectors, [1.0, 1.0])
+    assert merged.pseudo_gradient.tolist() == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("size", [SMALL, SMALL + 1])
+def test_where_the_directions_of_a_large_slice_cancel_it_does_not_move(size: int) -> None:
+    """As phi(0) = 0 has it; only small slices are worth a second mean."""
+    vectors = [np.full(size, 3.0, np.float32), np.full(size, -1.0, np.float32)]
+    for order in (vectors, vectors[::-1]):
+        merged = folded(
+            spans_of({"a": 3, "w": size}), "rda", [np.r_[np.ones(3, np.float32), v] for v in order], [1.0] * 2
+        )
+        assert merged.pseudo_gradient.tolist() == [1.0] * 3 + [1.0 if size <= SMALL else 0.0] * size
+
+
+def test_a_direction_is_one_above_the_rounding_of_those_in_it() -> None:
+    """Two that nearly cancel: below 2 x 2^-23 nothing moves, above it the slice is as long as they were."""
+    slices, first = spans_of({"w": 2}), np.array([1.0, 0.0], np.float32)
+    below, above = (folded(slices, "rda", [first, np.array([-1.0, y], np.float32)], [1.0, 1.0]) for y in (4e-7, 1e-6))
+    np.testing.assert_allclose(below.pseudo_gradient, [0.0, 2e-7], atol=1e-8)
+    np.testing.assert_allclose(above.pseudo_gradient, [0.0, 1.0], atol=0.3)
+
+
+def test_who_did_not_move_takes_no_direction_away() -> None:
+    """However heavy: the mean of directions is short then, and still the only one there is."""
+    still, moved = np.zeros(2, np.float32), np.array([3.0, 4.0], np.float32)
+    for vectors, weights in (([still, moved], [1e9, 100.0]), ([moved, still], [100.0, 1e9])):
+        merged = folded(spans_of({"w": 2}), "rda", vectors, weights).pseudo_gradient
+        np.testing.assert_allclose(merged, 1e-7 * moved, rtol=1e-4)
+
+
+def test_lengths_that_are_far_apart_stay_finite() -> None:
+    """From the shortest slice with a direction to the longest that a run may allow."""
+    short, long = np.array([1e-19, 0.0], np.float32), np.array([0.0, 1e12], np.float32)
+    for vectors in ([short, long], [long, short]):
+        merged = folded(spans_of({"w": 2}), "rda", vectors, [1.0, 1.0]).pseudo_gradient
+        np.testing.assert_allclose(merged, [0.5e12 / 2**0.5] * 2, rtol=1e-5)
+
+
+def test_a_zero_displacement_has_no_direction_but_counts() -> None:
+    """A learner that did not move shortens the radius and leaves the direction alone."""
+    vectors = [np.array([4.0, 0.0], np.float32), np.zeros(2, np.float32)]
+    assert folded(spans_of({"w": 2}), "rda", vectors, [1.0, 1.0]).pseudo_gradient.tolist() == [2.0, 0.0]
+    assert folded(spans_of({"w": 2}), "rda", [vectors[1]] * 2, [1.0, 1.0]).pseudo_gradient.tolist() == [0.0, 0.0]
+
+
+def test_a_vanishing_slice_does_not_overflow() -> None:
+    """A weight divided by a tiny norm would be infinite in float32; what is so short has no direction."""
+    tiny, long = np.full(3, 1e-35, np.float32), np.full(3, 2.0, np.float32)
+    for vectors, wanted in (([tiny, 2 * tiny], 1.5e-35), ([tiny, long], 1.0), ([long, tiny], 1.0), ([tiny], 1e-35)):
+        merged = folded(spans_of({"w": 3}), "rda", vectors, [1e9] * len(vectors)).pseudo_gradient
+        np.testing.assert_allclose(merged, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_contribution_is_returned_bit_for_bit(method: Method) -> None:
+    """A merge of one is the identity, whatever its weight, and it is a copy."""
+    vectors, _ = drawn(1)
+    sent = vectors[0].copy()
+    fold = FragmentFold(spans_of(SIZES), method)
+    add(fold, spans_of(SIZES), vectors[0], 0.3)
+    vectors[0][:] = 0.0
+    assert fold.result().pseudo_gradient.tobytes() == sent.tobytes()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_replay_gives_the_same_bits(method: Method) -> None:
+    """The same contributions in the same order give the same bits."""
+    vectors, weights = drawn(6)
+    first = folded(spans_of(SIZES), method, vectors, weights)
+    again = folded(spans_of(SIZES), method, vectors, weights)
+    assert first.pseudo_gradient.tobytes() == again.pseudo_gradient.tobytes()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_order_gives_the_same_numbers(method: Method) -> None:
+    """Order decides only the last bits."""
+    vectors, weights = drawn(6)
+    first = folded(spans_of(SIZES), method, vectors, weights).pseudo_gradient
+    other = folded(spans_of(SIZES), method, vectors[::-1], weights[::-1]).pseudo_gradient
+    np.testing.assert_allclose(first, other, rtol=0, atol=4e-6 * float(np.abs(first).max()))
+
+
+def test_adding_does_not_change_the_contribution() -> None:
+    """The caller keeps its vector as it was."""
+    vectors, weights = drawn(3)
+    copies = [vector.copy() for vector in vectors]
+    folded(spans_of(SIZES), "rda", vectors, weights)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(vectors, copies, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("weight", "freshness"),
+    [(0.0, 1.0), (-1.0, 1.0), (math.nan, 1.0), (math.inf, 1.0), (1.0, -0.1), (1.0, 1.1), (1.0, math.nan)],
+)
+def test_a_weight_is_positive_and_finite_and_a_freshness_a_share(weight: float, staleness_weight: float) -> None:
+    """Nothing else is folded."""
+    with pytest.raises(ProtocolMisuse, match="weight"):
+        add(FragmentFold(spans_of({"w": 2})), spans_of({"w": 2}), [1.0, 1.0], weight, staleness_weight)
+
+
+def test_an_empty_fold_has_no_result() -> None:
+    """A merge of nothing is a mistake of the caller."""
+    with pytest.raises(ProtocolMisuse, match="nothing"):
+        FragmentFold(spans_of({"w": 2})).result()
+
+
+def test_weights_are_quantity_times_rate() -> None:
+    """Twice the tokens in the same steps weigh four times as much; the same tokens in half the steps, twice."""
+    assert token_weight(1000, 10) == 100_000.0
+    assert token_weight(2000, 10) == 4 * token_weight(1000, 10)
+    assert token_weight(1000, 5) == 2 * token_weight(1000, 10)
+
+
+@pytest.mark.parametrize("method", ["mean", "rda"])
+def test_a_late_displacement_is_shortened_also_when_it_is_alone(method: Method) -> None:
+    """By its freshness; of several by that of the freshest, among which the fresher ones weigh more."""
+    slices = spans_of({"a": 4})
+    older, late = np.array([1.0, 0, 0, 0], np.float32), np.array([0, 1.0, 0, 0], np.float32)
+    alone, both = FragmentFold(slices, method), FragmentFold(slices, "mean")
+    add(alone, slices, late, 3.0, 0.5)
+    add(both, slices, older, 3.0, 0.25)
+    add(both, slices, late, 3.0, 0.5)
+
+    np.testing.assert_array_equal(alone.result().pseudo_gradient, [0, 0.5, 0, 0])
+    np.testing.assert_allclose(both.result().pseudo_gradient, [0.5 / 3.0, 1.0 / 3.0, 0, 0], rtol=1e-6)
+    assert late[1] == 1.0
+
+
+def test_rda_of_late_displacements_alone_is_shortened() -> None:
+    """The length that RDA keeps is that of the contributions, times the freshness of the freshest."""
+    slices = spans_of({"a": 2})
+    fold = FragmentFold(slices, "rda")
+    add(fold, slices, [2.0, 0.0], 1.0, 0.5)
+    add(fold, slices, [0.0, 2.0], 2.0, 0.25)
+
+    np.testing.assert_allclose(fold.result().pseudo_gradient, [np.sqrt(0.5), np.sqrt(0.5)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["mean", "rda"])
+def test_a_small_fresh_displacement_is_enough_for_the_full_length(method: Method) -> None:
+    """What is late beside it is a version late, and no shorter for it."""
+    slices = spans_of({"a": 2})
+    fold = FragmentFold(slices, method)
+    add(fold, slices, [0.0, 1.0], 1.0, 0.25)
+    add(fold, slices, [0.0, 1.0], 1e-9)
+
+    np.testing.assert_allclose(fold.result().pseudo_gradient, [0.0, 1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["mean", "rda"])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_what_is_late_weighs_less_beside_what_is_fresh(method: Method, order: Sequence[int]) -> None:
+    """The same as smaller weights, in any order: the less of it, the nearer to the merge of what is fresh alone."""
+    vectors, weights = drawn(3)
+    fades = (1.0, 0.5, 0.25)
+    fold = FragmentFold(spans_of(SIZES), method)
+    for number in order:
+        add(fold, spans_of(SIZES), vectors[number], weights[number], fades[number])
+    weighed = folded(spans_of(SIZES), method, vectors, [w * f for w, f in zip(weights, fades, strict=True)])
+
+    np.testing.assert_allclose(fold.result().pseudo_gradient, weighed.pseudo_gradient, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["mean", "rda"])
+@pytest.mark.parametrize("freshness", [0.0, 1e-300])
+def test_nothing_is_heard_of_what_has_no_freshness_left(method: Method, staleness_weight: float) -> None:
+    """Before, after and without what is fresh; it is counted, since its tokens have a fate."""
+    slices, gone = spans_of({"a": 2}), np.array([4.0, -9.0], np.float32)
+    fresh = [np.array([1.0, 2.0], np.float32), np.array([3.0, -1.0], np.float32)]
+    wanted = folded(slices, method, fresh, [1e-10, 1e-10]).pseudo_gradient
+    for silent in range(3):
+        fold = FragmentFold(slices, method)
+        for number in range(3):
+            late = number == silent
+            vector = gone if late else fresh[number - (number > silent)]
+            add(fold, slices, vector, 1e-10, staleness_weight if late else 1.0)
+        merged = fold.result()
+        np.testing.assert_array_equal(merged.pseudo_gradient, wanted)
+        assert merged.count == 3
+    alone = FragmentFold(spans_of({"a": 2}), method)
+    add(alone, slices, gone, 1e-300, staleness_weight)
+
+    np.testing.assert_array_equal(alone.result().pseudo_gradient, [0.0, 0.0])
+
+
+def test_norms_are_taken_per_slice_in_float64() -> None:
+    """Norms whose squares overflow float32 are right, and long slices are summed across blocks."""
+    slices = spans_of({"a": 2, "b": 1, "c": 3 * STRETCH + 1})
+    vector = np.concatenate([np.array([3e30, 4e30, 2.0]), np.ones(3 * STRETCH + 1)]).astype(np.float32)
+    norms = slice_norms(slices, Encoded.exact(vector))
+    assert norms == pytest.approx([5e30, 2.0, math.sqrt(3 * STRETCH + 1)], rel=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.9995, 1.0005])
+def test_an_honest_displacement_is_accepted(factor: float) -> None:
+    """Claims within what another order of addition changes pass; what was computed is what counts."""
+    assert validated_norms([5.0, 0.0], spans_of({"w": 2, "b": 1}), [5.0 * factor, 0.0], 5.0) == [5.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("norms", "claims", "norm_max", "reason"),
+    [
+        ([5.0, 0.0], [5.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [5.0, 0.0, 0.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [5.006, 0.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [4.994, 0.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [-5.0, 0.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [math.nan, 0.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [math.inf, 0.0], 10.0, "norm_claim"),
+        ([5.0, 0.0], [5.0, 0.1], 10.0, "norm_claim"),
+        ([5.0, 0.0], [5.0, 0.0], 4.9, "norm_bound"),
+    ],
+)
+def test_a_false_displacement_is_refused(norms: list[float], claims: list[float], norm_max: float, reason: str) -> None:
+    """Falsely claimed and too long are refused, each with its reason."""
+    with pytest.raises(FrameRejected) as caught:
+        validated_norms(norms, spans_of({"w": 2, "b": 1}), claims, norm_max)
+    assert caught.value.reason == reason

@@ -1,0 +1,153 @@
+"""Pytrees to flat fragments and back: exact for the floats that fit, exact as raw bytes for every dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from atoll.base.errors import PeerMisbehaved
+from atoll.model.pytrees import Pieces, describe, gather, look, named_dtype, pack_raw, scatter, unpack_raw
+from atoll.model.layout import Layout, TensorSpec, plan_layout
+
+Leaves = dict[str, npt.NDArray[Any]]
+FLOATS = ["float16", "bfloat16", "float32"]
+EVERY = [*FLOATS, "float64", "int8", "int32", "int64", "uint8", "uint32", "bool", "float8_e4m3fn"]
+
+
+def filled(dtype: str) -> Leaves:
+    """Return a matrix, a vector, an empty tensor and a scalar of `dtype` with varied values."""
+    rng = np.random.default_rng(7)
+    shapes = {"w": (13, 5), "b": (7,), "nothing": (0, 3), "s": ()}
+    return {name: np.asarray(rng.normal(size=shape) * 9).astype(named_dtype(dtype)) for name, shape in shapes.items()}
+
+
+def planned(leaves: Leaves, fragments: int) -> Layout:
+    """Return the layout of `leaves`."""
+    return plan_layout([TensorSpec(n, a.shape, str(a.dtype)) for n, a in leaves.items()], fragments)
+
+
+def put(leaves: Leaves, pieces: Pieces) -> None:
+    """Write pieces into arrays."""
+    for name, found in pieces.items():
+        for start, stop, rows in found:
+            assert rows.dtype == leaves[name].dtype
+            if leaves[name].ndim:
+                leaves[name][start:stop] = rows
+            else:
+                leaves[name][...] = rows
+
+
+def same(ours: Leaves, theirs: Leaves) -> bool:
+    """Return whether all bits are equal."""
+    return all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
+
+
+@pytest.mark.parametrize("fragments", [1, 2, 5])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_gather_then_scatter_is_exact(dtype: str, fragments: int) -> None:
+    """float16, bfloat16 and float32 come back bit for bit from the flat float32 vectors."""
+    leaves = filled(dtype)
+    layout = planned(leaves, fragments)
+    back = {name: np.zeros_like(array) for name, array in leaves.items()}
+    for fragment, size in enumerate(layout.fragment_sizes()):
+        vector = gather(layout, leaves, fragment)
+        assert vector.dtype == np.float32
+        assert vector.shape == (size,)
+        put(back, scatter(layout, fragment, vector, leaves))
+    assert same(leaves, back)
+
+
+def test_gather_follows_the_layout_order() -> None:
+    """The flat vector is the rows of its slices, one after the other."""
+    leaves = {"w": np.arange(6, dtype=np.float32).reshape(3, 2), "s": np.asarray(np.float32(9.0))}
+    layout = planned(leaves, 1)
+    assert gather(layout, leaves, 0).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0]
+
+
+def test_gather_gives_a_new_vector() -> None:
+    """Changing the vector does not change the tensors."""
+    leaves = {"w": np.ones((4,), dtype=np.float32)}
+    gather(planned(leaves, 1), leaves, 0)[:] = 5.0
+    assert leaves["w"].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_look_is_what_would_be_gathered(dtype: str) -> None:
+    """Of any stretch; it shares memory where all of it lies in one float32 tensor, and nowhere else."""
+    leaves = filled(dtype)
+    layout = planned(leaves, 1)
+    first = layout.slices(0)[0]
+    size = layout.fragment_sizes()[0]
+    for start, stop in ((0, first.size), (2, first.size - 1), (1, size), (first.size - 1, first.size + 1)):
+        seen = look(layout, leaves, 0, start, stop)
+        assert seen.tobytes() == gather(layout, leaves, 0, start, stop).tobytes()
+        shared = any(np.shares_memory(seen, leaf) for leaf in leaves.values())
+        assert shared == (dtype == "float32" and stop <= first.size)
+
+
+def test_float64_is_rounded_to_float32() -> None:
+    """A float64 tensor keeps what float32 can hold."""
+    leaves = filled("float64")
+    layout = planned(leaves, 1)
+    back = {name: np.zeros_like(array) for name, array in leaves.items()}
+    put(back, scatter(layout, 0, gather(layout, leaves, 0), leaves))
+    for name, array in leaves.items():
+        np.testing.assert_array_equal(back[name], array.astype(np.float32).astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool"])
+def test_other_dtypes_are_zero_and_left_alone(dtype: str) -> None:
+    """A counter or a mask is zero in the vector, and scatter gives no piece for it."""
+    leaves = {"w": np.ones((3,), dtype=np.float32), "n": np.ones((3,), dtype=dtype)}
+    layout = planned(leaves, 1)
+    vector = gather(layout, leaves, 0)
+    by_name = {s.tensor_name: vector[s.offset : s.offset + s.size].tolist() for s in layout.slices(0)}
+    assert by_name == {"w": [1.0] * 3, "n": [0.0] * 3}
+    assert set(scatter(layout, 0, vector, leaves)) == {"w"}
+
+
+@pytest.mark.parametrize("fragments", [1, 2, 5])
+@pytest.mark.parametrize("dtype", EVERY)
+def test_raw_bytes_survive_for_every_dtype(dtype: str, fragments: int) -> None:
+    """`pack_raw` and `unpack_raw` return every tensor of every dtype bit for bit."""
+    leaves = filled(dtype)
+    layout = planned(leaves, fragments)
+    back = {name: np.zeros_like(array) for name, array in leaves.items()}
+    for fragment in range(fragments):
+        put(back, unpack_raw(layout, pack_raw(layout, leaves, fragment), fragment))
+    assert same(leaves, back)
+
+
+def test_raw_bytes_of_a_strided_array() -> None:
+    """A transposed view is packed in the order of its rows."""
+    leaves = {"w": np.arange(6, dtype=np.float32).reshape(2, 3).T}
+    layout = planned(leaves, 1)
+    assert pack_raw(layout, leaves, 0) == np.ascontiguousarray(leaves["w"]).tobytes()
+
+
+@pytest.mark.parametrize("change", [-1, 1, -40])
+def test_raw_bytes_of_a_wrong_length_are_refused(change: int) -> None:
+    """Missing and surplus bytes are the peer's mistake."""
+    leaves = filled("float32")
+    layout = planned(leaves, 1)
+    data = pack_raw(layout, leaves, 0)
+    wrong = data[:change] if change < 0 else data + bytes(change)
+    with pytest.raises(PeerMisbehaved, match="wrong length") as caught:
+        unpack_raw(layout, wrong, 0)
+    assert (caught.value.got, caught.value.allowed) == (len(wrong), len(data))
+
+
+def test_describe_names_the_leaves_of_a_pytree() -> None:
+    """Names are paths; order is JAX's; Python scalars and bfloat16 are described too."""
+    tree = {"b": [np.zeros((2, 3), ml_dtypes.bfloat16), np.zeros((), np.int32)], "a": {"x": np.zeros(4, np.float32)}}
+    assert describe(tree) == (
+        TensorSpec("a/x", (4,), "float32"),
+        TensorSpec("b/0", (2, 3), "bfloat16"),
+        TensorSpec("b/1", (), "int32"),
+    )
+    assert describe(np.zeros(3, np.float16)) == (TensorSpec("value", (3,), "float16"),)
+    assert describe({"n": 1.5})[0].shape == ()

@@ -1,0 +1,129 @@
+"""Two foundings of one run id: what learners of the lost one say to shards of the rebuilt one is not believed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+from support.founded_run import FRAGMENTS, run_record
+
+from atoll.wire.blobs import BlobRef
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.wire.subjects import Subjects
+from atoll.base.clock import SystemClock
+from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced
+from atoll.client.founding import publish_origin
+from atoll.protocol.events import Acknowledge, ContributionArrived
+from atoll.protocol.shard import Shard
+from atoll.settings import ArchiveSettings
+from atoll.wire.messages import Beat, Contribution, Rebuilt, RunRecord, encode
+from atoll_synchronizer.shard_assignment import Host
+from atoll_synchronizer.manifest_validation import arrival, read_beat, read_manifest
+
+
+@dataclass
+class Queued:
+    """A message in a shard's hands."""
+
+    subject: str
+    data: bytes
+    redelivered: bool = False
+
+    async def ack(self) -> None:
+        """Settle it."""
+
+    async def hold(self) -> None:
+        """Keep it."""
+
+    async def release(self) -> None:
+        """Give it back."""
+
+
+def rebuilt(run: str) -> RunRecord:
+    """Return the record of a run that went back to a mark with 5 commits of every fragment."""
+    origin = Rebuilt(
+        source="first", mark=60, generation=1, tokens=10, versions=5 * FRAGMENTS, marked_at_s=1.0, rebuilt_at_s=2.0
+    )
+    return msgspec.structs.replace(run_record(run), nonce="second", rebuilt=origin)
+
+
+def contribution(record: RunRecord, run_nonce: str, base_version: int) -> Queued:
+    """Return a queued manifest of learner a."""
+    subjects = Subjects(record.run)
+    manifest = Contribution(
+        learner="a",
+        incarnation=1,
+        fragment=0,
+        push=9,
+        base_version=base_version,
+        tokens=8,
+        steps=1,
+        trained_tokens=80,
+        loss=None,
+        norms=(1.0,),
+        layout=record.layout.fingerprint,
+        run_nonce=run_nonce,
+        blob=BlobRef(subjects.contribution_stem("a", 0, 1, 9), 1, 10, "d"),
+    )
+    return Queued(subjects.contribution(0, 0, "a"), encode(manifest))
+
+
+def test_a_contribution_of_the_lost_founding_is_refused(run: str) -> None:
+    """Its base may be a version that the rebuilt run has made anew, with other values."""
+    record = rebuilt(run)
+    stranger, ours = contribution(record, "first", 5), contribution(record, "second", 5)
+
+    with pytest.raises(PeerMisbehaved, match="another founding"):
+        read_manifest(stranger, Subjects(run), record, 0)
+    assert read_manifest(ours, Subjects(run), record, 0).push == 9
+
+
+def test_a_base_that_the_rebuilt_run_does_not_have_yet_is_refused(run: str) -> None:
+    """Also of a learner that says the right founding: `future_base`."""
+    record = rebuilt(run)
+    shard = Shard(record.protocol, 0, dict.fromkeys(record.protocol.fragments_of(0), 5))
+    fact = arrival(read_manifest(contribution(record, "second", 8), Subjects(run), record, 0), 0.0)
+    assert isinstance(fact, ContributionArrived)
+
+    refused = [action for action in shard.handle(fact) if isinstance(action, Acknowledge)]
+
+    assert [(action.fate, action.reason) for action in refused] == [("refused", "future_base")]
+
+
+def test_a_heartbeat_of_the_lost_founding_is_not_heard(run: str) -> None:
+    """Its tokens were trained after the mark and are in no book: they must not count towards the target."""
+    record = rebuilt(run)
+    fields = {
+        "learner": "a",
+        "incarnation": 1,
+        "state": "training",
+        "at_s": 0.0,
+        "step": 1,
+        "step_s": 1.0,
+        "tokens": 10**6,
+    }
+    zeros = {"tokens_per_s": 0.0, "loss": None, "pushed": 0, "superseded": 0}
+    beat = msgspec.convert({**fields, **zeros, "run_nonce": "first"}, Beat)
+
+    with pytest.raises(PeerMisbehaved, match="another founding"):
+        read_beat(encode(beat), record)
+    assert read_beat(encode(msgspec.structs.replace(beat, run_nonce="second")), record).tokens == 10**6
+
+
+async def test_nobody_puts_fresh_values_into_a_run_that_is_being_rebuilt(run: str) -> None:
+    """A learner that waits in vain for the heads stops; it does not found what is missing."""
+    bus = MemoryBus(run, MemoryBroker())
+
+    with pytest.raises(BrokerUnavailable, match="is being rebuilt"):
+        await publish_origin(bus, Subjects(run), rebuilt(run), {})
+
+
+async def test_a_host_does_not_serve_a_run_that_the_broker_has_lost(run: str) -> None:
+    """It lived through the loss: it stops, instead of taking leases on the empty broker again and again."""
+    host = Host(MemoryBus(run, MemoryBroker()), run_record(run), (0, 1), SystemClock(), ArchiveSettings())
+
+    async with asyncio.timeout(20.0):
+        with pytest.raises(RunReplaced, match="not on this broker"):
+            await host.serve(asyncio.Event())

@@ -1,0 +1,162 @@
+"""The embedded broker: found, started, ended, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from atoll.bus.server import EmbeddedBroker, find_server
+from atoll.base.errors import BrokerUnavailable, EnvironmentFault, PortBusy
+
+pytestmark = pytest.mark.connected
+
+
+def alive(pid: int) -> bool:
+    """Return whether the process runs; a zombie that nobody has collected does not."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return state != "Z"
+
+
+def fake_server(path: Path, says: str) -> Path:
+    """Write a program that answers `--version`."""
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_named_server_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """NATS_SERVER_BIN wins over the installed one."""
+    named = fake_server(tmp_path / "mine", "nats-server: v2.14.0")
+    monkeypatch.setenv("NATS_SERVER_BIN", str(named))
+
+    assert named == find_server()
+
+
+@pytest.mark.parametrize("says", ["nats-server: v2.11.6", "nats-server: v1.99.0", "hello"])
+def test_an_old_or_foreign_server_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str) -> None:
+    """The message says what it is and what is allowed."""
+    monkeypatch.setenv("NATS_SERVER_BIN", str(fake_server(tmp_path / "old", says)))
+
+    with pytest.raises(BrokerUnavailable, match=rf"(?s){says}.*2\.12"):
+        find_server()
+
+
+def test_no_server_names_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without any binary the person learns what to install."""
+    monkeypatch.delenv("NATS_SERVER_BIN", raising=False)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(BrokerUnavailable, match="nats-server-bin"):
+        find_server()
+
+
+def test_it_starts_stops_and_starts_where_it_was(tmp_path: Path) -> None:
+    """A restart keeps the port; stopping ends the process; both may be repeated."""
+    broker = EmbeddedBroker(tmp_path / "b")
+    assert broker.pid == 0
+    broker.start()
+    first, url = broker.pid, broker.url
+    assert alive(first)
+
+    broker.kill()
+    assert broker.pid == 0
+    broker.restart()
+    assert url == broker.url
+    assert broker.pid not in (0, first)
+    assert broker.pid == broker.start().pid
+
+    second = broker.pid
+    broker.stop()
+    broker.stop()
+    assert not alive(second)
+
+
+def test_a_frozen_server_is_stopped_too(tmp_path: Path) -> None:
+    """SIGSTOP does not keep it alive."""
+    broker = EmbeddedBroker(tmp_path / "b").start()
+    pid = broker.pid
+    os.kill(pid, signal.SIGSTOP)
+
+    broker.stop()
+
+    assert not alive(pid)
+
+
+def test_a_busy_port_is_named(tmp_path: Path) -> None:
+    """The error carries the port and what to do."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        with pytest.raises(PortBusy, match=str(port)):
+            EmbeddedBroker(tmp_path / "b", port).start()
+
+
+def test_another_broker_on_the_port_is_not_ours(tmp_path: Path) -> None:
+    """A foreign server that answers on our port is no reason to believe that ours has started."""
+    with EmbeddedBroker(tmp_path / "a") as first, pytest.raises(PortBusy):
+        EmbeddedBroker(tmp_path / "b", first.port).start()
+
+
+def test_two_brokers_never_share_a_store(tmp_path: Path) -> None:
+    """The directory is locked while one runs, and free afterwards."""
+    with EmbeddedBroker(tmp_path / "b"), pytest.raises(EnvironmentFault, match="another broker"):
+        EmbeddedBroker(tmp_path / "b").start()
+    with EmbeddedBroker(tmp_path / "b") as again:
+        assert again.pid
+
+
+def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
+    """A file where the directory should be is said without a traceback of the operating system."""
+    (tmp_path / "file").write_text("x")
+
+    with pytest.raises(EnvironmentFault, match="file"):
+        EmbeddedBroker(tmp_path / "file" / "b").start()
+
+
+def test_a_death_at_start_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The last words of the server are in the error."""
+    program = tmp_path / "server"
+    program.write_text(
+        "#!/bin/sh\n[ \"$1\" = --version ] && echo 'nats-server: v2.15.0' && exit 0\necho 'fatal: no luck'\nexit 1\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("NATS_SERVER_BIN", str(program))
+
+    with pytest.raises(BrokerUnavailable, match="no luck"):
+        EmbeddedBroker(tmp_path / "b").start()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_it_dies_with_its_parent(tmp_path: Path) -> None:
+    """A parent that is killed leaves no broker behind, even when a short-lived thread had started it."""
+    program = (
+        "import sys,threading,time\nfrom atoll.bus.server import EmbeddedBroker\n"
+        "b=EmbeddedBroker(sys.argv[1])\nt=threading.Thread(target=b.start)\nt.start()\nt.join()\n"
+        "print(b.pid,flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "b")], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+
+    deadline = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not alive(pid)

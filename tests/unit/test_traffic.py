@@ -1,0 +1,191 @@
+"""The byte ledger: what links say of themselves, added up over lives and processes, and held against a ring."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.wire.traffic import BusStats
+from atoll.base.errors import PeerMisbehaved
+from atoll.wire.traffic import BYTES_MAX, METER_S, NOTHING, TrafficMeter, LinkTraffic, bits_per_parameter, data_parallel_bytes, moved_by
+from atoll.run import view as views
+from atoll.run.links import STANDBY, as_report, byte_ledger
+from atoll.run.view import FORMER, RunView
+from atoll.wire.messages import Beat, Event, Presence, decode, encode, event
+
+FULL = LinkTraffic(*([BYTES_MAX] * len(NOTHING.told)))
+
+
+def beat(learner: str, incarnation: int, moved: LinkTraffic, *, tokens: int = 0, steps: int = 0) -> Beat:
+    """Return a heartbeat that says what its link has carried."""
+    return Beat(
+        learner=learner,
+        incarnation=incarnation,
+        run_nonce="n",
+        state="training",
+        at_s=0.0,
+        step=steps,
+        step_s=0.1,
+        tokens=tokens,
+        tokens_per_s=0.0,
+        loss=None,
+        pushed=0,
+        superseded=0,
+        moved=moved,
+    )
+
+
+def committed(fragment: int, parameters: int, contributors: int = 2) -> Event:
+    """Return the round event of a commit: four bits up and eight down for every parameter."""
+    shares = [{"learner": f"l{i}", "incarnation": 1, "age": 0, "tokens": 1, "weight": 1.0} for i in range(contributors)]
+    sizes = {"bytes_up": contributors * parameters // 2, "bytes_down": parameters, "parameters": parameters}
+    return event("round", "shard-0", 1.0, fragment=fragment, version=1, contributors=shares, **sizes)
+
+
+def trained() -> RunView:
+    """Return a run of two learners, one of which died once, over two fragments of a thousand parameters."""
+    view = RunView()
+    view.on_beat(beat("a", 1, LinkTraffic(wire_up=600, wire_down=400), tokens=100, steps=10), 1.0)
+    view.on_beat(beat("b", 1, LinkTraffic(wire_up=1000, wire_down=1000), tokens=200, steps=20), 1.0)
+    view.on_beat(beat("b", 2, LinkTraffic(wire_up=500, wire_down=500), tokens=100, steps=10), 2.0)
+    for fragment in (0, 1):
+        view.on_event(committed(fragment, 1000))
+    return view
+
+
+def test_what_a_bus_has_counted_is_what_its_link_has_moved() -> None:
+    """Every counter has its own place."""
+    stats = BusStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
+
+    assert moved_by(stats).told == {
+        "frames_up": 12,
+        "frames_down": 13,
+        "parameters_down": 14,
+        "blobs_up": 10,
+        "blobs_down": 11,
+        "payload_up": 1,
+        "payload_down": 2,
+        "wire_up": 8,
+        "wire_down": 9,
+    }
+
+
+def test_overhead_is_what_sockets_carry_beside_payload() -> None:
+    """Both ways together; a bus without sockets has none."""
+    assert LinkTraffic(payload_up=10, payload_down=5, wire_up=12, wire_down=9).overhead == 6
+    assert LinkTraffic(payload_up=10, payload_down=5).overhead == 0
+
+
+def test_links_add_up_and_one_link_never_goes_back() -> None:
+    """Two links are summed; of two counts of one link the larger of every number is the newer."""
+    one, other = LinkTraffic(frames_up=1, wire_down=7), LinkTraffic(frames_up=3, wire_down=5)
+
+    assert one.plus(other) == LinkTraffic(frames_up=4, wire_down=12)
+    assert one.latest(other) == LinkTraffic(frames_up=3, wire_down=7)
+
+
+def test_a_pace_is_that_of_the_last_seconds() -> None:
+    """What was carried long ago does not count; one count, or one from the tape, makes no pace."""
+    meter = TrafficMeter()
+    meter.take(LinkTraffic(wire_up=1_000_000))
+    meter.take(LinkTraffic(wire_up=1_000_000), 0.0)
+    assert meter.pace() == (0.0, 0.0)
+    for second in range(1, int(METER_S) + 6):
+        meter.take(LinkTraffic(wire_up=1_000_000 + 100 * second, wire_down=10 * second), float(second))
+
+    assert meter.pace() == pytest.approx((100.0, 10.0))
+    meter.take(meter.moved, 1000.0)
+    assert meter.pace() == (0.0, 0.0)
+
+
+def test_data_parallel_bytes_by_hand() -> None:
+    """Four learners, a thousand parameters in bf16: each sends 2 * 3/4 * 2000 bytes a step and reads as many."""
+    assert data_parallel_bytes(4, 1000, step_tokens=10) == 2 * 3000 / 10
+    assert data_parallel_bytes(1, 1000, step_tokens=10) == 0.0
+    assert bits_per_parameter(500, 1000) == 4.0
+    assert bits_per_parameter(500, 0) is None
+
+
+def test_a_heartbeat_stays_small_and_takes_no_impossible_count() -> None:
+    """With every counter at its bound it is far below a kilobyte; beyond the bound and below nothing it is refused."""
+    assert len(encode(beat("a" * 64, 1, FULL))) < 700
+    assert decode(Beat, encode(beat("a", 1, FULL))).moved == FULL
+    for wrong in (-1, BYTES_MAX + 1):
+        with pytest.raises(PeerMisbehaved):
+            decode(Beat, encode(beat("a", 1, LinkTraffic(wire_up=wrong))))
+
+
+def test_lives_add_up_and_the_ratio_is_against_a_ring() -> None:
+    """A restarted learner begins at 0 and loses nothing of before; ten tokens a step, 2000 parameters, two learners."""
+    ledger = byte_ledger(trained(), 2)
+    links = {link.name: link for link in ledger.links}
+
+    assert (links["b"].processes, links["b"].moved) == (2, LinkTraffic(wire_up=1500, wire_down=1500))
+    assert ledger.tokens == 400
+    assert ledger.per_token("learner") == 4000 / 400
+    assert ledger.data_parallel == 2 * (2 * 0.5 * 2 * 2000) / 10
+    assert ledger.times_less("learner") == 800 / 10
+
+
+def test_bits_per_parameter_follow_from_rounds_and_fetches() -> None:
+    """Contributions of every contributor, versions as published, and versions as fetched, which is the learners' own count."""
+    view = trained()
+    view.on_beat(beat("a", 1, LinkTraffic(frames_down=3000, parameters_down=4000), tokens=100, steps=10), 2.0)
+    ledger = byte_ledger(view, 2)
+
+    assert (ledger.bits_up, ledger.bits_published, ledger.bits_down) == (4.0, 8.0, 6.0)
+
+
+def test_nobody_says_a_ratio_that_is_not_known() -> None:
+    """Not every fragment was committed yet, or there is one learner and no ring: None, not a wrong number."""
+    alone = RunView()
+    alone.on_beat(beat("a", 1, LinkTraffic(wire_up=600), tokens=100, steps=10), 1.0)
+    alone.on_event(committed(0, 1000, contributors=1))
+
+    assert byte_ledger(trained(), 3).times_less("learner") is None
+    assert byte_ledger(alone, 1).data_parallel is None
+    assert as_report(byte_ledger(RunView(), 1))["bytes_per_token"] is None
+
+
+def test_tokens_whose_bytes_nobody_told_are_not_counted() -> None:
+    """A life that only the books know would make every byte look cheaper."""
+    view = trained()
+    view.learners["a"].lives[7] = views.Life(7, tokens=1_000_000)
+
+    assert byte_ledger(view, 2).tokens == 400
+
+
+def test_the_tape_and_heartbeats_are_two_counts_of_one_link() -> None:
+    """An interrupted session's links are on the tape; what is heard live later is not added to it."""
+    view = RunView()
+    view.on_event(event("moved", "a", 1.0, role="learner", incarnation=1, moved=LinkTraffic(wire_up=50)))
+    view.on_beat(beat("a", 1, LinkTraffic(wire_up=70), tokens=10, steps=1), 2.0)
+    view.on_event(event("moved", "a", 3.0, role="learner", incarnation=1, moved=LinkTraffic(wire_up=60)))
+    view.on_event(event("moved", "a", 4.0, role="learner", incarnation=1, moved={"wire_up": -1}))
+
+    assert byte_ledger(view, 1).sum("learner").wire == 70
+    assert view.unreadable == 1
+
+
+def test_a_synchronizer_is_named_by_the_shards_that_it_has_owned() -> None:
+    """Processes that served the same shard are one row, one that waits is a standby, one of two shards has both names."""
+    view = RunView()
+    view.on_event(event("moved", "p1", 1.0, role="synchronizer", shards=[0], moved=LinkTraffic(wire_up=5)))
+    for name, owns, wire in (("p2", (0,), 7), ("p3", (), 1), ("p4", (1,), 9), ("p4", (2,), 9)):
+        presence = Presence(name=name, host="h", pid=1, wants=(0,), owns=owns, moved=LinkTraffic(wire_up=wire))
+        view.on_presence(decode(Presence, encode(presence)), 2.0)
+    links = {link.name: (link.processes, link.moved.wire_up) for link in byte_ledger(view, 1).links}
+
+    assert links == {"shard-0": (2, 12), STANDBY: (1, 1), "shard-1, shard-2": (1, 9)}
+
+
+def test_processes_that_are_forgotten_keep_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storm of restarts does not grow the view, and no byte goes missing."""
+    monkeypatch.setattr(views, "HOSTS_MAX", 3)
+    view = RunView()
+    for number in range(10):
+        told = {"role": "synchronizer", "shards": [0], "moved": LinkTraffic(wire_up=1)}
+        view.on_event(event("moved", f"p{number}", 1.0, **told))
+
+    assert len(view.hosts) <= 4
+    assert view.hosts[FORMER].meter.moved == LinkTraffic(wire_up=7)
+    assert byte_ledger(view, 1).sum().wire == 10
