@@ -73,73 +73,73 @@ compose-check: $(READY)  ## check docker-compose.yml against its schema and the 
 check: lint types compose-check test  ## all of the above, as CI does
 
 bench: $(READY)  ## measure what the protocol costs a learner's step
-	$(PY) benchmarks/network/overhead.py $(BENCH_FLAGS)
+	$(PY) -m benchmarks.network.overhead $(BENCH_FLAGS)
 
 bench-parity: $(READY)  ## compare the loss with data-parallel training at equal tokens
-	$(PY) benchmarks/experiments/parity.py $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS))
+	$(PY) -m benchmarks.experiments.parity $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS))
 
 bench-faults: $(READY)  ## measure what a slow and a killed learner cost the others
-	$(PY) benchmarks/faults/faults.py $(BENCH_FLAGS)
+	$(PY) -m benchmarks.faults.faults $(BENCH_FLAGS)
 
 bench-rebuild: $(READY)  ## delete the broker's store under a run and measure what rebuilding it from its archive costs
-	$(PY) benchmarks/faults/rebuild.py $(BENCH_FLAGS)
+	$(PY) -m benchmarks.faults.rebuild $(BENCH_FLAGS)
 
 bench-takeover: $(READY)  ## kill the owner of a shard over and over and measure what the learners notice
-	$(PY) benchmarks/faults/takeover.py $(BENCH_FLAGS)
+	$(PY) -m benchmarks.faults.takeover $(BENCH_FLAGS)
 
 bench-arithmetic: $(READY)  ## measure folding, encoding and the outer step beside what memory allows
-	$(PY) benchmarks/arithmetic/arithmetic.py $(if $(SEED),--seed $(SEED))
+	$(PY) -m benchmarks.arithmetic.arithmetic $(if $(SEED),--seed $(SEED))
 
 bench-memory: $(READY)  ## measure what a fragment of 2 GB costs a shard and a learner in memory
-	$(PY) benchmarks/arithmetic/large_fragments.py $(if $(SEED),--seed $(SEED))
+	$(PY) -m benchmarks.arithmetic.large_fragments $(if $(SEED),--seed $(SEED))
 
 bench-broker: $(READY)  ## measure blobs through a broker beside stock nats-py and a bare socket
-	$(PY) benchmarks/network/broker.py $(if $(SEED),--seed $(SEED))
+	$(PY) -m benchmarks.network.broker $(if $(SEED),--seed $(SEED))
 
 bench-round: $(READY)  ## measure a whole round of merging beside what memory allows, and beside what others do
-	$(PY) benchmarks/arithmetic/merge_round.py $(if $(SEED),--seed $(SEED))
+	$(PY) -m benchmarks.arithmetic.merge_round $(if $(SEED),--seed $(SEED))
 
 bench-ends: $(READY)  ## measure a round from call to adoption beside moving and merging the same bytes
-	$(PY) benchmarks/network/ends.py $(if $(SEED),--seed $(SEED))
+	$(PY) -m benchmarks.network.ends $(if $(SEED),--seed $(SEED))
 
 bench-link: $(READY)  ## measure how much of a slow, far and lossy link is used (Linux, root)
-	$(PY) benchmarks/network/link.py $(if $(SEED),--seed $(SEED))
+	$(PY) -m benchmarks.network.link $(if $(SEED),--seed $(SEED))
 
 bench-bandwidth: $(READY)  ## compute the published bandwidth figures from the planner's model, and compare
-	$(PY) benchmarks/network/bandwidth.py $(BENCH_FLAGS)
+	$(PY) -m benchmarks.network.bandwidth $(BENCH_FLAGS)
 
 bench-bytes: $(READY)  ## measure the bytes per trained token by ledger and at the sockets, beside data-parallel training
-	$(PY) benchmarks/network/bytes_moved.py $(BENCH_FLAGS)
+	$(PY) -m benchmarks.network.bytes_moved $(BENCH_FLAGS)
 
 bench-goodput: $(READY)  ## fit the simulated fleets on four of the paper's cells and check the others (docs/goodput.md)
-	$(PY) benchmarks/fleet/goodput_fit.py $(BENCH_FLAGS)
+	$(PY) -m benchmarks.fleet.goodput_fit $(BENCH_FLAGS)
 
 bench-fidelity: $(READY)  ## run one scenario by real processes and by the simulator, and compare what comes out
-	$(PY) benchmarks/fleet/fidelity.py $(BENCH_FLAGS)
+	$(PY) -m benchmarks.fleet.fidelity $(BENCH_FLAGS)
 
 bench-simulator: $(READY)  ## measure how fast simulated learners step, beside a bare loop of the same steps
-	$(PY) benchmarks/fleet/simulator.py $(BENCH_FLAGS)
+	$(PY) -m benchmarks.fleet.simulator $(BENCH_FLAGS)
 
 chaos: $(READY)  ## kill and freeze everything at random, and read from the tape what it cost
-	$(PY) benchmarks/faults/chaos.py $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(GAUNTLET),--gauntlet $(GAUNTLET)) $(if $(ONLY),--only $(ONLY))
+	$(PY) -m benchmarks.faults.chaos $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(GAUNTLET),--gauntlet $(GAUNTLET)) $(if $(ONLY),--only $(ONLY))
 
 dst: $(READY)  ## play simulated schedules of faults on all cores until a promise breaks, the time is up or enough are played
 	$(PY) -m atoll.sim.dst $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED))
 
 bench-dst: $(READY)  ## plant every known bug and measure how many simulated schedules it takes to catch it
-	$(PY) benchmarks/fleet/dst.py $(BENCH_FLAGS) $(if $(SCHEDULES),--schedules $(SCHEDULES))
+	$(PY) -m benchmarks.fleet.dst $(BENCH_FLAGS) $(if $(SCHEDULES),--schedules $(SCHEDULES))
 
 experiment: $(READY)  ## run one experiment of benchmarks/experiments, or go on with it
-	$(PY) benchmarks/experiments/experiment.py $(or $(NAME),$(error give NAME=…, one of $(EXPERIMENTS))) $(EXPERIMENT_FLAGS)
+	$(PY) -m benchmarks.experiments.experiment $(or $(NAME),$(error give NAME=…, one of $(EXPERIMENTS))) $(EXPERIMENT_FLAGS)
 
 experiments: $(READY)  ## run every experiment, or go on with them
-	$(PY) benchmarks/experiments/experiment.py $(EXPERIMENT_FLAGS)
+	$(PY) -m benchmarks.experiments.experiment $(EXPERIMENT_FLAGS)
 
 results: $(READY)  ## write the tables of docs/results from what was measured
-	$(PY) benchmarks/lib/publish.py
+	$(PY) -m benchmarks.lib.publish
 
 results-check: $(READY)  ## compute the pages of the storm and of the experiments again from their raw files, and compare
-	$(PY) benchmarks/lib/publish.py --check
+	$(PY) -m benchmarks.lib.publish --check
 
 clean:  ## remove caches, build outputs and the environments; runs/ stays
 	rm -rf build dist .venv-new $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -16,16 +16,17 @@ import jax
 import jax.numpy as jnp
 
 import atoll
+from atoll.base.logs import configure
+from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.base.loop_thread import LoopThread
-from atoll.base.logs import configure
 from atoll.protocol.settings import ProtocolSettings
 from atoll_synchronizer.process import serve_run
 
 Opener = Callable[[], Coroutine[Any, Any, Bus]]
 RUN = "tour"
-# A line is found to the last digit: pseudo-gradients shrink by magnitudes, and one ten times longer than usual is nobody's fault.
+# A line is found to the last digit: pseudo-gradients shrink by magnitudes, and one ten times longer than usual is
+# nobody's fault.
 PROTOCOL = ProtocolSettings(
     fragments=2, interval_steps=8, shards=1, silence_s=2.0, tokens_target=30_000, outlier_ratio=0.0
 )

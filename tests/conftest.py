@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import signal
-import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,15 +13,7 @@ from atoll.base import logs
 from atoll.bus.server import EmbeddedBroker
 from support.links import unique_run
 
-# Contracts are base classes that several test modules bind, and the integration tests share how they start services;
-# importlib mode leaves sys.path alone.
-for shared_by_tests in ("contract", "integration"):
-    sys.path.insert(0, str(Path(__file__).parent / shared_by_tests))
-# The benchmarks are programs, not a package; what they compute is tested all the same.
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-pytest.register_assert_rewrite("bus_contract", "bus_contract_data", "bus_contract_live", "reef")
-
-pytest_plugins = ["islands"]
+pytest_plugins = ["support.islands"]
 
 # Who runs the tests in the background of a script has interrupts ignored, and so has every process that tests start and
 # interrupt, for children inherit that.

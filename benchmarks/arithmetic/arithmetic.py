@@ -29,13 +29,13 @@ import jax
 import ml_dtypes
 import numpy as np
 from numba import njit
-from benchmarks.lib.results import Figure, write
 from rich.progress import track
 
+from atoll.base.parallel import PART
 from atoll.codec import ENCODINGS, Encoded, Framing, encode_frame
 from atoll.codec.encoded import BLOCK_BYTES
 from atoll.codec.kernels import BF16, BLOCK, INT4, INT8, Vector, jitted, kernels
-from atoll.base.parallel import PART
+from benchmarks.lib.results import Figure, write
 
 ELEMENTS = 50_000_000 // 1024 * 1024
 REPEATS = 9

@@ -28,24 +28,24 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from benchmarks.lib.results import Figure, write
 
-from atoll.bus.server import EmbeddedBroker
-from atoll.bus.open import open_bus
-from atoll.bus.interface import Bus
-from atoll.bus.options import BusOptions
-from atoll.wire.subjects import Subjects
+from atoll.base import scratch_arrays
 from atoll.base.clock import SystemClock
+from atoll.bus.interface import Bus
+from atoll.bus.open import open_bus
+from atoll.bus.options import BusOptions
+from atoll.bus.server import EmbeddedBroker
 from atoll.client.founding import found_or_join, publish_origin
-from atoll.run.heads import read_head
 from atoll.client.pushing import Pusher
 from atoll.codec.kernels import Vector, kernels
-from atoll.base import scratch_arrays
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Push
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.heads import read_head
 from atoll.settings import LearnerSettings
 from atoll.wire.messages import Beat, Member, RunRecord, encode
+from atoll.wire.subjects import Subjects
+from benchmarks.lib.results import Figure, write
 
 GIB = 1 << 30
 SIZE_BYTES = 2 * GIB

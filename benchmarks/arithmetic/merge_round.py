@@ -31,18 +31,18 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from benchmarks.arithmetic.arithmetic import in_place, seconds
-from benchmarks.lib.peer_environments import PEERS, peer_seconds
-from benchmarks.lib.results import Figure, write
 from rich.progress import track
-from benchmarks.arithmetic.reference_merges import RivalRound, jitted, textbook
 
+from atoll.base.parallel import cores
 from atoll.codec import ENCODINGS, Encoded
 from atoll.codec.kernels import Vector
-from atoll.base.parallel import cores
-from atoll.model.layout import FragmentSlice
 from atoll.merge.fold import FragmentFold, slice_norms, validated_norms
 from atoll.merge.outer import Nesterov
+from atoll.model.layout import FragmentSlice
+from benchmarks.arithmetic.arithmetic import in_place, seconds
+from benchmarks.arithmetic.reference_merges import RivalRound, jitted, textbook
+from benchmarks.lib.peer_environments import PEERS, peer_seconds
+from benchmarks.lib.results import Figure, write
 
 SIZES = {"64 MB": 1 << 24, "200 MB": 50 << 20}
 M = 8
@@ -193,7 +193,8 @@ def spans_of(elements: int) -> tuple[FragmentSlice, ...]:
     offsets = range(0, elements, SLICE)
     sizes = [min(SLICE, elements - at) for at in offsets]
     return tuple(
-        FragmentSlice(f"w{at}", 0, size, at, size, direct=False, floating=True) for at, size in zip(offsets, sizes, strict=True)
+        FragmentSlice(f"w{at}", 0, size, at, size, direct=False, floating=True)
+        for at, size in zip(offsets, sizes, strict=True)
     )
 
 

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+
 from benchmarks.experiments.cells import Record
 from benchmarks.experiments.grid import GridRow
 from benchmarks.experiments.questions import Experiment, Goal, Labels, matches
-from benchmarks.lib.results import Figure
 from benchmarks.lib.confidence import Spread, paired, spread
+from benchmarks.lib.results import Figure
 
 Records = Mapping[str, Record]
 ALIKE: Final = 0.99

@@ -20,19 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.base.atomic_files import hold
+from atoll.base.errors import AtollError, EnvironmentFault, SettingsError
+from atoll.cli import INTERRUPTED
+from atoll_learner.data.shards import TokenShards
 from benchmarks.experiments.aggregation import answers, figures
-from benchmarks.experiments.cells import Crew, Paces, CellStore, cell_of, left, verbs
-from benchmarks.lib.source_digest import source_digest
+from benchmarks.experiments.cells import CellStore, Crew, Paces, cell_of, left, verbs
+from benchmarks.experiments.experiment_lint import sensible
 from benchmarks.experiments.experiment_page import PREFIX, Raw, load, page, save, svgs
 from benchmarks.experiments.grid import GridCell, GridRow, rows
 from benchmarks.experiments.questions import FOLDER, Experiment, matches, read
 from benchmarks.lib.results import write
-from benchmarks.experiments.experiment_lint import sensible
-
-from atoll.cli import INTERRUPTED
-from atoll.base.errors import AtollError, EnvironmentFault, SettingsError
-from atoll.base.atomic_files import hold
-from atoll_learner.data.shards import TokenShards
+from benchmarks.lib.source_digest import source_digest
 
 BUILD = Path("build/experiments")
 ROOTS = ("atoll_simulator",)
@@ -88,7 +87,10 @@ def _go(options: argparse.Namespace) -> int:
     for experiment, _, name in asked:
         sensible(experiment, f"{name}.toml")
     over = _over(options.set)
-    work = [(ExperimentRequest(name, text, experiment, over), _rows(experiment, options, over)) for experiment, text, name in asked]
+    work = [
+        (ExperimentRequest(name, text, experiment, over), _rows(experiment, options, over))
+        for experiment, text, name in asked
+    ]
     data = options.data or prepare(options.build / "corpus")
     fingerprint = TokenShards(data).meta.fingerprint
     also = [*options.also, *(laid_back(options, fingerprint[:8]) if options.published else ())]

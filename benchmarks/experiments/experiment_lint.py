@@ -10,9 +10,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.experiments.questions import Experiment, Goal, axes_of, label, wheres
-
 from atoll.base.errors import SettingsError
+from benchmarks.experiments.questions import Experiment, Goal, axes_of, label, wheres
 
 _NEEDS_BASELINE = ("gap", "average_gap", "time_ratio")
 

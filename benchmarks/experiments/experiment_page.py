@@ -14,15 +14,15 @@ from typing import Any, Final
 
 import msgspec
 import zstandard
-from benchmarks.experiments.aggregation import ExperimentAnswer, Records, answers, figures
-from benchmarks.experiments.cells import duration
-from benchmarks.experiments.grid import GridRow, choices, rows
-from benchmarks.faults.plots import standalone
-from benchmarks.experiments.questions import MEASURES, Baseline, Experiment, Plot, matches, parse
-from benchmarks.lib.confidence import Spread
 
 from atoll.base.atomic_files import write_whole
 from atoll.report.charts import Series, lines
+from benchmarks.experiments.aggregation import ExperimentAnswer, Records, answers, figures
+from benchmarks.experiments.cells import duration
+from benchmarks.experiments.grid import GridRow, choices, rows
+from benchmarks.experiments.questions import MEASURES, Baseline, Experiment, Plot, matches, parse
+from benchmarks.faults.plots import standalone
+from benchmarks.lib.confidence import Spread
 
 PREFIX: Final = "experiment-"
 RAW_BYTES_MAX: Final = 256 << 20

@@ -19,14 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks.experiments.questions import Baseline, Experiment, Labels, Value, axes_of, flattened, matches
-
 from atoll.base.errors import SettingsError
-from atoll.settings import Settings, load
 from atoll.local import defaults
 from atoll.local.environment import flat
 from atoll.local.options import LEARNERS_MAX, shard_names
+from atoll.settings import Settings, load
 from atoll_simulator.scenario import scenario_of
+from benchmarks.experiments.questions import Baseline, Experiment, Labels, Value, axes_of, flattened, matches
 
 METHODS: Final = ("atoll", "data-parallel", "diloco")
 OPERATIONS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {

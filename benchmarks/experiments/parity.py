@@ -17,12 +17,12 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.experiments.experiment import prepare
-from benchmarks.lib.results import Figure, sources, write
 from rich.progress import Progress
 
 from atoll_learner.process import prepare_work
 from atoll_simulator.baseline_run import baseline_settings
+from benchmarks.experiments.experiment import prepare
+from benchmarks.lib.results import Figure, sources, write
 
 FOLDER = Path("build/parity")
 LEARNERS = (2, 4)

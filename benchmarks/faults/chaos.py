@@ -31,9 +31,9 @@ import sys
 from pathlib import Path
 
 from benchmarks.faults.extracts import SCHEMA, Course, Extract, load, save
-from benchmarks.lib.results import sources, write
-from benchmarks.faults.metrics import figures
 from benchmarks.faults.fault_schedule import seconds_for
+from benchmarks.faults.metrics import figures
+from benchmarks.lib.results import sources, write
 
 FOLDER = Path("build/chaos")
 RATES = (1.0, 4.0, 16.0)

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 import zstandard
-from benchmarks.faults.storm import Fault
 
 from atoll.base.atomic_files import write_whole
 from atoll.protocol.ledger import Ledger
+from benchmarks.faults.storm import Fault
 
 LEVEL = 19
 SCHEMA = 2

@@ -33,13 +33,13 @@ from typing import Any
 
 import numpy as np
 import psutil
+
+from atoll.base.loop_thread import LoopThread
+from atoll.bus.open import open_bus
+from atoll.wire.messages import Beat, decode
+from atoll.wire.subjects import Subjects
 from benchmarks.lib.reports import loss_beside
 from benchmarks.lib.results import Figure, write
-
-from atoll.bus.open import open_bus
-from atoll.wire.subjects import Subjects
-from atoll.base.loop_thread import LoopThread
-from atoll.wire.messages import Beat, decode
 
 FOLDER = Path("build/faults")
 LEARNERS = tuple(f"learner-{i}" for i in range(1, 5))

@@ -13,25 +13,25 @@ import time
 from pathlib import Path
 
 import msgspec
-from benchmarks.faults.extracts import SCHEMA, Course, Extract, Row
-from benchmarks.lib.results import commit, machine, sources
-from benchmarks.faults.storm import StormLinks, Storm, Victim, chosen
-from benchmarks.faults.synchronous import SIZE, Line, compile_program, read_checkpoint
-from benchmarks.faults.up_in_storm import BEGIN_MAX_S, CALM_S, PACE
-from benchmarks.faults.fault_schedule import Planned, storm
 
-from atoll.bus.server import EmbeddedBroker
 from atoll.base.clock import SystemClock
+from atoll.bus.server import EmbeddedBroker
 from atoll.local.environment import without_settings
 from atoll.local.processes import ChildPlan, ProcessGroup
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.evaluate import EXPORT_TOKENS_MAX
 from atoll_learner.model_settings import model_settings
 from atoll_learner.train_settings import train_settings
+from benchmarks.faults.extracts import SCHEMA, Course, Extract, Row
+from benchmarks.faults.fault_schedule import Planned, storm
+from benchmarks.faults.storm import Storm, StormLinks, Victim, chosen
+from benchmarks.faults.synchronous import SIZE, Line, compile_program, read_checkpoint
+from benchmarks.faults.up_in_storm import BEGIN_MAX_S, CALM_S, PACE
+from benchmarks.lib.results import commit, machine, sources
 
 COORDINATOR = "coordinator"
 RESTARTS_MAX = 1_000_000
-PROGRAM = Path(__file__).with_name("synchronous.py")
+PROGRAM = "benchmarks.faults.synchronous"
 
 
 def run_group(course: Course, corpus: Path, out: Path) -> Extract:
@@ -67,7 +67,7 @@ def workers(course: Course) -> list[str]:
 def child(name: str, course: Course, corpus: Path, out: Path, url: str) -> ChildPlan:
     """Return the plan of the coordinator or a worker."""
     role, _, number = name.partition("-")
-    words = [sys.executable, str(PROGRAM), role, "--number", number or "0", "--size", str(course.learners)]
+    words = [sys.executable, "-m", PROGRAM, role, "--number", number or "0", "--size", str(course.learners)]
     words += ["--run", "group", "--url", url, "--folder", str(out.absolute()), "--corpus", str(corpus.absolute())]
     words += ["--seed", str(course.seed), "--pace", f"{PACE:g}"]
     environment = {**without_settings(os.environ), "PYTHONUNBUFFERED": "1"}

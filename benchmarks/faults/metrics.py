@@ -10,10 +10,10 @@ from typing import Any
 
 from benchmarks.faults.extracts import Extract, ExtractRound
 from benchmarks.faults.goodput import Window, gaps, paces, participation, useful_share
-from benchmarks.lib.reports import loss_beside, merged_tokens
-from benchmarks.lib.results import Figure
 from benchmarks.faults.safety import safety
 from benchmarks.faults.storm import Fault
+from benchmarks.lib.reports import loss_beside, merged_tokens
+from benchmarks.lib.results import Figure
 
 COMMIT_MAX_S = 5.0
 LOSS_MAX = 0.01

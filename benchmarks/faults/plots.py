@@ -9,11 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from html import escape
 
+from atoll.report.charts import HEIGHT, PALETTE, STYLE, WIDTH, Series, lines
 from benchmarks.faults.extracts import Extract
 from benchmarks.faults.goodput import participation, useful_share
 from benchmarks.faults.metrics import last_loss, plains
-
-from atoll.report.charts import HEIGHT, PALETTE, STYLE, WIDTH, Series, lines
 
 LEGEND_HEIGHT = 24.0
 LEGEND_COLUMNS = 3

@@ -30,19 +30,19 @@ from pathlib import Path
 
 import msgspec
 import psutil
-from benchmarks.lib.results import Figure, write
 
-from atoll.archive.rebuild import rebuild
 from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.object_store import open_vault
-from atoll.bus.server import EmbeddedBroker
-from atoll.bus.open import open_bus
-from atoll.wire.subjects import Subjects
+from atoll.archive.rebuild import rebuild
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError
-from atoll.run.heads import read_heads
+from atoll.bus.open import open_bus
+from atoll.bus.server import EmbeddedBroker
 from atoll.run.folder import read_run_file
+from atoll.run.heads import read_heads
 from atoll.wire.messages import Event, decode
+from atoll.wire.subjects import Subjects
+from benchmarks.lib.results import Figure, write
 
 OUT = Path("build/rebuild")
 RUN = "rebuild"

@@ -20,7 +20,7 @@ import json
 from collections import Counter, defaultdict
 from itertools import pairwise
 
-from benchmarks.faults.extracts import Booked, Extract, Made, ExtractRound, ExtractShare, numbers
+from benchmarks.faults.extracts import Booked, Extract, ExtractRound, ExtractShare, Made, numbers
 from benchmarks.lib.results import Figure
 
 Key = tuple[str, int, int]

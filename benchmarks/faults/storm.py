@@ -21,10 +21,10 @@ from typing import Protocol, Self
 
 import msgspec
 import psutil
-from benchmarks.faults.fault_schedule import Planned
 
-from atoll.bus.server import EmbeddedBroker
 from atoll.base.loop_thread import LoopThread
+from atoll.bus.server import EmbeddedBroker
+from benchmarks.faults.fault_schedule import Planned
 from support.links import LinkProxy
 
 POLL_S = 0.05

@@ -35,10 +35,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from atoll.bus.open import open_bus
-from atoll.bus.interface import Bus, CoreMessage
-from atoll.wire.subjects import Subjects
 from atoll.base.errors import BrokerUnavailable, BusError
+from atoll.bus.interface import Bus, CoreMessage
+from atoll.bus.open import open_bus
+from atoll.wire.subjects import Subjects
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.model_settings import model_settings

@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from benchmarks.faults.chaos import FOLDER, LEARNERS, prepare
 from benchmarks.faults.extracts import Course, Extract, save
-from benchmarks.faults.goodput import paces
-from benchmarks.lib.results import Figure, write
-from benchmarks.faults.up_in_storm import SHARDS, run_up
-from benchmarks.faults.metrics import COMMIT_MAX_S, PACE_MIN, after, next_commit, quiet
 from benchmarks.faults.fault_schedule import Planned
+from benchmarks.faults.goodput import paces
+from benchmarks.faults.metrics import COMMIT_MAX_S, PACE_MIN, after, next_commit, quiet
+from benchmarks.faults.up_in_storm import SHARDS, run_up
+from benchmarks.lib.results import Figure, write
 
 EVERY_S = 13.0
 MINUTES = 13.0

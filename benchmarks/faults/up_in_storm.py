@@ -22,24 +22,36 @@ from typing import Any, TypeVar
 
 import msgspec
 import psutil
-from benchmarks.faults.extracts import SCHEMA, Booked, Course, Extract, Made, Ranges, Refusal, ExtractRound, Row, ExtractShare, ranges
-from benchmarks.lib.results import commit, machine, sources
-from benchmarks.faults.storm import StormLinks, Storm, Victim, chosen
-from benchmarks.faults.fault_schedule import Planned, storm
 
-from atoll.bus.server import EmbeddedBroker
-from atoll.bus.open import open_bus
-from atoll.wire.limits import INFO_HEADER
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
 from atoll.base.errors import AtollError
-from atoll.run.ledger import closing_ledger
-from atoll.run.heads import read_heads
-from atoll.run.record import read_run
 from atoll.base.loop_thread import LoopThread
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, SettledPushes, thawed
+from atoll.bus.interface import Bus
+from atoll.bus.open import open_bus
+from atoll.bus.server import EmbeddedBroker
 from atoll.local.options import shard_names, standby_names
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, SettledPushes, thawed
+from atoll.run.heads import read_heads
+from atoll.run.ledger import closing_ledger
+from atoll.run.record import read_run
+from atoll.wire.limits import INFO_HEADER
 from atoll.wire.messages import Beat, Event, Head, Lease, decode
+from atoll.wire.subjects import Subjects
+from benchmarks.faults.extracts import (
+    SCHEMA,
+    Booked,
+    Course,
+    Extract,
+    ExtractRound,
+    ExtractShare,
+    Made,
+    Ranges,
+    Refusal,
+    Row,
+    ranges,
+)
+from benchmarks.faults.fault_schedule import Planned, storm
+from benchmarks.faults.storm import Storm, StormLinks, Victim, chosen
+from benchmarks.lib.results import commit, machine, sources
 
 SHARDS, STANDBYS = 2, 1
 PACE = 12.0
@@ -290,8 +302,12 @@ class Recorder:
             extract.heads[fragment], extract.merged[fragment] = head.version, head.tokens_merged
             if head.fragment_ledger is not None:
                 fragment_ledger = thawed(await self._bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX))
-                extract.settled |= {f"{who}/{fragment}": pushes_of(account) for who, account in fragment_ledger.settled.items()}
-                extract.booked |= {f"{who}/{fragment}": booked_of(account) for who, account in fragment_ledger.settled.items()}
+                extract.settled |= {
+                    f"{who}/{fragment}": pushes_of(account) for who, account in fragment_ledger.settled.items()
+                }
+                extract.booked |= {
+                    f"{who}/{fragment}": booked_of(account) for who, account in fragment_ledger.settled.items()
+                }
 
     async def _events(self, kind: str) -> list[Event]:
         return [decode(Event, e.data) for e in await self._bus.replay(self._subjects.event(kind, "*"), limit=TAPE_MAX)]

@@ -10,10 +10,9 @@ import argparse
 import os
 import sys
 
-from benchmarks.lib.results import Figure, write
-
 from atoll.sim.dst import campaign
 from atoll.sim.dst.planted import BUGS, hunt
+from benchmarks.lib.results import Figure, write
 
 SCHEDULES_MAX = 4000
 SHARE_PLAYED = 0.5

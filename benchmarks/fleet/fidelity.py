@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from benchmarks.lib.results import Figure, write
 
-from atoll.bus.server import EmbeddedBroker
 from atoll.bus.open import open_bus
+from atoll.bus.server import EmbeddedBroker
 from atoll.wire.subjects import Subjects
+from benchmarks.lib.results import Figure, write
 
 FOLDER = Path("build/fidelity")
 RUN: Final = "fidelity"

@@ -33,13 +33,25 @@ from dataclasses import fields
 from typing import Final
 
 import numpy as np
-from benchmarks.lib.results import RESULTS, Figure, write
 
-from atoll_simulator.fleet.cells import COLUMNS, ELASTIC, RIGID, ROWS, FleetCell, Job, SeedSpread, learners_of, run, size_text, table
+from atoll_simulator.fleet.cells import (
+    COLUMNS,
+    ELASTIC,
+    RIGID,
+    ROWS,
+    FleetCell,
+    Job,
+    SeedSpread,
+    learners_of,
+    run,
+    size_text,
+    table,
+)
 from atoll_simulator.fleet.drawing import plot
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters, changed
 from atoll_simulator.fleet.rounds import RoundsReport, StepWindow, rounds
 from atoll_simulator.fleet.scavenging import EXTRAS, Budget, Scavenged, scavenge, stall_for
+from benchmarks.lib.results import RESULTS, Figure, write
 
 PAPER: Final[Mapping[tuple[str, int], float]] = {
     (RIGID, 150_000): 72.0,
@@ -104,7 +116,9 @@ def predicted(fleet: FleetParameters, cells: Sequence[tuple[str, int]], seeds: S
     return [math.fsum(goodputs[i : i + count]) / count for i in range(0, len(goodputs), count)]
 
 
-def fitted(start: FleetParameters, seeds: Sequence[int], fits: Mapping[tuple[str, ...], tuple[str, ...]] = FITS) -> FleetParameters:
+def fitted(
+    start: FleetParameters, seeds: Sequence[int], fits: Mapping[tuple[str, ...], tuple[str, ...]] = FITS
+) -> FleetParameters:
     """Return `start` with the fitted constants: Gauss-Newton with common random numbers."""
     fleet = start
     for rows, names in fits.items():
@@ -223,7 +237,9 @@ def sensitivities(seeds: Sequence[int]) -> list[Figure]:
     cells = list(PAPER)
     base = predicted(FleetParameters(), cells, seeds)
     figures = []
-    for name in [each.name for each in fields(FleetParameters) if each.name not in ("step_s", "slice_cv", "learner_cv")]:
+    for name in [
+        each.name for each in fields(FleetParameters) if each.name not in ("step_s", "slice_cv", "learner_cv")
+    ]:
         for factor, word in ((0.5, "halved"), (2.0, "doubled")):
             value = getattr(FleetParameters(), name) * factor
             other = changed(FleetParameters(), **{name: round(value) if name == "slice_chips" else value})

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-HERE: Final = Path(__file__).parent / "peers"
+HERE: Final = Path(__file__).parents[1] / "peers"
 FOLDER: Final = Path("build/peers")
 PEERS: Final = {"Flower": "flower", "tsugi-mend": "tsugi"}
 

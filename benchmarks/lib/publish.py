@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.experiments import experiment_page
-from benchmarks.lib import history
 from benchmarks.faults.extracts import Extract, load
-from benchmarks.faults.plots import plots
-from benchmarks.lib.results import RESULTS
 from benchmarks.faults.metrics import figures
+from benchmarks.faults.plots import plots
+from benchmarks.lib import history
+from benchmarks.lib.results import RESULTS
 
 FOLDER = Path("docs/results")
 RAW = "raw"
@@ -53,10 +53,11 @@ books. `make results-check` computes every figure of the table again from these 
 """,
     "bench-round": """\
 A round as a shard does it, from eight encoded contributions (int4) in memory to the next values: norms checked, RDA,
-Nesterov. What is counted, and what is not, is said in [`benchmarks/arithmetic/merge_round.py`](../../benchmarks/arithmetic/merge_round.py). A
-share *on arrival* counts bytes as if every contribution were folded in by itself; contributions that wait for each
-other are entered in one pass ([`atoll.merge.accumulate`](../../shared/atoll/merge/accumulate.py)), so it may be above 1. *Every byte once*
-counts what no order of work could leave out.
+Nesterov. What is counted, and what is not, is said in
+[`benchmarks/arithmetic/merge_round.py`](../../benchmarks/arithmetic/merge_round.py). A share *on arrival* counts bytes as if every
+contribution were folded in by itself; contributions that wait for each other are entered in one pass
+([`atoll.merge.accumulate`](../../shared/atoll/merge/accumulate.py)), so it may be above 1. *Every byte once* counts what no order
+of work could leave out.
 
 NumPy and `jax.jit` do the same round from the same bytes, in our environment. Flower and tsugi-mend do less: a weighted
 mean of float32 arrays that are decoded already, with no check, no RDA and no step; each runs in an environment of its
@@ -67,9 +68,10 @@ own, from [`benchmarks/peers`](../../benchmarks/peers).
 A round of one fragment from the shard's call until the last learner holds the new version, checked and ready to adopt at
 its next step boundary; beside it, measured in the pause after each round by the same processes through the same broker,
 what no round can do without: putting and getting the contributions' bytes, storing those of frame and state, reading the
-frame, and the arithmetic in memory. What is counted is said in [`benchmarks/network/ends.py`](../../benchmarks/network/ends.py). Stages are
-from their first beginning to their last end, counted from the call, and overlap. All processes and the broker share the
-machine's cores, so CPU time that others of these processes spend is in every stage.
+frame, and the arithmetic in memory. What is counted is said in
+[`benchmarks/network/ends.py`](../../benchmarks/network/ends.py). Stages are from their first beginning to their last end,
+counted from the call, and overlap. All processes and the broker share the machine's cores, so CPU time that others of
+these processes spend is in every stage.
 
 """,
     "bench-link": """\
@@ -85,8 +87,9 @@ host's affair**: `sysctl net.ipv4.tcp_congestion_control=bbr` there.
 """,
     "bench-arithmetic": """\
 One thread. Every figure is the best of its rounds over the best of its limit in the same rounds; what is measured is
-said in [`benchmarks/arithmetic/arithmetic.py`](../../benchmarks/arithmetic/arithmetic.py). *Check and fold* checks chunk by chunk, when a chunk
-has just been put in its place, and folds from memory later, as a shard does; the check is what arriving takes longer for it.
+said in [`benchmarks/arithmetic/arithmetic.py`](../../benchmarks/arithmetic/arithmetic.py). *Check and fold* checks chunk by chunk,
+when a chunk has just been put in its place, and folds from memory later, as a shard does; the check is what arriving
+takes longer for it.
 *Settle* makes a delta of four bits: it quantises a difference, adds what readers will add and keeps what is left.
 
 """,

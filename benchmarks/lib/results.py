@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.lib.history import before
-
 import atoll
 from atoll.base.atomic_files import write_whole
+from benchmarks.lib.history import before
 
 RESULTS = Path("build/results")
 

@@ -11,16 +11,34 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-from benchmarks.network.literature import FIVE_B, FRAGMENTS, GIGA, GRID, LAYERS_FITTED_198, ONE_LEG, OVERLAP, SETS, TABLE_6, TWO_THIRDS, Assumptions, PublishedRow, Streamed, closed, first_point, graph, need, steps_off
-from benchmarks.lib.results import Figure, write
-
+from atoll.base.units import as_rate
+from atoll.protocol.settings import ProtocolSettings
 from atoll_simulator.planner import PlanLinks, Question, answer, utilisation
 from atoll_simulator.planner.links import reached
 from atoll_simulator.planner.question import WANTED
 from atoll_simulator.planner.timeline import Stream
 from atoll_simulator.planner.traffic import bits_per_number, traffic
-from atoll.protocol.settings import ProtocolSettings
-from atoll.base.units import as_rate
+from benchmarks.lib.results import Figure, write
+from benchmarks.network.literature import (
+    FIVE_B,
+    FRAGMENTS,
+    GIGA,
+    GRID,
+    LAYERS_FITTED_198,
+    ONE_LEG,
+    OVERLAP,
+    SETS,
+    TABLE_6,
+    TWO_THIRDS,
+    Assumptions,
+    PublishedRow,
+    Streamed,
+    closed,
+    first_point,
+    graph,
+    need,
+    steps_off,
+)
 
 UNIT = "Gbit/s"
 STEPS_ALLOWED = 1
@@ -102,11 +120,14 @@ def eight_sites() -> Iterator[Figure]:
         f"{words}: step and 99 % chosen for it",
     )
     ratios = [
-        need(PublishedRow("dp", 5e9, 1.0, share, 1.0, ""), fitted) / need(PublishedRow("decoupled", 5e9, 1.0, share, 1.0, ""), fitted)
+        need(PublishedRow("dp", 5e9, 1.0, share, 1.0, ""), fitted)
+        / need(PublishedRow("decoupled", 5e9, 1.0, share, 1.0, ""), fitted)
         for share in WANTED
     ]
     tensor_slice = "over 50, 75, 90, 95, 99 %, one leg, 20 layers; does not depend on step time"
-    yield Figure("times lower, least", min(ratios), "x", "published 60 [S]", None, f"{tensor_slice}; 104.8 / 1.7 itself is 62")
+    yield Figure(
+        "times lower, least", min(ratios), "x", "published 60 [S]", None, f"{tensor_slice}; 104.8 / 1.7 itself is 62"
+    )
     yield Figure("times lower, most", max(ratios), "x", "published 242 [S]", None, tensor_slice)
     ring = Assumptions("ring of 8", 16.0 * 2.0 * 7.0 / 8.0, {5e9: 48})
     yield Figure(

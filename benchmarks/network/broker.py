@@ -36,15 +36,15 @@ from importlib.metadata import version
 import numpy as np
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from benchmarks.lib.results import Figure, write
 from rich.progress import track
 
-from atoll.bus.server import EmbeddedBroker
-from atoll.wire.limits import CHUNK_BYTES
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
+from atoll.bus.server import EmbeddedBroker
 from atoll.wire.blobs import Download, Upload
+from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.subjects import Subjects
+from benchmarks.lib.results import Figure, write
 
 SIZE = 256 << 20
 ROUNDS = 7

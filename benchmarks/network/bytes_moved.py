@@ -29,12 +29,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.results import Figure, write
-
 from atoll.bus.server import EmbeddedBroker
-from atoll.protocol.settings import ProtocolSettings
-from support.links import Direction, LinkProxy
 from atoll.local.options import shard_names
+from atoll.protocol.settings import ProtocolSettings
+from benchmarks.lib.results import Figure, write
+from support.links import Direction, LinkProxy
 
 LEARNERS, SHARDS, FRAGMENTS = 2, 1, 24
 STEPS = 2400

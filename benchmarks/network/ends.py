@@ -36,11 +36,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-from benchmarks.network.ends_roles import ELEMENTS, RoleNote, EndsScene, be_learner, be_shard, settings, stem
-from benchmarks.lib.results import Figure, write
 from rich.progress import track
 
 from atoll.bus.server import EmbeddedBroker
+from benchmarks.lib.results import Figure, write
+from benchmarks.network.ends_roles import ELEMENTS, EndsScene, RoleNote, be_learner, be_shard, settings, stem
 
 CODECS = (("bf16", "f32"), ("int4", "int4"))
 LEARNERS = (2, 4)

@@ -23,32 +23,31 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from atoll.merge.global_update import GlobalUpdate
-from atoll.bus.open import open_bus
-from atoll.wire.blobs import BlobRef
+from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.nats.bus import JetStreamBus
-from atoll.wire.blobs import Download
-from atoll.wire.subjects import Subjects
-from atoll.codec import encoding_of, frame_bytes
-from atoll.merge.correction import MomentumReference, correction_of
+from atoll.bus.open import open_bus
 from atoll.client import step_hook
 from atoll.client.driver import IslandDriver
-from atoll.base.loop_thread import LoopThread
 from atoll.client.join import join
 from atoll.client.pushing import Pusher
+from atoll.codec import encoding_of, frame_bytes
 from atoll.codec.kernels import Vector
-from atoll.model.layout import TensorSpec, plan_layout
+from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import FragmentFold, slice_norms, validated_norms
+from atoll.merge.global_update import GlobalUpdate
 from atoll.merge.outer import MOMENTUM, make_outer
+from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.settings import ProtocolSettings
+from atoll.wire.blobs import BlobRef, Download
+from atoll.wire.subjects import Subjects
+from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.commit_attempt import CommitAttempt
-from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
 from atoll_synchronizer.garbage_collector import GarbageCollector
+from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
 from atoll_synchronizer.process import serve_run
 from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import ShardStore
-from atoll_synchronizer.aggregator import Aggregator
 
 TENSORS, ROWS, COLUMNS = 5, 5120, 1024
 ELEMENTS = TENSORS * ROWS * COLUMNS
@@ -138,7 +137,9 @@ def noted(watched: Watched, notes: Connection) -> None:
     setattr(watched.owner, watched.name, later if asyncio.iscoroutinefunction(original) else at_once)
 
 
-def obey(scene: EndsScene, wire: Connection, verbs: Mapping[str, Callable[[Bus, Any], Coroutine[Any, Any, Any]]]) -> None:
+def obey(
+    scene: EndsScene, wire: Connection, verbs: Mapping[str, Callable[[Bus, Any], Coroutine[Any, Any, Any]]]
+) -> None:
     """Do what is ordered, one after the other, until told to stop; answers go back by the same wire."""
 
     async def orders() -> None:

@@ -37,13 +37,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.network.link_roles import WARM_S, LinkRequest, BlobsMoved, moved, put_frame, trained
-from benchmarks.lib.results import Figure, write
 from rich.progress import track
-from benchmarks.network.shaper import FAR, ShapedLink, Wire, congestion_controls, enter, inside, link, set_congestion, unfit
 
-from atoll.bus.server import find_server
 from atoll.bus.options import BusOptions
+from atoll.bus.server import find_server
+from benchmarks.lib.results import Figure, write
+from benchmarks.network.link_roles import WARM_S, BlobsMoved, LinkRequest, moved, put_frame, trained
+from benchmarks.network.shaper import (
+    FAR,
+    ShapedLink,
+    Wire,
+    congestion_controls,
+    enter,
+    inside,
+    link,
+    set_congestion,
+    unfit,
+)
 
 SECONDS = 8.0
 TURN_S, TURNS = 4.0, 10

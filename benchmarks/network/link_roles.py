@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from benchmarks.network.shaper import enter
 
-from atoll.bus.open import open_bus
-from atoll.wire.blobs import BlobRef
-from atoll.bus.interface import Bus
-from atoll.bus.options import BusOptions
-from atoll.wire.subjects import Subjects
 from atoll.base.errors import BrokerUnavailable, BusError
+from atoll.bus.interface import Bus
+from atoll.bus.open import open_bus
+from atoll.bus.options import BusOptions
+from atoll.wire.blobs import BlobRef
+from atoll.wire.subjects import Subjects
+from benchmarks.network.shaper import enter
 
 RUN = "link"
 BLOB_BYTES = 16 << 20

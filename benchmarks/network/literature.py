@@ -83,7 +83,9 @@ TABLE_6 = (
         for wanted, published in zip(_UTILISATIONS, _TABLE_6_DP, strict=True)
     ),
     *(
-        PublishedRow("h100", 10e9, 0.8, wanted, published, "scaling Table 6 [L]", "two thirds" if wanted == 0.50 else "")
+        PublishedRow(
+            "h100", 10e9, 0.8, wanted, published, "scaling Table 6 [L]", "two thirds" if wanted == 0.50 else ""
+        )
         for wanted, published in zip(_UTILISATIONS, _TABLE_6_H100, strict=True)
     ),
 )

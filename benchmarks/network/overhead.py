@@ -25,7 +25,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from benchmarks.lib.results import Figure, write
 from rich.progress import track
 
 from atoll.bus.server import EmbeddedBroker
@@ -34,6 +33,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll_learner.model_settings import model_settings
 from atoll_learner.process import limit_threads
 from atoll_learner.train_settings import train_settings
+from benchmarks.lib.results import Figure, write
 
 RUN = "overhead"
 BLOCK_STEPS = 12

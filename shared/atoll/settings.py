@@ -23,10 +23,10 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from atoll.bus.options import BusOptions
-from atoll.wire.subjects import token
 from atoll.base.errors import SettingsError
+from atoll.bus.options import BusOptions
 from atoll.protocol.settings import ProtocolSettings
+from atoll.wire.subjects import token
 
 PREFIX = "ATOLL_"
 COMPLETERS = "atoll.settings"

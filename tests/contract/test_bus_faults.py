@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.bus.server import EmbeddedBroker
-from atoll.bus.nats.bus import JetStreamBus
-from atoll.bus.options import BusOptions
-from atoll.bus.nats.jetstream_api import ApiRefusal
-from atoll.wire.subjects import Subjects
 from atoll.base.errors import BrokerUnavailable, RecordConflict, SettingsError, StorageFull
+from atoll.bus.nats.bus import JetStreamBus
+from atoll.bus.nats.jetstream_api import ApiRefusal
+from atoll.bus.options import BusOptions
+from atoll.bus.server import EmbeddedBroker
+from atoll.wire.subjects import Subjects
 from support.links import GreetingServer, LinkProxy
 
 pytestmark = pytest.mark.connected
@@ -206,7 +206,7 @@ async def test_a_protocol_error_is_survived(broker: EmbeddedBroker, open_bus: Op
 
 
 async def test_an_outage_has_an_end(fragile: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
-    """A broker that stays away is reported after `total_s`; at-most-once messages are dropped meanwhile, questions unanswered."""
+    """A broker that stays away is reported after `total_s`; core messages are dropped meanwhile, requests unanswered."""
     bus = await open_bus(fragile.url, options=replace(OPTIONS, total_s=0.5, try_s=0.3))
     await asyncio.to_thread(fragile.kill)
     await until(lambda: not bus._connection._up.is_set())

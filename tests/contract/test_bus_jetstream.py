@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.bus_contract import BusContract
-from support.bus_contract_data import MakeBus
 
-from atoll.bus.server import EmbeddedBroker
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
+from atoll.bus.server import EmbeddedBroker
+from support.bus_contract import BusContract
+from support.bus_contract_data import MakeBus
 
 pytestmark = pytest.mark.connected
 ROOM_BYTES = 16 << 20

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
-from support.bus_contract import BusContract
-from support.bus_contract_data import MakeBus
 
-from atoll.wire.traffic import BusStats
+from atoll.base.errors import BrokerUnavailable
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.wire.subjects import Subjects
-from atoll.base.errors import BrokerUnavailable
-from atoll_simulator.links import MESSAGE_BYTES, TOTAL_S, SimulatedLink, LinkedBus, LinkShape
+from atoll.wire.traffic import BusStats
+from atoll_simulator.links import MESSAGE_BYTES, TOTAL_S, LinkedBus, LinkShape, SimulatedLink
 from atoll_simulator.loop import VirtualLoop
+from support.bus_contract import BusContract
+from support.bus_contract_data import MakeBus
 
 ROOM_BYTES = 16 << 20
 RUN = "linked"
@@ -134,7 +134,9 @@ def test_messages_arrive_in_the_order_they_left_in() -> None:
         feed = await ear.listen(SUBJECTS.call("*"))
         for number in range(20):
             await bus.tell(SUBJECTS.call(number), bytes((number * 7) % 20))
-        return [int(core_message.subject.rpartition(".")[2]) for _ in range(20) if (core_message := await feed.next(100.0))]
+        return [
+            int(core_message.subject.rpartition(".")[2]) for _ in range(20) if (core_message := await feed.next(100.0))
+        ]
 
     assert virtually(main()) == list(range(20))
 

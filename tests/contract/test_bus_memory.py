@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.bus_contract import BusContract
-from support.bus_contract_data import MakeBus
 
+from atoll.base.errors import BlobGone
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.wire.subjects import Subjects
-from atoll.base.errors import BlobGone
+from support.bus_contract import BusContract
+from support.bus_contract_data import MakeBus
 
 ROOM_BYTES = 16 << 20
 

@@ -24,12 +24,12 @@ from nats import errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from atoll.bus.server import EmbeddedBroker, find_server
-from atoll.bus.nats.client import WireClient
-from atoll.wire.traffic import BusStats
 from atoll.bus.nats.bus import JetStreamBus
+from atoll.bus.nats.client import WireClient
 from atoll.bus.options import BusOptions
+from atoll.bus.server import EmbeddedBroker, find_server
 from atoll.wire.subjects import Subjects
+from atoll.wire.traffic import BusStats
 from support.links import LinkProxy
 
 pytestmark = pytest.mark.connected
@@ -50,7 +50,7 @@ async def opened(url: str, run: str, options: BusOptions = OPTIONS) -> AsyncIter
 
 
 async def test_beats_are_prompt_while_chunks_saturate_a_link_both_ways(broker: EmbeddedBroker, run: str) -> None:
-    """Eight megabytes up and eight down at four a second: the link is busy for seconds, an at-most-once message waits for none of it.
+    """Eight megabytes up and eight down at four a second keep a link busy for seconds; a core message waits for none.
 
     No time-out of a chunk (1 s) and no late echo (1 s, three in a row) is taken for a failure: things move.
     """

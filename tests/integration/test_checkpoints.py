@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from atoll.client.optimizer_state import host_copy
-from atoll_learner.checkpoints import KEPT, Checkpoints, CheckpointNote, DataPlace
+from atoll_learner.checkpoints import KEPT, CheckpointNote, Checkpoints, DataPlace
 
 DEADLINE_S = 240.0
 LIFE = CheckpointNote(

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from test_run_in_memory import MemoryWorld, settings
 
+from atoll.client.device_encoding import Encoder, Placed
 from atoll.client.driver import IslandDriver
 from atoll.client.join import IslandHandle, join
-from atoll.client.device_encoding import Encoder, Placed
 from atoll.codec.kernels import Vector
 from atoll.protocol.ledger import settle
 from support.links import unique_run

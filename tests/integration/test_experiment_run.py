@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from atoll_learner.data.prepare import prepare
 from benchmarks.experiments.experiment import main
 from benchmarks.experiments.experiment_page import load
 from benchmarks.experiments.questions import FOLDER
-
-from atoll_learner.data.prepare import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["model.size=1", "model.context=32", "train.batch=2", "data.lease_blocks=2", "protocol.fragments=2"]

@@ -1,4 +1,4 @@
-"""A learner with fresh weights beside trained state: by whatever path it comes, heads change by merged pseudo-gradients only."""
+"""A learner with fresh weights meets trained state: heads change by merged pseudo-gradients only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from test_run_in_memory import MemoryWorld, parameters, settings
 
-from atoll.bus.interface import Bus, Record
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import Clock
-from atoll.model.pytrees import gather
+from atoll.bus.interface import Bus, Record
 from atoll.client import session
 from atoll.client.founding import found_or_join, publish_origin
-from atoll.run.record import read_run
-from atoll.run.heads import wait_for_heads
 from atoll.client.join import IslandHandle
+from atoll.model.pytrees import gather
+from atoll.run.heads import wait_for_heads
+from atoll.run.record import read_run
 from atoll.wire.messages import Contribution, Head, RunRecord, decode
+from atoll.wire.subjects import Subjects
 
 TOKENS = 600
 FRESH = -3.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from support.islands import DEADLINE_S, IslandProcess
 from test_takeover import end, unforked
 
 from atoll.run.links import byte_ledger
 from atoll.run.view import RunView
+from support.islands import DEADLINE_S, IslandProcess
 
 SHARED = {"ATOLL_PROTOCOL__SHARDS": "2"}
 

@@ -14,17 +14,17 @@ import numpy as np
 import optax
 import pytest
 
-from atoll.wire.blobs import BlobRef
+from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.subjects import Subjects
-from atoll.codec.arrays import pack_arrays
-from atoll.base.loop_thread import LoopThread
 from atoll.client.join import IslandHandle, join
-from atoll.client.session import LENDING_STEPS_MIN
 from atoll.client.optimizer_state import host_copy
+from atoll.client.session import LENDING_STEPS_MIN
+from atoll.codec.arrays import pack_arrays
 from atoll.protocol.settings import ProtocolSettings
+from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Control, Event, RunRecord, StateOffer, decode, encode
+from atoll.wire.subjects import Subjects
 
 PARAMS = {"w": jnp.ones((4, 3)), "b": jnp.zeros((3,))}
 ADAM = optax.adam(1e-3)

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.islands import DEADLINE_S, SMALL, IslandProcess
 
-from atoll.archive.checkpoints import Manifest
 from atoll.archive.checkpoint_store import CheckpointStore
+from atoll.archive.checkpoints import Manifest
 from atoll.archive.object_store import open_vault
-from atoll.bus.server import EmbeddedBroker
 from atoll.bus.open import open_bus
-from atoll.wire.subjects import Subjects
+from atoll.bus.server import EmbeddedBroker
 from atoll.run.heads import read_heads
 from atoll.run.record import read_run
 from atoll.wire.messages import Head
+from atoll.wire.subjects import Subjects
+from support.islands import DEADLINE_S, SMALL, IslandProcess
 
 SHARDS = 2
 TOKENS = 400_000

@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 import psutil
-from support.islands import DEADLINE_S, IslandProcess
 
 from atoll.bus.open import open_bus
-from atoll.wire.subjects import Subjects
 from atoll.protocol.data import DataLedger
 from atoll.wire.messages import RunRecord, decode
+from atoll.wire.subjects import Subjects
+from support.islands import DEADLINE_S, IslandProcess
 
 # Slow enough that a restart costs fewer steps of the run than make a checkpoint stale.
 OFTEN = {"ATOLL_LEARNER__CHECKPOINT_EVERY_S": "1", "ATOLL_LEARNER__THROTTLE": "50"}
@@ -52,7 +52,9 @@ async def end(island: IslandProcess, *names: str) -> None:
         assert island.process(name).wait(DEADLINE_S) == 0, island.log(name).read_text(encoding="utf-8")[-3000:]
 
 
-async def test_a_killed_learner_comes_back_from_its_checkpoint_then_from_a_peer_then_fresh(island: IslandProcess) -> None:
+async def test_a_killed_learner_comes_back_from_its_checkpoint_then_from_a_peer_then_fresh(
+    island: IslandProcess,
+) -> None:
     """Three deaths: with its checkpoint, without it beside a peer, and without both; each begins no worse than before."""
     island.start("shard", "synchronizer", "--shard", "0")
     learner(island, "first", "a")
@@ -182,7 +184,9 @@ async def test_a_preempted_learner_loses_at_most_what_was_open(island: IslandPro
     learner(island, "second", "a", ATOLL_LEARNER__ENCODE="device")
     island.wait_for("second", "learner.warm")
     await end(island, "second")
-    assert [island.lines(name, "pseudo_gradients.encoded")[0]["where"] for name in ("first", "second")] == ["device"] * 2
+    assert [island.lines(name, "pseudo_gradients.encoded")[0]["where"] for name in ("first", "second")] == [
+        "device"
+    ] * 2
     shard.terminate()
     assert shard.wait(DEADLINE_S) == 0
     settled = await island.settlement()

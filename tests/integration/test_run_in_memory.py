@@ -14,23 +14,23 @@ import msgspec
 import numpy as np
 import pytest
 
+from atoll.base.errors import BlobGone, LayoutMismatch, Quarantined, SettingsError
+from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.subjects import Subjects
-from atoll.base.errors import BlobGone, LayoutMismatch, Quarantined, SettingsError
 from atoll.client import driver
-from atoll.run.ledger import closing_ledger
-from atoll.run.heads import read_heads
-from atoll.run.record import read_run
-from atoll.base.loop_thread import LoopThread
 from atoll.client.join import IslandHandle, join
 from atoll.model.layout import Layout
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, thawed
 from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.quarantine import MEASURES_MIN
 from atoll.protocol.settings import ProtocolSettings
-from atoll.wire.messages import Event, Head, decode, encode
+from atoll.run.heads import read_heads
+from atoll.run.ledger import closing_ledger
 from atoll.run.merged_model import MergedModel, read_merged
+from atoll.run.record import read_run
+from atoll.wire.messages import Event, Head, decode, encode
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import serve_run
 
 Opener = Callable[[], Coroutine[Any, Any, Bus]]

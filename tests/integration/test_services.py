@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from support.islands import DEADLINE_S, IslandProcess
 
 
@@ -57,7 +58,9 @@ def test_another_model_and_other_data_are_refused_by_name(island: IslandProcess,
         ({"ATOLL_COLOUR": "blue"}, 2, "colour"),
     ],
 )
-def test_a_learner_that_cannot_start_says_why(island: IslandProcess, settings: dict[str, str], code: int, said: str) -> None:
+def test_a_learner_that_cannot_start_says_why(
+    island: IslandProcess, settings: dict[str, str], code: int, said: str
+) -> None:
     """One screen, the value, the exit code by kind; no JAX traceback."""
     process = island.start("learner", "learner", **settings)
 

@@ -8,9 +8,9 @@ import signal
 from collections import defaultdict
 
 import msgspec
-from support.islands import DEADLINE_S, IslandProcess
 
 from atoll.wire.messages import Event
+from support.islands import DEADLINE_S, IslandProcess
 
 
 def versions(rounds: list[Event]) -> dict[int, list[int]]:

@@ -33,7 +33,7 @@ SMALL = (
     "protocol.silence_s=2",
 )
 DEADLINE_S = 240.0
-SCHEMA = Path(atoll.__file__).parent / "up" / "report" / "report.schema.json"
+SCHEMA = Path(atoll.__file__).parent / "report" / "report.schema.json"
 
 
 @pytest.fixture(scope="session")

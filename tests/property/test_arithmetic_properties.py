@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.codec import ENCODINGS, Encoded, decode_frame, encode_frame, pack_arrays, unpack_arrays
 from atoll.base.errors import FrameRejected, PeerMisbehaved
-from atoll.model.pytrees import gather, pack_raw, scatter, unpack_raw
-from atoll.model.layout import FragmentSlice, TensorSpec, plan_layout
+from atoll.codec import ENCODINGS, Encoded, decode_frame, encode_frame, pack_arrays, unpack_arrays
 from atoll.merge.fold import FragmentFold, slice_norms
+from atoll.model.layout import FragmentSlice, TensorSpec, plan_layout
+from atoll.model.pytrees import gather, pack_raw, scatter, unpack_raw
 
 BYTES_MAX = 1 << 16
 
@@ -119,7 +119,10 @@ def test_mutated_arrays_are_refused_with_one_error(payload: bytes, entries: int,
 )
 def test_rda_of_identical_vectors_is_that_vector(vector: npt.NDArray[np.float32], weights: list[float]) -> None:
     """Learners that agree are merged to what they agree on: the same norm and the same direction."""
-    slices, sent = [FragmentSlice("w", 0, vector.size, 0, vector.size, direct=False, floating=True)], Encoded.exact(vector)
+    slices, sent = (
+        [FragmentSlice("w", 0, vector.size, 0, vector.size, direct=False, floating=True)],
+        Encoded.exact(vector),
+    )
     fold = FragmentFold(slices, "rda")
     for weight in weights:
         fold.add(sent, slice_norms(slices, sent), weight)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.codec import ENCODINGS
+from atoll.protocol.settings import ProtocolSettings
 from atoll_simulator.planner import timeline, utilisation
 from atoll_simulator.planner.answer import answer
 from atoll_simulator.planner.failures import Failures, goodput
@@ -17,7 +18,6 @@ from atoll_simulator.planner.links import burst, reached
 from atoll_simulator.planner.question import PlanLinks, Question
 from atoll_simulator.planner.timeline import GraphStep, Stream
 from atoll_simulator.planner.traffic import bits_per_number, traffic
-from atoll.protocol.settings import ProtocolSettings
 
 ROUNDING = 1e-9
 few = settings(max_examples=60, deadline=None)
@@ -61,7 +61,12 @@ def questions(draw: st.DrawFn) -> Question:
 
 @few
 @given(steps, st.floats(0.0, 20.0), st.integers(1, 500), st.booleans())
-def test_the_closed_form_of_diloco_is_its_graph(step: GraphStep, steps_long: float, interval: int, overlap: bool) -> None:  # noqa: FBT001
+def test_the_closed_form_of_diloco_is_its_graph(
+    step: GraphStep,
+    steps_long: float,
+    interval: int,
+    overlap: bool,  # noqa: FBT001
+) -> None:
     reduce_s = steps_long * step.takes_s
 
     assert utilisation.diloco(step, reduce_s, interval, overlap=overlap) == pytest.approx(

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.base.errors import SettingsError
-from atoll_simulator.planner import failures
 from atoll_simulator.engine import Engine
 from atoll_simulator.fleet import cells
 from atoll_simulator.fleet.cells import ELASTIC, RIGID, Job, simulate
@@ -21,6 +20,7 @@ from atoll_simulator.fleet.chips import Chips
 from atoll_simulator.fleet.drawing import plot
 from atoll_simulator.fleet.parameters import DAY_S, Exchange, FleetParameters, changed, split
 from atoll_simulator.fleet.rounds import StepWindow, rounds
+from atoll_simulator.planner import failures
 
 CHIPS = 1_200_000
 FEW = settings(max_examples=12, deadline=None)
@@ -247,7 +247,9 @@ def test_a_table_is_the_same_for_any_number_of_workers() -> None:
 def test_a_learner_of_fewer_slices_is_less_slowed_by_its_slowest() -> None:
     """The pace of many small learners is better than that of a large one; without spread there is nothing to wait for."""
     one, many = cells.table(FleetParameters(), (ELASTIC, "16"), (CHIPS,), seeds=[0], days=0.01, workers=1)
-    (even,) = cells.table(changed(FleetParameters(), slice_cv=0.0), (ELASTIC,), (CHIPS,), seeds=[0], days=0.01, workers=1)
+    (even,) = cells.table(
+        changed(FleetParameters(), slice_cv=0.0), (ELASTIC,), (CHIPS,), seeds=[0], days=0.01, workers=1
+    )
 
     assert 0.9 < one.pace < many.pace < 1.0
     assert even.pace == 1.0

@@ -123,7 +123,7 @@ def test_a_stalled_learner_is_left_out_and_comes_back() -> None:
 
     world.trainers[0].go_on(4)
     world.engine.run(70.0)
-    behind = [world.versions()[p] - span.anchor for p, span in world.trainers[0].island.spans.items()]
+    behind = [world.versions()[p] - interval.anchor for p, interval in world.trainers[0].island.intervals.items()]
     assert max(behind) <= 1
     assert world.trainers[0].stalled_s == pytest.approx(30.0)
     assert world.settle().exact

@@ -7,9 +7,9 @@ from statistics import fmean
 
 import pytest
 
-from atoll_simulator.planner import failures
 from atoll_simulator.fleet.cells import ELASTIC, RIGID, Job, simulate
 from atoll_simulator.fleet.parameters import DAY_S, FleetParameters, changed
+from atoll_simulator.planner import failures
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,11 @@ def test_the_planners_form_holds_for_other_constants_too(chips: int, values: dic
     fleet = changed(FleetParameters(), **values)
     days = max(3.0, 12.0 * fleet.return_s / DAY_S)
     lived = [simulate(Job(fleet, ELASTIC, chips, days, seed)) for seed in range(2 if days > 3.0 else 4)]
-    shared = {each.name: getattr(fleet, each.name) for each in fields(FleetParameters) if hasattr(failures.Failures(), each.name)}
+    shared = {
+        each.name: getattr(fleet, each.name)
+        for each in fields(FleetParameters)
+        if hasattr(failures.Failures(), each.name)
+    }
     planned = failures.elastic(failures.Failures(mtbi_s=fleet.mtbi_s, **shared), chips)
 
     assert planned == pytest.approx(fmean(one.goodput for one in lived), abs=0.03)

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from atoll.protocol.settings import ProtocolSettings
+from atoll_simulator.fleet.parameters import Exchange, FleetParameters
+from atoll_simulator.fleet.rounds import StepWindow, rounds
 from atoll_simulator.planner.answer import answer
 from atoll_simulator.planner.failures import Failures
 from atoll_simulator.planner.merging import UNSURE, held_s
 from atoll_simulator.planner.question import PlanLinks, Question
-from atoll.protocol.settings import ProtocolSettings
-from atoll_simulator.fleet.parameters import Exchange, FleetParameters
-from atoll_simulator.fleet.rounds import StepWindow, rounds
 
 NEVER_DAYS = 1e6
 STEPS = 700

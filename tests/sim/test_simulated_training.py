@@ -17,12 +17,12 @@ import jax
 import pytest
 
 import atoll
+from atoll.base.errors import AtollError, SettingsError
 from atoll.bus.memory.bus import MemoryBroker
 from atoll.cli import INTERRUPTED
-from atoll.base.errors import AtollError, SettingsError
-from atoll.settings import load
 from atoll.local.environment import flat, variables
 from atoll.local.options import UpRequest, plan
+from atoll.settings import load
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.sources import files_of
 from atoll_simulator import simulation
@@ -31,7 +31,7 @@ from atoll_simulator.scenario import Scenario, scenario_of
 from atoll_simulator.workshop import Ran, planned_run, run_sim
 from atoll_simulator.world import ProcessLife, SimulatedWorld
 
-SCHEMA = Path(atoll.__file__).parent / "up" / "report" / "report.schema.json"
+SCHEMA = Path(atoll.__file__).parent / "report" / "report.schema.json"
 SMALL: dict[str, object] = {
     "model.layers": 1,
     "model.width": 32,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import ProtocolMisuse
-from atoll_simulator.loop import WALL_S, ProcessTasks, LoopClock, VirtualLoop
+from atoll_simulator.loop import WALL_S, LoopClock, ProcessTasks, VirtualLoop
 
 
 def virtually(work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401  (whatever it returns)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
+from atoll.base.errors import BrokerUnavailable, ProtocolMisuse
+from atoll.bus.interface import Bus
+from atoll.wire.limits import MESSAGE_BYTES_MAX
+from atoll.wire.subjects import Subjects
 from support.bus_contract_data import MIB, SOON_S, BlobContract, MakeBus, QueueContract, RecordContract, noise
 from support.bus_contract_live import TapeContract, WhisperContract
-
-from atoll.wire.limits import MESSAGE_BYTES_MAX
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
-from atoll.base.errors import BrokerUnavailable, ProtocolMisuse
 
 
 class BusContract(BlobContract, RecordContract, QueueContract, TapeContract, WhisperContract):

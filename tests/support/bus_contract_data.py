@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from atoll.wire.blobs import BlobRef
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
 from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved, QueueFull, RecordConflict, StorageFull
+from atoll.bus.interface import Bus
+from atoll.wire.blobs import BlobRef
+from atoll.wire.subjects import Subjects
 
 MakeBus = Callable[[], Awaitable[Bus]]
 SOON_S = 5.0

@@ -6,11 +6,11 @@ import asyncio
 import json
 
 import pytest
-from support.bus_contract_data import NEVER_S, SOON_S, MakeBus
 
+from atoll.base.errors import ProtocolMisuse
 from atoll.wire.limits import INFO_HEADER, Info
 from atoll.wire.subjects import Subjects
-from atoll.base.errors import ProtocolMisuse
+from support.bus_contract_data import NEVER_S, SOON_S, MakeBus
 
 
 class TapeContract:

@@ -7,27 +7,27 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from atoll.archive.checkpoints import Manifest
-from atoll.archive.rebuild import RebuildOutcome, rebuild
 from atoll.archive.checkpoint_store import CheckpointStore
-from atoll.archive.object_store import Name, ArchiveStore
-from atoll.wire.blobs import BlobRef
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.subjects import Subjects
+from atoll.archive.checkpoints import Manifest
+from atoll.archive.object_store import ArchiveStore, Name
+from atoll.archive.rebuild import RebuildOutcome, rebuild
 from atoll.base.clock import SystemClock
 from atoll.base.errors import ArchiveUnavailable
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
-from atoll.run.heads import read_heads
 from atoll.client.membership import claim
-from atoll.model.layout import TensorSpec, plan_layout
 from atoll.merge.outer import make_outer
-from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
+from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.data import DataGrant, DataLedger
 from atoll.protocol.events import Commit, PushKey, Share
+from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.heads import read_heads
 from atoll.settings import ArchiveSettings
+from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Head, RunRecord, encode
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer.archivist import Archivist
 from atoll_synchronizer.store import ShardStore
 

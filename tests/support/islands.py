@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from atoll.bus.server import EmbeddedBroker
 from atoll.bus.open import open_bus
-from atoll.wire.subjects import Subjects
-from atoll.run.ledger import closing_ledger
+from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.ledger import Settlement, settle
-from support.links import unique_run
+from atoll.run.ledger import closing_ledger
 from atoll.wire.messages import Event, decode
+from atoll.wire.subjects import Subjects
+from support.links import unique_run
 
 DEADLINE_S = 240.0
 SMALL = {

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from atoll.base.errors import AtollError
 from atoll.protocol import invariants
-from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -46,6 +45,7 @@ from atoll.protocol.events import (
     StepDone,
     TimerFired,
 )
+from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger, Settlement, settle
 from atoll.protocol.settings import ProtocolSettings
@@ -86,7 +86,7 @@ class LearnerIncarnation:
 
 @dataclass
 class ProtocolWorld:
-    """One shard and its islands; `queue` is the durable work queue, `calls` and `heads` are at-most-once messages on their way."""
+    """One shard and its islands; `queue` is the durable work queue, `calls` and `heads` are core messages on their way."""
 
     settings: ProtocolSettings
     step_s: float = 1.0

@@ -32,6 +32,10 @@ TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".sh", ".conf", ".json"
 
 # Modules that are reached through another one's tests: here, what the bus contract drives from its public side.
 TESTED_BY = {
+    "atoll_simulator.planner.command": "test_cli_plan.py",
+    "atoll_simulator.train_command": "test_simulated_training.py",
+    "atoll.client.peer_recovery": "test_lending.py",
+    "atoll.run.record": "test_run_in_memory.py",
     "atoll.bus.nats.blobs": "test_bus_jetstream.py",
     "atoll_synchronizer.commit_attempt": "test_store.py",
     "atoll.wire.limits": "test_bus_jetstream.py",
@@ -65,7 +69,6 @@ TESTED_BY = {
     "atoll_learner.process": "test_up.py",
     "atoll_synchronizer.commands": "test_up.py",
     "atoll_simulator.planner.ways": "test_cli_plan.py",
-    "atoll_simulator.sim_command": "test_cli.py",
     "atoll_simulator.fleet.command": "test_fleet_commands.py",
     "atoll_simulator.fleet.hub": "test_fleet_rounds.py",
     "atoll_simulator.fleet.report_text": "test_fleet_commands.py",
@@ -298,7 +301,9 @@ def test_a_module_without_a_test_is_found() -> None:
     """The rule above speaks when neither a name nor an import mentions the module."""
     modules = {"atoll.base.clock": "x = 1", "atoll.base.logs": "x = 1", "atoll.merge.outer": "x = 1"}
 
-    assert untested(modules, {"test_clock.py": "", "test_a.py": "from atoll.merge.outer import x"}) == ["atoll.base.logs"]
+    assert untested(modules, {"test_clock.py": "", "test_a.py": "from atoll.merge.outer import x"}) == [
+        "atoll.base.logs"
+    ]
 
 
 def test_every_make_target_has_a_help_line() -> None:

@@ -12,12 +12,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from atoll.model.pytrees import describe, gather
 from atoll.client.adoption import adopt
 from atoll.client.driver import AdoptableFragment
-from atoll.run.heads import GlobalFragment
 from atoll.model.layout import plan_layout
+from atoll.model.pytrees import describe, gather
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.heads import GlobalFragment
 
 
 @pytest.mark.parametrize("fragments", [1, 3])

@@ -8,18 +8,17 @@ from collections.abc import AsyncGenerator, Sequence
 import numpy as np
 import pytest
 
-from atoll.wire.blobs import Portion
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.blobs import Download, Upload
-from atoll.wire.subjects import Subjects
-from atoll.codec import FrameDecoder, Framing, FrameEncoder
 from atoll.base.errors import BrokerUnavailable
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.codec import FrameDecoder, FrameEncoder, Framing
 from atoll.model.layout import FragmentSlice, TensorSpec, plan_layout
 from atoll.protocol.events import PushKey
 from atoll.protocol.settings import ProtocolSettings
-from support.links import unique_run
+from atoll.wire.blobs import Download, Portion, Upload
 from atoll.wire.messages import Contribution, RunRecord
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer.aggregator import READS_AT_ONCE, Aggregator
+from support.links import unique_run
 
 SIZE = 700_000
 
@@ -52,13 +51,15 @@ async def test_an_outage_fills_no_memory_and_costs_no_piece_twice(monkeypatch: p
             super().__init__(elements, codec, slices)
             made.append(self)
 
-    monkeypatch.setattr("atoll.run.blob_reader.Arriving", Counted)
+    monkeypatch.setattr("atoll.run.blob_reader.FrameDecoder", Counted)
     protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4, codec_up="f32").check()
     layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)
     run = RunRecord(run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol)
     bus = Away(run.run, MemoryBroker())
     bus.enough = asyncio.Event()
-    outgoing = FrameEncoder(Framing(SIZE, "f32"), lambda start, stop: np.ones(stop - start, np.float32), layout.slices(0))
+    outgoing = FrameEncoder(
+        Framing(SIZE, "f32"), lambda start, stop: np.ones(stop - start, np.float32), layout.slices(0)
+    )
     blob = await bus.put_blob(Subjects(run.run).contribution_stem("a", 0, 1, 1), Upload(outgoing))
     manifest = Contribution(
         learner="a", incarnation=1, fragment=0, push=1, base_version=0, tokens=1, steps=1, trained_tokens=1, loss=None,

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from atoll.base.errors import PeerMisbehaved
 from atoll.codec import pack_arrays, unpack_arrays
 from atoll.codec.arrays import DTYPES, HEADER_BYTES_MAX
-from atoll.base.errors import PeerMisbehaved
 
 BYTES_MAX = 1 << 22
 

@@ -6,11 +6,21 @@ import re
 from dataclasses import replace
 
 import pytest
-from benchmarks.network.bandwidth import _longest_step, _twelve, eight_sites, others, predictions, twelve_b
-from benchmarks.network.literature import FIVE_B, GRID, ONE_LEG, TABLE_6, TWO_THIRDS, PublishedRow, first_point, nearest_point, steps_off
-from benchmarks.lib.publish import WORDS
 
 from atoll_simulator.planner import answer
+from benchmarks.lib.publish import WORDS
+from benchmarks.network.bandwidth import _longest_step, _twelve, eight_sites, others, predictions, twelve_b
+from benchmarks.network.literature import (
+    FIVE_B,
+    GRID,
+    ONE_LEG,
+    TABLE_6,
+    TWO_THIRDS,
+    PublishedRow,
+    first_point,
+    nearest_point,
+    steps_off,
+)
 
 
 @pytest.mark.parametrize("row", [*TABLE_6, *FIVE_B], ids=lambda row: row.name)

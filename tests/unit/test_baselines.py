@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pytest
 from typer.testing import CliRunner
 
-from atoll.merge.global_update import AVERAGE, GlobalUpdate
-from atoll.cli.main import build
 from atoll.base.errors import SettingsError
+from atoll.cli.main import build
+from atoll.merge.global_update import AVERAGE, GlobalUpdate
 from atoll.merge.outer import Nesterov
 from atoll.settings import Settings
 from atoll_learner.compiling import enable_compile_cache
@@ -26,7 +26,7 @@ from atoll_learner.model import Params, init_params
 from atoll_learner.process import LearnerWork, prepare_work
 from atoll_learner.train import init_optimizer, learning_rate, make_step
 from atoll_simulator.baseline_run import Request, baseline_settings, run_baseline
-from atoll_simulator.baselines import Feeds, Method, BaselineResult, report_of, train_baseline
+from atoll_simulator.baselines import BaselineResult, Feeds, Method, report_of, train_baseline
 
 TINY = ["model.size=1", "model.context=32", "train.batch=2", "data.lease_blocks=2"]
 STEP = 64
@@ -186,7 +186,7 @@ def test_the_curve_is_measured_where_learners_meet(corpus: Path) -> None:
 
 @pytest.mark.parametrize(("method", "versions"), [("data-parallel", range(1, 7)), ("diloco", (4, 6))])
 def test_the_average_is_that_of_a_run_over_every_version(corpus: Path, method: Method, versions: Sequence[int]) -> None:
-    """Steps of data-parallel training and meetings of DiLoCo are versions as in `atoll.merge.global_update`; nobody trains on it."""
+    """Steps of data-parallel training and meetings of DiLoCo are versions, as in `atoll.merge.global_update`."""
     apart, kept = "protocol.interval_steps=4", "protocol.average_versions=3"
     settings = settings_of(corpus, apart, kept)
     work = prepare_work(settings)

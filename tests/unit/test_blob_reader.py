@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.run.blob_reader import FrameReader
-from atoll.wire.blobs import BlobRef
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.blobs import Upload
-from atoll.wire.subjects import Subjects
-from atoll.codec import Framing, FrameEncoder, frame_bytes
 from atoll.base.errors import FrameRejected, PeerMisbehaved
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.codec import FrameEncoder, Framing, frame_bytes
+from atoll.run.blob_reader import FrameReader
+from atoll.wire.blobs import BlobRef, Upload
+from atoll.wire.subjects import Subjects
 
 SIZE = 600_000
 STEM = Subjects("r").global_stem(0, 1, "n")

@@ -7,13 +7,12 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from atoll.bus.nats.blobs import UploadWindow
-from atoll.wire.limits import CHUNK_BYTES
-from atoll.wire.blobs import BlobRef, Portion
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.blobs import PAGE_PIECES, Cut, Download, Upload, digest_of, flat, whole
-from atoll.wire.subjects import Subjects
 from atoll.base.errors import BlobCorrupt, PeerMisbehaved, ProtocolMisuse, StorageFull
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.nats.blobs import UploadWindow
+from atoll.wire.blobs import PAGE_PIECES, BlobRef, Cut, Download, Portion, Upload, digest_of, flat, whole
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.subjects import Subjects
 
 STEM = Subjects("r").state_stem(0, 1, "n")
 

@@ -11,24 +11,38 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.faults import chaos
 import msgspec
 import pytest
-from benchmarks.lib import results
+
+from atoll.protocol.ledger import Account, Ledger
+from benchmarks.faults import chaos
 from benchmarks.faults.chaos import courses, parsed
-from benchmarks.faults.extracts import SCHEMA, Booked, Course, Extract, Made, Refusal, ExtractRound, Row, ExtractShare, load, numbers, ranges, save
+from benchmarks.faults.extracts import (
+    SCHEMA,
+    Booked,
+    Course,
+    Extract,
+    ExtractRound,
+    ExtractShare,
+    Made,
+    Refusal,
+    Row,
+    load,
+    numbers,
+    ranges,
+    save,
+)
+from benchmarks.faults.fault_schedule import seconds_for
 from benchmarks.faults.goodput import gaps, participation, useful_share
 from benchmarks.faults.group_in_storm import enter_steps
+from benchmarks.faults.metrics import figures, partition, recovery, takeovers
 from benchmarks.faults.plots import plots
-from benchmarks.lib.publish import differences, publish
-from benchmarks.lib.results import Figure
 from benchmarks.faults.safety import safety
 from benchmarks.faults.storm import Fault
 from benchmarks.faults.synchronous import Line
-from benchmarks.faults.metrics import figures, partition, recovery, takeovers
-from benchmarks.faults.fault_schedule import seconds_for
-
-from atoll.protocol.ledger import Account, Ledger
+from benchmarks.lib import results
+from benchmarks.lib.publish import differences, publish
+from benchmarks.lib.results import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGAN_S = 1_000_000.0
@@ -48,7 +62,13 @@ def life(start_s: float, stop_s: float, step_s: float = 0.5) -> list[Row]:
 def calm(name: str = "undisturbed", per_minute: float = 0.0) -> Extract:
     """Return a run of two learners and two fragments in which nothing happened: a commit of either a second."""
     rounds = [
-        ExtractRound(at_s + 0.5 * fragment, f"shard-{fragment}", fragment, at_s, [ExtractShare(n, 1, at_s, 0, 20) for n in LEARNERS])
+        ExtractRound(
+            at_s + 0.5 * fragment,
+            f"shard-{fragment}",
+            fragment,
+            at_s,
+            [ExtractShare(n, 1, at_s, 0, 20) for n in LEARNERS],
+        )
         for at_s in range(1, int(LENGTH_S) + 1)
         for fragment in (0, 1)
     ]

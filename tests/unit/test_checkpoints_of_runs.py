@@ -10,13 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.founded_run import EVERY_S, SHARDS, BrokenVault, FoundedRun, TurnedClock, run_record
 
 from atoll.archive import checkpoint_store
 from atoll.archive.checkpoints import INCOMPLETE_MAX, founding, next_mark_s
 from atoll.archive.object_store import FolderArchive
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer import archivist
+from support.founded_run import EVERY_S, SHARDS, BrokenVault, FoundedRun, TurnedClock, run_record
 
 AHEAD = 1000
 
@@ -78,7 +78,9 @@ def test_a_clock_before_the_founding_makes_nobody_sleep_longer() -> None:
         assert now_s < next_mark_s(record, now_s, EVERY_S) <= now_s + EVERY_S
 
 
-async def test_a_founding_that_sorts_later_crowds_nothing_out(reef: FoundedRun, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_founding_that_sorts_later_crowds_nothing_out(
+    reef: FoundedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its founder's clock was ahead of ours: our marks stay, its marks too, and it is said."""
     record = reef.record
     reef.record = msgspec.structs.replace(record, nonce="other", founded_at_s=record.founded_at_s + 1e6)
@@ -100,7 +102,9 @@ async def test_a_founding_that_sorts_later_crowds_nothing_out(reef: FoundedRun, 
     assert "archive.foreign" in capsys.readouterr().out
 
 
-async def test_a_shard_whose_marks_are_never_complete_says_so(reef: FoundedRun, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_shard_whose_marks_are_never_complete_says_so(
+    reef: FoundedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also which shard is missing; one mark that is late is nothing to speak of."""
     await reef.mark()
     reef.later()
@@ -148,7 +152,9 @@ async def test_a_last_mark_that_takes_too_long_is_counted_and_said(
     assert "archive.mark_failed" in capsys.readouterr().out
 
 
-async def test_a_last_mark_is_given_more_time_the_larger_it_is(reef: FoundedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_last_mark_is_given_more_time_the_larger_it_is(
+    reef: FoundedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bound that is too short for a small shard is none for one that takes long to write."""
     monkeypatch.setattr(archivist, "LAST_MARK_S", 0.0)
     monkeypatch.setattr(archivist, "SLOW_BYTES_PER_S", 1.0)
@@ -207,7 +213,9 @@ async def test_objects_of_a_manifest_that_we_cannot_read_are_kept(
     assert "archive.manifest_unreadable" in capsys.readouterr().out
 
 
-async def test_a_manifest_that_nobody_could_read_is_not_written(reef: FoundedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_manifest_that_nobody_could_read_is_not_written(
+    reef: FoundedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would stand there as a mark; instead the mark has failed."""
     monkeypatch.setattr(checkpoint_store, "MANIFEST_BYTES_MAX", 100)
 

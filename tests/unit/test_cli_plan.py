@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from atoll.cli.main import build
 from atoll.base.errors import SettingsError
-from atoll_simulator.planner.cautions import NO_WAY
-from atoll_simulator.fleet.parameters import FleetParameters
+from atoll.cli.main import build
 from atoll.local.defaults import SETTINGS
+from atoll_simulator.fleet.parameters import FleetParameters
+from atoll_simulator.planner.cautions import NO_WAY
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "plan_12b.txt"
@@ -170,7 +170,9 @@ def test_whatever_a_caution_advises_is_accepted_and_helps(kind: str, command: st
 
 
 def test_every_kind_of_caution_is_among_those_that_are_followed() -> None:
-    source = (ROOT / "shared" / "atoll" / "plan" / "cautions.py").read_text(encoding="utf-8")
+    source = (ROOT / "services" / "simulator" / "atoll_simulator" / "planner" / "cautions.py").read_text(
+        encoding="utf-8"
+    )
     made = set(re.findall(r'Trouble\(\s*f?"([^"{]+)', source))
 
     assert len(made) >= 12

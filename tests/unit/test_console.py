@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from atoll.wire.traffic import LinkTraffic
-from atoll.protocol.settings import ProtocolSettings
 from atoll.local.console import WIDE, ConsolePicture, draw, size
+from atoll.protocol.settings import ProtocolSettings
 from atoll.run.view import RunView
 from atoll.wire.messages import Beat, Presence
+from atoll.wire.traffic import LinkTraffic
 
 
 def drawn(view: RunView, now_s: float, width: int) -> list[str]:

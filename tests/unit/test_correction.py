@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.codec import Encoded, encoding_of
-from atoll.merge.correction import MomentumReference, Heloco, correction_of
 from atoll.base.errors import SettingsError
+from atoll.codec import Encoded, encoding_of
 from atoll.codec.kernels.plain import STRETCH
+from atoll.merge.correction import Heloco, MomentumReference, correction_of
+from atoll.merge.fold import FragmentFold, Method, SliceCorrection, slice_norms
 from atoll.model.layout import FragmentSlice
-from atoll.merge.fold import SliceCorrection, FragmentFold, Method, slice_norms
 from atoll.protocol.settings import ProtocolSettings
 
 Vector = npt.NDArray[np.float32]
@@ -34,7 +34,11 @@ def spans_of(*sizes: int) -> tuple[FragmentSlice, ...]:
 def bent(rule: Heloco, v: Vector, m: Vector, slices: tuple[FragmentSlice, ...]) -> list[SliceCorrection | None]:
     """Return what becomes of each slice of `v`."""
     pseudo_gradient = Encoded.exact(v)
-    return list(rule.corrections(pseudo_gradient, slice_norms(slices, pseudo_gradient), MomentumReference.of(m, slices), slices).slices)
+    return list(
+        rule.corrections(
+            pseudo_gradient, slice_norms(slices, pseudo_gradient), MomentumReference.of(m, slices), slices
+        ).by_slice
+    )
 
 
 def corrected(rule: Heloco, v: Vector, m: Vector, slices: tuple[FragmentSlice, ...]) -> Vector:
@@ -45,7 +49,10 @@ def corrected(rule: Heloco, v: Vector, m: Vector, slices: tuple[FragmentSlice, .
     fold = FragmentFold(slices)
     fold.add(pseudo_gradient, norms, 1.0, corrections=corrections)
     result = fold.result().pseudo_gradient
-    said = [norm if correction is None else correction.norm for norm, correction in zip(norms, corrections.slices, strict=True)]
+    said = [
+        norm if correction is None else correction.norm
+        for norm, correction in zip(norms, corrections.by_slice, strict=True)
+    ]
     assert slice_norms(slices, Encoded.exact(result)) == pytest.approx(said, rel=1e-5, abs=1e-6 * max(norms))
     return result
 
@@ -63,7 +70,7 @@ def test_a_fold_of_bent_displacements_is_the_merge_of_corrected_ones(method: Met
         sent = encoding_of(codec).encoded((weight * rng.normal(size=m.size) + towards).astype(np.float32))
         norms = slice_norms(slices, sent)
         corrections = PAPER.corrections(sent, norms, MomentumReference.of(m, slices), slices)
-        changed += sum(correction is not None for correction in corrections.slices)
+        changed += sum(correction is not None for correction in corrections.by_slice)
         fold.add(sent, norms, weight, corrections=corrections)
         v = sent.expanded().astype(np.float64)
         parts = [reference(v[s.offset :][: s.size], m[s.offset :][: s.size].astype(np.float64), PAPER) for s in slices]
@@ -88,8 +95,8 @@ def test_what_a_correction_cancels_has_no_length_and_no_direction() -> None:
     other = np.random.default_rng(2).normal(size=1000).astype(np.float32)
     against = Encoded.exact(-m * np.float32(0.37))
     corrections = rule.corrections(against, slice_norms(slices, against), MomentumReference.of(m, slices), slices)
-    assert corrections.slices[0] is not None
-    assert corrections.slices[0].norm == 0.0
+    assert corrections.by_slice[0] is not None
+    assert corrections.by_slice[0].norm == 0.0
     fold = FragmentFold(slices, "rda")
     fold.add(Encoded.exact(other), slice_norms(slices, Encoded.exact(other)), 1.0)
     fold.add(against, slice_norms(slices, against), 1.0, corrections=corrections)

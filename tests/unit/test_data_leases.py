@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from atoll.wire.limits import Info
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.data_leases import DataLeases
 from atoll.client.membership import claim, release
 from atoll.protocol.data import DataGrant, DataLedger, give_back, sums_by_epoch, sums_by_learner, take
+from atoll.wire.limits import Info
 from atoll.wire.messages import Member, decode
+from atoll.wire.subjects import Subjects
 
 BLOCKS = 10
 LEASE_S = 6.0

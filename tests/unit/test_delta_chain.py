@@ -8,23 +8,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from atoll.wire.blobs import BlobRef
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.subjects import Subjects
-from atoll.run.delta_chain import DELTAS_BEHIND, _unbroken, continued, frames_of, newest_bytes, read_values
-from atoll.codec import frame_bytes
-from atoll.merge.downlink import CARRY
 from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisbehaved
-from atoll.run.heads import GlobalFragment, fetch_frame
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
+from atoll.codec import frame_bytes
 from atoll.codec.kernels import Vector
-from atoll.model.layout import TensorSpec, plan_layout
+from atoll.merge.downlink import CARRY
 from atoll.merge.outer import make_outer
+from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.settings import ProtocolSettings
-from support.protocol_world import one_commit
-from support.links import unique_run
+from atoll.run.delta_chain import DELTAS_BEHIND, _unbroken, continued, frames_of, newest_bytes, read_values
+from atoll.run.heads import GlobalFragment, fetch_frame
+from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Delta, Head, RunRecord, encode
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer.store import ShardStore
+from support.links import unique_run
+from support.protocol_world import one_commit
 
 SIZE = 2000
 EVERY = 12

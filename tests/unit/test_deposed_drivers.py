@@ -9,21 +9,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from atoll.wire.limits import Info
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import SystemClock
 from atoll.base.errors import RecordConflict
-from atoll.codec.kernels import Vector
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import found_or_join, publish_origin
-from atoll.model.layout import TensorSpec, plan_layout
+from atoll.codec.kernels import Vector
 from atoll.merge.outer import make_outer
+from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import PushKey
 from atoll.protocol.settings import ProtocolSettings
-from support.protocol_world import one_commit
+from atoll.wire.limits import Info
 from atoll.wire.messages import RunRecord
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import ShardStore
+from support.protocol_world import one_commit
 
 DEADLINE_S = 20.0
 

@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
-from atoll.codec import ENCODINGS, Encoded, encoding_of
 from atoll.base.errors import FrameRejected, SettingsError
-from atoll.model.pytrees import Vector, describe, gather
 from atoll.client.adoption import adopt
-from atoll.client.driver import AdoptableFragment
-from atoll.run.heads import GlobalFragment
 from atoll.client.device_encoding import Encoder, checked, chosen
+from atoll.client.driver import AdoptableFragment
+from atoll.codec import ENCODINGS, Encoded, encoding_of
 from atoll.codec.kernels import BLOCK, jitted
 from atoll.model.layout import Layout, plan_layout
+from atoll.model.pytrees import Vector, describe, gather
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.heads import GlobalFragment
 from atoll.settings import load
 
 TWO_DEVICES = Path(__file__).with_name("two_devices.py")

@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from atoll.codec import ENCODINGS, FrameDecoder, Encoded, EncodedFrame
-from atoll.codec.encoded import codes_bytes
-from atoll.merge.downlink import CARRY, DownlinkQuantiser
 from atoll.base.errors import FrameRejected, ProtocolMisuse, SettingsError
+from atoll.codec import ENCODINGS, Encoded, EncodedFrame, FrameDecoder
+from atoll.codec.encoded import codes_bytes
 from atoll.codec.kernels import Vector
+from atoll.merge.downlink import CARRY, DownlinkQuantiser
 from atoll.merge.outer import State
 
 SIZE = 3000
@@ -21,7 +21,9 @@ def drawn(seed: int, size: int = SIZE) -> Vector:
     return np.random.default_rng(seed).normal(size=size).astype(np.float32)
 
 
-def settled(downlink: DownlinkQuantiser, values: Vector, target: Vector, delta: Encoded | None = None) -> tuple[Vector, State]:
+def settled(
+    downlink: DownlinkQuantiser, values: Vector, target: Vector, delta: Encoded | None = None
+) -> tuple[Vector, State]:
     """Return the values that readers reach on the way to `target`, and what is carried."""
     delta = delta or downlink.blank(values.size)
     assert delta is not None

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from atoll.codec import ENCODINGS
 from atoll.base.errors import FrameRejected
+from atoll.codec import ENCODINGS
 from atoll.codec.kernels import BLOCK, Vector
 
 LENGTHS = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 1000]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from benchmarks.network.ends import STAGES
 from benchmarks.network.ends_roles import LEARNER, SHARD, Watched
 

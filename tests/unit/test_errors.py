@@ -8,7 +8,15 @@ import re
 import pytest
 
 from atoll.base import errors
-from atoll.base.errors import AtollError, BusError, EnvironmentFault, FrameRejected, ProtocolMisuse, SettingsError, UserError
+from atoll.base.errors import (
+    AtollError,
+    BusError,
+    EnvironmentFault,
+    FrameRejected,
+    ProtocolMisuse,
+    SettingsError,
+    UserError,
+)
 
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, AtollError)]
 

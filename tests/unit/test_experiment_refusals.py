@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.experiments.cells import CellStore
-from benchmarks.experiments.experiment import main
-from benchmarks.experiments.grid import GridCell, computed, rows
-from benchmarks.experiments.questions import FOLDER, parse, read
-from benchmarks.experiments.experiment_lint import sensible
 
 from atoll.base.errors import SettingsError
+from benchmarks.experiments.cells import CellStore
+from benchmarks.experiments.experiment import main
+from benchmarks.experiments.experiment_lint import sensible
+from benchmarks.experiments.grid import GridCell, computed, rows
+from benchmarks.experiments.questions import FOLDER, parse, read
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = 'question = "?"\n'

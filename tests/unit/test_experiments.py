@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiments import grid as grids
 import pytest
-from benchmarks.experiments.aggregation import answers, figures, gap
-from benchmarks.experiments.cells import PACE_S, Crew, Paces, Record, CellStore, cell_of, record_of, toml, verbs
-from benchmarks.lib.source_digest import closure, source_digest
-from benchmarks.experiments.experiment import in_order, main
-from benchmarks.experiments.experiment_page import Raw, load, page, save, svgs
-from benchmarks.experiments.grid import GridCell, computed, rows, unsaid
-from benchmarks.lib.publish import page_differences, publish
-from benchmarks.experiments.questions import FOLDER, Experiment, axes_of, parse, read
 
 from atoll.base.errors import SettingsError
 from atoll.protocol.settings import ProtocolSettings
 from atoll_learner.data.shards import TokenShards
+from benchmarks.experiments import grid as grids
+from benchmarks.experiments.aggregation import answers, figures, gap
+from benchmarks.experiments.cells import PACE_S, CellStore, Crew, Paces, Record, cell_of, record_of, toml, verbs
+from benchmarks.experiments.experiment import in_order, main
+from benchmarks.experiments.experiment_page import Raw, load, page, save, svgs
+from benchmarks.experiments.grid import GridCell, computed, rows, unsaid
+from benchmarks.experiments.questions import FOLDER, Experiment, axes_of, parse, read
+from benchmarks.lib.publish import page_differences, publish
+from benchmarks.lib.source_digest import closure, source_digest
 
 ROOT = Path(__file__).resolve().parents[2]
 GRID = """
@@ -330,7 +330,7 @@ def test_a_killed_go_is_gone_on_with(tmp_path: Path) -> None:
     """A runner that is killed in the middle of its second cell has its first one kept, whole."""
     here = Path(__file__)
     program = (
-        f"import sys; sys.path[:0] = [{str(here.parents[2] / 'benchmarks')!r}, {str(here.parent)!r}]\n"
+        f"import sys; sys.path[:0] = {[str(here.parents[2]), str(here.parents[1]), str(here.parent)]!r}\n"
         "from pathlib import Path; from test_experiments import crew_of, small\n"
         f"crew_of(Path({str(tmp_path)!r}), []).work([small(0), small(99), small(1)])"
     )
@@ -356,7 +356,9 @@ def test_a_bounded_go_starts_only_what_fits(tmp_path: Path) -> None:
 def test_estimates_come_from_the_nearest_kind() -> None:
     """Cells of the same method, learners and model first, then less alike ones; long ones count for more."""
     model = (("model.size", "2"),)
-    paces = Paces([(GridCell("atoll", 4, 30, 0, 0.0, model), 8 + 30.0), (GridCell("atoll", 8, 10, 0, 0.0, model), 8 + 50.0)])
+    paces = Paces(
+        [(GridCell("atoll", 4, 30, 0, 0.0, model), 8 + 30.0), (GridCell("atoll", 8, 10, 0, 0.0, model), 8 + 50.0)]
+    )
 
     assert paces.seconds(GridCell("atoll", 8, 100, 1, 0.0, model)) == pytest.approx(8 + 500)
     assert paces.seconds(GridCell("atoll", 2, 100, 1, 0.0, model)) == pytest.approx(8 + 200)

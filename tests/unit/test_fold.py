@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from atoll.codec import Encoded
 from atoll.base.errors import FrameRejected, ProtocolMisuse
+from atoll.codec import Encoded
 from atoll.codec.kernels.plain import STRETCH
-from atoll.model.layout import FragmentSlice
 from atoll.merge.fold import SMALL, FragmentFold, MergeResult, Method, slice_norms, token_weight, validated_norms
+from atoll.model.layout import FragmentSlice
 
 Vector = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
@@ -39,14 +39,20 @@ def drawn(count: int, seed: int = 3) -> tuple[list[Vector], list[float]]:
 
 
 def add(
-    fold: FragmentFold, slices: Sequence[FragmentSlice], vector: Sequence[float] | Vector, weight: float, staleness_weight: float = 1.0
+    fold: FragmentFold,
+    slices: Sequence[FragmentSlice],
+    vector: Sequence[float] | Vector,
+    weight: float,
+    staleness_weight: float = 1.0,
 ) -> None:
     """Fold in a float32 vector as it is."""
     pseudo_gradient = Encoded.exact(np.asarray(vector, dtype=np.float32))
     fold.add(pseudo_gradient, slice_norms(slices, pseudo_gradient), weight, staleness_weight)
 
 
-def folded(slices: Sequence[FragmentSlice], method: Method, vectors: Sequence[Vector], weights: Sequence[float]) -> MergeResult:
+def folded(
+    slices: Sequence[FragmentSlice], method: Method, vectors: Sequence[Vector], weights: Sequence[float]
+) -> MergeResult:
     """Return the merge of all."""
     fold = FragmentFold(slices, method)
     for vector, weight in zip(vectors, weights, strict=True):
@@ -200,7 +206,7 @@ def test_adding_does_not_change_the_contribution() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight", "freshness"),
+    ("weight", "staleness_weight"),
     [(0.0, 1.0), (-1.0, 1.0), (math.nan, 1.0), (math.inf, 1.0), (1.0, -0.1), (1.0, 1.1), (1.0, math.nan)],
 )
 def test_a_weight_is_positive_and_finite_and_a_freshness_a_share(weight: float, staleness_weight: float) -> None:
@@ -273,7 +279,7 @@ def test_what_is_late_weighs_less_beside_what_is_fresh(method: Method, order: Se
 
 
 @pytest.mark.parametrize("method", ["mean", "rda"])
-@pytest.mark.parametrize("freshness", [0.0, 1e-300])
+@pytest.mark.parametrize("staleness_weight", [0.0, 1e-300])
 def test_nothing_is_heard_of_what_has_no_freshness_left(method: Method, staleness_weight: float) -> None:
     """Before, after and without what is fresh; it is counted, since its tokens have a fate."""
     slices, gone = spans_of({"a": 2}), np.array([4.0, -9.0], np.float32)

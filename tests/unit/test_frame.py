@@ -10,12 +10,23 @@ import pytest
 import xxhash
 import zstandard
 
-from atoll.wire.limits import CHUNK_BYTES
-from atoll.codec import ENCODINGS, FrameDecoder, Framing, FrameEncoder, EncodedFrame, StoredFrame, decode_frame, encode_frame, encoding_of, frame_bytes
-from atoll.codec.segments import COMPRESSED, HEADER, MAGIC, VERSION
 from atoll.base.errors import FrameRejected, SettingsError
+from atoll.codec import (
+    ENCODINGS,
+    EncodedFrame,
+    FrameDecoder,
+    FrameEncoder,
+    Framing,
+    StoredFrame,
+    decode_frame,
+    encode_frame,
+    encoding_of,
+    frame_bytes,
+)
 from atoll.codec.kernels import BF16, BLOCK, E3M0, F32, INT4, INT8, Vector
+from atoll.codec.segments import COMPRESSED, HEADER, MAGIC, VERSION
 from atoll.model.layout import FragmentSlice
+from atoll.wire.limits import CHUNK_BYTES
 
 CODECS = {encoding.number: name for name, encoding in ENCODINGS.items()}
 

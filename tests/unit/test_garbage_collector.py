@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from atoll.base.errors import StorageFull
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.wire.subjects import Subjects
-from atoll.base.errors import StorageFull
-from support.links import unique_run
 from atoll_simulator.loop import VirtualLoop
 from atoll_synchronizer.garbage_collector import LYING_S, GarbageCollector
+from support.links import unique_run
 
 
 class Floor(MemoryBus):

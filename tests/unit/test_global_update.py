@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.merge.global_update import AVERAGE, WEIGHT, GlobalUpdate
-from atoll.codec import pack_arrays, unpack_arrays
 from atoll.base.errors import SettingsError
+from atoll.codec import pack_arrays, unpack_arrays
+from atoll.merge.global_update import AVERAGE, WEIGHT, GlobalUpdate
 from atoll.merge.outer import MOMENTUM, make_outer
 from atoll.protocol.settings import ProtocolSettings
 

@@ -5,11 +5,28 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from benchmarks.fleet.goodput_fit import FITS, FITTED, PAPER, POINTS, VALIDATED, compared, errors, fitted, goodputs, kinds, null_model, scavenged, sensitivities, size, uptimes, window
 
 from atoll_simulator.fleet.cells import ROWS, FleetCell, table
 from atoll_simulator.fleet.parameters import FleetParameters, changed
 from atoll_simulator.fleet.scavenging import Budget
+from benchmarks.fleet.goodput_fit import (
+    FITS,
+    FITTED,
+    PAPER,
+    POINTS,
+    VALIDATED,
+    compared,
+    errors,
+    fitted,
+    goodputs,
+    kinds,
+    null_model,
+    scavenged,
+    sensitivities,
+    size,
+    uptimes,
+    window,
+)
 
 SIZES = (150_000, 1_200_000)
 
@@ -101,7 +118,7 @@ def test_the_fit_is_found_again_from_elsewhere() -> None:
 
 def test_the_constants_that_are_set_hardly_matter_and_the_fitted_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slice size and return time move no cell by a point when halved or doubled; the stalls move some by several."""
-    monkeypatch.setattr("goodput_fit.DAYS", 0.7)
+    monkeypatch.setattr("benchmarks.fleet.goodput_fit.DAYS", 0.7)
     moves: dict[str, float] = {}
     for figure in sensitivities([0]):
         name = figure.name.removeprefix("sensitivity: ").split()[0]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from atoll.cli.main import build
 from atoll.base.clock import SystemClock
 from atoll.base.health import live, show_life, silent_s
+from atoll.cli.main import build
 
 
 def test_a_touched_file_is_fresh_and_an_old_one_is_not(tmp_path: Path) -> None:

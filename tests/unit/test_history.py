@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib import history
-from benchmarks.lib import publish
 import pytest
-from benchmarks.lib import results
+
+from benchmarks.lib import history, publish, results
 from benchmarks.lib.results import Figure
 
 

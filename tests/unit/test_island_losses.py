@@ -10,16 +10,16 @@ from contextlib import contextmanager
 import jax.numpy as jnp
 import pytest
 
+from atoll.base.errors import AtollError, Quarantined
+from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Record
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.subjects import Subjects
-from atoll.base.errors import AtollError, Quarantined
 from atoll.client import driver
-from atoll.base.loop_thread import LoopThread
 from atoll.client.join import IslandHandle, join
 from atoll.client.losses import LossReader
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import Beat, decode
+from atoll.wire.subjects import Subjects
 
 DEADLINE_S = 20.0
 

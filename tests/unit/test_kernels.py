@@ -12,11 +12,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.codec import kernels as sets
-from atoll.codec import ENCODINGS
-from atoll.codec.encoded import Encoded, codes_bytes, scales_count
 from atoll.base.errors import ProtocolMisuse
-from atoll.codec.kernels import BLOCK, COPY, F32, FAST_ELEMENTS, INT8, MULTIPLY, Kernels, Vector, compiling, fast, fast_kernels, measuring, plain_kernels, quantising
+from atoll.codec import ENCODINGS
+from atoll.codec import kernels as sets
+from atoll.codec.encoded import Encoded, codes_bytes, scales_count
+from atoll.codec.kernels import (
+    BLOCK,
+    COPY,
+    F32,
+    FAST_ELEMENTS,
+    INT8,
+    MULTIPLY,
+    Kernels,
+    Vector,
+    compiling,
+    fast,
+    fast_kernels,
+    measuring,
+    plain_kernels,
+    quantising,
+)
 from atoll.codec.kernels.plain import STRETCH
 from atoll.merge.outer import Nesterov
 
@@ -174,7 +189,9 @@ def test_nesterov_steps_agree_to_the_bit() -> None:
             kernels.nesterov(values, carry, pseudo_gradient, before, np.float32(0.6), np.float32(0.3), after, kept)
             results.append(after.tobytes() + kept.tobytes())
         assert results[0] == results[1]
-        wanted = 0.3 * before.astype(np.float64) + pseudo_gradient if before.size else pseudo_gradient.astype(np.float64)
+        wanted = (
+            0.3 * before.astype(np.float64) + pseudo_gradient if before.size else pseudo_gradient.astype(np.float64)
+        )
         if before.size:
             np.testing.assert_allclose(kept, wanted, rtol=0, atol=1e-6 * float(np.abs(wanted).max()))
         unrounded = values + carry.view(ml_dtypes.bfloat16).astype(np.float64) if carry.size else values

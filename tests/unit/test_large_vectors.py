@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from atoll.base import buffer_pool, parallel
 from atoll.codec import ENCODINGS, Encoded
 from atoll.codec.kernels import Vector
-from atoll.base import buffer_pool, parallel
-from atoll.model.layout import FragmentSlice
-from atoll.merge.fold import SliceCorrection, Corrections, FragmentFold, slice_norms
+from atoll.merge.accumulate import AccumulateEntry, AccumulateStep, BatchedAccumulation
+from atoll.merge.fold import Corrections, FragmentFold, SliceCorrection, slice_norms
 from atoll.merge.outer import Nesterov
-from atoll.merge.accumulate import AccumulateEntry, BatchedAccumulation, AccumulateStep
+from atoll.model.layout import FragmentSlice
 
 ELEMENTS = parallel.SPREAD_ELEMENTS + 3 * 128 + 5
 SIZES = [parallel.PART + 77, 100, ELEMENTS - parallel.PART - 177]
@@ -87,7 +87,9 @@ def test_every_item_is_done_once_and_small_work_by_the_caller() -> None:
     """Whoever helps, and whoever else asks for help at the same time."""
     done: list[int] = []
     with ThreadPoolExecutor(4) as callers:
-        for asked in [callers.submit(parallel.each, done.append, range(50), parallel.SPREAD_ELEMENTS) for _ in range(4)]:
+        for asked in [
+            callers.submit(parallel.each, done.append, range(50), parallel.SPREAD_ELEMENTS) for _ in range(4)
+        ]:
             asked.result()
     assert sorted(done) == sorted(4 * list(range(50)))
     by: set[int] = set()
@@ -112,7 +114,9 @@ def test_what_the_work_raises_is_raised() -> None:
 def test_one_pass_does_what_many_would(codec: str) -> None:
     """To the bit: every element sees the same operations in the same order."""
     entries = [
-        AccumulateEntry(sent(codec, number), [None if number == 0 else AccumulateStep(0.5, 0.25)] * 3, None, anew=number == 0)
+        AccumulateEntry(
+            sent(codec, number), [None if number == 0 else AccumulateStep(0.5, 0.25)] * 3, None, anew=number == 0
+        )
         for number in range(10)
     ]
     by_itself, together = entries[0].pseudo_gradient.expanded(), BatchedAccumulation(slices())

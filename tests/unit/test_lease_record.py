@@ -7,16 +7,23 @@ import asyncio
 import msgspec
 import structlog
 
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import SystemClock
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.protocol.ledger import ACCOUNTS_MAX, Account, Ledger, newest
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import MESSAGE_BYTES_MAX, Lease, decode
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer.lease import LeaseKeeper
 
 DEADLINE_S = 20.0
-REASONS = ("malformed", "not finite", "too old", "from the future", "too large a pseudo-gradient", "of another founding")
+REASONS = (
+    "malformed",
+    "not finite",
+    "too old",
+    "from the future",
+    "too large a pseudo-gradient",
+    "of another founding",
+)
 PROTOCOL = msgspec.convert({"fragments": 1, "shards": 1, "lease_s": 0.5, "silence_s": 0.25}, ProtocolSettings)
 
 

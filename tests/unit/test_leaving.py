@@ -15,7 +15,7 @@ import pytest
 from atoll.base.errors import BrokerUnavailable
 from atoll.client.join import IslandHandle
 from atoll.settings import load
-from atoll_learner.checkpoints import Checkpoints, CheckpointNote
+from atoll_learner.checkpoints import CheckpointNote, Checkpoints
 from atoll_learner.feed import LeasedFeed
 from atoll_learner.keeper import Keeper
 from atoll_learner.leaving import KEEP_SHARE, RETURN_SHARE, leave

@@ -7,25 +7,25 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from atoll.merge.global_update import AVERAGE
-from atoll.wire.blobs import BlobRef
+from atoll.base.errors import BlobCorrupt
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.subjects import Subjects
+from atoll.client.founding import publish_origin
 from atoll.codec import Encoded, encode_frame
 from atoll.merge.correction import MomentumReference, correction_of
-from atoll.base.errors import BlobCorrupt
-from atoll.client.founding import publish_origin
-from atoll.model.layout import TensorSpec, plan_layout
 from atoll.merge.fold import FragmentFold, Method, slice_norms
+from atoll.merge.global_update import AVERAGE
 from atoll.merge.outer import MOMENTUM, make_outer
+from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Fold, PushKey
 from atoll.protocol.settings import ProtocolSettings
-from support.protocol_world import one_commit
-from support.links import unique_run
-from atoll.wire.messages import Contribution, RunRecord, encode
 from atoll.run.merged_model import read_merged
-from atoll_synchronizer.store import ShardStore, _fitting
+from atoll.wire.blobs import BlobRef
+from atoll.wire.messages import Contribution, RunRecord, encode
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer.aggregator import Aggregator
+from atoll_synchronizer.store import ShardStore, _fitting
+from support.links import unique_run
+from support.protocol_world import one_commit
 
 Vector = npt.NDArray[np.float32]
 SHAPE = (12, 5)
@@ -48,7 +48,9 @@ class ShardOwner:
         protocol = desk.run.protocol
         self.desk = desk
         self.bus = MemoryBus(desk.run.run, desk.broker)
-        self.store = ShardStore(self.bus, desk.run, 0, make_outer("nesterov", protocol.outer_lr, protocol.outer_momentum))
+        self.store = ShardStore(
+            self.bus, desk.run, 0, make_outer("nesterov", protocol.outer_lr, protocol.outer_momentum)
+        )
         self.bench = Aggregator(self.bus, desk.run)
 
     async def advance(self) -> None:
@@ -156,7 +158,9 @@ async def test_what_is_folded_is_corrected_first_and_weighed_by_its_age(desk: Le
         for number, pseudo_gradient in enumerate(pseudo_gradients(version)):
             sent = Encoded.exact(pseudo_gradient)
             norms = slice_norms(slices, sent)
-            corrections = correction.corrections(sent, norms, MomentumReference.of(held.state[MOMENTUM], slices), slices)
+            corrections = correction.corrections(
+                sent, norms, MomentumReference.of(held.state[MOMENTUM], slices), slices
+            )
             fold.add(sent, norms, 16.0, 1.0 - 0.5 * number, corrections)
             raw.add(sent, norms, 16.0, 1.0 - 0.5 * number)
         await owner.advance()

@@ -7,16 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.founded_run import FRAGMENTS, FoundedRun, TurnedClock, run_record
 
 from atoll.archive.object_store import FolderArchive
-from atoll.wire.blobs import Portion
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.blobs import Download
 from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RunLost, RunReplaced, StorageFull
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.local import recovery
-from atoll.run.folder import RunFile
 from atoll.local.options import UpPlan, UpRequest, plan
+from atoll.run.folder import RunFile
+from atoll.wire.blobs import Download, Portion
+from support.founded_run import FRAGMENTS, FoundedRun, TurnedClock, run_record
 
 
 class SilentBus(MemoryBus):

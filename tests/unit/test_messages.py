@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.wire.blobs import BlobRef
 from atoll.base.errors import PeerMisbehaved, ProtocolMisuse
+from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import COUNT_MAX, MESSAGE_BYTES_MAX, Beat, Call, Contribution, Head, decode, encode, event
 
 MANIFEST = Contribution(

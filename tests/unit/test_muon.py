@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
-from atoll.codec import pack_arrays, unpack_arrays
 from atoll.client.optimizer_state import host_copy, rebuilt
-from atoll_learner.checkpoints import Checkpoints, CheckpointNote
+from atoll.codec import pack_arrays, unpack_arrays
+from atoll_learner.checkpoints import CheckpointNote, Checkpoints
 from atoll_learner.model import EMBEDDINGS, Params
 from atoll_learner.recovery import impossible
 from atoll_learner.train import MUON_RMS, init_optimizer, learning_rate, optimizer

@@ -10,9 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from atoll.codec.arrays import pack_arrays
 from atoll.base.errors import PeerMisbehaved
 from atoll.client.optimizer_state import Arrays, host_copy, packed_bytes_max, rebuilt
+from atoll.codec.arrays import pack_arrays
 
 
 def state(width: int = 3) -> Any:  # noqa: ANN401  (an optax state)

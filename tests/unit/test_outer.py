@@ -9,8 +9,8 @@ import numpy.typing as npt
 import optax
 import pytest
 
-from atoll.codec import pack_arrays, unpack_arrays
 from atoll.base.errors import SettingsError
+from atoll.codec import pack_arrays, unpack_arrays
 from atoll.merge.outer import Nesterov, OptaxOuter, OuterOptimizer, make_outer
 
 Vector = npt.NDArray[np.float32]

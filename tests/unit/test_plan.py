@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from atoll.wire.limits import CHUNK_BYTES
-from atoll.codec import Framing
 from atoll.base.errors import SettingsError
+from atoll.base.units import as_bytes, as_count, as_rate, as_share, as_time, count, rate, rate_flag, rates
+from atoll.codec import Framing
+from atoll.protocol.settings import ProtocolSettings
+from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.traffic import ring_bits
 from atoll_simulator.planner.answer import answer, as_document
 from atoll_simulator.planner.failures import Failures, elastic, goodput, rigid
@@ -20,8 +22,6 @@ from atoll_simulator.planner.memory import room
 from atoll_simulator.planner.question import PlanLinks, Prices, Question
 from atoll_simulator.planner.text import text
 from atoll_simulator.planner.traffic import bits_per_number, traffic
-from atoll.protocol.settings import ProtocolSettings
-from atoll.base.units import as_bytes, as_count, as_rate, as_share, as_time, count, rate, rate_flag, rates
 
 GIGA = 1e9
 
@@ -92,7 +92,9 @@ def test_averages_are_bytes_over_the_time_between_rounds() -> None:
 
 
 def test_the_hubs_link_is_divided_among_learners() -> None:
-    region = answer(question(learners=4, links=PlanLinks((GIGA,), (GIGA,), hub_in=2 * GIGA, hub_out=1 * GIGA))).regions[0]
+    region = answer(question(learners=4, links=PlanLinks((GIGA,), (GIGA,), hub_in=2 * GIGA, hub_out=1 * GIGA))).regions[
+        0
+    ]
 
     assert (region.up_usable, region.down_usable) == (0.5 * GIGA, 0.25 * GIGA)
     assert region.bound_by == "the hub"

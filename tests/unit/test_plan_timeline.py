@@ -5,18 +5,30 @@ from __future__ import annotations
 import pytest
 
 from atoll_simulator.planner import timeline, utilisation
-from atoll_simulator.planner.timeline import COMPUTE, LINK, GraphStep, Stream, GraphWork, ends
+from atoll_simulator.planner.timeline import COMPUTE, LINK, GraphStep, GraphWork, Stream, ends
 
 
 def test_a_resource_does_one_thing_at_a_time_and_the_rest_runs_at_once() -> None:
-    works = [GraphWork(COMPUTE, 1.0), GraphWork(COMPUTE, 2.0), GraphWork(None, 1.5), GraphWork(None, 1.5), GraphWork(LINK, 1.0, (1, 3))]
+    works = [
+        GraphWork(COMPUTE, 1.0),
+        GraphWork(COMPUTE, 2.0),
+        GraphWork(None, 1.5),
+        GraphWork(None, 1.5),
+        GraphWork(LINK, 1.0, (1, 3)),
+    ]
 
     assert ends(works) == [1.0, 3.0, 1.5, 1.5, 4.0]
 
 
 def test_who_is_ready_first_is_served_first() -> None:
     """The second is ready at 0.5 and the third at 0.2, while the link is busy."""
-    works = [GraphWork(LINK, 1.0), GraphWork(None, 0.5), GraphWork(None, 0.2), GraphWork(LINK, 1.0, (1,)), GraphWork(LINK, 1.0, (2,))]
+    works = [
+        GraphWork(LINK, 1.0),
+        GraphWork(None, 0.5),
+        GraphWork(None, 0.2),
+        GraphWork(LINK, 1.0, (1,)),
+        GraphWork(LINK, 1.0, (2,)),
+    ]
 
     assert ends(works)[3:] == [3.0, 2.0]
 

@@ -10,7 +10,6 @@ import pytest
 from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.protocol import grace, invariants, island, ledger, shard
 from atoll.protocol import round as rounds
-from atoll.protocol.fragment_ledger import thawed
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -44,6 +43,7 @@ from atoll.protocol.events import (
     StepDone,
     TimerFired,
 )
+from atoll.protocol.fragment_ledger import thawed
 from atoll.protocol.settings import ProtocolSettings
 
 STEP_S = 1.0
@@ -624,7 +624,7 @@ def test_a_due_timer_that_fires_a_tick_early_is_armed_again() -> None:
 
 
 def test_a_learner_that_is_called_again_and_again_begins_anew() -> None:
-    """Its push was refused and the verdict, an at-most-once message, was lost; otherwise the fragment would wait for it for ever."""
+    """Its push was refused and the notice was lost; without this rule the fragment would wait for it for ever."""
     learner = island.Island(settings(), {0: 4})
     learner.handle(StepDone(at_s=0.0, tokens=10))
     (push,) = learner.handle(CallHeard(at_s=0.1, fragment=0, version=4, attempt=1))

@@ -8,20 +8,19 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from atoll.wire.blobs import BlobRef
-from atoll.wire.limits import Buffer
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.blobs import Upload
-from atoll.wire.subjects import Subjects
-from atoll.codec import ENCODINGS, Encoded, decode_frame
 from atoll.base.errors import BrokerUnavailable, FrameRejected
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.pushing import PUSH_PATIENCE_S, Pusher
+from atoll.codec import ENCODINGS, Encoded, decode_frame
 from atoll.codec.kernels import Vector
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Push
 from atoll.protocol.settings import ProtocolSettings
-from support.links import unique_run
+from atoll.wire.blobs import BlobRef, Upload
+from atoll.wire.limits import Buffer
 from atoll.wire.messages import Contribution, Member, RunRecord, decode
+from atoll.wire.subjects import Subjects
+from support.links import unique_run
 
 SIZE = 600_000
 

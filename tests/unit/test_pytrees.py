@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from atoll.base.errors import PeerMisbehaved
-from atoll.model.pytrees import Pieces, describe, gather, look, named_dtype, pack_raw, scatter, unpack_raw
 from atoll.model.layout import Layout, TensorSpec, plan_layout
+from atoll.model.pytrees import Pieces, describe, gather, look, named_dtype, pack_raw, scatter, unpack_raw
 
 Leaves = dict[str, npt.NDArray[Any]]
 FLOATS = ["float16", "bfloat16", "float32"]

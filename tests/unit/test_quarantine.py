@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from atoll.base.errors import SettingsError
-from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -24,6 +23,7 @@ from atoll.protocol.events import (
     PushKey,
     TimerFired,
 )
+from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.quarantine import MEASURES_MAX, MEASURES_MIN, Measure, is_outlier, stands_alone
 from atoll.protocol.settings import ProtocolSettings
@@ -120,7 +120,9 @@ def test_a_ratio_of_zero_judges_nobody() -> None:
 def test_the_yardstick_follows_the_run() -> None:
     """Only the newest measures count, and what is refused is measured too: no change of the run locks it."""
     fragment_ledger = FragmentLedger(measures=list(USUAL))
-    reasons = [fragment_ledger.weigh(Measure(100.0, 8, f"learner-{i % 3}"), 0.0, settings()) for i in range(MEASURES_MAX)]
+    reasons = [
+        fragment_ledger.weigh(Measure(100.0, 8, f"learner-{i % 3}"), 0.0, settings()) for i in range(MEASURES_MAX)
+    ]
 
     assert reasons[0] == "outlier"
     assert set(reasons[1:3]) == {"unusual"}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from atoll.client.join import Borrowed
-from atoll_learner.checkpoints import LoadedCheckpoint, CheckpointNote, DataPlace
+from atoll_learner.checkpoints import CheckpointNote, DataPlace, LoadedCheckpoint
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from support.founded_run import FRAGMENTS, run_record
 
-from atoll.wire.blobs import BlobRef
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.protocol.events import Acknowledge, ContributionArrived
 from atoll.protocol.shard import Shard
 from atoll.settings import ArchiveSettings
+from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Rebuilt, RunRecord, encode
-from atoll_synchronizer.shard_assignment import Host
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer.manifest_validation import arrival, read_beat, read_manifest
+from atoll_synchronizer.shard_assignment import Host
+from support.founded_run import FRAGMENTS, run_record
 
 
 @dataclass

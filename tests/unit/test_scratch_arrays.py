@@ -14,14 +14,14 @@ import numpy as np
 import psutil
 import pytest
 
-from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
-from atoll.codec import FrameDecoder, ArraysDecoder, Encoded, PackedArrays, EncodedFrame, encoding_of, pack_arrays
-from atoll.base.errors import PeerMisbehaved, StorageFull
-from atoll.codec.kernels import Vector
 from atoll.base import scratch_arrays
-from atoll.model.layout import FragmentSlice
+from atoll.base.errors import PeerMisbehaved, StorageFull
+from atoll.codec import ArraysDecoder, Encoded, EncodedFrame, FrameDecoder, PackedArrays, encoding_of, pack_arrays
+from atoll.codec.kernels import Vector
 from atoll.merge.fold import FragmentFold, slice_norms
+from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
 from atoll.merge.outer import make_outer
+from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import ProtocolSettings
 
 SIZE = 1_500_000
@@ -57,7 +57,9 @@ def test_an_array_is_an_array_wherever_it_lies(spilling: Path, dtype: np.typing.
         assert (array == (np.arange(count) % 100).astype(dtype)).all()
         assert (scratch_arrays.home_of(array) is not None) == outside
         if outside:
-            assert scratch_arrays.home_of(array[5:99].view(np.uint8)) is scratch_arrays.home_of(np.frombuffer(array.view(np.uint8).data))
+            assert scratch_arrays.home_of(array[5:99].view(np.uint8)) is scratch_arrays.home_of(
+                np.frombuffer(array.view(np.uint8).data)
+            )
         assert not scratch_arrays.zeros(count, dtype).astype(np.float32).any()
     assert list(spilling.iterdir()) == []
 

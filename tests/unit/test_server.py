@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.bus.server import EmbeddedBroker, find_server
 from atoll.base.errors import BrokerUnavailable, EnvironmentFault, PortBusy
+from atoll.bus.server import EmbeddedBroker, find_server
 
 pytestmark = pytest.mark.connected
 

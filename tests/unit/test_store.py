@@ -11,29 +11,28 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from atoll.merge.global_update import UpdatedFragment
-from atoll.wire.blobs import BlobRef
-from atoll.wire.limits import Buffer
+from atoll.base.errors import RecordConflict, StorageFull
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.blobs import Upload
-from atoll.wire.subjects import Subjects
-from atoll.base.errors import RecordConflict, StorageFull
 from atoll.client.founding import publish_origin
 from atoll.codec.kernels import Vector
-from atoll.model.layout import Layout, TensorSpec, plan_layout
 from atoll.merge.fold import l2_norm
+from atoll.merge.global_update import UpdatedFragment
 from atoll.merge.outer import State, make_outer
-from atoll.protocol.fragment_ledger import FragmentLedger
+from atoll.model.layout import Layout, TensorSpec, plan_layout
 from atoll.protocol.events import PushKey
+from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
-from support.protocol_world import one_commit
-from support.links import unique_run
+from atoll.wire.blobs import BlobRef, Upload
+from atoll.wire.limits import Buffer
 from atoll.wire.messages import RunRecord, encode
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer import commit_attempt
 from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
 from atoll_synchronizer.store import ShardStore
+from support.links import unique_run
+from support.protocol_world import one_commit
 
 SIZE = 12
 LAYOUT: Layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)

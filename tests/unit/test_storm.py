@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-from benchmarks.faults.chaos import courses
-from benchmarks.faults.extracts import Course
-from benchmarks.faults.storm import StormLinks, Storm, Victim, chosen
-from benchmarks.faults.synchronous import Formed, WorkerGroup, GroupMessage
-from benchmarks.faults.up_in_storm import UpGround
-from benchmarks.faults.fault_schedule import Planned, forecast, seconds_for, storm
 
 from atoll.bus.server import EmbeddedBroker
+from benchmarks.faults.chaos import courses
+from benchmarks.faults.extracts import Course
+from benchmarks.faults.fault_schedule import Planned, forecast, seconds_for, storm
+from benchmarks.faults.storm import Storm, StormLinks, Victim, chosen
+from benchmarks.faults.synchronous import Formed, GroupMessage, WorkerGroup
+from benchmarks.faults.up_in_storm import UpGround
 
 # --- the weather --------------------------------------------------------------------------------------------------------
 

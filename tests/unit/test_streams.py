@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.base.errors import ProtocolMisuse
 from atoll.bus.nats.provision import differences, stream_config
 from atoll.bus.streams import StreamPlan, stream_of, stream_plan
 from atoll.wire.subjects import Subjects, matches
-from atoll.base.errors import ProtocolMisuse
 
 
 def configs() -> dict[str, dict[str, object]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.base.errors import SettingsError
 from atoll.bus.streams import stream_of, stream_plan
 from atoll.wire.subjects import Subjects, matches, token
-from atoll.base.errors import SettingsError
 
 
 @pytest.mark.parametrize("bad", ["", "a.b", "a b", "*", ">", "ä", "a" * 65, "a\n"])

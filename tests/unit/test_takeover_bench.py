@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.faults.extracts import Course, Extract, ExtractRound, Row, ExtractShare
+
+from benchmarks.faults.extracts import Course, Extract, ExtractRound, ExtractShare, Row
 from benchmarks.faults.storm import Fault
 from benchmarks.faults.takeover import EVERY_S, figures, interval, kills, ratio
 

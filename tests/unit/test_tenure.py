@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
-from atoll.protocol.tenure import LeaseSeen, LeaseWritten, LeaseStanding, Tenure
+from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
 
 LEASE_S = 3.0
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.wire.traffic import BusStats
 from atoll.base.errors import PeerMisbehaved
-from atoll.wire.traffic import BYTES_MAX, METER_S, NOTHING, TrafficMeter, LinkTraffic, bits_per_parameter, data_parallel_bytes, moved_by
 from atoll.run import view as views
 from atoll.run.links import STANDBY, as_report, byte_ledger
 from atoll.run.view import FORMER, RunView
 from atoll.wire.messages import Beat, Event, Presence, decode, encode, event
+from atoll.wire.traffic import (
+    BYTES_MAX,
+    METER_S,
+    NOTHING,
+    BusStats,
+    LinkTraffic,
+    TrafficMeter,
+    bits_per_parameter,
+    data_parallel_bytes,
+    moved_by,
+)
 
 FULL = LinkTraffic(*([BYTES_MAX] * len(NOTHING.told)))
 
@@ -149,7 +158,7 @@ def test_nobody_says_a_ratio_that_is_not_known() -> None:
 def test_tokens_whose_bytes_nobody_told_are_not_counted() -> None:
     """A life that only the books know would make every byte look cheaper."""
     view = trained()
-    view.learners["a"].lives[7] = views.Life(7, tokens=1_000_000)
+    view.learners["a"].lives[7] = views.LearnerLife(7, tokens=1_000_000)
 
     assert byte_ledger(view, 2).tokens == 400
 

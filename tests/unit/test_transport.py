@@ -11,9 +11,9 @@ from urllib.parse import urlparse
 import pytest
 
 from atoll.bus.nats.framing import Message
+from atoll.bus.nats.transport import QUEUE_BYTES, SocketTransport
 from atoll.wire.limits import Buffer
 from atoll.wire.traffic import BusStats
-from atoll.bus.nats.transport import QUEUE_BYTES, SocketTransport
 
 MIB = 1 << 20
 SOON_S = 10.0

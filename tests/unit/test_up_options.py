@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import EnvironmentFault, SettingsError
-from atoll.run.folder import EMBEDDED, RunFile, RunFolder, move_aside, read_run_file
 from atoll.local.options import UpPlan, UpRequest, kept_settings, plan
 from atoll.local.services import Services
+from atoll.run.folder import EMBEDDED, RunFile, RunFolder, move_aside, read_run_file
 
 
 def former(out: Path, tokens: int, *assignments: str) -> UpPlan:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.run.ledger import closing_ledger
-from atoll.wire.traffic import LinkTraffic
 from atoll.protocol.ledger import ACCOUNTS_MAX, Ledger, parts, settle
 from atoll.report.collect import Facts, believe_the_dead, collect
 from atoll.report.html import page
-from atoll.run.view import LearnerView, LearnerLife, QuarantineEvent, RunView
+from atoll.run.ledger import closing_ledger
+from atoll.run.view import LearnerLife, LearnerView, QuarantineEvent, RunView
 from atoll.wire.messages import MESSAGE_BYTES_MAX, encode, event
+from atoll.wire.traffic import LinkTraffic
 
 
 def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> None:
@@ -69,7 +69,9 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
     view = RunView(learners={"a": LearnerView("a", lives={1: LearnerLife(1, tokens=1000, left=True)})})
     view.on_event(event("ledger", "shard-0", 1.0, ledger=closing))
     settings = {"protocol.fragments": 2, "protocol.shards": 2}
-    facts = Facts(run="r", settings=settings, sessions=[], validation={}, data_hash="", ended=["a"], fragment_ledger=heads)
+    facts = Facts(
+        run="r", settings=settings, sessions=[], validation={}, data_hash="", ended=["a"], fragment_ledger=heads
+    )
 
     report = collect(view, facts)
 

@@ -13,14 +13,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from atoll.codec import encoding_of
-from atoll.model.pytrees import describe, gather
 from atoll.client.adoption import adopt
-from atoll.client.driver import AdoptableFragment
-from atoll.run.heads import GlobalFragment
 from atoll.client.device_encoding import chosen
+from atoll.client.driver import AdoptableFragment
+from atoll.codec import encoding_of
 from atoll.model.layout import plan_layout
+from atoll.model.pytrees import describe, gather
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.heads import GlobalFragment
 
 SHAPES = {"columns": (12, 8), "none": (0, 4), "one": (10, 3), "replicated": (7, 5), "rows": (16, 6), "scalar": ()}
 PLACES = {

@@ -28,8 +28,8 @@ import orbax.checkpoint as ocp
 import xxhash
 
 from atoll.base.errors import CheckpointError, PeerMisbehaved
-from atoll.client.optimizer_state import Arrays, rebuilt
 from atoll.base.logs import get
+from atoll.client.optimizer_state import Arrays, rebuilt
 from atoll.protocol.data import Key
 
 log = get(__name__)

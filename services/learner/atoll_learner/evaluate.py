@@ -17,19 +17,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.bus.open import open_bus
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, SettingsError
 from atoll.base.health import live
-from atoll.run.heads import read_heads
-from atoll.run.record import read_run
 from atoll.base.logs import configure, get
+from atoll.bus.interface import Bus
+from atoll.bus.open import open_bus
 from atoll.protocol.ledger import Ledger
+from atoll.run.heads import read_heads
+from atoll.run.merged_model import MergedModel, read_merged
+from atoll.run.record import read_run
 from atoll.settings import Settings, bus_options
 from atoll.wire.messages import Beat, RunRecord, decode, encode, event
-from atoll.run.merged_model import MergedModel, read_merged
+from atoll.wire.subjects import Subjects
 from atoll_learner.process import LearnerWork, limit_threads, prepare_work
 
 log = get(__name__)
@@ -102,7 +102,9 @@ async def _evaluate_once(bus: Bus, run: RunRecord, measure: Any, ledger: Ledger)
         log.warning("evaluation.skipped", reason=str(error))
 
 
-def measured(merged: MergedModel, measure: Callable[[dict[str, Any]], float], run_tokens: int) -> dict[str, int | float]:
+def measured(
+    merged: MergedModel, measure: Callable[[dict[str, Any]], float], run_tokens: int
+) -> dict[str, int | float]:
     """Return the fields of a `validation` event."""
     average = {} if merged.average is None else {"average": round(measure(merged.average), 5)}
     return {

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.base.errors import AtollError
-from atoll.client.join import IslandHandle
-from atoll.client.data_leases import DataLeases
 from atoll.base.logs import get
+from atoll.client.data_leases import DataLeases
+from atoll.client.join import IslandHandle
 from atoll.protocol.data import DataGrant, Progress
 from atoll_learner.data.batches import BatchReader
 

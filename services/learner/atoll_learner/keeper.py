@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from atoll.base.logs import get
 from atoll.client.join import IslandHandle
 from atoll.client.optimizer_state import Arrays, host_copy
-from atoll.base.logs import get
 from atoll.protocol.data import Progress
 from atoll.settings import Settings
-from atoll_learner.checkpoints import Checkpoints, CheckpointNote, DataPlace
+from atoll_learner.checkpoints import CheckpointNote, Checkpoints, DataPlace
 
 log = get(__name__)
 
@@ -73,7 +73,7 @@ class Keeper:
         # Nothing is under way, so what was copied for the last checkpoint is written and its memory free.
         self._arrays = host_copy(state, self._arrays)
         copied_s = time.monotonic() - began_s
-        spans = self._island.session.driver.machine.spans
+        spans = self._island.session.driver.machine.intervals
         note = msgspec.structs.replace(
             self._life,
             anchors=tuple(spans[p].anchor for p in sorted(spans)),

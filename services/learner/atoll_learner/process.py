@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.bus.open import open_bus
-from atoll.client.join import IslandHandle, join
 from atoll.base import scratch_arrays
 from atoll.base.logs import configure, get
+from atoll.bus.open import open_bus
+from atoll.client.join import IslandHandle, join
 from atoll.settings import Settings, bus_options
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.shards import TokenShards
@@ -90,7 +90,10 @@ def train(settings: Settings) -> None:
     interrupt = Interrupt()
     work = prepare_work(settings)
     limit_threads(settings.learner.threads)
-    scratch_arrays.policy.bytes_min, scratch_arrays.policy.folder = settings.learner.spill_bytes, settings.learner.scratch_dir
+    scratch_arrays.policy.bytes_min, scratch_arrays.policy.folder = (
+        settings.learner.spill_bytes,
+        settings.learner.scratch_dir,
+    )
 
     from atoll_learner.compiling import enable_compile_cache, turn  # noqa: PLC0415  (after the thread limits are set)
     from atoll_learner.export import load_safetensors  # noqa: PLC0415

@@ -30,8 +30,8 @@ import jax
 import numpy as np
 import optax
 
-from atoll.client.join import Borrowed, IslandHandle
 from atoll.base.logs import get
+from atoll.client.join import Borrowed, IslandHandle
 from atoll.protocol.data import Key
 from atoll_learner.checkpoints import Checkpoints, LoadedCheckpoint
 from atoll_learner.train import init_optimizer

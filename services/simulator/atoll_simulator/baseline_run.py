@@ -13,14 +13,14 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, cast
 
 import atoll
-from atoll.base.errors import SettingsError
 from atoll.base.atomic_files import write_whole
+from atoll.base.errors import SettingsError
 from atoll.base.logs import configure, get
-from atoll.settings import Settings, load
 from atoll.local import defaults
 from atoll.local.environment import as_text, flat
-from atoll.run.folder import unusable
 from atoll.report.collect import commit, machine
+from atoll.run.folder import unusable
+from atoll.settings import Settings, load
 from atoll_learner.process import limit_threads, prepare_work
 
 if TYPE_CHECKING:

@@ -6,12 +6,14 @@ out in order of need, as in a real run: text is mixed equally widely.
 
 - **data-parallel**: one set of parameters; the batches of all M learners make one batch, M times larger.
 - **diloco**: M sets of parameters. After H steps (`protocol.interval_steps`) every learner's pseudo-gradient from the last
-  common values goes through the codec and `atoll.merge.correction`, is merged fragment by fragment by `atoll.merge.fold` and applied by
-  `atoll.merge.outer`, and all go on from the new values; their inner optimizers keep their state. Nothing overlaps and nobody is
-  ever late: Atoll without what makes it asynchronous. The last interval may be shorter.
+  common values goes through the codec and `atoll.merge.correction`, is merged fragment by fragment by
+  `atoll.merge.fold` and applied by `atoll.merge.outer`, and all go on from the new values; their inner optimizers keep
+  their state. Nothing overlaps and nobody is ever late: Atoll without what makes it asynchronous. The last interval may
+  be shorter.
 
-With `protocol.average_versions` N an average of the parameters is kept and measured as a run keeps one (`atoll.merge.global_update`), so
-that averages are compared with averages. A version of data-parallel training is a step, one of synchronous DiLoCo a meeting.
+With `protocol.average_versions` N an average of the parameters is kept and measured as a run keeps one
+(`atoll.merge.global_update`), so that averages are compared with averages. A version of data-parallel training is a
+step, one of synchronous DiLoCo a meeting.
 
 The validation curve has the shape of `report.json`. Its points are measured on as many held-out tokens as the evaluator of a
 run uses, the end on as many as its export. Every trained token counts as merged; in between, synchronous DiLoCo is
@@ -31,14 +33,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from atoll.merge.global_update import averaged_in
+from atoll.base.errors import SettingsError
 from atoll.codec import Encoded, encoding_of
 from atoll.merge.correction import MomentumReference, correction_of
-from atoll.base.errors import SettingsError
-from atoll.model.pytrees import describe, gather
-from atoll.model.layout import plan_layout
 from atoll.merge.fold import Corrections, FragmentFold, slice_norms, token_weight
+from atoll.merge.global_update import averaged_in
 from atoll.merge.outer import MOMENTUM, make_outer
+from atoll.model.layout import plan_layout
+from atoll.model.pytrees import describe, gather
 from atoll.settings import Settings
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.evaluate import EXPORT_TOKENS_MAX, FOLLOW_TOKENS_MAX
@@ -198,7 +200,7 @@ class Diloco:
         self._steps = 0
 
     def _bends_of(self, p: int) -> Callable[[Encoded, Sequence[float]], Corrections | None]:
-        """Return what says how a pseudo-gradient of fragment `p` is corrected as it is folded; the momentum is measured once."""
+        """Return how pseudo-gradients of fragment `p` are corrected while they are folded, or None."""
         correction, slices = self._correction, self._layout.slices(p)
         if correction is None:
             return lambda _displacement, _norms: None
@@ -213,7 +215,9 @@ class Diloco:
                 if tensor_slice.floating:
                     whole = tensors[tensor_slice.tensor_name]
                     rows = whole[tensor_slice.start : tensor_slice.stop] if whole.ndim else whole
-                    rows[...] = vector[tensor_slice.offset : tensor_slice.offset + tensor_slice.size].reshape(rows.shape)
+                    rows[...] = vector[tensor_slice.offset : tensor_slice.offset + tensor_slice.size].reshape(
+                        rows.shape
+                    )
         return {name: jnp.asarray(tensor) for name, tensor in tensors.items()}
 
 

@@ -12,15 +12,15 @@ from typing import Final
 
 import msgspec
 
-from atoll.bus.interface import Bus, CoreMessage
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import Clock
-from atoll.run.record import read_run
 from atoll.base.logs import get
+from atoll.bus.interface import Bus, CoreMessage
+from atoll.run.merged_model import read_merged
+from atoll.run.record import read_run
 from atoll.run.view import RunView
 from atoll.wire.messages import Event, decode, encode, event
+from atoll.wire.subjects import Subjects
 from atoll_learner.evaluate import WHO, measured
-from atoll.run.merged_model import read_merged
 from atoll_learner.model import Params
 
 log = get(__name__)

@@ -22,16 +22,16 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from atoll.bus.interface import Bus
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, BrokerUnavailable
 from atoll.base.identity import Identity
-from atoll.client.step_hook import StepHook, planned
+from atoll.base.logs import get
+from atoll.bus.interface import Bus
 from atoll.client.join import RECOVER_S, believed
+from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.peer_recovery import borrow
 from atoll.client.session import JoinRequest, Session
-from atoll.client.optimizer_state import packed_bytes_max
-from atoll.base.logs import get
+from atoll.client.step_hook import StepHook, planned
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
 from atoll_learner.data.batches import BatchReader

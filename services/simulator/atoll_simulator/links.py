@@ -3,8 +3,8 @@
 A link has two legs. A message takes `bytes / bandwidth` to leave, one after the other, and `latency_s` to arrive, so a
 large blob holds up the heartbeat behind it, as it does in one TCP connection. A request takes both legs: its payload up,
 its answer down. While a link is cut nothing travels. A request that was on its way is sent again when the link is back,
-and fails like the real adapter's after `TOTAL_S`; what it asked for may have happened. A at-most-once message is lost, now and then
-also for no reason. A process that dies lets go of its link without a word.
+and fails like the real adapter's after `TOTAL_S`; what it asked for may have happened. A at-most-once message is lost,
+now and then also for no reason. A process that dies lets go of its link without a word.
 
 What both legs carry, each message with what it weighs beside its payload, is what a real bus reads from its sockets.
 What is not modelled: retransmission and congestion inside a leg, and a broker that needs time of its own.
@@ -18,16 +18,14 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from atoll.wire.limits import check_size
-from atoll.bus.subscriptions import BufferedSubscription
-from atoll.wire.blobs import BlobRef, Portion
-from atoll.wire.limits import Buffer, Info
-from atoll.wire.traffic import BusStats
-from atoll.bus.interface import Record, StoredEvent, CoreMessage
+from atoll.base.errors import BrokerUnavailable
+from atoll.bus.interface import CoreMessage, Record, StoredEvent
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus, MemoryConsumer, MemoryDelivery
 from atoll.bus.options import DEFAULTS
-from atoll.wire.blobs import Download, Upload
-from atoll.base.errors import BrokerUnavailable
+from atoll.bus.subscriptions import BufferedSubscription
+from atoll.wire.blobs import BlobRef, Download, Portion, Upload
+from atoll.wire.limits import Buffer, Info, check_size
+from atoll.wire.traffic import BusStats
 
 T = TypeVar("T")
 
@@ -38,7 +36,7 @@ MESSAGE_BYTES: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class LinkShape:
-    """What a link can do: seconds each way, bytes per second up and down (0: without bound), share of at-most-once messages lost."""
+    """What a link can do: seconds each way, bytes per second up and down (0: no bound), share of core messages lost."""
 
     latency_s: float = 0.0
     up_bytes_s: float = 0.0

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from atoll.wire.limits import CHUNK_BYTES
-from atoll.bus.options import DEFAULTS
 from atoll.base.errors import SettingsError
+from atoll.bus.options import DEFAULTS
 from atoll.settings import refusal
+from atoll.wire.limits import CHUNK_BYTES
 from atoll_simulator.links import LinkShape
 
 BROKER: Final = "broker"
@@ -35,7 +35,7 @@ class _Table(BaseModel):
 
 
 class LinkTable(_Table):
-    """A link: latency each way, megabits per second each way (0: without bound), and the share of at-most-once messages it loses.
+    """A link: latency each way, megabits per second each way (0: no bound), share of core messages it loses.
 
     A link that the real bus would give up on at once is refused: see `LATENCY_S_MAX` and `MBIT_S_MIN`.
     """

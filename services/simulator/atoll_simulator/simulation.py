@@ -16,33 +16,33 @@ from typing import Any, Final
 import jax
 import msgspec
 
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import Clock, SystemClock
-from atoll.run.record import read_run
-from atoll.protocol.ledger import Ledger
-from atoll.settings import ArchiveSettings
-from atoll.run.folder import SIMULATED, RunFolder
-from atoll.local.run_probe import kept_ledger
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.local.console import ConsolePicture, RunConsole
 from atoll.local.journal import Journal
-from atoll.local.console import RunConsole, ConsolePicture
 from atoll.local.options import UpPlan, shard_names, standby_names
-from atoll.report.write import write_report
+from atoll.local.run_probe import kept_ledger
 from atoll.local.supervisor import LEARNERS_LEAVE_S, SHARDS_FINISH_S, SHARDS_LEAVE_S
+from atoll.protocol.ledger import Ledger
+from atoll.report.write import write_report
+from atoll.run.folder import SIMULATED, RunFolder
+from atoll.run.merged_model import MergedModel, read_merged
+from atoll.run.record import read_run
 from atoll.run.view import RunView
 from atoll.run.watch import Watch
+from atoll.settings import ArchiveSettings
 from atoll.wire.messages import RunRecord
+from atoll.wire.subjects import Subjects
 from atoll_learner.evaluate import FOLLOW_TOKENS_MAX, write_out
-from atoll.run.merged_model import MergedModel, read_merged
 from atoll_learner.train import make_evaluator
 from atoll_simulator.evaluator import SimulatedEvaluator
 from atoll_simulator.interrupting import Interrupted
-from atoll_simulator.learner import StepPace, SimulatedLearner, Trade
+from atoll_simulator.learner import SimulatedLearner, StepPace, Trade
 from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_simulator.scenario import Scenario
 from atoll_simulator.world import ProcessLife, SimulatedWorld
-from atoll_synchronizer.shard_assignment import Host
 from atoll_synchronizer.process import wait_for_run
+from atoll_synchronizer.shard_assignment import Host
 
 POLL_S: Final = 0.25
 SHOW_REAL_S: Final = 1.0
@@ -117,7 +117,9 @@ class Simulation:
             fragment_ledger = await kept_ledger(self._bus, self._settings.run, self._view)
             if ended == "finished" and fragment_ledger is not None:
                 ended, why = "failed", "a shard did not close its books"
-            return SimulationOutcome(ended, why, run, merged, fragment_ledger, self._steps, self._last_real_s - self._first_real_s)
+            return SimulationOutcome(
+                ended, why, run, merged, fragment_ledger, self._steps, self._last_real_s - self._first_real_s
+            )
         finally:
             self.world.end()
             for helper in helpers:
@@ -305,6 +307,8 @@ def simulate(
         return None, outcome
     with face.stage("measuring and writing the model"):
         write_out(trade.work, folder.out, outcome.run, outcome.merged)
-    report = write_report(folder, view, files[0].file, outcome.run.data, "virtual", fragment_ledger=outcome.fragment_ledger)
+    report = write_report(
+        folder, view, files[0].file, outcome.run.data, "virtual", fragment_ledger=outcome.fragment_ledger
+    )
     files[0].settle(report)
     return report, outcome

@@ -11,15 +11,15 @@ from typing import Any
 
 from rich.console import Console
 
-from atoll.cli import INTERRUPTED
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, SettingsError
 from atoll.base.logs import logging_to
-from atoll.settings import Settings
-from atoll.run.folder import RunFolder, move_aside, read_run_file
-from atoll.local.console import RunConsole, PlainConsole, TerminalConsole
+from atoll.cli import INTERRUPTED
+from atoll.local.console import PlainConsole, RunConsole, TerminalConsole
 from atoll.local.options import UpPlan, UpRequest, plan, shard_names, standby_names
 from atoll.report.write import summary
+from atoll.run.folder import RunFolder, move_aside, read_run_file
+from atoll.settings import Settings
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.sources import files_of, stdlib_files
 from atoll_learner.process import prepare_work

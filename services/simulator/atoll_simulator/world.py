@@ -16,14 +16,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from atoll.bus.memory.bus import MemoryBroker
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, UserError
 from atoll.base.identity import Identity
 from atoll.base.logs import say_in_this_task
+from atoll.bus.memory.bus import MemoryBroker
 from atoll.local.processes import RESTART_PAUSE_S
 from atoll.local.services import RESTARTS_MAX
-from atoll_simulator.links import SimulatedLink, LinkedBus
+from atoll_simulator.links import LinkedBus, SimulatedLink
 from atoll_simulator.loop import ProcessTasks
 from atoll_simulator.scenario import BROKER, Kill, Partition, Scenario
 

@@ -14,15 +14,16 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from atoll.run.blob_reader import FrameReader
+from atoll.base.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved
+from atoll.base.offload import off_loop
 from atoll.bus.interface import Bus
 from atoll.codec import Encoded
-from atoll.merge.correction import MomentumReference, correction_of
-from atoll.base.offload import off_loop
 from atoll.codec.kernels import Vector
+from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import FragmentFold, validated_norms
 from atoll.merge.outer import MOMENTUM, State
 from atoll.protocol.events import Fold, PushKey
+from atoll.run.blob_reader import FrameReader
 from atoll.wire.messages import Contribution, RunRecord
 from atoll_synchronizer.event_log import patiently
 
@@ -51,6 +52,17 @@ class Aggregator:
         self._folds: dict[int, FragmentFold] = {}
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
 
+    async def tried(self, key: PushKey, manifest: Contribution) -> tuple[str, float]:
+        """Fetch a contribution; return why it cannot be used (empty if it can) and its L2 norm."""
+        try:
+            return "", await self.fetch(key, manifest)
+        except FrameRejected as error:
+            return error.reason, 0.0
+        except BlobGone:
+            return "chunks_gone", 0.0
+        except (BlobCorrupt, PeerMisbehaved):
+            return "corrupt", 0.0
+
     async def fetch(self, key: PushKey, manifest: Contribution) -> float:
         """Read and validate a contribution, keep it, and return its L2 norm; a broker that is away is waited for.
 
@@ -58,7 +70,11 @@ class Aggregator:
             FrameRejected: with the reason; also for a manifest whose blob is larger than any honest frame.
             BlobGone, BlobCorrupt: the chunks are not what the manifest says.
         """
-        elements, slices, protocol = self._sizes[key.fragment], self._run.layout.slices(key.fragment), self._run.protocol
+        elements, slices, protocol = (
+            self._sizes[key.fragment],
+            self._run.layout.slices(key.fragment),
+            self._run.protocol,
+        )
         async with self._reading:
             begun = partial(off_loop, elements, FrameReader.of, manifest.blob, elements, protocol.codec_up, slices)
             arrival = await patiently(begun)
@@ -94,12 +110,16 @@ class Aggregator:
         if self._correction is not None:
             slices = self._run.layout.slices(command.key.fragment)
             momentum_reference = self._compass(command.key.fragment, state[MOMENTUM])
-            corrections = self._correction.corrections(waiting.pseudo_gradient, waiting.norms, momentum_reference, slices)
+            corrections = self._correction.corrections(
+                waiting.pseudo_gradient, waiting.norms, momentum_reference, slices
+            )
         fold.add(waiting.pseudo_gradient, waiting.norms, command.weight, command.staleness_weight, corrections)
 
     def _compass(self, fragment: int, momentum: Vector) -> MomentumReference:
         """Return the measured momentum of a fragment; it is measured again when it is another one."""
         momentum_reference = self._compasses.get(fragment)
         if momentum_reference is None or momentum_reference.momentum is not momentum:
-            momentum_reference = self._compasses[fragment] = MomentumReference.of(momentum, self._run.layout.slices(fragment))
+            momentum_reference = self._compasses[fragment] = MomentumReference.of(
+                momentum, self._run.layout.slices(fragment)
+            )
         return momentum_reference

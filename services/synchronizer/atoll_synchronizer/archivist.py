@@ -21,22 +21,21 @@ from typing import TypeVar
 
 import msgspec
 
-from atoll.archive.checkpoints import Manifest, CheckpointObject, Piece, due_mark, founding, next_mark_s, number
 from atoll.archive.checkpoint_store import CheckpointStore
+from atoll.archive.checkpoints import CheckpointObject, Manifest, Piece, due_mark, founding, next_mark_s, number
 from atoll.archive.object_store import open_vault
-from atoll.wire.blobs import BlobRef
-from atoll.bus.interface import Bus, Record
-from atoll.wire.blobs import Cut, Pieces, Upload, digest_of
-from atoll.wire.subjects import Subjects
-from atoll.run.delta_chain import digest_of_values, keyframe_of
 from atoll.base.clock import Clock
-from atoll.codec import PackedArrays
 from atoll.base.errors import AtollError, PeerMisbehaved, ProtocolMisuse
 from atoll.base.logs import get
+from atoll.bus.interface import Bus, Record
+from atoll.codec import PackedArrays
 from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
+from atoll.run.delta_chain import digest_of_values, keyframe_of
 from atoll.settings import ArchiveSettings
+from atoll.wire.blobs import BlobRef, Cut, Pieces, Upload, digest_of
 from atoll.wire.messages import Head, Member, RunRecord, decode
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer.store import Holding, ShardStore
 
 log = get(__name__)
@@ -61,7 +60,9 @@ class _Written:
 class Archivist:
     """Makes the marks of one owner's tenure. `marks` and `failures` count since it began."""
 
-    def __init__(self, shelf: CheckpointStore, run: RunRecord, shard: int, settings: ArchiveSettings, clock: Clock) -> None:
+    def __init__(
+        self, shelf: CheckpointStore, run: RunRecord, shard: int, settings: ArchiveSettings, clock: Clock
+    ) -> None:
         """Write nothing yet."""
         self._shelf = shelf
         self._run = run
@@ -129,7 +130,9 @@ class Archivist:
         )
         return True
 
-    async def _mark(self, bus: Bus, store: ShardStore, reports: Callable[[], Ledger], due: int, *, final: bool) -> _Written:
+    async def _mark(
+        self, bus: Bus, store: ShardStore, reports: Callable[[], Ledger], due: int, *, final: bool
+    ) -> _Written:
         written = _Written()
         pieces: dict[int, Piece] = {}
         # What somebody has deleted meanwhile is written again.
@@ -167,7 +170,11 @@ class Archivist:
         head, last = held.head, self._last.get(fragment)
         known: dict[BlobRef, CheckpointObject] = {}
         if last is not None:
-            pairs = ((last.head.keyframe, last.frame), (last.head.state, last.state), (last.head.fragment_ledger, last.fragment_ledger))
+            pairs = (
+                (last.head.keyframe, last.frame),
+                (last.head.state, last.state),
+                (last.head.fragment_ledger, last.fragment_ledger),
+            )
             known = {ref: found for ref, found in pairs if ref is not None and found in there}
 
         def stored(ref: BlobRef, pieces: Callable[[], Pieces]) -> CheckpointObject:
@@ -181,7 +188,9 @@ class Archivist:
             head=head,
             frame=stored(head.keyframe, lambda: keyframe_of(held.values)),
             state=None if head.state is None else stored(head.state, lambda: PackedArrays(held.state)),
-            fragment_ledger=None if head.fragment_ledger is None else stored(head.fragment_ledger, lambda: Cut(held.fragment_ledger or b"")),
+            fragment_ledger=None
+            if head.fragment_ledger is None
+            else stored(head.fragment_ledger, lambda: Cut(held.fragment_ledger or b"")),
         )
 
     def _whole(self, head: Head, held: Holding) -> Head:

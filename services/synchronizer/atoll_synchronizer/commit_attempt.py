@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from atoll.merge.global_update import UpdatedFragment
-from atoll.wire.blobs import BlobRef
-from atoll.bus.interface import Bus
-from atoll.wire.blobs import Pieces, Upload
 from atoll.base.waiting import all_of
-from atoll.run.delta_chain import digest_of_values
+from atoll.bus.interface import Bus
 from atoll.merge.fold import l2_norm
+from atoll.merge.global_update import UpdatedFragment
+from atoll.run.delta_chain import digest_of_values
+from atoll.wire.blobs import BlobRef, Pieces, Upload
 
 
 @dataclass(frozen=True, slots=True)

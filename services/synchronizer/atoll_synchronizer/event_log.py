@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, StorageFull
 from atoll.base.logs import get
+from atoll.bus.interface import Bus
 from atoll.wire.messages import encode, event
+from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 

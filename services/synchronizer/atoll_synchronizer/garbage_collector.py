@@ -15,9 +15,9 @@ import asyncio
 from collections import deque
 from typing import Final, NamedTuple
 
-from atoll.bus.interface import Bus
 from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
 from atoll.base.logs import get
+from atoll.bus.interface import Bus
 
 LYING_S: Final = 3.0
 PURGES_AT_ONCE: Final = 4

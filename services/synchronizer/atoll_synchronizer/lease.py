@@ -17,17 +17,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
+from atoll.bus.interface import Bus
 from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
 from atoll.protocol.ledger import Ledger, newest
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.tenure import LeaseSeen, LeaseWritten, LeaseStanding, Tenure
+from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
 from atoll.wire.messages import Lease, decode, encode
+from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.bus.interface import Delivery
-from atoll.wire.subjects import Subjects
 from atoll.base.errors import PeerMisbehaved
+from atoll.bus.interface import Delivery
 from atoll.protocol.events import Commit, ContributionArrived, LearnerBeat, PushKey
 from atoll.wire.messages import Beat, Contribution, RunRecord, decode
+from atoll.wire.subjects import Subjects
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll.bus.interface import Bus, Delivery
-from atoll.wire.subjects import Subjects
 from atoll.base.logs import get
+from atoll.bus.interface import Bus, Delivery
 from atoll.protocol.events import Acknowledge, Dismiss, Isolate, PushKey
 from atoll.wire.messages import Contribution, Verdict, encode
-from atoll_synchronizer.garbage_collector import GarbageCollector
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer.event_log import EventLog, patiently
+from atoll_synchronizer.garbage_collector import GarbageCollector
 
 log = get(__name__)
 

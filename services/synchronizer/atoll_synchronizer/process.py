@@ -14,23 +14,23 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from atoll.archive.rebuild import rebuild
 from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.object_store import open_vault
-from atoll.bus.open import open_bus
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
+from atoll.archive.rebuild import rebuild
+from atoll.base import scratch_arrays
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, SettingsError
 from atoll.base.health import live
+from atoll.base.logs import configure, get
+from atoll.bus.interface import Bus
+from atoll.bus.open import open_bus
 from atoll.run.heads import read_heads
 from atoll.run.record import read_run
-from atoll.base import scratch_arrays
-from atoll.base.logs import configure, get
 from atoll.settings import Settings, bus_options
 from atoll.wire.messages import RunRecord
-from atoll_synchronizer.shard_assignment import Host
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer.service import ShardService
+from atoll_synchronizer.shard_assignment import Host
 
 log = get(__name__)
 
@@ -41,7 +41,10 @@ SAY_S = 10.0
 def serve_shards(settings: Settings) -> None:
     """Serve the shard that `settings` names, or all, in a loop of its own."""
     configure(settings.log.format, settings.log.level, role="synchronizer", run=settings.run)
-    scratch_arrays.policy.bytes_min, scratch_arrays.policy.folder = settings.synchronizer.spill_bytes, settings.synchronizer.scratch_dir
+    scratch_arrays.policy.bytes_min, scratch_arrays.policy.folder = (
+        settings.synchronizer.spill_bytes,
+        settings.synchronizer.scratch_dir,
+    )
     asyncio.run(serve(settings))
 
 

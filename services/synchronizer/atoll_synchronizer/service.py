@@ -17,13 +17,17 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
-from atoll.bus.interface import Bus, Consumer, Delivery, Subscription, CoreMessage
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, BrokerUnavailable, BusError, FrameRejected, PeerMisbehaved, RecordConflict
+from atoll.base.errors import (
+    AtollError,
+    BrokerUnavailable,
+    BusError,
+    PeerMisbehaved,
+    RecordConflict,
+)
 from atoll.base.identity import Identity
 from atoll.base.logs import get
-from atoll.wire.traffic import moved_by
+from atoll.bus.interface import Bus, Consumer, CoreMessage, Delivery, Subscription
 from atoll.merge.outer import make_outer
 from atoll.protocol.events import (
     Acknowledge,
@@ -51,15 +55,24 @@ from atoll.protocol.events import (
 from atoll.protocol.ledger import Ledger, parts
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
+from atoll.wire.subjects import Subjects
+from atoll.wire.traffic import moved_by
+from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist
 from atoll_synchronizer.background_tasks import BackgroundTasks
-from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
-from atoll_synchronizer.overrun_monitor import OverrunMonitor
-from atoll_synchronizer.manifest_validation import DecidedCommit, arrival, beat_fact, read_beat, read_manifest, round_line
-from atoll_synchronizer.lease import LeaseKeeper
-from atoll_synchronizer.store import ShardStore
 from atoll_synchronizer.event_log import EventLog, patiently
-from atoll_synchronizer.aggregator import Aggregator
+from atoll_synchronizer.lease import LeaseKeeper
+from atoll_synchronizer.manifest_validation import (
+    DecidedCommit,
+    arrival,
+    beat_fact,
+    read_beat,
+    read_manifest,
+    round_line,
+)
+from atoll_synchronizer.overrun_monitor import OverrunMonitor
+from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
+from atoll_synchronizer.store import ShardStore
 
 log = get(__name__)
 
@@ -140,7 +153,9 @@ class ShardService:
         self.tape.epoch = epoch = self.lease.epoch
         await patiently(lambda: self.store.open(epoch))
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
-        self.machine = Shard(self.run.protocol, self.shard, versions, fragment_ledger=self.store.copied_ledgers(), ledger=former)
+        self.machine = Shard(
+            self.run.protocol, self.shard, versions, fragment_ledger=self.store.copied_ledgers(), ledger=former
+        )
         self.ledger = self.machine.ledger
         for fragment in versions:
             self._lanes[fragment] = asyncio.Queue()
@@ -298,16 +313,7 @@ class ShardService:
             log.warning("call.unsent", fragment=action.fragment, reason=str(error))
 
     async def _fetch(self, action: Fetch) -> None:
-        manifest = self.hands.manifest(action.key)
-        reason, norm = "", 0.0
-        try:
-            norm = await self.bench.fetch(action.key, manifest)
-        except FrameRejected as error:
-            reason = error.reason
-        except BlobGone:
-            reason = "chunks_gone"
-        except (BlobCorrupt, PeerMisbehaved):
-            reason = "corrupt"
+        reason, norm = await self.bench.tried(action.key, self.hands.manifest(action.key))
         now_s = self.clock.monotonic()
         if reason:
             self._on_fact(ContributionSpoiled(at_s=now_s, key=action.key, reason=reason, cause_id=action.cause_id))

@@ -16,20 +16,20 @@ import asyncio
 import contextlib
 from typing import Any
 
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
 from atoll.base.identity import Identity, this_process
-from atoll.run.record import the_run
 from atoll.base.logs import get, say_in_this_task
-from atoll.wire.traffic import TOLD_EVERY_S, moved_by
+from atoll.bus.interface import Bus
 from atoll.protocol.balance import BEATS_PER_LEASE, Balance, HostHeard
+from atoll.run.record import the_run
 from atoll.settings import ArchiveSettings
 from atoll.wire.messages import Presence, RunRecord, decode, encode
+from atoll.wire.subjects import Subjects
+from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 from atoll_synchronizer.archivist import make_archivist
-from atoll_synchronizer.service import HANDED_OVER, ShardService
 from atoll_synchronizer.event_log import EventLog, patiently
+from atoll_synchronizer.service import HANDED_OVER, ShardService
 
 log = get(__name__)
 

@@ -13,8 +13,8 @@ version. A refused compare-and-set means that somebody else owns the fragment: i
 must stand down.
 
 What an owner wrote and nobody can name any more, because it died between the chunks and the head or between the head and
-the purge, lies under its epoch. Once a head names nothing of a former epoch (`atoll.run.delta_chain`: deltas are named for a while),
-what that one left is swept away.
+the purge, lies under its epoch. Once a head names nothing of a former epoch (`atoll.run.delta_chain`: deltas are named
+for a while), what that one left is swept away.
 """
 
 from __future__ import annotations
@@ -28,24 +28,31 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from atoll.merge.global_update import GlobalUpdate, state_bytes_max
-from atoll.wire.blobs import BlobRef
-from atoll.bus.interface import Bus
-from atoll.wire.blobs import Cut, Download
-from atoll.wire.subjects import Subjects, matches
-from atoll.run.delta_chain import continued, frames_of, keyframe_of, read_values
-from atoll.codec import ArraysDecoder, PackedArrays, EncodedFrame
-from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, BusError, ProtocolMisuse, RecordConflict, StorageFull
+from atoll.base.errors import (
+    BlobCorrupt,
+    BlobGone,
+    BrokerUnavailable,
+    BusError,
+    ProtocolMisuse,
+    RecordConflict,
+    StorageFull,
+)
+from atoll.base.logs import get
 from atoll.base.offload import off_loop
+from atoll.bus.interface import Bus
+from atoll.codec import ArraysDecoder, EncodedFrame, PackedArrays
+from atoll.merge.fold import l2_norm
+from atoll.merge.global_update import GlobalUpdate, state_bytes_max
+from atoll.merge.outer import OuterOptimizer, State
+from atoll.protocol.events import Commit
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, thawed
+from atoll.protocol.ledger import Ledger
+from atoll.run.delta_chain import continued, frames_of, keyframe_of, read_values
 from atoll.run.heads import head_info
 from atoll.run.record import the_run
-from atoll.base.logs import get
-from atoll.merge.fold import l2_norm
-from atoll.merge.outer import OuterOptimizer, State
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, thawed
-from atoll.protocol.events import Commit
-from atoll.protocol.ledger import Ledger
+from atoll.wire.blobs import BlobRef, Cut, Download
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
+from atoll.wire.subjects import Subjects, matches
 from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
 from atoll_synchronizer.garbage_collector import GarbageCollector
 
@@ -162,13 +169,17 @@ class ShardStore:
         if new.delta is None or version - held.head.key_version >= protocol.keyframe_versions:
             effort.add("keyframe", subjects.global_stem(fragment, version, nonce), keyframe_of(new.values))
         if new.delta is not None:
-            effort.add("delta", subjects.delta_stem(fragment, version, nonce), EncodedFrame(protocol.codec_down, new.delta))
+            effort.add(
+                "delta", subjects.delta_stem(fragment, version, nonce), EncodedFrame(protocol.codec_down, new.delta)
+            )
         return effort
 
     async def keep(self, fragment: int, fragment_ledger: bytes) -> None:
         """Make the books of a fragment durable with the version it has. Raises what `commit` raises."""
         held = self.holdings[fragment]
-        blob = await self._bus.put_blob(self._subjects.ledger_stem(fragment, self._nonce(fragment_ledger)), fragment_ledger)
+        blob = await self._bus.put_blob(
+            self._subjects.ledger_stem(fragment, self._nonce(fragment_ledger)), fragment_ledger
+        )
         head = msgspec.structs.replace(held.head, fragment_ledger=blob)
         held.revision = await self._write(head, held.revision, head_info(head))
         held.head, held.fragment_ledger, former = head, fragment_ledger, held.head.fragment_ledger
@@ -190,7 +201,10 @@ class ShardStore:
 
     def copied_ledgers(self) -> dict[int, FragmentLedger]:
         """Return the durable books for a machine that will write on in them; ours change with what becomes durable."""
-        return {fragment: thawed(msgspec.json.encode(fragment_ledger)) for fragment, fragment_ledger in self.fragment_ledger.items()}
+        return {
+            fragment: thawed(msgspec.json.encode(fragment_ledger))
+            for fragment, fragment_ledger in self.fragment_ledger.items()
+        }
 
     async def _write(self, head: Head, revision: int, info: dict[str, str | int | float | bool]) -> int:
         """Write a head by compare-and-set; an earlier attempt whose answer was lost counts as this one."""
@@ -265,7 +279,9 @@ class ShardStore:
         state = self._advance.init(values)
         if head.state is not None:
             state = _fitting(await self._read_state(head.state, elements), state)
-        fragment_ledger = None if head.fragment_ledger is None else await self._bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)
+        fragment_ledger = (
+            None if head.fragment_ledger is None else await self._bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)
+        )
         if fragment_ledger is not None:
             self.fragment_ledger[fragment] = thawed(fragment_ledger)
         norm = await asyncio.to_thread(l2_norm, values)

@@ -14,12 +14,24 @@ from collections.abc import Iterator
 
 import msgspec
 
-from atoll.archive.checkpoints import MANIFEST_BYTES_MAX, Manifest, RunCheckpoint, CheckpointObject, Part, founding, lagging, marks_of, opening, parts_of, retired
+from atoll.archive.checkpoints import (
+    MANIFEST_BYTES_MAX,
+    CheckpointObject,
+    Manifest,
+    Part,
+    RunCheckpoint,
+    founding,
+    lagging,
+    marks_of,
+    opening,
+    parts_of,
+    retired,
+)
 from atoll.archive.object_store import ArchiveStore
-from atoll.wire.subjects import token
 from atoll.base.errors import CheckpointError, ProtocolMisuse
 from atoll.base.logs import get
 from atoll.wire.messages import SCHEMA, RunRecord
+from atoll.wire.subjects import token
 
 log = get(__name__)
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
-from atoll.base.errors import ArchiveUnavailable, CheckpointError, SettingsError
 from atoll.base.atomic_files import write_whole
+from atoll.base.errors import ArchiveUnavailable, CheckpointError, SettingsError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

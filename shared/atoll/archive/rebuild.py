@@ -31,22 +31,21 @@ from typing import TypeVar
 
 import msgspec
 
-from atoll.archive.checkpoints import Manifest, RunCheckpoint, CheckpointObject, Piece
 from atoll.archive.checkpoint_store import CheckpointStore
-from atoll.wire.blobs import BlobRef
-from atoll.bus.interface import Bus, Record
-from atoll.wire.blobs import Cut, Pieces, Upload
-from atoll.wire.subjects import Subjects
-from atoll.run.delta_chain import frames_of
+from atoll.archive.checkpoints import CheckpointObject, Manifest, Piece, RunCheckpoint
 from atoll.base.clock import Clock
-from atoll.codec import StoredFrame
 from atoll.base.errors import AtollError, CheckpointError, PeerMisbehaved, RecordConflict
-from atoll.run.heads import head_info, read_heads
-from atoll.run.record import read_run
 from atoll.base.logs import get
+from atoll.bus.interface import Bus, Record
+from atoll.codec import StoredFrame
 from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger, newest
+from atoll.run.delta_chain import frames_of
+from atoll.run.heads import head_info, read_heads
+from atoll.run.record import read_run
+from atoll.wire.blobs import BlobRef, Cut, Pieces, Upload
 from atoll.wire.messages import Head, Lease, Member, Rebuilt, RunRecord, decode, encode
+from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 
@@ -285,7 +284,11 @@ async def _restore_piece(bus: Bus, subjects: Subjects, shelf: CheckpointStore, s
 
 
 async def _restore_blob(
-    bus: Bus, shelf: CheckpointStore, shard: int, ref: BlobRef, found: tuple[CheckpointObject, Callable[[bytes], Pieces]]
+    bus: Bus,
+    shelf: CheckpointStore,
+    shard: int,
+    ref: BlobRef,
+    found: tuple[CheckpointObject, Callable[[bytes], Pieces]],
 ) -> BlobRef:
     """Store one blob, cut as it was, under the very name that its head uses."""
     data = await asyncio.to_thread(shelf.get_object, shard, found[0])
@@ -300,4 +303,8 @@ async def _restore_blob(
 
 
 def _refs(subjects: Subjects, head: Head) -> list[BlobRef]:
-    return [*frames_of(subjects, head), *head.superseded, *(ref for ref in (head.state, head.fragment_ledger) if ref is not None)]
+    return [
+        *frames_of(subjects, head),
+        *head.superseded,
+        *(ref for ref in (head.state, head.fragment_ledger) if ref is not None),
+    ]

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base.errors import StorageFull
 from atoll.base import buffer_pool
+from atoll.base.errors import StorageFull
 from atoll.base.logs import get
 
 log = get(__name__)

@@ -21,34 +21,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import msgspec
-
-if TYPE_CHECKING:
-    from atoll.wire.blobs import Download, Upload
-
-Buffer = bytes | bytearray | memoryview
-CHUNK_BYTES = 1 << 20
-"""Payload bytes of one chunk of a blob: larger messages cost the broker ten times the memory and win nothing."""
-MESSAGE_BYTES_MAX = CHUNK_BYTES
-"""Payload bytes of any other message; beyond it `ProtocolMisuse`, since the broker would hang up on us."""
-INFO_BYTES_MAX = 4096
-"""Bytes of `info` as compact JSON."""
-INFO_HEADER = "Atoll-Info"
-"""The header under which taps find `info`."""
-Info = Mapping[str, str | int | float | bool]
-Portion = list[tuple[int, Buffer]]
-"""Pieces of a blob that have arrived together: number and bytes of each."""
-
-
-class BlobRef(msgspec.Struct, frozen=True):
-    """Where a blob lies: `chunks` messages at `stem.<0..chunks-1>`, `size_bytes` in all, `digest` as in `atoll.wire.blobs`."""
-
-    stem: str
-    chunks: int
-    size_bytes: int
-    digest: str
+from atoll.wire.blobs import BlobRef, Download, Portion, Upload
+from atoll.wire.limits import Buffer, Info
+from atoll.wire.traffic import BusStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +54,6 @@ class StoredEvent:
     sequence: int
     subject: str
     data: bytes
-
-
-@dataclass(slots=True)
-class BusStats:
-    """Counters since the bus was opened; `atoll.wire.traffic` says which bytes are part of which.
-
-    The bus counts payload, that of blobs, and what its sockets carry (`wire_`; 0 where it has none). Which blobs are frames
-    only their senders and readers know, and count: bytes, and the parameters that fragments fetched had.
-    """
-
-    bytes_up: int = 0
-    bytes_down: int = 0
-    messages_up: int = 0
-    messages_down: int = 0
-    retries: int = 0
-    reconnects: int = 0
-    core_messages_dropped: int = 0
-    wire_bytes_up: int = 0
-    wire_bytes_down: int = 0
-    blob_bytes_up: int = 0
-    blob_bytes_down: int = 0
-    frame_bytes_up: int = 0
-    frame_bytes_down: int = 0
-    parameters_down: int = 0
 
 
 class Delivery(Protocol):

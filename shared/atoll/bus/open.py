@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from atoll.base.errors import SettingsError
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import DEFAULTS, BusOptions
-from atoll.base.errors import SettingsError
 
 SCHEMES = ("nats", "tls")
 ADDRESSES = " or ".join(f"{scheme}://host:port" for scheme in SCHEMES)

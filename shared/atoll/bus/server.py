@@ -25,9 +25,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, NoReturn, Self
 
-from atoll.bus.nats.provision import VERSION_MIN
-from atoll.base.errors import BrokerUnavailable, EnvironmentFault, PortBusy, StorageFull
 from atoll.base.atomic_files import hold
+from atoll.base.errors import BrokerUnavailable, EnvironmentFault, PortBusy, StorageFull
+from atoll.bus.nats.provision import VERSION_MIN
 
 READY_S = 15.0
 STOP_S = 5.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from atoll.wire.subjects import Subjects, matches
 from atoll.base.errors import ProtocolMisuse
+from atoll.wire.subjects import Subjects, matches
 
 GIB = 1 << 30
 LENT_AGE_S = 600.0

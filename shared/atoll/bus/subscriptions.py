@@ -1,7 +1,7 @@
 """A bounded live feed of at-most-once messages that may be filled from another thread.
 
-The newest news is worth most: when the reader falls behind, the oldest at-most-once message is dropped and counted. Filling never
-waits and never fails; only the reader's own loop is woken. Both adapters hand out this one class.
+The newest news is worth most: when the reader falls behind, the oldest at-most-once message is dropped and counted.
+Filling never waits and never fails; only the reader's own loop is woken. Both adapters hand out this one class.
 """
 
 from __future__ import annotations

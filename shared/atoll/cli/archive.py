@@ -11,8 +11,8 @@ from atoll.cli.look import say
 from atoll.cli.options import Run
 
 if TYPE_CHECKING:
-    from atoll.archive.checkpoints import Manifest, RunCheckpoint
     from atoll.archive.checkpoint_store import CheckpointStore
+    from atoll.archive.checkpoints import Manifest, RunCheckpoint
 
 
 def register(app: typer.Typer) -> None:

@@ -16,8 +16,8 @@ import typer
 from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
 
 if TYPE_CHECKING:
-    from atoll.run.ledger import IncarnationAccount
     from atoll.protocol.data import DataLedger
+    from atoll.run.ledger import IncarnationAccount
     from atoll.settings import Settings
     from atoll.wire.messages import Rebuilt
 
@@ -45,12 +45,12 @@ def fates(
 
 
 async def _print(settings: Settings, *, as_json: bool) -> None:
-    from atoll.bus.open import open_bus  # noqa: PLC0415
-    from atoll.wire.subjects import Subjects  # noqa: PLC0415
     from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.bus.open import open_bus  # noqa: PLC0415
     from atoll.run import ledger  # noqa: PLC0415
     from atoll.run.record import read_run  # noqa: PLC0415
     from atoll.settings import bus_options  # noqa: PLC0415
+    from atoll.wire.subjects import Subjects  # noqa: PLC0415
 
     options = bus_options(settings)
     bus = await open_bus(settings.broker.url, settings.run, name="fates", provision=False, options=options)
@@ -76,8 +76,8 @@ def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | Non
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from atoll.run.ledger import total  # noqa: PLC0415
     from atoll.protocol.ledger import apportion  # noqa: PLC0415
+    from atoll.run.ledger import total  # noqa: PLC0415
 
     sums = total(lives, fragments)
     shown = [fate for fate, tokens in sums.items() if tokens]

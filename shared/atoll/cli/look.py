@@ -55,8 +55,8 @@ def config_verb(
 
         say(json.dumps(settings_schema(), indent=2))
         return
-    from atoll.settings import load  # noqa: PLC0415
     from atoll.local.environment import flat, redacted  # noqa: PLC0415
+    from atoll.settings import load  # noqa: PLC0415
 
     loaded = load(config, assignments or [])
     values = flat(loaded.settings)
@@ -96,8 +96,8 @@ def _machine() -> Iterator[Finding]:
 
 
 def _server() -> Finding:
-    from atoll.bus.server import find_server  # noqa: PLC0415
     from atoll.base.errors import BrokerUnavailable  # noqa: PLC0415
+    from atoll.bus.server import find_server  # noqa: PLC0415
 
     try:
         return Finding("ok", f"nats-server at {find_server()}")

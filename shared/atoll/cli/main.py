@@ -18,10 +18,8 @@ from typing import Any
 
 import typer
 
-from atoll.cli import INTERRUPTED, archive, fates, look, tap, top, up
-from atoll_simulator.planner import command
-from atoll_simulator import sim_command
 from atoll.base.errors import AtollError
+from atoll.cli import INTERRUPTED, archive, fates, look, tap, top, up
 
 GROUP = "atoll.commands"
 NOT_INSTALLED = 2
@@ -55,8 +53,6 @@ def build() -> typer.Typer:
         top.register,
         fates.register,
         archive.register,
-        command.register,
-        sim_command.register,
         look.register,
     ):
         register(app)

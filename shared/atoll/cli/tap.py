@@ -16,7 +16,7 @@ import typer
 from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
 
 if TYPE_CHECKING:
-    from atoll.bus.interface import Subscription, CoreMessage
+    from atoll.bus.interface import CoreMessage, Subscription
     from atoll.settings import Settings
 
 POLL_S = 0.5
@@ -49,8 +49,8 @@ def tap(  # noqa: PLR0913  (one option each)
 
 async def _follow(settings: Settings, tail: str, count: int | None, seconds: float | None) -> None:
     from atoll.bus.open import open_bus  # noqa: PLC0415
-    from atoll.wire.subjects import Subjects  # noqa: PLC0415
     from atoll.run.record import read_run  # noqa: PLC0415
+    from atoll.wire.subjects import Subjects  # noqa: PLC0415
 
     subjects = Subjects(settings.run)
     bus = await open_bus(settings.broker.url, settings.run, name="tap", provision=False)

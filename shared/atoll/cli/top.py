@@ -54,15 +54,15 @@ def _beat_s(protocol: ProtocolSettings) -> float:
 
 
 async def _show(settings: Settings, *, once: bool) -> None:
-    from atoll.bus.open import open_bus  # noqa: PLC0415
-    from atoll.wire.subjects import Subjects  # noqa: PLC0415
     from atoll.base.clock import SystemClock  # noqa: PLC0415
     from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.run.record import read_run  # noqa: PLC0415
-    from atoll.settings import bus_options  # noqa: PLC0415
+    from atoll.bus.open import open_bus  # noqa: PLC0415
     from atoll.local.console import ConsolePicture, draw_once, make_face  # noqa: PLC0415
+    from atoll.run.record import read_run  # noqa: PLC0415
     from atoll.run.view import RunView  # noqa: PLC0415
     from atoll.run.watch import Watch  # noqa: PLC0415
+    from atoll.settings import bus_options  # noqa: PLC0415
+    from atoll.wire.subjects import Subjects  # noqa: PLC0415
 
     clock, view = SystemClock(), RunView()
     bus = await open_bus(settings.broker.url, settings.run, name="top", provision=False, options=bus_options(settings))

@@ -22,16 +22,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.model.pytrees import gather, scatter
+from atoll.base import scratch_arrays
+from atoll.client.device_encoding import taken
 from atoll.client.driver import AdoptableFragment
 from atoll.codec.kernels import Vector
-from atoll.client.device_encoding import taken
-from atoll.base import scratch_arrays
 from atoll.model.layout import Layout
+from atoll.model.pytrees import gather, scatter
 from atoll.protocol.settings import ProtocolSettings
 
 
-def adopt(layout: Layout, settings: ProtocolSettings, leaves: Mapping[str, Any], ready: list[AdoptableFragment]) -> dict[str, Any]:
+def adopt(
+    layout: Layout, settings: ProtocolSettings, leaves: Mapping[str, Any], ready: list[AdoptableFragment]
+) -> dict[str, Any]:
     """Return `leaves` (name -> array) with every ready fragment adopted; untouched arrays are passed through."""
     adopted = dict(leaves)
     for item in ready:
@@ -47,7 +49,9 @@ def adopt(layout: Layout, settings: ProtocolSettings, leaves: Mapping[str, Any],
     return adopted
 
 
-def adopted_values(layout: Layout, settings: ProtocolSettings, leaves: Mapping[str, Any], item: AdoptableFragment) -> Vector:
+def adopted_values(
+    layout: Layout, settings: ProtocolSettings, leaves: Mapping[str, Any], item: AdoptableFragment
+) -> Vector:
     """Return the values, flat float32, that the learner continues from."""
     if settings.adoption == "overwrite":
         return item.frame.values

@@ -14,11 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, BusError, PeerMisbehaved, RecordConflict
 from atoll.base.logs import get
+from atoll.bus.interface import Bus
 from atoll.protocol.data import (
     RENEWALS_PER_LEASE,
     DataGrant,
@@ -34,6 +33,7 @@ from atoll.protocol.data import (
     take,
 )
 from atoll.wire.messages import Member, decode, encode
+from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 

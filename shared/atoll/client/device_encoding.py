@@ -29,10 +29,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from atoll.codec import ENCODINGS, Encoded
 from atoll.base.errors import SettingsError
+from atoll.codec import ENCODINGS, Encoded
 from atoll.codec.kernels import Vector
-from atoll.model.layout import Layout, FragmentSlice
+from atoll.model.layout import FragmentSlice, Layout
 from atoll.protocol.settings import ProtocolSettings
 
 CHOICES: Final = ("auto", "host", "device")
@@ -71,7 +71,11 @@ class Encoder:
                 if not tensor_slice.floating:
                     rows.append(None)
                     continue
-                shape = (tensor_slice.stop - tensor_slice.start, *shapes[tensor_slice.tensor_name][1:]) if shapes[tensor_slice.tensor_name] else ()
+                shape = (
+                    (tensor_slice.stop - tensor_slice.start, *shapes[tensor_slice.tensor_name][1:])
+                    if shapes[tensor_slice.tensor_name]
+                    else ()
+                )
                 here = values[tensor_slice.offset : tensor_slice.offset + tensor_slice.size].reshape(shape)
                 rows.append(jax.device_put(here, home if self.committed else None, may_alias=False))
             for placed in rows:
@@ -105,7 +109,10 @@ class Encoder:
         slices, encoding = self.layout.slices(fragment), ENCODINGS[self.protocol.codec_up]
         with jax.default_device(anchor.home), jax.transfer_guard("allow"):
             found = [
-                _at_home(leaves[tensor_slice.tensor_name], tensor_slice, anchor.home) if tensor_slice.floating else _NOTHING for tensor_slice in slices
+                _at_home(leaves[tensor_slice.tensor_name], tensor_slice, anchor.home)
+                if tensor_slice.floating
+                else _NOTHING
+                for tensor_slice in slices
             ]
             made = jitted.encoded(
                 anchor.rows,
@@ -121,7 +128,12 @@ class Encoder:
             codes, scales, largest = jax.device_get((made.codes, made.scales, made.largest))
         encoding.check(float(np.asarray(largest, dtype=np.int32).view(np.float32)))
         wide = np.zeros(0, np.uint32) if scales is None else scales.astype(np.uint32) << 16
-        vector = Encoded(encoding.number, sum(tensor_slice.size for tensor_slice in slices), codes.view(np.uint8), wide.view(np.float32))
+        vector = Encoded(
+            encoding.number,
+            sum(tensor_slice.size for tensor_slice in slices),
+            codes.view(np.uint8),
+            wide.view(np.float32),
+        )
         return vector, made.residue
 
 
@@ -182,7 +194,9 @@ def taken(
                 return None
             if settings.adoption == "blend":
                 keep = np.float32(settings.blend_alpha)
-                changed[tensor_slice.tensor_name] = jitted.blended(leaf, rows, tensor_slice.start, keep, np.float32(1.0) - keep, 0)
+                changed[tensor_slice.tensor_name] = jitted.blended(
+                    leaf, rows, tensor_slice.start, keep, np.float32(1.0) - keep, 0
+                )
             else:
                 changed[tensor_slice.tensor_name] = jitted.overwritten(leaf, rows, tensor_slice.start)
     return changed

@@ -23,20 +23,25 @@ from typing import Any, SupportsFloat
 import msgspec
 import numpy as np
 
-from atoll.bus.interface import Bus, CoreMessage
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import Clock
-from atoll.codec import Read
-from atoll.base.errors import AtollError, BrokerUnavailable, BusError, FrameRejected, PeerMisbehaved, Quarantined, StorageFull
-from atoll.model.pytrees import gather, look
-from atoll.run.heads import GlobalFragment, fetch_frame, read_head, read_heads
-from atoll.codec.kernels import Vector
-from atoll.run.record import is_over
+from atoll.base.errors import (
+    AtollError,
+    BrokerUnavailable,
+    BusError,
+    FrameRejected,
+    PeerMisbehaved,
+    Quarantined,
+    StorageFull,
+)
+from atoll.base.logs import get
+from atoll.bus.interface import Bus, CoreMessage
+from atoll.client.device_encoding import Encoder, chosen
 from atoll.client.losses import LossReader
 from atoll.client.membership import dismissal
-from atoll.client.device_encoding import Encoder, chosen
 from atoll.client.pushing import Pusher
-from atoll.base.logs import get
+from atoll.codec import Read
+from atoll.codec.kernels import Vector
+from atoll.model.pytrees import gather, look
 from atoll.protocol.events import (
     Action,
     Adopted,
@@ -54,6 +59,8 @@ from atoll.protocol.events import (
     StepDone,
 )
 from atoll.protocol.island import Island
+from atoll.run.heads import GlobalFragment, fetch_frame, read_head, read_heads
+from atoll.run.record import is_over
 from atoll.wire.messages import (
     Call,
     Control,
@@ -63,6 +70,7 @@ from atoll.wire.messages import (
     decode,
     encode,
 )
+from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 
@@ -109,7 +117,9 @@ class StepBoundary:
 class IslandDriver:
     """Drives one incarnation's `Island` on the running loop. Create it on that loop."""
 
-    def __init__(self, bus: Bus, run: RunRecord, member: Member, anchors: Mapping[int, GlobalFragment], clock: Clock) -> None:
+    def __init__(
+        self, bus: Bus, run: RunRecord, member: Member, anchors: Mapping[int, GlobalFragment], clock: Clock
+    ) -> None:
         """Start from the adopted frames."""
         self.bus = bus
         self.run = run
@@ -198,7 +208,7 @@ class IslandDriver:
                 log.warning("core_message.refused", subject=core_message.subject, reason=str(error))
 
     async def _resync(self) -> None:
-        """Re-read heads, our own membership and the end of the run now and then: at-most-once messages may be lost, records are not."""
+        """Re-read heads, membership and the end of the run now and then: core messages may be lost, records are not."""
         while True:
             await asyncio.sleep(RESYNC_S)
             try:

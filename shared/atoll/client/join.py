@@ -31,20 +31,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, SupportsFloat, TypeVar
 
-from atoll.bus.open import open_bus
-from atoll.bus.interface import Bus
-from atoll.bus.options import BusOptions
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import AtollError, BrokerUnavailable, PeerMisbehaved
 from atoll.base.identity import this_process
-from atoll.client.step_hook import StepHook, planned
-from atoll.base.loop_thread import LoopThread
-from atoll.client.peer_recovery import Loan, borrow
-from atoll.client.device_encoding import checked
-from atoll.client.session import JoinRequest, Session
-from atoll.client.optimizer_state import packed_bytes_max, rebuilt
-from atoll.model.layout import Layout
 from atoll.base.logs import get
+from atoll.base.loop_thread import LoopThread
+from atoll.bus.interface import Bus
+from atoll.bus.open import open_bus
+from atoll.bus.options import BusOptions
+from atoll.client.device_encoding import checked
+from atoll.client.optimizer_state import packed_bytes_max, rebuilt
+from atoll.client.peer_recovery import Loan, borrow
+from atoll.client.session import JoinRequest, Session
+from atoll.client.step_hook import StepHook, planned
+from atoll.model.layout import Layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord
 
@@ -87,7 +87,7 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
         protocol: settings of the run, used only by its founder.
         direct: names (as `atoll.model.pytrees.describe` gives them) of embeddings, merged by the plain weighted mean.
         donated: the training step donates its parameters, so snapshots are copied.
-        encode: where pseudo-gradients are made (`atoll.client.device_encoding`): "host", "device" (if that is possible) or "auto".
+        encode: where pseudo-gradients are made (`atoll.client.device_encoding`): "host", "device" (if possible) or "auto".
         model: a description of the model, kept in the run record.
         data: fingerprint of the data; two learners of a run must agree on it when both give one.
         data_blocks: blocks of leased data, 0 for a loop that brings its own.

@@ -11,12 +11,12 @@ run was rebuilt from an archive, or is gone, on the broker: what it has trained 
 
 from __future__ import annotations
 
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects, token
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, IdentityTaken, RecordConflict, RunReplaced
 from atoll.base.identity import Identity, this_process
+from atoll.bus.interface import Bus
 from atoll.wire.messages import Control, Member, RunRecord, decode, encode
+from atoll.wire.subjects import Subjects, token
 
 IDENTIFY_TIMEOUT_S = 1.0
 

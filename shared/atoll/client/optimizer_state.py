@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from atoll.codec.arrays import HEADER_BYTES_MAX
 from atoll.base.errors import PeerMisbehaved
+from atoll.codec.arrays import HEADER_BYTES_MAX
 from atoll.model.pytrees import describe
 
 Arrays = dict[str, npt.NDArray[Any]]

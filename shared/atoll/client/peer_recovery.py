@@ -23,15 +23,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.wire.blobs import BlobRef
-from atoll.bus.interface import Bus, CoreMessage
-from atoll.wire.subjects import Subjects, token
-from atoll.codec.arrays import pack_arrays, unpack_arrays
 from atoll.base.errors import AtollError, PeerMisbehaved
 from atoll.base.identity import Identity
-from atoll.client.optimizer_state import Arrays, host_copy
 from atoll.base.logs import get
+from atoll.bus.interface import Bus, CoreMessage
+from atoll.client.optimizer_state import Arrays, host_copy
+from atoll.codec.arrays import pack_arrays, unpack_arrays
+from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Control, Member, RunRecord, StateOffer, decode, encode
+from atoll.wire.subjects import Subjects, token
 
 log = get(__name__)
 

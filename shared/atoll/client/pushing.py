@@ -19,17 +19,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from atoll.wire.blobs import BlobRef
-from atoll.bus.interface import Bus
-from atoll.wire.blobs import Upload
-from atoll.wire.subjects import Subjects
-from atoll.base.clock import Clock
-from atoll.codec import Encoded, Framing, MeasuredFrame, FrameEncoder, Read
-from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
-from atoll.codec.kernels import Vector
 from atoll.base import scratch_arrays
+from atoll.base.clock import Clock
+from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
+from atoll.bus.interface import Bus
+from atoll.codec import Encoded, FrameEncoder, Framing, MeasuredFrame, Read
+from atoll.codec.kernels import Vector
 from atoll.protocol.events import Push
+from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Contribution, Member, RunRecord, encode
+from atoll.wire.subjects import Subjects
 
 T = TypeVar("T")
 

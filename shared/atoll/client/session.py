@@ -16,25 +16,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
 from atoll.base.health import show_life
 from atoll.base.identity import Identity, this_process
-from atoll.client.driver import IslandDriver, AdoptableFragment
-from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
-from atoll.codec.kernels import Vector
-from atoll.client.founding import found_or_join, publish_origin
-from atoll.run.record import is_over
-from atoll.client.data_leases import DataLeases
-from atoll.client.peer_recovery import StateLender, TrainingStanding
-from atoll.client.membership import claim, release
 from atoll.base.logs import get
-from atoll.wire.traffic import TOLD_EVERY_S, moved_by
+from atoll.bus.interface import Bus
+from atoll.client.data_leases import DataLeases
+from atoll.client.driver import AdoptableFragment, IslandDriver
+from atoll.client.founding import found_or_join, publish_origin
+from atoll.client.membership import claim, release
+from atoll.client.peer_recovery import StateLender, TrainingStanding
+from atoll.codec.kernels import Vector
 from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
+from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
+from atoll.run.record import is_over
 from atoll.wire.messages import Beat, Member, RunRecord, encode, event
+from atoll.wire.subjects import Subjects
+from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 
 log = get(__name__)
 

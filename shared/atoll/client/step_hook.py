@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 
 from atoll.base.clock import Clock
-from atoll.model.pytrees import Vector, describe, gather
 from atoll.client.adoption import adopt
 from atoll.client.driver import AdoptableFragment, StepBoundary, StepReport
 from atoll.client.session import Session
 from atoll.model.layout import Layout, plan_layout
+from atoll.model.pytrees import Vector, describe, gather
 
 
 class StepHook:

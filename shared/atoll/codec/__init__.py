@@ -5,21 +5,31 @@ from __future__ import annotations
 from atoll.codec.arrays import ArraysDecoder, PackedArrays, pack_arrays, unpack_arrays
 from atoll.codec.encoded import Encoded
 from atoll.codec.encodings import ENCODINGS, KEYFRAME, encoding_of
-from atoll.codec.frame import FrameDecoder, MeasuredFrame, FrameEncoder, Read, EncodedFrame, StoredFrame, decode_frame, encode_frame, frame_bytes
+from atoll.codec.frame import (
+    EncodedFrame,
+    FrameDecoder,
+    FrameEncoder,
+    MeasuredFrame,
+    Read,
+    StoredFrame,
+    decode_frame,
+    encode_frame,
+    frame_bytes,
+)
 from atoll.codec.segments import Framing
 
 __all__ = [
     "ENCODINGS",
     "KEYFRAME",
-    "FrameDecoder",
     "ArraysDecoder",
     "Encoded",
+    "EncodedFrame",
+    "FrameDecoder",
+    "FrameEncoder",
     "Framing",
     "MeasuredFrame",
-    "FrameEncoder",
     "PackedArrays",
     "Read",
-    "EncodedFrame",
     "StoredFrame",
     "decode_frame",
     "encode_frame",

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from atoll.wire.limits import CHUNK_BYTES, Buffer
-from atoll.wire.blobs import Cut
-from atoll.base.errors import PeerMisbehaved
 from atoll.base import scratch_arrays
+from atoll.base.errors import PeerMisbehaved
+from atoll.wire.blobs import Cut
+from atoll.wire.limits import CHUNK_BYTES, Buffer
 
 HEADER_BYTES_MAX = 1 << 20
 INTEGERS = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))

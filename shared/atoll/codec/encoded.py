@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base.errors import ProtocolMisuse
-from atoll.codec.kernels import BEND, BF16, BLEND, BLOCK, COPY, E3M0, F32, INT4, INT8, MULTIPLY, Bytes, Vector, kernels
 from atoll.base import buffer_pool, scratch_arrays
+from atoll.base.errors import ProtocolMisuse
 from atoll.base.parallel import each, parts
+from atoll.codec.kernels import BEND, BF16, BLEND, BLOCK, COPY, E3M0, F32, INT4, INT8, MULTIPLY, Bytes, Vector, kernels
 
 BLOCK_BYTES: Final = {F32: 4 * BLOCK, BF16: 2 * BLOCK, INT8: BLOCK, INT4: BLOCK // 2, E3M0: BLOCK // 2}
 """Codes of a block, by kind."""
@@ -123,7 +123,9 @@ class Encoded:
         factors = keep, take, 0.0
         each(lambda part: self._over(BLEND, part, acc=acc, factors=factors), parts(start, stop), stop - start)
 
-    def bend(self, acc: Vector, tensor_slice: tuple[int, int], factors: tuple[float, float, float], other: Vector) -> None:
+    def bend(
+        self, acc: Vector, tensor_slice: tuple[int, int], factors: tuple[float, float, float], other: Vector
+    ) -> None:
         """Do `acc <- keep acc + (take v + add other)` for the elements of `span`; factors are keep, take and add."""
         self._over(BEND, tensor_slice, others=other, acc=acc, factors=factors)
 
@@ -140,7 +142,11 @@ class Encoded:
 
     def _sums(self, summed: Callable[[tuple[int, int]], float], slices: Sequence[tuple[int, int]]) -> list[float]:
         """Return what `summed` finds in each span: part by part, and the parts are added in their order."""
-        pieces = [(number, part) for number, tensor_slice in enumerate(slices) for part in parts(*tensor_slice) or [tensor_slice]]
+        pieces = [
+            (number, part)
+            for number, tensor_slice in enumerate(slices)
+            for part in parts(*tensor_slice) or [tensor_slice]
+        ]
         if len(pieces) == 1:
             return [summed(pieces[0][1])]
         sums, found = [0.0] * len(slices), [0.0] * len(pieces)

@@ -22,8 +22,8 @@ from typing import Final
 
 import numpy as np
 
-from atoll.codec.encoded import Encoded, codes_bytes, scales_count
 from atoll.base.errors import FrameRejected, SettingsError
+from atoll.codec.encoded import Encoded, codes_bytes, scales_count
 from atoll.codec.kernels import BF16, E3M0, F32, INT4, INT8, Bytes, Vector, kernels
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)

@@ -1,9 +1,10 @@
 """A vector on its way out, and one on its way in: frames, segment by segment (`atoll.codec.segments`).
 
-`FrameEncoder` encodes a segment when it is due, so a large vector is never encoded as a whole in memory; `FrameDecoder` checks a
-segment when it comes, puts its codes where they belong and measures them while they are hot. Both measure *what was sent*,
-after rounding, in the same pieces and the same order: the norms that a sender claims are those that its reader finds, to
-the last bit. What has arrived stays encoded (`Encoded`) until it is folded in, and everything in it is finite.
+`FrameEncoder` encodes a segment when it is due, so a large vector is never encoded as a whole in memory; `FrameDecoder`
+checks a segment when it comes, puts its codes where they belong and measures them while they are hot. Both measure
+*what was sent*, after rounding, in the same pieces and the same order: the norms that a sender claims are those that
+its reader finds, to the last bit. What has arrived stays encoded (`Encoded`) until it is folded in, and everything in
+it is finite.
 
 A reader says how many elements it expects and in which codec. It allocates what an honest frame needs, before it reads any.
 """
@@ -16,14 +17,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from atoll.wire.limits import Buffer
-from atoll.wire.blobs import Portion
-from atoll.codec.encoded import Encoded
-from atoll.codec.segments import Framing, cut_frame, seal, unseal
-from atoll.base.errors import FrameRejected
-from atoll.codec.kernels import F32, Vector
 from atoll.base import scratch_arrays
+from atoll.base.errors import FrameRejected
+from atoll.codec.encoded import Encoded
+from atoll.codec.kernels import F32, Vector
+from atoll.codec.segments import Framing, cut_frame, seal, unseal
 from atoll.model.layout import FragmentSlice
+from atoll.wire.blobs import Portion
+from atoll.wire.limits import Buffer
 
 Read = Callable[[int, int], Vector]
 """Returns elements `start` to `stop` of a vector, flat float32."""
@@ -35,7 +36,9 @@ class NormAccumulator:
     def __init__(self, framing: Framing, slices: Sequence[FragmentSlice]) -> None:
         """Begin with nothing measured."""
         self._framing = framing
-        self._bounds = [(tensor_slice.offset, tensor_slice.offset + tensor_slice.size) for tensor_slice in slices] or [(0, framing.elements)]
+        self._bounds = [(tensor_slice.offset, tensor_slice.offset + tensor_slice.size) for tensor_slice in slices] or [
+            (0, framing.elements)
+        ]
         self._ends = [stop for _, stop in self._bounds]
         self._squares: dict[int, list[tuple[int, float]]] = {}
 
@@ -67,7 +70,9 @@ class FrameEncoder:
     What rounding takes is written to `residue`, a vector as long, where it is wanted.
     """
 
-    def __init__(self, framing: Framing, read: Read, slices: Sequence[FragmentSlice] = (), residue: Vector | None = None) -> None:
+    def __init__(
+        self, framing: Framing, read: Read, slices: Sequence[FragmentSlice] = (), residue: Vector | None = None
+    ) -> None:
         """Look at a vector through `read`, which may be called several times for the same elements, by several threads."""
         self.framing = framing
         self._read = read

@@ -29,10 +29,10 @@ import numpy as np
 import xxhash
 import zstandard
 
-from atoll.wire.limits import CHUNK_BYTES, Buffer
-from atoll.codec.encodings import Encoding, encoding_of
 from atoll.base.errors import FrameRejected
+from atoll.codec.encodings import Encoding, encoding_of
 from atoll.codec.kernels import BLOCK, Bytes, Vector
+from atoll.wire.limits import CHUNK_BYTES, Buffer
 
 MAGIC = b"ATOL"
 VERSION = 2

@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from atoll.base.errors import BrokerUnavailable
 from atoll.base.atomic_files import write_whole
+from atoll.base.errors import BrokerUnavailable
 from atoll.base.logs import configure, get
 
 RESTARTS_MAX = 5

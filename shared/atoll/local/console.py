@@ -20,10 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.base.clock import Clock
-from atoll.wire.traffic import TrafficMeter, LinkTraffic
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.links import byte_ledger, name_of, total
 from atoll.run.view import HostView, LearnerView, RunView
+from atoll.wire.traffic import LinkTraffic, TrafficMeter
 
 STATUS_EVERY_S: Final = 10.0
 FRAGMENTS_SHOWN: Final = 48

@@ -12,8 +12,8 @@ import atoll
 from atoll.base.clock import Clock
 from atoll.base.errors import StorageFull
 from atoll.local.environment import redacted
-from atoll.run.folder import EMBEDDED, RebuiltRecord, RunFile, RunFolder, SessionRecord
 from atoll.local.options import UpPlan, kept_settings
+from atoll.run.folder import EMBEDDED, RebuiltRecord, RunFile, RunFolder, SessionRecord
 from atoll.run.view import RunView
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.bus.open import ADDRESSES, is_address
 from atoll.base.errors import SettingsError
-from atoll.settings import LoadedSettings, Settings, load
+from atoll.bus.open import ADDRESSES, is_address
 from atoll.local import defaults
 from atoll.local.environment import as_text, flat, redacted
 from atoll.run.folder import EMBEDDED, SIMULATED, RunFile, read_run_file
+from atoll.settings import LoadedSettings, Settings, load
 
 LEARNERS_MAX = 64
 STANDBYS_MAX = 4

@@ -13,19 +13,19 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.archive.rebuild import rebuild
 from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.object_store import open_vault, resolved
-from atoll.bus.open import open_bus
-from atoll.bus.options import DEFAULTS
-from atoll.wire.subjects import Subjects
+from atoll.archive.rebuild import rebuild
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, EnvironmentFault, RunLost, RunReplaced
+from atoll.bus.open import open_bus
+from atoll.bus.options import DEFAULTS
+from atoll.local.options import UpPlan
+from atoll.local.run_probe import check_kept
+from atoll.run.folder import RebuiltRecord, RunFolder
 from atoll.run.record import read_run
 from atoll.settings import bus_options
-from atoll.run.folder import RebuiltRecord, RunFolder
-from atoll.local.run_probe import check_kept
-from atoll.local.options import UpPlan
+from atoll.wire.subjects import Subjects
 
 LOOK_PATIENCE_S = 30.0
 

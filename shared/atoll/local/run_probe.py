@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.bus.interface import Bus, Record
-from atoll.wire.subjects import Subjects
-from atoll.run.delta_chain import read_values
 from atoll.base.errors import BlobCorrupt, BlobGone, RunLost, RunReplaced
-from atoll.run.ledger import read_ledger
-from atoll.run.heads import read_heads
+from atoll.bus.interface import Bus, Record
 from atoll.protocol.ledger import Ledger
+from atoll.run.delta_chain import read_values
+from atoll.run.heads import read_heads
+from atoll.run.ledger import read_ledger
 from atoll.run.view import RunView
 from atoll.wire.messages import RunRecord, decode, encode
+from atoll.wire.subjects import Subjects
 
 
 async def raise_target(bus: Bus, run: str, target: int) -> bool:

@@ -15,10 +15,10 @@ from typing import Any, Final
 from atoll.local.brokers import host_command
 from atoll.local.defaults import EVALUATE_EVERY_S
 from atoll.local.environment import flat, variables, without_settings
-from atoll.run.folder import RunFolder
 from atoll.local.options import UpPlan, shard_names, standby_names
 from atoll.local.processes import ChildPlan
 from atoll.local.recovery import archive_url
+from atoll.run.folder import RunFolder
 
 BROKER: Final = "broker"
 EVALUATOR: Final = "evaluator"

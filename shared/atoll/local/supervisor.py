@@ -21,27 +21,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from atoll.bus.open import open_bus
-from atoll.bus.interface import Bus
-from atoll.bus.options import DEFAULTS
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import AtollError, ProtocolMisuse
 from atoll.base.logs import logging_to
+from atoll.bus.interface import Bus
+from atoll.bus.open import open_bus
+from atoll.bus.options import DEFAULTS
 from atoll.local.brokers import check_broker_at
+from atoll.local.console import ConsolePicture, RunConsole, make_face
 from atoll.local.environment import redacted
-from atoll.run.folder import RunFolder, move_aside
-from atoll.local.run_probe import data_hash, kept_ledger, raise_target
 from atoll.local.journal import Journal
-from atoll.local.console import RunConsole, ConsolePicture, make_face
 from atoll.local.options import UpPlan
 from atoll.local.processes import ChildPlan, ProcessGroup
 from atoll.local.recovery import find_loss, move_store_aside, rebuild_at, refuse, told
-from atoll.report.write import summary, write_report
+from atoll.local.run_probe import data_hash, kept_ledger, raise_target
 from atoll.local.services import BROKER, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
+from atoll.report.write import summary, write_report
+from atoll.run.folder import RunFolder, move_aside
 from atoll.run.view import RunView
 from atoll.run.watch import Watch
 from atoll.wire.messages import Control, encode
+from atoll.wire.subjects import Subjects
 
 INTERRUPTED: Final = 130
 POLL_S: Final = 0.1
@@ -290,7 +290,9 @@ class Supervisor:
         except AtollError as error:
             self._face.say(f"the tape could not be read to its end: {error}")
         self._journal.save()
-        report = write_report(self._folder, self._view, self._journal.file, fingerprint, fragment_ledger=fragment_ledger)
+        report = write_report(
+            self._folder, self._view, self._journal.file, fingerprint, fragment_ledger=fragment_ledger
+        )
         self._journal.settle(report)
         self._face.say(summary(report, self._folder.out))
 

@@ -1,14 +1,14 @@
 """Several contributions entered into a sum in one pass over memory.
 
 The sum of a large fragment is larger than any cache, so entering one contribution costs what it takes to read and to write
-the sum, however few bits the contribution has. Contributions that wait for each other share that: a `BatchedAccumulation` goes over the
-sum part by part, and enters all that wait into one part while it lies in the cache. Every element sees the same operations
-in the same order as if they had been entered one by one, so the bits are the same; and so they are with any number of
-threads, which take different parts.
+the sum, however few bits the contribution has. Contributions that wait for each other share that: a
+`BatchedAccumulation` goes over the sum part by part, and enters all that wait into one part while it lies in the cache.
+Every element sees the same operations in the same order as if they had been entered one by one, so the bits are the
+same; and so they are with any number of threads, which take different parts.
 
-What waits has been decided: its share of the sum, slice by slice, is a `AccumulateStep`. It stays as it came, encoded, and no more
-waits than codes as large as a sum, 32 bits for each element: eight contributions of four bits, two in bfloat16, and none
-in float32, which is entered at once.
+What waits has been decided: its share of the sum, slice by slice, is a `AccumulateStep`. It stays as it came, encoded,
+and no more waits than codes as large as a sum, 32 bits for each element: eight contributions of four bits, two in
+bfloat16, and none in float32, which is entered at once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.codec.encoded import Encoded, blocks, codes_bytes
-from atoll.codec.kernels import BLOCK, F32, Vector
 from atoll.base import buffer_pool
 from atoll.base.parallel import each, parts
+from atoll.codec.encoded import Encoded, blocks, codes_bytes
+from atoll.codec.kernels import BLOCK, F32, Vector
 from atoll.model.layout import FragmentSlice
 
 

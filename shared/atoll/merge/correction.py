@@ -38,8 +38,8 @@ import numpy as np
 
 from atoll.codec.encoded import Encoded
 from atoll.codec.kernels import Vector
+from atoll.merge.fold import NORM_MIN, Corrections, SliceCorrection, slice_norms
 from atoll.model.layout import FragmentSlice
-from atoll.merge.fold import NORM_MIN, SliceCorrection, Corrections, slice_norms
 from atoll.protocol.settings import ProtocolSettings
 
 FACTOR_MAX = float(np.finfo(np.float32).max) / 2.0
@@ -73,15 +73,23 @@ class Heloco:
     rotate: float
     doubt: float
 
-    def corrections(self, pseudo_gradient: Encoded, norms: Sequence[float], momentum_reference: MomentumReference, slices: Sequence[FragmentSlice]) -> Corrections:
+    def corrections(
+        self,
+        pseudo_gradient: Encoded,
+        norms: Sequence[float],
+        momentum_reference: MomentumReference,
+        slices: Sequence[FragmentSlice],
+    ) -> Corrections:
         """Return what becomes of each slice of a pseudo-gradient whose slices are as long as `norms`."""
-        slices = [
+        by_slice = [
             self._bend(pseudo_gradient, tensor_slice, norm, momentum_reference.momentum, reference)
             for tensor_slice, norm, reference in zip(slices, norms, momentum_reference.norms, strict=True)
         ]
-        return Corrections(momentum_reference.momentum, slices)
+        return Corrections(momentum_reference.momentum, by_slice)
 
-    def _bend(self, v: Encoded, tensor_slice: FragmentSlice, length: float, momentum: Vector, reference: float) -> SliceCorrection | None:
+    def _bend(
+        self, v: Encoded, tensor_slice: FragmentSlice, length: float, momentum: Vector, reference: float
+    ) -> SliceCorrection | None:
         """Return what becomes of one slice, None when it is kept; `reference` is the length of the momentum's."""
         if not NORM_MIN < length <= FACTOR_MAX or reference <= NORM_MIN:
             return None

@@ -21,9 +21,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from atoll.base import scratch_arrays
 from atoll.codec import KEYFRAME, Encoded, encoding_of
 from atoll.codec.kernels import Vector
-from atoll.base import scratch_arrays
 from atoll.merge.outer import State
 
 Carry = npt.NDArray[Any]

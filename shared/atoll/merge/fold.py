@@ -15,13 +15,13 @@ at its full weight, it would make the mean shorter for all, and with RDA its dir
 round it is shortened: a factor on weights alone would vanish there, and learners that miss each other's rounds would each
 move the global values by their full step. One fresh contribution, however small, is enough for the full length.
 
-RDA is taken per slice (`FragmentSlice`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long, RDA keeps
-R. Slices marked `direct` (embeddings) take the mean. Where directions cancel there is none to keep: where their mean is
-shorter than the rounding of the M float32 directions in it, M 2^-23 of the share of all weight that has a direction. What is
-left then is noise, which RDA would blow up to full size. A large slice does not move then, as phi(0) = 0 has it; it does not
-happen to those. It does to small ones, of which the smallest, a single number, has two directions in all: up to
-`SMALL` numbers the mean of values is kept too, and taken. A slice shorter than 1e-20 counts as zero: float32 could not hold
-the inverse of its norm.
+RDA is taken per slice (`FragmentSlice`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long,
+RDA keeps R. Slices marked `direct` (embeddings) take the mean. Where directions cancel there is none to keep: where
+their mean is shorter than the rounding of the M float32 directions in it, M 2^-23 of the share of all weight that has a
+direction. What is left then is noise, which RDA would blow up to full size. A large slice does not move then, as phi(0)
+= 0 has it; it does not happen to those. It does to small ones, of which the smallest, a single number, has two
+directions in all: up to `SMALL` numbers the mean of values is kept too, and taken. A slice shorter than 1e-20 counts as
+zero: float32 could not hold the inverse of its norm.
 
 A fold holds one running mean, so memory is O(fragment) whatever M is, and a contribution is folded in as it came over
 the wire, several of them in one pass (`atoll.merge.accumulate`). With W the weights so far, one of weight w enters as
@@ -32,8 +32,8 @@ The order of additions decides the last bits; it is the order in which the head 
 gives the same bits. One fresh contribution alone is returned as it came, bit for bit. A fold gives its result once and
 is then spent: the result is its own memory.
 
-A pseudo-gradient that disagrees with the outer momentum may be bent on its way in (`SliceCorrection`, `atoll.merge.correction`): v is then
-a v + b m, in the same pass.
+A pseudo-gradient that disagrees with the outer momentum may be bent on its way in (`SliceCorrection`,
+`atoll.merge.correction`): v is then a v + b m, in the same pass.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from typing import Literal
 
 import numpy as np
 
-from atoll.codec.encoded import Encoded
 from atoll.base.errors import FrameRejected, ProtocolMisuse
-from atoll.codec.kernels import Vector
 from atoll.base.parallel import each, parts
+from atoll.codec.encoded import Encoded
+from atoll.codec.kernels import Vector
+from atoll.merge.accumulate import AccumulateEntry, AccumulateStep, BatchedAccumulation
 from atoll.model.layout import FragmentSlice
-from atoll.merge.accumulate import AccumulateEntry, BatchedAccumulation, AccumulateStep
 
 Method = Literal["mean", "rda"]
 
@@ -88,7 +88,7 @@ class Corrections:
     """What becomes of each slice of a pseudo-gradient, None where it stays as it is, and the momentum m it is bent towards."""
 
     momentum: Vector
-    slices: Sequence[SliceCorrection | None]
+    by_slice: Sequence[SliceCorrection | None]
 
 
 class FragmentFold:
@@ -126,7 +126,8 @@ class FragmentFold:
             raise ProtocolMisuse("this fold has given its result already")
         if not (0.0 < weight < math.inf and 0.0 <= staleness_weight <= 1.0):
             raise ProtocolMisuse(
-                "a contribution needs a positive finite weight and a freshness from 0 to 1", got=(weight, staleness_weight)
+                "a contribution needs a positive finite weight and a freshness from 0 to 1",
+                got=(weight, staleness_weight),
             )
         self.count += 1
         self._freshest = max(self._freshest, staleness_weight)
@@ -139,7 +140,7 @@ class FragmentFold:
         anew = share == 1.0
         steps: list[AccumulateStep | None] = []
         for number, tensor_slice in enumerate(self._slices):
-            correction = None if corrections is None else corrections.slices[number]
+            correction = None if corrections is None else corrections.by_slice[number]
             take = self._share(number, norms[number] if correction is None else correction.norm, share)
             if self._radially[number] and tensor_slice.size <= SMALL:
                 values = pseudo_gradient.part(tensor_slice.offset, tensor_slice.offset + tensor_slice.size)
@@ -148,7 +149,9 @@ class FragmentFold:
                 steps.append(AccumulateStep(1.0 - share, take * correction.keep, take * correction.add))
             else:
                 steps.append(None if anew else AccumulateStep(1.0 - share, take))
-        self._pass.add(AccumulateEntry(pseudo_gradient, steps, None if corrections is None else corrections.momentum, anew))
+        self._pass.add(
+            AccumulateEntry(pseudo_gradient, steps, None if corrections is None else corrections.momentum, anew)
+        )
 
     def result(self) -> MergeResult:
         """Return the merge of everything that was added; the fold is spent, for its memory is the result.
@@ -182,7 +185,9 @@ class FragmentFold:
         self._unit[number] = self._unit[number] or norm
         return share * self._unit[number] / norm
 
-    def _keep(self, number: int, values: Vector, share: float, bent: tuple[Corrections | None, SliceCorrection | None]) -> None:
+    def _keep(
+        self, number: int, values: Vector, share: float, bent: tuple[Corrections | None, SliceCorrection | None]
+    ) -> None:
         """Enter a small slice into the mean of its values."""
         tensor_slice, (corrections, correction) = self._slices[number], bent
         if corrections is not None and correction is not None:
@@ -207,7 +212,9 @@ class FragmentFold:
 
 def slice_norms(slices: Sequence[FragmentSlice], pseudo_gradient: Encoded) -> list[float]:
     """Return the L2 norm of each slice, accumulated in float64."""
-    return [math.sqrt(squares) for squares in pseudo_gradient.squares_of([_ends(tensor_slice) for tensor_slice in slices])]
+    return [
+        math.sqrt(squares) for squares in pseudo_gradient.squares_of([_ends(tensor_slice) for tensor_slice in slices])
+    ]
 
 
 def validated_norms(

@@ -26,10 +26,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from atoll.codec import Encoded
-from atoll.merge.downlink import CARRY, DownlinkQuantiser, carry_of
 from atoll.base import scratch_arrays
 from atoll.base.parallel import each, parts
+from atoll.codec import Encoded
+from atoll.merge.downlink import CARRY, DownlinkQuantiser, carry_of
 from atoll.merge.outer import MOMENTUM, Nesterov, OuterOptimizer, State
 from atoll.protocol.settings import ProtocolSettings
 
@@ -116,7 +116,9 @@ class GlobalUpdate:
         target, kept = self._outer.update(self._downleg.unrounded(values, state), pseudo_gradient, outer)
         if restart:
             kept = self._outer.init(target)
-        carried = {name: scratch_arrays.spare(array.size, array.dtype) for name, array in state.items() if name == CARRY}
+        carried = {
+            name: scratch_arrays.spare(array.size, array.dtype) for name, array in state.items() if name == CARRY
+        }
         return np.array(
             target
         ) if carried else target, kept | carried  # rounding writes to it; a state may look into it

@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base.errors import ProtocolMisuse, SettingsError
-from atoll.codec.kernels import Vector, kernels
 from atoll.base import buffer_pool, scratch_arrays
+from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.base.parallel import each, parts
+from atoll.codec.kernels import Vector, kernels
 
 State = dict[str, npt.NDArray[Any]]
 

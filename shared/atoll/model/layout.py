@@ -108,7 +108,9 @@ def _slices(layout: Layout) -> tuple[tuple[FragmentSlice, ...], ...]:
             tensor = layout.tensors[piece.tensor]
             size = (piece.stop - piece.start) * (tensor.size // max(1, tensor.rows))
             slices.append(
-                FragmentSlice(tensor.name, piece.start, piece.stop, offset, size, tensor.name in direct, tensor.floating)
+                FragmentSlice(
+                    tensor.name, piece.start, piece.stop, offset, size, tensor.name in direct, tensor.floating
+                )
             )
             offset += size
         found.append(tuple(slices))

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base.errors import PeerMisbehaved
 from atoll.base.buffer_pool import empty
-from atoll.model.layout import Layout, FragmentSlice, TensorSpec
+from atoll.base.errors import PeerMisbehaved
+from atoll.model.layout import FragmentSlice, Layout, TensorSpec
 
 Vector = npt.NDArray[np.float32]
 Pieces = dict[str, list[tuple[int, int, npt.NDArray[Any]]]]
@@ -41,7 +41,9 @@ def gather(layout: Layout, leaves: Mapping[str, Any], fragment: int, start: int 
         low, high = max(start, tensor_slice.offset), min(stop, tensor_slice.offset + tensor_slice.size)
         if low < high:
             here = slice(low - tensor_slice.offset, high - tensor_slice.offset)
-            vector[low - start : high - start] = _rows(leaves, tensor_slice).reshape(-1)[here] if tensor_slice.floating else 0.0
+            vector[low - start : high - start] = (
+                _rows(leaves, tensor_slice).reshape(-1)[here] if tensor_slice.floating else 0.0
+            )
     return vector
 
 
@@ -67,14 +69,20 @@ def scatter(layout: Layout, fragment: int, vector: Vector, leaves: Mapping[str, 
             continue
         leaf = leaves[tensor_slice.tensor_name]
         shape = (tensor_slice.stop - tensor_slice.start, *leaf.shape[1:]) if leaf.ndim else ()
-        rows = vector[tensor_slice.offset : tensor_slice.offset + tensor_slice.size].reshape(shape).astype(leaf.dtype, copy=False)
+        rows = (
+            vector[tensor_slice.offset : tensor_slice.offset + tensor_slice.size]
+            .reshape(shape)
+            .astype(leaf.dtype, copy=False)
+        )
         pieces.setdefault(tensor_slice.tensor_name, []).append((tensor_slice.start, tensor_slice.stop, rows))
     return pieces
 
 
 def pack_raw(layout: Layout, leaves: Mapping[str, Any], fragment: int) -> bytes:
     """Return the fragment's exact bytes, slice after slice, for every dtype."""
-    return b"".join(np.ascontiguousarray(_rows(leaves, tensor_slice)).tobytes() for tensor_slice in layout.slices(fragment))
+    return b"".join(
+        np.ascontiguousarray(_rows(leaves, tensor_slice)).tobytes() for tensor_slice in layout.slices(fragment)
+    )
 
 
 def unpack_raw(layout: Layout, data: bytes, fragment: int) -> Pieces:
@@ -92,7 +100,10 @@ def unpack_raw(layout: Layout, data: bytes, fragment: int) -> Pieces:
         rows = np.frombuffer(data, dtype=dtype, count=tensor_slice.size, offset=at).reshape(shape)
         pieces.setdefault(tensor_slice.tensor_name, []).append((tensor_slice.start, tensor_slice.stop, rows))
         at = stop
-    wanted = sum(tensor_slice.size * named_dtype(specs[tensor_slice.tensor_name].dtype).itemsize for tensor_slice in layout.slices(fragment))
+    wanted = sum(
+        tensor_slice.size * named_dtype(specs[tensor_slice.tensor_name].dtype).itemsize
+        for tensor_slice in layout.slices(fragment)
+    )
     if wanted != len(data):
         raise PeerMisbehaved("a raw fragment has the wrong length", got=len(data), allowed=wanted)
     return pieces

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from atoll.base.errors import AtollError
-from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.events import Acknowledge, Action, Commit, Dismiss, Fetch, Fold, PushKey
+from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import Phase
@@ -102,7 +102,9 @@ class Durable:
             self.tokens[commit.fragment] += share.tokens
         self.see_books(commit.fragment, commit.fragment_ledger)
         for share in commit.shares:
-            require(self.fragment_ledger[commit.fragment].knows(share.key), "the books know what they merged", share.key)
+            require(
+                self.fragment_ledger[commit.fragment].knows(share.key), "the books know what they merged", share.key
+            )
 
     def see_books(self, fragment: int, fragment_ledger: bytes) -> None:
         """Check books that have become durable."""
@@ -155,7 +157,8 @@ def check_island(island: Island) -> None:
     """Check one learner's books: every token-fragment is pushed, superseded, refused, in flight or open, once."""
     require(island.open >= 0, "no token-fragment has two fates", island.open)
     in_spans = sum(
-        island.tokens - interval.from_tokens - (interval.sent.tokens if interval.sent else 0) for interval in island.intervals.values()
+        island.tokens - interval.from_tokens - (interval.sent.tokens if interval.sent else 0)
+        for interval in island.intervals.values()
     )
     if not island.left:
         require(island.open == in_spans, "open tokens are those of the spans", (island.open, in_spans))
@@ -163,4 +166,8 @@ def check_island(island: Island) -> None:
         require(island.open == 0, "a learner that left has closed its books", island.open)
     for fragment, interval in island.intervals.items():
         require(interval.known >= interval.anchor, "a learner knows of what it adopted", fragment)
-        require(interval.ready is None or interval.ready >= interval.anchor, "what waits is not older than the anchor", fragment)
+        require(
+            interval.ready is None or interval.ready >= interval.anchor,
+            "what waits is not older than the anchor",
+            fragment,
+        )

@@ -15,8 +15,8 @@ are longer than a round's interval may find the next head waiting at every bound
 span: what an overwrite would throw away unpushed is pushed first, on its old base, for the next round to take late.
 
 Who is called again for its anchor, `UNHEARD_CALLS` times after its push was durable, was refused and did not hear the
-verdict (an at-most-once message), or waits for a quorum. It takes the same version again and begins a new span: otherwise a fragment
-could wait for ever for learners that believe to have answered.
+verdict (an at-most-once message), or waits for a quorum. It takes the same version again and begins a new span:
+otherwise a fragment could wait for ever for learners that believe to have answered.
 
 Adoption happens between two steps, by the driver; the machine is told afterwards. It never asks for more than one fetch
 of a fragment at a time, and for none that it does not need.
@@ -206,7 +206,11 @@ class Island:
         if self.draining:
             return []
         self.draining = True
-        actions = [push for fragment, interval in self.intervals.items() for push in self._last(fragment, interval, event.cause_id)]
+        actions = [
+            push
+            for fragment, interval in self.intervals.items()
+            for push in self._last(fragment, interval, event.cause_id)
+        ]
         return actions + self._leave_when_done(event.cause_id)
 
     def _last(self, fragment: int, interval: LocalInterval, cause_id: str) -> list[Action]:
@@ -249,7 +253,9 @@ class Island:
         interval.fetching = True
         return [FetchFragment(fragment=fragment, version=max(interval.known, interval.anchor), cause_id=cause_id)]
 
-    def _push(self, fragment: int, interval: LocalInterval, cause_id: str, *, final: bool, onward: bool = False) -> Push:
+    def _push(
+        self, fragment: int, interval: LocalInterval, cause_id: str, *, final: bool, onward: bool = False
+    ) -> Push:
         interval.pushes += 1
         interval.sent = Sent(interval.pushes, self.tokens - interval.from_tokens, self.steps - interval.from_steps)
         self.in_flight[fragment, interval.pushes] = interval.sent.tokens

@@ -32,7 +32,7 @@ PLACES = 2
 
 
 def damping(settings: ProtocolSettings, age: int) -> float:
-    """Return how fresh a pseudo-gradient is that is `age` versions late: 1 at age 0, falling (what it does: `atoll.merge.fold`).
+    """Return the staleness weight of a pseudo-gradient that is `age` versions late: 1 at age 0, then falling.
 
     The gate is that of CGAD (arXiv 2605.09126), sigma = gate * e^(-alpha age) with the cosine gate's end where contributions
     are refused anyway: `age_max + 1`. So what is taken grows to what is refused without a jump.

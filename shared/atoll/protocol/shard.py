@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
 
 from atoll.base.errors import ProtocolMisuse
-from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -50,6 +49,7 @@ from atoll.protocol.events import (
     StandDown,
     TimerFired,
 )
+from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import MovingAverage, grace_window_s, median
 from atoll.protocol.learners import KnownLearner
 from atoll.protocol.ledger import Ledger
@@ -382,7 +382,9 @@ class Shard:
 
     def _keep(self, slot: FragmentSlot, cause_id: str) -> Keep:
         """Return the command to keep the books as they are now: a commit decided a moment later is not in them."""
-        return Keep(fragment=slot.round.fragment, fragment_ledger=slot.fragment_ledger.frozen(self.ledger), cause_id=cause_id)
+        return Keep(
+            fragment=slot.round.fragment, fragment_ledger=slot.fragment_ledger.frozen(self.ledger), cause_id=cause_id
+        )
 
     def _refuse(self, slot: FragmentSlot, offer: Offer, reason: str, cause_id: str) -> list[Action]:
         slot.offers.pop(offer.key, None)

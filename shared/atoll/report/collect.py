@@ -26,11 +26,11 @@ from typing import Any, Final, Literal
 import msgspec
 
 import atoll
-from atoll.wire.traffic import NOTHING
 from atoll.protocol.ledger import Account, Ledger, apportion, settle
 from atoll.run.folder import SessionRecord
 from atoll.run.links import as_report, byte_ledger
-from atoll.run.view import LearnerView, LearnerLife, RunView
+from atoll.run.view import LearnerLife, LearnerView, RunView
+from atoll.wire.traffic import NOTHING
 
 SCHEMA: Final = 1
 CURVE_MAX: Final = 2000
@@ -115,7 +115,9 @@ def ledger_of(view: RunView, facts: Facts) -> Ledger:
     return fragment_ledger
 
 
-def believe_the_dead(view: RunView, fragment_ledger: Ledger, ended: Collection[str] = (), *, closed: bool = True) -> None:
+def believe_the_dead(
+    view: RunView, fragment_ledger: Ledger, ended: Collection[str] = (), *, closed: bool = True
+) -> None:
     """Enter the last heartbeats of incarnations that died: shards that heard them may have died as well.
 
     What such a learner trained and nobody merged is lost with it; the books would not even know that it existed. A life is

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from atoll.protocol.ledger import Ledger
-from atoll.run.folder import RunFile, RunFolder
 from atoll.local.console import size
+from atoll.protocol.ledger import Ledger
 from atoll.report.collect import Facts, collect
 from atoll.report.html import page
+from atoll.run.folder import RunFile, RunFolder
 from atoll.run.view import RunView
 
 

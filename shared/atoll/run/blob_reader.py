@@ -11,13 +11,12 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.wire.blobs import BlobRef
-from atoll.bus.interface import Bus
-from atoll.wire.blobs import Download
-from atoll.codec import FrameDecoder, Framing
 from atoll.base.errors import FrameRejected
 from atoll.base.offload import off_loop
+from atoll.bus.interface import Bus
+from atoll.codec import FrameDecoder, Framing
 from atoll.model.layout import FragmentSlice
+from atoll.wire.blobs import BlobRef, Download
 
 
 @dataclass(frozen=True, slots=True)

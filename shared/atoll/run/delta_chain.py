@@ -6,8 +6,8 @@ A keyframe is the float32 values of its version, bit for bit. A delta is what th
 the run's `codec_down`: a learner that holds version v - 1 reads a few bits per parameter, adds them and holds version v;
 who comes new, or was away for long, reads the keyframe and every delta after it. Each adds the same decoded numbers in the
 same order in float32, so all hold the same bits as the shard itself, whose own values are that sum too: what rounding took
-from a delta it keeps and sends with a later one (`atoll.merge.downlink`). Nothing drifts. The head says the digest of the values,
-so whoever has put them together wrongly knows it, and begins again at the keyframe.
+from a delta it keeps and sends with a later one (`atoll.merge.downlink`). Nothing drifts. The head says the digest of
+the values, so whoever has put them together wrongly knows it, and begins again at the keyframe.
 
 Every `keyframe_versions` versions there is a new keyframe. Deltas before it are kept for learners that are a little behind:
 they need not read it. In float32 every version is a keyframe and there are no deltas.
@@ -22,18 +22,18 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
+from atoll.base import scratch_arrays
+from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
+from atoll.base.logs import get
+from atoll.base.offload import off_loop
+from atoll.base.parallel import parts
+from atoll.bus.interface import Bus
+from atoll.codec import KEYFRAME, Encoded, FrameDecoder, FrameEncoder, Framing
+from atoll.codec.kernels import Vector
 from atoll.run.blob_reader import FrameReader
 from atoll.wire.blobs import BlobRef
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
-from atoll.codec import KEYFRAME, FrameDecoder, Encoded, Framing, FrameEncoder
-from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
-from atoll.base.offload import off_loop
-from atoll.codec.kernels import Vector
-from atoll.base import scratch_arrays
-from atoll.base.parallel import parts
-from atoll.base.logs import get
 from atoll.wire.messages import Delta, Head, RunRecord
+from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 

@@ -22,8 +22,8 @@ from typing import IO, Any, Final, Self
 
 import msgspec
 
-from atoll.base.errors import EnvironmentFault, SettingsError, StorageFull
 from atoll.base.atomic_files import hold, write_whole
+from atoll.base.errors import EnvironmentFault, SettingsError, StorageFull
 
 SCHEMA: Final = 1
 FREE_MIN_BYTES: Final = 200 << 20

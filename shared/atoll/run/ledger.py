@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
 from atoll.base.errors import BlobGone, BrokerUnavailable
-from atoll.run.heads import read_heads
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, thawed
+from atoll.bus.interface import Bus
 from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, thawed
 from atoll.protocol.ledger import Account, Ledger, continued
+from atoll.run.heads import read_heads
 from atoll.wire.messages import Event, Lease, Member, Rebuilt, RunRecord, decode
+from atoll.wire.subjects import Subjects
 
 READ_ATTEMPTS = 8
 
@@ -120,7 +120,9 @@ async def read_data(bus: Bus, run: RunRecord) -> DataLedger | None:
     return None if record is None else decode(DataLedger, record.data)
 
 
-def as_json(lives: list[IncarnationAccount], fragments: int, data: DataLedger | None = None, rebuilt: Rebuilt | None = None) -> bytes:
+def as_json(
+    lives: list[IncarnationAccount], fragments: int, data: DataLedger | None = None, rebuilt: Rebuilt | None = None
+) -> bytes:
     """Return all of it as JSON: per incarnation and in total, in token-fragments and tokens trained; blocks of data.
 
     `rebuilt` says which mark the books go back to: they know nothing of what came after it and went with the broker.

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
-from atoll.wire.traffic import NOTHING, LinkTraffic, bits_per_parameter, data_parallel_bytes
 from atoll.run.view import HostView, RunView
+from atoll.wire.traffic import NOTHING, LinkTraffic, bits_per_parameter, data_parallel_bytes
 
 Role = Literal["learner", "synchronizer"]
 STANDBY = "standby"

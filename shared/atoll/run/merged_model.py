@@ -1,8 +1,8 @@
 """The merged model as anybody may read it: the newest values of every fragment, and their average where one is kept.
 
 Fragments are at different versions while a run goes on; `versions_min` and `versions_max` say how far apart. The average
-(`atoll.merge.global_update`) lies in the outer state that the same head names. A commit removes that state at once, and not one version
-later as it does with frames: who reads it while the fragment moves on begins again with the newer head.
+(`atoll.merge.global_update`) lies in the outer state that the same head names. A commit removes that state at once, and
+not one version later as it does with frames: who reads it while the fragment moves on begins again with the newer head.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.merge.global_update import AVERAGE, state_bytes_max
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
-from atoll.codec import unpack_arrays
 from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
-from atoll.run.heads import fetch_frame, read_head, read_heads
-from atoll.model.layout import Layout
+from atoll.bus.interface import Bus
+from atoll.codec import unpack_arrays
+from atoll.merge.global_update import AVERAGE, state_bytes_max
 from atoll.merge.outer import State
+from atoll.model.layout import Layout
+from atoll.run.heads import fetch_frame, read_head, read_heads
 from atoll.wire.messages import Head, RunRecord
+from atoll.wire.subjects import Subjects
 
 Vector = npt.NDArray[np.float32]
 

@@ -21,9 +21,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from atoll.base.errors import PeerMisbehaved
-from atoll.wire.traffic import TrafficMeter, LinkTraffic
 from atoll.protocol.ledger import Ledger, continued
 from atoll.wire.messages import Beat, Event, Presence
+from atoll.wire.traffic import LinkTraffic, TrafficMeter
 
 ROUNDS_MAX: Final = 100_000
 VALIDATIONS_MAX: Final = 10_000

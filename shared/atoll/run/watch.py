@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from atoll.bus.interface import Bus
-from atoll.wire.subjects import Subjects
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, PeerMisbehaved
 from atoll.base.logs import get
+from atoll.bus.interface import Bus
 from atoll.run.view import RunView
 from atoll.wire.messages import Beat, Event, M, Presence, decode
+from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 

@@ -15,19 +15,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+import msgspec
 import xxhash
 
-from atoll.wire.blobs import check_ref
+from atoll.base.errors import BlobCorrupt, PeerMisbehaved, ProtocolMisuse
 from atoll.wire.limits import CHUNK_BYTES, Buffer
-from atoll.wire.blobs import BlobRef, Portion
-from atoll.base.errors import BlobCorrupt, ProtocolMisuse
 
+CHUNKS_MAX = 1 << 16
+_STEM = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+Portion = list[tuple[int, Buffer]]
+"""Pieces of a blob that have arrived together: number and bytes of each."""
 PAGE_PIECES = 8
 """Pieces that a reader asks for at once."""
+
+
+class BlobRef(msgspec.Struct, frozen=True):
+    """Where a blob lies: `chunks` messages at `stem.<0..chunks-1>`, `size_bytes` in all, `digest` as in the module says."""
+
+    stem: str
+    chunks: int
+    size_bytes: int
+    digest: str
+
+
+def check_ref(ref: BlobRef, size_bytes_max: int) -> None:
+    """Refuse a reference that no correct peer would write, before anything is read or allocated."""
+    if ref.size_bytes > size_bytes_max:
+        raise PeerMisbehaved(
+            "a blob is larger than allowed", got=ref.size_bytes, allowed=f"up to {size_bytes_max} bytes"
+        )
+    if not 0 <= ref.chunks <= min(CHUNKS_MAX, max(0, ref.size_bytes)) or (ref.chunks == 0) != (ref.size_bytes == 0):
+        raise PeerMisbehaved("a blob's chunks do not fit its size", got=f"{ref.chunks} chunks, {ref.size_bytes} bytes")
+    if not _STEM.fullmatch(ref.stem):
+        raise PeerMisbehaved("a blob's stem is not a subject", got=repr(ref.stem)[:200])
 
 
 class Pieces(Protocol):

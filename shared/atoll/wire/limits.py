@@ -1,28 +1,22 @@
-"""What both adapters agree on about blobs, message sizes and `info`: arithmetic and refusals, no traffic."""
+"""How large a message may be, and what may stand in its `info`: the bounds that every bus keeps."""
 
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Mapping
 
-from atoll.wire.limits import INFO_BYTES_MAX, MESSAGE_BYTES_MAX, Buffer, Info
-from atoll.wire.blobs import BlobRef
-from atoll.base.errors import PeerMisbehaved, ProtocolMisuse
+from atoll.base.errors import ProtocolMisuse
 
-CHUNKS_MAX = 1 << 16
-_STEM = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
-
-
-def check_ref(ref: BlobRef, size_bytes_max: int) -> None:
-    """Refuse a reference that no correct peer would write, before anything is read or allocated."""
-    if ref.size_bytes > size_bytes_max:
-        raise PeerMisbehaved(
-            "a blob is larger than allowed", got=ref.size_bytes, allowed=f"up to {size_bytes_max} bytes"
-        )
-    if not 0 <= ref.chunks <= min(CHUNKS_MAX, max(0, ref.size_bytes)) or (ref.chunks == 0) != (ref.size_bytes == 0):
-        raise PeerMisbehaved("a blob's chunks do not fit its size", got=f"{ref.chunks} chunks, {ref.size_bytes} bytes")
-    if not _STEM.fullmatch(ref.stem):
-        raise PeerMisbehaved("a blob's stem is not a subject", got=repr(ref.stem)[:200])
+Buffer = bytes | bytearray | memoryview
+CHUNK_BYTES = 1 << 20
+"""Payload bytes of one chunk of a blob: larger messages cost the broker ten times the memory and win nothing."""
+MESSAGE_BYTES_MAX = CHUNK_BYTES
+"""Payload bytes of any other message; beyond it `ProtocolMisuse`, since the broker would hang up on us."""
+INFO_BYTES_MAX = 4096
+"""Bytes of `info` as compact JSON."""
+INFO_HEADER = "Atoll-Info"
+"""The header under which taps find `info`."""
+Info = Mapping[str, str | int | float | bool]
 
 
 def check_size(subject: str, data: Buffer) -> None:

@@ -15,12 +15,12 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from atoll.wire.blobs import BlobRef
 from atoll.base.errors import PeerMisbehaved, ProtocolMisuse
 from atoll.model.layout import Layout
-from atoll.wire.traffic import NOTHING, LinkTraffic
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
+from atoll.wire.blobs import BlobRef
+from atoll.wire.traffic import NOTHING, LinkTraffic
 
 SCHEMA: Final = 1
 MESSAGE_BYTES_MAX: Final = 1 << 20
@@ -96,11 +96,11 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The record that makes version `version` of a fragment visible: the one commit point of a round.
 
-    Its values are `keyframe`, those of `key_version`, and the `deltas` after it (`atoll.run.delta_chain`), and have this `digest`.
-    `state` is the outer-optimizer state that belongs to them, `superseded` are frames that the head before this one named
-    (kept until the next commit, for readers that are in the middle of them). `books` says which contributions of the
-    fragment have a fate; an owner may write the same version again with newer books, and a new owner does with its own
-    epoch.
+    Its values are `keyframe`, those of `key_version`, and the `deltas` after it (`atoll.run.delta_chain`), and have
+    this `digest`. `state` is the outer-optimizer state that belongs to them, `superseded` are frames that the head
+    before this one named (kept until the next commit, for readers that are in the middle of them). `books` says which
+    contributions of the fragment have a fate; an owner may write the same version again with newer books, and a new
+    owner does with its own epoch.
     """
 
     fragment: Count

@@ -23,8 +23,6 @@ from typing import Annotated, Final
 
 import msgspec
 
-from atoll.wire.traffic import BusStats
-
 BYTES_MAX: Final = 1 << 53
 METER_S: Final = 10.0
 TOLD_EVERY_S: Final = 30.0
@@ -32,6 +30,30 @@ TOLD_EVERY_S: Final = 30.0
 BF16_BITS: Final = 16.0
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=BYTES_MAX)]
+
+
+@dataclass(slots=True)
+class BusStats:
+    """Counters since the bus was opened; `atoll.wire.traffic` says which bytes are part of which.
+
+    The bus counts payload, that of blobs, and what its sockets carry (`wire_`; 0 where it has none). Which blobs are frames
+    only their senders and readers know, and count: bytes, and the parameters that fragments fetched had.
+    """
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    messages_up: int = 0
+    messages_down: int = 0
+    retries: int = 0
+    reconnects: int = 0
+    core_messages_dropped: int = 0
+    wire_bytes_up: int = 0
+    wire_bytes_down: int = 0
+    blob_bytes_up: int = 0
+    blob_bytes_down: int = 0
+    frame_bytes_up: int = 0
+    frame_bytes_down: int = 0
+    parameters_down: int = 0
 
 
 class LinkTraffic(msgspec.Struct, frozen=True, omit_defaults=True):

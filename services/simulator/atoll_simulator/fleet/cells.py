@@ -104,7 +104,13 @@ def simulate(job: Job) -> Lived:
 
 
 def table(
-    fleet: FleetParameters, systems: Sequence[str], sizes: Sequence[int], *, seeds: Sequence[int], days: float, workers: int = 0
+    fleet: FleetParameters,
+    systems: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    seeds: Sequence[int],
+    days: float,
+    workers: int = 0,
 ) -> list[FleetCell]:
     """Return every cell, row by row; `workers` processes work on it, one per core when 0, none but ours when 1."""
     check(fleet, systems, sizes, seeds, days)
@@ -154,7 +160,9 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def check(fleet: FleetParameters, systems: Sequence[str], sizes: Sequence[int], seeds: Sequence[int], days: float) -> None:
+def check(
+    fleet: FleetParameters, systems: Sequence[str], sizes: Sequence[int], seeds: Sequence[int], days: float
+) -> None:
     """Raise `SettingsError` for what cannot be simulated, or not in a reasonable time."""
     fleet.check()
     within("--days", days, 1e-4, 36_500.0)

@@ -115,7 +115,7 @@ def scavenge(  # noqa: PLR0913  (one option each)
     **numbers: float,
 ) -> None:
     """Simulate every amount of help and print the times."""
-    from atoll_simulator.fleet import scavenging, report_text  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll_simulator.fleet import report_text, scavenging  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
     fleet, exchange = _chosen(numbers, FleetParameters, Exchange)
     budget = scavenging.Budget(learners, steps, waves, stall_s)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final, Literal
 
-from atoll_simulator.fleet.cells import FleetCell, per_cent, size_text
 from atoll.report.charts import PALETTE, STYLE
+from atoll_simulator.fleet.cells import FleetCell, per_cent, size_text
 
 WIDTH: Final = 760.0
 HEIGHT: Final = 320.0

@@ -42,7 +42,9 @@ class JoinCost:
     exact: bool
 
 
-def join(fleet: FleetParameters, exchange: Exchange, learners: int, copies: Sequence[float], seed: int) -> list[JoinCost]:
+def join(
+    fleet: FleetParameters, exchange: Exchange, learners: int, copies: Sequence[float], seed: int
+) -> list[JoinCost]:
     """Let a learner join `learners` others, with a copy that takes so many steps, once for each of `copies`."""
     within("--learners", learners, 1, TRAINERS_MAX)
     rows = []

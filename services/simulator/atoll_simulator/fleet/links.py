@@ -1,9 +1,10 @@
 """A learner's link, one direction: at-most-once messages that may be lost, small messages, and large ones that wait in line.
 
-A *at-most-once message* (a call, news of a head, a report) takes latency, or is lost for good. A *small* message (a question, an answer,
-a farewell) that is lost is sent again after a pause, as often as it takes. A *large* one (a contribution, a frame)
-shares the bandwidth by waiting in line: what is sent later arrives later; when it is lost it takes its own time on the line
-again. Small ones pass the line by, as they do where packets of several streams take turns.
+A *at-most-once message* (a call, news of a head, a report) takes latency, or is lost for good. A *small* message (a
+question, an answer, a farewell) that is lost is sent again after a pause, as often as it takes. A *large* one (a
+contribution, a frame) shares the bandwidth by waiting in line: what is sent later arrives later; when it is lost it
+takes its own time on the line again. Small ones pass the line by, as they do where packets of several streams take
+turns.
 """
 
 from __future__ import annotations

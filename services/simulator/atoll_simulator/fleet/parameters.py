@@ -109,7 +109,11 @@ class Exchange:
     hub_gbit_s: float = knob(100.0, "the shards' own way to the broker, Gbit/s", "ours", 1e-6, 1e6)
     latency_s: float = knob(0.03, "one way, learner to hub, s", "ours: across a continent", 0.0, 60.0)
     loss: float = knob(
-        0.001, "share of messages lost: at-most-once messages for good, the others once more after retry_s", "ours", 0.0, 0.9
+        0.001,
+        "share of messages lost: at-most-once messages for good, the others once more after retry_s",
+        "ours",
+        0.0,
+        0.9,
     )
     retry_s: float = knob(0.5, "pause before a lost message is sent again, s", "ours", 0.0, 600.0)
 

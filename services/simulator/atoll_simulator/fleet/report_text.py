@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 
-from atoll.base.errors import SettingsError
 from atoll.base.atomic_files import write_whole
+from atoll.base.errors import SettingsError
 from atoll_simulator.fleet.cells import FleetCell, per_cent, size_text
 from atoll_simulator.fleet.drawing import plot
 from atoll_simulator.fleet.joining import JoinCost

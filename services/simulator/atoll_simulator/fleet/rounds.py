@@ -19,10 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atoll.base.errors import AtollError
+from atoll.base.units import within
 from atoll.protocol.events import Acknowledge, PublishCall
 from atoll.protocol.ledger import Ledger, Settlement, settle
 from atoll.protocol.settings import ProtocolSettings
-from atoll.base.units import within
 from atoll_simulator.engine import Engine
 from atoll_simulator.fleet.cells import affordable
 from atoll_simulator.fleet.chance import slowest_mean, speeds, stream
@@ -185,7 +185,9 @@ class Rounds:
         return REST_STEPS * fleet.step_s + 10.0 * (stalled_s + exchange.fragments * sent_s)
 
 
-def rounds(fleet: FleetParameters, exchange: Exchange, window: StepWindow, seed: int, *, watched: bool = False) -> RoundsReport:
+def rounds(
+    fleet: FleetParameters, exchange: Exchange, window: StepWindow, seed: int, *, watched: bool = False
+) -> RoundsReport:
     """Train on a fleet for a window, and return what happened."""
     chips, learners, steps = window.chips, window.learners, window.steps
     within("--learners", learners, 1, TRAINERS_MAX)

@@ -5,9 +5,10 @@ waves, if wanted: there for one share of the budget, away for the next). If comi
 
     T(x) / T(0) = 0.5 + 0.5 / (1 + x)
 
-**Learners that come and go** are simulated with the production machines (`atoll_simulator.fleet.rounds`): one that comes fetches
-parameters and a peer's moments over the links of both before its first step, one that goes pushes what it has and says goodbye.
-Nobody else notices; every token has a fate at the end. All have the same speed here, so that +x is x of the capacity.
+**Learners that come and go** are simulated with the production machines (`atoll_simulator.fleet.rounds`): one that
+comes fetches parameters and a peer's moments over the links of both before its first step, one that goes pushes what it
+has and says goodbye. Nobody else notices; every token has a fate at the end. All have the same speed here, so that +x
+is x of the capacity.
 
 **One elastic data-parallel job** of the same capacity stalls as a whole whenever its size changes. The paper's column for
 it is met by no single length of stall, so `stall_for` says for each row which one would give it. Several waves multiply
@@ -96,7 +97,9 @@ def ideal(extra: float) -> float:
     return 0.5 + 0.5 / (1.0 + extra)
 
 
-def scavenge(fleet: FleetParameters, exchange: Exchange, budget: Budget, extras: Sequence[float], seed: int) -> list[Scavenged]:
+def scavenge(
+    fleet: FleetParameters, exchange: Exchange, budget: Budget, extras: Sequence[float], seed: int
+) -> list[Scavenged]:
     """Simulate every row and the one without extra capacity, to which all times relate."""
     budget.check(extras)
     alone = _by_learners(fleet, exchange, budget, 0.0, seed)

@@ -12,4 +12,4 @@ from atoll_simulator.planner.failures import Failures
 from atoll_simulator.planner.question import PlanLinks, Prices, Question
 from atoll_simulator.planner.text import text
 
-__all__ = ["PlanAnswer", "Failures", "PlanLinks", "Prices", "Question", "answer", "as_document", "text"]
+__all__ = ["Failures", "PlanAnswer", "PlanLinks", "Prices", "Question", "answer", "as_document", "text"]

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from atoll.base.units import as_bytes, as_rate, as_share, as_time
 from atoll_simulator.planner.cautions import Caution, Findings, cautions
 from atoll_simulator.planner.failures import YEAR_S
 from atoll_simulator.planner.links import ROUND_TRIPS, Region, average, burst, regions
@@ -14,7 +15,6 @@ from atoll_simulator.planner.merging import UNSURE
 from atoll_simulator.planner.question import Question
 from atoll_simulator.planner.systems import System, systems
 from atoll_simulator.planner.traffic import Traffic, bits_per_number, traffic
-from atoll.base.units import as_bytes, as_rate, as_share, as_time
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What cannot work in a plan or is a pity, and what to change to which value so that it is gone.
 
-A trouble is found first; its ways out (`atoll_simulator.planner.ways`) are then followed one by one. Those are told that a run would
-accept, that make this trouble vanish and that bring no other. One is enough of those that only differ in degree.
+A trouble is found first; its ways out (`atoll_simulator.planner.ways`) are then followed one by one. Those are told
+that a run would accept, that make this trouble vanish and that bring no other. One is enough of those that only differ
+in degree.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from atoll.bus.options import DEFAULTS
 from atoll.base.errors import SettingsError
+from atoll.base.units import as_bytes, as_rate, as_share, as_time
+from atoll.bus.options import DEFAULTS
 from atoll_simulator.planner import ways
 from atoll_simulator.planner.failures import goodput
 from atoll_simulator.planner.links import ONE_CONNECTION, Region, average, regions
@@ -20,7 +22,6 @@ from atoll_simulator.planner.memory import Room, room
 from atoll_simulator.planner.question import Question
 from atoll_simulator.planner.traffic import Traffic, traffic
 from atoll_simulator.planner.ways import BLOB_BYTES_MAX, Remedy
-from atoll.base.units import as_bytes, as_rate, as_share, as_time
 
 GOODPUT_LOW = 0.5
 MERGED_LOW = 0.5

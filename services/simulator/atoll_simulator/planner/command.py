@@ -1,4 +1,4 @@
-"""`atoll plan`: what a run would need and cost, before anybody starts it. Reads the flags; `atoll_simulator.planner` does the work."""
+"""`atoll plan`: reads the flags and asks `atoll_simulator.planner` what a run would need and cost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from atoll.cli.options import Assignments, Config
 from atoll_simulator.fleet.parameters import DAY_S, FleetParameters
 
 if TYPE_CHECKING:
-    from atoll_simulator.planner import Failures, PlanLinks, Question
     from atoll.settings import Settings
+    from atoll_simulator.planner import Failures, PlanLinks, Question
 
 _FLEET = FleetParameters()
 
@@ -127,8 +127,8 @@ def plan(  # noqa: PLR0913  (one option each)
 
 def _question(options: dict[str, Any]) -> Question:
     """Return what the options ask."""
-    from atoll_simulator.planner import Prices, Question  # noqa: PLC0415
     from atoll.base.units import count  # noqa: PLC0415
+    from atoll_simulator.planner import Prices, Question  # noqa: PLC0415
 
     names = {
         "fragments": "fragments",
@@ -159,8 +159,8 @@ def _question(options: dict[str, Any]) -> Question:
 
 
 def _links(options: dict[str, Any]) -> PlanLinks:
-    from atoll_simulator.planner import PlanLinks  # noqa: PLC0415
     from atoll.base.units import rate, rates  # noqa: PLC0415
+    from atoll_simulator.planner import PlanLinks  # noqa: PLC0415
 
     up, down, hub_in, hub_out = (options[name] for name in ("bandwidth", "bandwidth_down", "hub_in", "hub_out"))
     inward = rate(hub_in, "--hub-in") if hub_in is not None else None
@@ -184,8 +184,8 @@ def _run(config: Path | None, assignments: list[str], flags: dict[str, Any]) -> 
     """
     import msgspec  # noqa: PLC0415
 
-    from atoll.settings import load  # noqa: PLC0415
     from atoll.local.defaults import SETTINGS  # noqa: PLC0415
+    from atoll.settings import load  # noqa: PLC0415
 
     given = load(config, assignments)
     if config is not None:

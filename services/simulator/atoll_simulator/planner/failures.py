@@ -17,8 +17,9 @@ A learner that fails as a whole (one machine, a home) is away for the time of re
 half an interval in the mean, and nobody else stops. Of a synchronous job that is elastic, all stop as above and go on without
 it. One that is rigid runs while all are there, which is (share of time that one is there)^M, less a restart for each loss.
 
-The default constants are those of the simulated fleets, with the origin of each (`atoll_simulator.fleet.parameters`); the paper does
-not publish its own. `atoll sim goodput` plays the same mechanism event by event, and a test holds the two together.
+The default constants are those of the simulated fleets, with the origin of each (`atoll_simulator.fleet.parameters`);
+the paper does not publish its own. `atoll sim goodput` plays the same mechanism event by event, and a test holds the
+two together.
 """
 
 from __future__ import annotations

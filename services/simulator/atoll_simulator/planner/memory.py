@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from atoll.run.delta_chain import DELTAS_BEHIND
-from atoll.codec import KEYFRAME
 from atoll.base.buffer_pool import KEPT, KEPT_ELEMENTS, KEPT_ELEMENTS_MAX
+from atoll.codec import KEYFRAME
+from atoll.run.delta_chain import DELTAS_BEHIND
 from atoll_simulator.planner.question import Question
 from atoll_simulator.planner.traffic import Traffic
 

@@ -30,9 +30,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from atoll.protocol.grace import grace_window_s
 from atoll_simulator.planner.failures import Failures, stops
 from atoll_simulator.planner.question import Question
-from atoll.protocol.grace import grace_window_s
 
 PARTS = 32
 CROWDING = 1.5

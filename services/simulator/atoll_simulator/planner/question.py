@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from atoll.wire.limits import CHUNK_BYTES
+from atoll.base.errors import SettingsError
+from atoll.base.units import within
 from atoll.bus.options import DEFAULTS
 from atoll.codec import ENCODINGS, KEYFRAME
-from atoll.base.errors import SettingsError
-from atoll_simulator.planner.failures import Failures
 from atoll.protocol.settings import LEARNERS_MAX, ProtocolSettings
-from atoll.base.units import within
+from atoll.wire.limits import CHUNK_BYTES
+from atoll_simulator.planner.failures import Failures
 
 FLAGS = ("fragments", "interval_steps", "overlap_steps", "quorum", "shards")
 WANTED = (0.50, 0.75, 0.90, 0.95, 0.99)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from atoll.base.units import as_bytes, as_count, as_rate, as_share, as_time
 from atoll_simulator.planner.answer import PlanAnswer
 from atoll_simulator.planner.question import WANTED
-from atoll.base.units import as_bytes, as_count, as_rate, as_share, as_time
 
 
 def text(found: PlanAnswer) -> str:

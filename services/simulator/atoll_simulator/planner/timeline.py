@@ -10,8 +10,8 @@ run at once. That is all; what the nodes mean is said by the schedules below, wh
     streaming          every H/P steps a fragment leaves, and the step that is tau steps later waits for it; Decoupled
                        DiLoCo has the same graph (its learners do not wait, see `atoll_simulator.planner.utilisation`)
 
-Utilisation is compute over time, once things repeat. `atoll_simulator.planner.utilisation` has the closed forms; a test holds them
-against these graphs. Times are in seconds; the graph is deterministic.
+Utilisation is compute over time, once things repeat. `atoll_simulator.planner.utilisation` has the closed forms; a test
+holds them against these graphs. Times are in seconds; the graph is deterministic.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.wire.blobs import BlobRef
-from atoll.run.delta_chain import DELTAS_BEHIND
 from atoll.codec import KEYFRAME, Framing, encoding_of
 from atoll.codec.kernels import BLOCK
-from atoll_simulator.planner.question import Question
+from atoll.run.delta_chain import DELTAS_BEHIND
+from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Contribution, Delta, Head, Included, encode
+from atoll_simulator.planner.question import Question
 
 _SLICES = 8
 _STEM = "atoll.run-0123.gl.c.12.345678.1.0123456789ab"

@@ -1,4 +1,4 @@
-"""Compute utilisation and bandwidth in closed form. Each function says what its graph in `atoll_simulator.planner.timeline` says.
+"""Compute utilisation and bandwidth in closed form, each equal to its graph in `atoll_simulator.planner.timeline`.
 
 With a step of T seconds in L layers, of which the backward pass has the share w (2/3), and c seconds of the link:
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from atoll.base.units import rate, rate_flag
+from atoll.protocol.settings import FRAGMENTS_MAX, LEARNERS_MAX
 from atoll.wire.blobs import CHUNKS_MAX
 from atoll.wire.limits import CHUNK_BYTES
+from atoll_simulator.fleet.parameters import DAY_S
 from atoll_simulator.planner.links import ROUND_TRIPS, Region, average
 from atoll_simulator.planner.memory import shards_enough
 from atoll_simulator.planner.question import Question
 from atoll_simulator.planner.traffic import Traffic
-from atoll.protocol.settings import FRAGMENTS_MAX, LEARNERS_MAX
-from atoll.base.units import rate, rate_flag
-from atoll_simulator.fleet.parameters import DAY_S
 
 DOUBLINGS = 24
 BLOB_BYTES_MAX = CHUNKS_MAX * CHUNK_BYTES

@@ -10,18 +10,16 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator
 
-from atoll.wire.limits import check_size, info_text
-from atoll.bus.subscriptions import BufferedSubscription
-from atoll.wire.blobs import BlobRef, Portion
-from atoll.wire.limits import Buffer, Info
-from atoll.wire.traffic import BusStats
-from atoll.bus.interface import Record, StoredEvent, CoreMessage
-from atoll.bus.memory.streams import StoredMessage, MemoryStream, QueuePlace
-from atoll.wire.blobs import Download, Upload, whole
-from atoll.bus.streams import GIB, stream_of, stream_plan
-from atoll.wire.subjects import Subjects, matches, token
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import BlobGone, BrokerUnavailable, RecordConflict
+from atoll.bus.interface import CoreMessage, Record, StoredEvent
+from atoll.bus.memory.streams import MemoryStream, QueuePlace, StoredMessage
+from atoll.bus.streams import GIB, stream_of, stream_plan
+from atoll.bus.subscriptions import BufferedSubscription
+from atoll.wire.blobs import BlobRef, Download, Portion, Upload, whole
+from atoll.wire.limits import Buffer, Info, check_size, info_text
+from atoll.wire.subjects import Subjects, matches, token
+from atoll.wire.traffic import BusStats
 
 
 class MemoryBroker:

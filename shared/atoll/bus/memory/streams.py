@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from atoll.wire.limits import INFO_HEADER
-from atoll.bus.interface import CoreMessage
-from atoll.bus.streams import StreamPlan
-from atoll.wire.subjects import matches
 from atoll.base.clock import Clock
 from atoll.base.errors import ProtocolMisuse, QueueFull, RecordConflict, StorageFull
+from atoll.bus.interface import CoreMessage
+from atoll.bus.streams import StreamPlan
+from atoll.wire.limits import INFO_HEADER
+from atoll.wire.subjects import matches
 
 OVERHEAD_BYTES = 32
 

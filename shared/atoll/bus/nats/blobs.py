@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll.wire.blobs import Portion
-from atoll.wire.blobs import Download, Upload
-from atoll.bus.nats.jetstream_api import JetStream
-from atoll.base.waiting import all_of
 from atoll.base.errors import BlobGone
+from atoll.base.waiting import all_of
+from atoll.bus.nats.jetstream_api import JetStream
+from atoll.wire.blobs import Download, Portion, Upload
 
 _PAGE_BYTES_MAX = 32 << 20
 _GONE_PAUSE_S = 0.1

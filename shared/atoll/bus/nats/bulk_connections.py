@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from atoll.bus.nats.connection import Connection
-from atoll.wire.limits import Buffer
 from atoll.bus.nats.jetstream_api import JetStream, Page
+from atoll.wire.limits import Buffer
 
 
 class BulkConnections(JetStream):

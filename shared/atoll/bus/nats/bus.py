@@ -15,24 +15,22 @@ from dataclasses import replace
 
 from nats.aio.msg import Msg
 
+from atoll.base.errors import BrokerUnavailable
+from atoll.base.waiting import Unanswered
+from atoll.bus.interface import CoreMessage, Record, StoredEvent
 from atoll.bus.nats import blobs, records
-from atoll.wire.limits import check_size
+from atoll.bus.nats.bulk_connections import BulkConnections
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.consumers import QueueConsumer, open_consumer
-from atoll.bus.subscriptions import BufferedSubscription
-from atoll.wire.blobs import BlobRef, Portion
-from atoll.wire.limits import Buffer, Info
-from atoll.wire.traffic import BusStats
-from atoll.bus.interface import Record, StoredEvent, CoreMessage
-from atoll.bus.nats.bulk_connections import BulkConnections
-from atoll.bus.options import DEFAULTS, BusOptions
-from atoll.wire.blobs import Download, Upload, whole
-from atoll.bus.nats.provision import check_broker, provision
 from atoll.bus.nats.jetstream_api import JetStream
+from atoll.bus.nats.provision import check_broker, provision
+from atoll.bus.options import DEFAULTS, BusOptions
 from atoll.bus.streams import StreamPlan, stream_of, stream_plan
+from atoll.bus.subscriptions import BufferedSubscription
+from atoll.wire.blobs import BlobRef, Download, Portion, Upload, whole
+from atoll.wire.limits import Buffer, Info, check_size
 from atoll.wire.subjects import Subjects, token
-from atoll.base.waiting import Unanswered
-from atoll.base.errors import BrokerUnavailable
+from atoll.wire.traffic import BusStats
 
 _READERS = 2
 

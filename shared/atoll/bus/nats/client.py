@@ -24,8 +24,8 @@ from nats.aio.client import Client, Srv
 from nats.protocol.parser import Parser
 
 from atoll.bus.nats.framing import Frame, Message
-from atoll.wire.traffic import BusStats
 from atoll.bus.nats.transport import SocketTransport
+from atoll.wire.traffic import BusStats
 
 LARGE_BYTES = 64 << 10
 """From here on `publish` returns when the kernel has the payload; below, when it is queued (and copied)."""

@@ -32,12 +32,12 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from atoll.base import logs
+from atoll.base.waiting import Unanswered, bounded
 from atoll.bus.nats.client import WireClient
+from atoll.bus.nats.network_thread import CLOSE_S, NetworkThread
+from atoll.bus.options import BusOptions
 from atoll.wire.limits import Buffer
 from atoll.wire.traffic import BusStats
-from atoll.bus.options import BusOptions
-from atoll.bus.nats.network_thread import CLOSE_S, NetworkThread
-from atoll.base.waiting import Unanswered, bounded
 
 T = TypeVar("T")
 OnMessage = Callable[[Msg], None]

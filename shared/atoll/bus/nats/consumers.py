@@ -14,10 +14,10 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from atoll.bus.nats.connection import Connection
-from atoll.bus.nats.jetstream_api import JetStream, RetryOptions, ApiRefusal, unavailable
-from atoll.base.waiting import Unanswered, first_of
 from atoll.base.errors import RecordConflict, SettingsError
+from atoll.base.waiting import Unanswered, first_of
+from atoll.bus.nats.connection import Connection
+from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, RetryOptions, unavailable
 
 _NS = 1_000_000_000
 _NO_CONSUMER = 10014

@@ -16,10 +16,10 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
+from atoll.base.errors import AtollError, BrokerUnavailable, ProtocolMisuse, QueueFull, RunReplaced, StorageFull
+from atoll.base.waiting import Unanswered, first_of
 from atoll.bus.nats.connection import Connection
 from atoll.wire.limits import Buffer
-from atoll.base.waiting import Unanswered, first_of
-from atoll.base.errors import AtollError, BrokerUnavailable, ProtocolMisuse, QueueFull, RunReplaced, StorageFull
 
 WRONG_SEQUENCE = 10071
 NO_MESSAGE = 10037

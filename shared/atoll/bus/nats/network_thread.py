@@ -11,8 +11,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from atoll.base.waiting import bounded
 from atoll.base.errors import BrokerUnavailable
+from atoll.base.waiting import bounded
 
 T = TypeVar("T")
 CLOSE_S = 2.0

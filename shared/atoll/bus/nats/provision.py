@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.wire.limits import CHUNK_BYTES
-from atoll.bus.nats.jetstream_api import STREAM_EXISTS, JetStream, ApiRefusal
-from atoll.bus.streams import StreamPlan
-from atoll.base.waiting import Unanswered
 from atoll.base.errors import BrokerUnavailable, SettingsError
+from atoll.base.waiting import Unanswered
+from atoll.bus.nats.jetstream_api import STREAM_EXISTS, ApiRefusal, JetStream
+from atoll.bus.streams import StreamPlan
+from atoll.wire.limits import CHUNK_BYTES
 
 VERSION_MIN = (2, 12)
 HEADROOM_BYTES = 64 << 10

@@ -12,12 +12,11 @@ import base64
 import secrets
 from typing import Any
 
-from atoll.wire.limits import info_text
-from atoll.wire.limits import INFO_HEADER, Info
-from atoll.bus.interface import Record
-from atoll.bus.nats.jetstream_api import NO_MESSAGE, WRONG_SEQUENCE, JetStream, RetryOptions, ApiRefusal, PublishAck
-from atoll.base.waiting import Unanswered
 from atoll.base.errors import RecordConflict
+from atoll.base.waiting import Unanswered
+from atoll.bus.interface import Record
+from atoll.bus.nats.jetstream_api import NO_MESSAGE, WRONG_SEQUENCE, ApiRefusal, JetStream, PublishAck, RetryOptions
+from atoll.wire.limits import INFO_HEADER, Info, info_text
 
 _PAGE_MESSAGES = 500
 _PAGE_BYTES_MAX = 32 << 20

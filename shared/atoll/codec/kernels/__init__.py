@@ -77,8 +77,8 @@ class Kernels:
         what was written says nothing.
 
     nesterov(values, carry, pseudo-gradient, momentum, lr, mu, next_values, next_momentum)
-        One step of SGD with Nesterov momentum (`atoll.merge.outer`) from `values` plus `carry`, bits of bfloat16, or from `values`
-        where it is empty; without momentum where that is empty.
+        One step of SGD with Nesterov momentum (`atoll.merge.outer`) from `values` plus `carry`, bits of bfloat16, or
+        from `values` where it is empty; without momentum where that is empty.
 
     settle(kind, values, following, payload, scales, carry) -> float
         Quantise `following - values`; write what the codes make of `values` to `following`, and what they leave of it to

@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 
 from numba import njit, types
 
-from atoll.codec import kernels
 from atoll.base.logs import get
+from atoll.codec import kernels
 
 log = get(__name__)
 

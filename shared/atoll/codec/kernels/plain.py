@@ -12,7 +12,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.codec.kernels import BEND, BF16, BLEND, BLOCK, COPY, E3M0, E3M0_UNIT, F32, INT4, INT8, SCALE_MIN, SQUARES_MIN, TILE, Bytes, Vector
+from atoll.codec.kernels import (
+    BEND,
+    BF16,
+    BLEND,
+    BLOCK,
+    COPY,
+    E3M0,
+    E3M0_UNIT,
+    F32,
+    INT4,
+    INT8,
+    SCALE_MIN,
+    SQUARES_MIN,
+    TILE,
+    Bytes,
+    Vector,
+)
 
 Lanes = npt.NDArray[np.float64]
 Rows = npt.NDArray[Any]

@@ -1,8 +1,8 @@
 """The broker as its users know it: records by compare-and-set, blobs, work queues with one reader each, at-most-once messages.
 
-Everything here is durable but what is on its way: a crash loses at-most-once messages, pulls that wait and nothing else. While the
-disk is full, whatever would store something is refused and changes nothing. Each change is shown to a `Witness`, which
-knows what may never happen.
+Everything here is durable but what is on its way: a crash loses at-most-once messages, pulls that wait and nothing
+else. While the disk is full, whatever would store something is refused and changes nothing. Each change is shown to a
+`Witness`, which knows what may never happen.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Broker:
     def pull(
         self, queue: str, reader: str, process: Process, expires_s: float, deliver: Callable[[object], None]
     ) -> None:
-        """Deliver the next message as soon as there is one, unless that takes too long. A at-most-once message, not a request."""
+        """Deliver the next message as soon as there is one, unless that takes too long."""
         place = self.queues[queue]
         if place.reader != reader:
             self._network.down(process, deliver, NoReader())
@@ -263,7 +263,8 @@ class Broker:
             if self._network.broker_up:
                 self._serve(place)
 
-    # --- at-most-once messages ----------------------------------------------------------------------------------------------------
+    # --- at-most-once messages
+    # ----------------------------------------------------------------------------------------------------
 
     def listen(self, subject: str, process: Process, hear: Callable[[Any], None]) -> None:
         """Let a process hear a subject from now on, for as long as it lives."""

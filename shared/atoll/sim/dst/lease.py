@@ -10,7 +10,7 @@ import msgspec
 from atoll.protocol.events import Action, RenewLease, TakeLease
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.tenure import LeaseSeen, LeaseWritten, LeaseStanding, Tenure
+from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
 from atoll.sim.dst.broker import Full, Record
 from atoll.sim.dst.line import Conflict, Line, Unavailable
 from atoll.sim.dst.process import Work

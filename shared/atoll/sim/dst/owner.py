@@ -121,7 +121,9 @@ class Owner:
         epoch = self.lease.epoch
         yield from patiently(self.store.open, epoch)
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
-        self.machine = Shard(self.world.settings, self.shard, versions, fragment_ledger=self.store.fragment_ledger, ledger=former)
+        self.machine = Shard(
+            self.world.settings, self.shard, versions, fragment_ledger=self.store.fragment_ledger, ledger=former
+        )
         self.watch = invariants.ShardWatch()
         self.ledger = self.machine.ledger
         for fragment in versions:

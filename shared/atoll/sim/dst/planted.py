@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -26,6 +25,7 @@ from atoll.protocol.events import (
     LearnerLeft,
     TimerFired,
 )
+from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.shard import FragmentSlot, Shard
@@ -90,7 +90,9 @@ def dismiss_unkept(self: Shard, event: Event) -> list[Action]:
 def books_of_later(self: Shard, event: Event) -> list[Action]:
     """Books are kept as they stand when all that a fact led to is decided, even commits that never happen. It was real."""
     return [
-        replace(each, fragment_ledger=self.slots[each.fragment].fragment_ledger.frozen(self.ledger)) if isinstance(each, Keep) else each
+        replace(each, fragment_ledger=self.slots[each.fragment].fragment_ledger.frozen(self.ledger))
+        if isinstance(each, Keep)
+        else each
         for each in HANDLE(self, event)
     ]
 
@@ -159,7 +161,9 @@ def head_first(self: Store, command: Commit, folded: frozenset[Any]) -> Work:
     p, version = command.fragment, command.base_version + 1
     nonce = self._nonce(command.fragment_ledger)
     stems = (f"gl/{p}/{version}/{nonce}", f"st/{p}/{version}/{nonce}", f"bk/{p}/-/{nonce}")
-    head = replace(held.head, version=version, frame=stems[0], state=stems[1], fragment_ledger=stems[2], included=command.shares)
+    head = replace(
+        held.head, version=version, frame=stems[0], state=stems[1], fragment_ledger=stems[2], included=command.shares
+    )
     revision = yield from self._write(head, held.revision)
     frame = Frame(held.head.frame, folded)
     for stem, payload in zip(stems, (frame, frame, command.fragment_ledger), strict=True):

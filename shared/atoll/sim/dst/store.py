@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.base.errors import ProtocolMisuse
-from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.events import Commit, PushKey, Share
+from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.ledger import Ledger
 from atoll.sim.dst.broker import Full, Gone, Record
 from atoll.sim.dst.line import Conflict, Line, Unavailable

@@ -1,0 +1,1 @@
+"""Merging and encoding beside what memory allows."""

@@ -1,0 +1,1 @@
+"""Questions about training, asked in TOML files and answered by grids of runs."""

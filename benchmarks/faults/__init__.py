@@ -1,0 +1,1 @@
+"""Real processes under storms of faults."""

@@ -1,0 +1,1 @@
+"""The simulators held against published figures and against real processes."""

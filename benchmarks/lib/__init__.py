@@ -1,0 +1,1 @@
+"""What the benchmarks share: figures, pages, intervals of confidence."""

@@ -1,0 +1,58 @@
+"""The simulator's verb: `atoll sim train`. It loads nothing before it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli.options import Assignments, Config, with_flags
+
+
+def register(group: typer.Typer) -> None:
+    """Add the verb to the group `atoll sim`."""
+    group.command(name="train", help="Train a whole run in virtual time: real gradients, one process, one seed.")(train)
+
+
+def train(  # noqa: PLR0913  (one option each)
+    *,
+    learners: Annotated[int | None, typer.Option(help="How many learners.  [default: 3]")] = None,
+    shards: Annotated[int | None, typer.Option(help="How many synchronizer shards.  [default: 2]")] = None,
+    standbys: Annotated[int, typer.Option(help="How many more processes stand by for each shard.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything: model, data order, chance.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.  [default: runs/sim-<seed>]")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Train this many tokens in all.  [default: 2500000]")] = None,
+    corpus: Annotated[
+        list[Path] | None, typer.Option(help="Text to train on; repeatable.  [default: Python's own source]")
+    ] = None,
+    throttle: Annotated[list[str] | None, typer.Option(help="Slow a learner down, as learner-3=5; repeatable.")] = None,
+    config: Config = None,
+    assignments: Assignments = None,
+    again: Annotated[bool, typer.Option("--again", help="Move a run that is in --out aside and begin anew.")] = False,
+) -> None:
+    """Simulate the run that `atoll up` would start with the same settings, and report it in the same form.
+
+    Steps take virtual seconds, gradients are computed for real. What happens to whom is the [sim] table of the settings;
+    docs/virtual-time.md describes it. The same seed on the same machine gives the same tape, byte by byte. Ctrl-C once
+    lets everybody leave in good order and reports; twice ends everything at once. Either way the exit code is 130.
+    """
+    from atoll_simulator.cores import one_thread_for_algebra  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+    one_thread_for_algebra()
+    from atoll.local.options import UpRequest  # noqa: PLC0415
+    from atoll_simulator.workshop import run_sim  # noqa: PLC0415
+
+    flags = with_flags(assignments, protocol__shards=shards, seed=seed, protocol__tokens_target=tokens)
+    request = UpRequest(
+        learners=learners,
+        out=out,
+        corpus=tuple(corpus or ()),
+        throttle=tuple(throttle or ()),
+        config=config,
+        assignments=tuple(flags),
+        standbys=standbys,
+    )
+    ran = run_sim(request, again=again)
+    if ran.code:
+        raise typer.Exit(ran.code)

@@ -1,0 +1,1 @@
+"""What every room stands on: errors, logs, clocks, files, waiting, memory for large arrays. No knowledge of training."""

@@ -1,0 +1,1 @@
+"""The bus in memory, for the simulator and for unit tests."""

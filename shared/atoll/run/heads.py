@@ -1,0 +1,115 @@
+"""Heads, and the global fragments that they name.
+
+A head is the record that makes a version of a fragment visible. A reader accepts it only if it belongs to the subject it was
+read from and to the layout of the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from atoll.base.clock import Clock
+from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
+from atoll.base.logs import get
+from atoll.bus.interface import Bus, Record
+from atoll.client.device_encoding import Placed
+from atoll.codec.kernels import Vector
+from atoll.model.layout import Layout
+from atoll.run.delta_chain import newest_bytes, read_values
+from atoll.wire.messages import Head, RunRecord, decode
+from atoll.wire.subjects import Subjects
+
+log = get(__name__)
+
+FOUNDER_PATIENCE_S = 30.0
+POLL_S = 0.2
+READ_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalFragment:
+    """A global fragment in host memory: `values` is flat float32 in layout order; `placed` are the same on a device, too."""
+
+    fragment: int
+    version: int
+    values: Vector
+    placed: Placed | None = None
+
+
+async def wait_for_heads(bus: Bus, subjects: Subjects, run: RunRecord, clock: Clock) -> dict[int, Head] | None:
+    """Return the heads of all fragments, or None when they stay incomplete for the founder's patience."""
+    deadline_s = clock.monotonic() + FOUNDER_PATIENCE_S
+    while True:
+        heads = await read_heads(bus, subjects, run.layout)
+        if len(heads) == len(run.layout.fragments):
+            return heads
+        if clock.monotonic() > deadline_s:
+            return None
+        await asyncio.sleep(POLL_S)
+
+
+async def read_heads(bus: Bus, subjects: Subjects, layout: Layout) -> dict[int, Head]:
+    """Return the newest head of every fragment that has one; a record that fits no fragment of `layout` is passed over."""
+    heads: dict[int, Head] = {}
+    for record in await bus.get_records(subjects.head("*")):
+        try:
+            head = _head_in(record, subjects, layout)
+        except PeerMisbehaved as error:
+            log.warning("head.refused", subject=record.subject, reason=str(error))
+        else:
+            heads[head.fragment] = head
+    return heads
+
+
+async def read_head(bus: Bus, subjects: Subjects, layout: Layout, fragment: int) -> Head | None:
+    """Return the newest head of one fragment as its leader has it; raise `PeerMisbehaved` when it fits none of `layout`."""
+    record = await bus.get_record(subjects.head(fragment))
+    return None if record is None else _head_in(record, subjects, layout)
+
+
+async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment | None = None) -> GlobalFragment:
+    """Return the frame of `head`, or of a newer head when that one was superseded while it was being read.
+
+    What is `held` of the fragment already saves reading it whole, where only deltas have been added since.
+
+    Raises:
+        BlobGone: the frame vanished faster than it could be read, several times.
+    """
+    known = None if held is None else (held.version, held.values)
+    for _ in range(READ_ATTEMPTS):
+        try:
+            values = await read_values(bus, run, head, known)
+        except (BlobGone, BlobCorrupt):
+            newer = await read_head(bus, Subjects(run.run), run.layout, head.fragment)
+            if newer is None:
+                break
+            head = newer
+        else:
+            bus.stats.parameters_down += values.size
+            return GlobalFragment(head.fragment, head.version, values)
+    raise BlobGone(
+        f"fragment {head.fragment} cannot be read", got=head.keyframe.stem, todo="is a writer purging too early?"
+    )
+
+
+def _head_in(record: Record, subjects: Subjects, layout: Layout) -> Head:
+    """Return the head that a record holds, which must be that of its own subject and of this layout."""
+    head = decode(Head, record.data)
+    if record.subject != subjects.head(head.fragment) or head.fragment >= len(layout.fragments):
+        raise PeerMisbehaved("a head of another fragment", got=f"fragment {head.fragment} in {record.subject}")
+    if head.layout != layout.fingerprint:
+        raise PeerMisbehaved("a head of another layout", got=head.layout, allowed=layout.fingerprint)
+    return head
+
+
+def head_info(head: Head) -> dict[str, str | int | float | bool]:
+    """Return what taps show of a head."""
+    return {
+        "fragment": head.fragment,
+        "version": head.version,
+        "contributors": len(head.included),
+        "tokens": sum(share.tokens for share in head.included),
+        "bytes": newest_bytes(head),
+        "epoch": head.epoch,
+    }

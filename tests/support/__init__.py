@@ -1,0 +1,6 @@
+"""What tests share: builders, a world around the pure machines, broken links, bodies of contracts."""
+
+import pytest
+
+for body in ("bus_contract", "bus_contract_data", "bus_contract_live", "founded_run"):
+    pytest.register_assert_rewrite(f"{__name__}.{body}")
