@@ -23,12 +23,13 @@ from atoll.bus.interface import Record, StoredEvent, CoreMessage
 from atoll.bus.memory.bus import MemoryBus
 from atoll.bus.memory.streams import StoredMessage, QueuePlace
 from atoll.wire.blobs import Download, Upload
-from atoll.wire.subjects import token
+from atoll.wire.subjects import Subjects, token
+from atoll.bus.streams import stream_of
 from atoll.base.waiting import all_of
 from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RecordConflict
 from atoll.protocol.invariants import InvariantBroken
 from schedules.broker import ScheduleBroker, WatchedStream
-from schedules.processes import OUTSIDE, Process, ProcessLoop
+from schedules.processes import Process, ProcessLoop
 
 T = TypeVar("T")
 
@@ -237,6 +238,8 @@ class ScheduleBus(MemoryBus):
         self.process = process
         self._loop = network.loop
         self._open: list[ScheduleConsumer] = []
+        self._tail = len(Subjects(run).prefix) + 1
+        self._names: dict[str, str] = {}
         broker.on_restart.append(self._on_restart)
 
     def _on_restart(self) -> None:
@@ -314,7 +317,12 @@ class ScheduleBus(MemoryBus):
             effect(*arguments)
 
     def _on(self, subject: str) -> WatchedStream:
-        return self.broker.stream(self._plans, subject)
+        kind = subject[self._tail : self._tail + 4]
+        if kind not in self._names:
+            self._names[kind] = stream_of(self._plans, subject).name
+        stream = self.broker.streams[self._names[kind]]
+        assert isinstance(stream, WatchedStream)
+        return stream
 
     # --- blobs --------------------------------------------------------------------------------------------------------
 
@@ -518,6 +526,3 @@ def _silence(answer: asyncio.Future[Any]) -> None:
 def _answer(answer: asyncio.Future[Any], result: object, error: AtollError | None) -> None:
     if not answer.done():
         answer.set_result((result, error))
-
-
-__all__ = ["OUTSIDE", "Network", "ScheduleBus", "Weather"]

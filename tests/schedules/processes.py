@@ -98,7 +98,7 @@ class Process(ProcessTasks):
         """Close what is left of the tasks, at the end of a schedule: before, they might touch what still lives."""
         self.on_doom = Process.kill
         for task in list(self.tasks):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be
             coroutine = task.get_coro()
             with contextlib.suppress(BaseException):
                 if coroutine is not None:
@@ -191,14 +191,14 @@ class ProcessLoop(VirtualLoop):
             if not handle.cancelled():
                 ready.append(handle)
         for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle.cancelled():
+            call: Any = ready.popleft()
+            if call._cancelled:
                 continue
-            process = handle._context.get(_group)
-            if process is not None and not self._may_run(process, handle):
+            process = call._context.get(_group)
+            if process is not None and not self._may_run(process, call):
                 continue
             self.callbacks += 1
-            handle._run()
+            call._run()
 
     def _may_run(self, process: Any, handle: asyncio.Handle) -> bool:  # noqa: ANN401  (a process)
         """Return whether a callback runs now; where the storm waits for this one, the process crashes or freezes first."""

@@ -353,7 +353,7 @@ class Safety:
             if vector is None:
                 return
             shares.append((share, vector))
-        values.check_step(self.run.protocol, self.run.layout.spans(head.fragment), before, after, shares)
+        values.check_step(self.run.protocol, self.run.layout.slices(head.fragment), before, after, shares)
         self.tally["versions computed again"] += 1
 
     # --- the queue ----------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def corrected(settings: ProtocolSettings, part: Numbers, momentum: Numbers) -> N
 
 def merged(
     settings: ProtocolSettings,
-    spans: tuple[FragmentSlice, ...],
+    slices: tuple[FragmentSlice, ...],
     shares: list[tuple[Included, Vector]],
     momentum: Numbers | None,
 ) -> Numbers:
@@ -92,43 +92,44 @@ def merged(
     fresh = [staleness_weight(settings, share.age) for share, _ in shares]
     weights = np.array([each * share.tokens**2 / share.steps for each, (share, _) in zip(fresh, shares, strict=True)])
     result = np.zeros(shares[0][1].size)
-    for span in spans:
-        here = slice(span.offset, span.offset + span.size)
+    for piece in slices:
+        here = slice(piece.offset, piece.offset + piece.size)
         parts: list[Numbers] = []
         for _, vector in shares:
             part = vector[here].astype(np.float64)
             bent = part if momentum is None else corrected(settings, part, momentum[here])
-            parts.append(np.full(span.size, np.nan) if bent is None else bent)
-        result[here] = max(fresh) * _averaged(settings, span, parts, weights)
+            parts.append(np.full(piece.size, np.nan) if bent is None else bent)
+        result[here] = max(fresh) * _averaged(settings, piece, parts, weights)
     return result
 
 
-def _averaged(settings: ProtocolSettings, span: FragmentSlice, parts: list[Numbers], weights: Numbers) -> Numbers:
+def _averaged(settings: ProtocolSettings, piece: FragmentSlice, parts: list[Numbers], weights: Numbers) -> Numbers:
     total = float(weights.sum())
     if total == 0.0:
-        return np.zeros(span.size)
+        return np.zeros(piece.size)
     heard = [(part, weight) for part, weight in zip(parts, weights, strict=True) if weight > 0.0]
     mean: Numbers = np.sum([weight * part for part, weight in heard], axis=0) / total
-    if settings.merge == "mean" or span.direct or len(parts) == 1:
+    if settings.merge == "mean" or piece.direct or len(parts) == 1:
         return mean
     lengths = [float(np.linalg.norm(part)) for part, _ in heard]
     radial = sum(weight * length for length, (_, weight) in zip(lengths, heard, strict=True)) / total
     directions = [weight * part / length for length, (part, weight) in zip(lengths, heard, strict=True) if length > 1e-18]
     if not directions:
-        return np.zeros(span.size)
+        return np.zeros(piece.size)
     direction: Numbers = np.sum(directions, axis=0) / total
     norm = float(np.linalg.norm(direction))
     if not norm > 1e-4:  # nothing but rounding is left, or NaN
-        return np.full(span.size, np.nan)
-    return radial * direction / norm
+        return np.full(piece.size, np.nan)
+    scaled: Numbers = radial * direction / norm
+    return scaled
 
 
 def check_step(
-    settings: ProtocolSettings, spans: tuple[FragmentSlice, ...], before: Version, after: Version, shares: list[Any]
+    settings: ProtocolSettings, slices: tuple[FragmentSlice, ...], before: Version, after: Version, shares: list[Any]
 ) -> None:
     """Check that a version is the outer step from the one before with what its head lists."""
     momentum = before.state["momentum"].astype(np.float64) if "momentum" in before.state else None
-    push = merged(settings, spans, shares, momentum)
+    push = merged(settings, slices, shares, momentum)
     target = before.unrounded - settings.outer_lr * push
     if momentum is not None:
         following = settings.outer_momentum * momentum + push
