@@ -257,17 +257,20 @@ class ScheduleBus(MemoryBus):
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def request(self, effect: Callable[[], T]) -> T:
+    async def request(self, effect: Callable[[], T], reconnects: int | None = None) -> T:
         """Have `effect` happen at the broker, at least once, and return what it answers; at most once it answers.
 
         Raises:
-            BrokerUnavailable: no answer came; it may have happened.
+            BrokerUnavailable: no answer came, it may have happened; or the bus has reconnected more often than `reconnects`.
         """
         if self._closed:
             raise BrokerUnavailable("the bus is closed", todo="open a new one")
         loop, network = asyncio.get_running_loop(), self.network
         deadline_s = loop.time() + TOTAL_S
         while True:
+            if reconnects is not None and reconnects != self.stats.reconnects:
+                network.tally["records of a former connection"] += 1
+                raise BrokerUnavailable("the connection was lost before the record was written")
             answer: asyncio.Future[Any] = loop.create_future()
             network.send(self.process, UP, network.weather.lost_requests, self._serve, effect, answer)
             timer = loop.call_later(TRY_S, _silence, answer)
@@ -384,7 +387,9 @@ class ScheduleBus(MemoryBus):
 
     # --- records ------------------------------------------------------------------------------------------------------
 
-    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+    async def put_record(
+        self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None, reconnects: int | None = None
+    ) -> int:
         """Write by compare-and-set; an earlier attempt of ours is found by its id."""
         check_size(subject, data)
         note, nonce = None if info is None else info_text(info), f"r{next(self.broker.nonces)}"
@@ -401,7 +406,7 @@ class ScheduleBus(MemoryBus):
                 self.network.tally["compare-and-sets refused"] += 1
                 raise
 
-        revision = await self.request(effect)
+        revision = await self.request(effect, reconnects)
         self._count_up(data)
         return revision
 

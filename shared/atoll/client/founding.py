@@ -53,6 +53,7 @@ async def publish_origin(
         )
     identity = identity or this_process()
     for fragment in values:
+        reconnects = bus.stats.reconnects
         nonce, vector = identity.nonce(4), await asyncio.to_thread(values.__getitem__, fragment)
         keyframe = await bus.put_blob(subjects.global_stem(fragment, 0, nonce), Upload(keyframe_of(vector)))
         bus.stats.frame_bytes_up += keyframe.size_bytes
@@ -67,6 +68,8 @@ async def publish_origin(
             digest=await asyncio.to_thread(digest_of_values, vector),
         )
         try:
-            await bus.put_record(subjects.head(fragment), encode(head), expected=0, info=head_info(head))
+            await bus.put_record(
+                subjects.head(fragment), encode(head), expected=0, info=head_info(head), reconnects=reconnects
+            )
         except RecordConflict:
             await bus.purge(f"{keyframe.stem}.*")
