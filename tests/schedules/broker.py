@@ -199,5 +199,8 @@ class ScheduleBroker(MemoryBroker):
         for stream in self.streams.values():
             for place in stream.places.values():
                 place.gone = True
+        ends = {name: stream._sequence for name, stream in self.streams.items()}
         self.streams.clear()
         self.provision(run)
+        for name, stream in self.streams.items():
+            stream._sequence = ends[name]  # no number is given out twice: see docs/dst.md

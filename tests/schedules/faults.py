@@ -79,7 +79,8 @@ def drawn(dice: random.Random, storm_s: float, weather: Mapping[str, float] | No
     for name, per_min in rates.items():
         kind = KINDS[name]
         for_s, strength = dice.choice(kind.for_s), dice.choice(kind.strength)
-        at_s = dice.expovariate(per_min / 60.0)
+        # Some begin with the run: to be founded takes no longer than a moment.
+        at_s = 0.0 if dice.random() < 0.3 else dice.expovariate(per_min / 60.0)
         while at_s < storm_s:
             found.append((at_s, name, dice.expovariate(1.0 / for_s), strength * (0.25 + dice.random()), dice.random()))
             at_s += dice.expovariate(per_min / 60.0)

@@ -231,6 +231,9 @@ class Learner:
     async def _leave(self, session: Session, supply: Supply) -> None:
         if session.driver.failure is not None:
             raise session.driver.failure
+        # A lease that is granted after all others were given back would be nobody's.
+        if isinstance(supply.pending, asyncio.Task):
+            await asyncio.wait({supply.pending}, timeout=DRAIN_S / 4.0)
         supply.publish()
         try:
             async with asyncio.timeout(DRAIN_S / 4.0):

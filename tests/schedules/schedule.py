@@ -10,13 +10,17 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+import numpy as np
 import structlog
 
-from atoll.protocol.events import Event
-from atoll.protocol.invariants import InvariantBroken, ShardWatch, check_island, check_shard
+from atoll.base.errors import AtollError
+from atoll.client.pushing import Pusher
+from atoll.protocol.events import Event, Push, PushKey
+from atoll.protocol.invariants import ShardWatch, check_island, check_shard
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
@@ -61,12 +65,8 @@ def draw(seed: int, weather: Mapping[str, float] | None = None, **fixed: Any) ->
     for name, value in fixed.items():
         holder = settings if hasattr(settings, name) else plan
         if holder is settings:
-            import msgspec
-
             settings = msgspec.structs.replace(settings, **{name: value}).check()
         else:
-            from dataclasses import replace
-
             plan = replace(plan, **{name: value})
     return Drawn(settings, plan, drawn(dice, plan.storm_s, weather))
 
@@ -133,8 +133,6 @@ def tidied(worlds: list[World]) -> Iterator[None]:
 
 def on_unheard(world: World, context: dict[str, Any]) -> None:
     """An exception that nobody awaits is a finding unless it is one of ours that says that the broker is away."""
-    from atoll.base.errors import AtollError
-
     error = context.get("exception")
     world.note("loop", context.get("message"), repr(error))
     if error is not None and not isinstance(error, AtollError):
@@ -174,9 +172,41 @@ def watched(world: World) -> Iterator[None]:
 
     Shard.handle, Island.handle = on_shard, on_island  # type: ignore[method-assign]
     try:
-        yield
+        with residuals_watched(world):
+            yield
     finally:
         Shard.handle, Island.handle = shard_handle, island_handle  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def residuals_watched(world: World) -> Iterator[None]:
+    """Check that nothing is lost to rounding: what a push sends and what is kept for the next make what it was to send."""
+    push, busy = Pusher.push, Counter[tuple[int, int]]()
+
+    async def watched_push(self: Pusher, action: Push, origin: Any, theta: Any, loss: Any) -> None:  # noqa: ANN401
+        place = (id(self), action.fragment)
+        busy[place] += 1
+        before, truth = self._residues.get(action.fragment), origin - theta(0, origin.size)
+        try:
+            await push(self, action, origin, theta, loss)
+        finally:
+            busy[place] -= 1
+        member = self._member
+        key = PushKey(member.learner, member.incarnation, action.fragment, action.push)
+        sent = world.safety.contributions.get(key, (None, None))[1]
+        if busy[place] or sent is None or not world.settings.error_feedback:
+            return
+        kept = self._residues.get(action.fragment)
+        wanted = truth if before is None else truth + before
+        missed = np.abs(sent + (0.0 if kept is None else kept) - wanted).max()
+        world.tally["residuals checked"] += 1
+        world.check(bool(missed <= 1e-3), "what rounding takes is sent with the next push", (key, float(missed)))
+
+    Pusher.push = watched_push  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Pusher.push = push  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -199,6 +229,3 @@ def telling(kept: list[str] | None, worlds: list[World]) -> Iterator[None]:
         yield
     finally:
         structlog.configure(**before)
-
-
-__all__ = ["InvariantBroken", "Outcome", "draw", "play"]

@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ from schedules.drawing import Plan
 from schedules.faults import Happening
 from schedules.learners import BLOCK_TOKENS, SEQUENCE, Learner
 from schedules.network import Network, ScheduleBus
-from schedules.processes import Process, ProcessLoop
+from schedules.processes import OUTSIDE, Process, ProcessLoop
 from schedules.safety import Safety
 from schedules.storm import Storm
 
@@ -50,6 +49,39 @@ REST_WITHIN_S = 180.0
 LOOK_S = 0.5
 RESTART_S = 2.0
 WINDOWS = (BLOCK_TOKENS - 1) // SEQUENCE
+
+
+READ_AGAIN = (
+    "crashes of learners",
+    "crashes of hosts",
+    "freezes",
+    "clock ahead",
+    "ids taken over",
+    "requests given up",
+    "requests sent again",
+    "data not returned",
+    "stores lost",
+    "disk full",
+    "cut both ways",
+    "cut up",
+    "cut down",
+    "broker away",
+    "power cut",
+)
+"""After these a learner may read what another has read, or read itself."""
+LEFT_OVER = (
+    "crashes of learners",
+    "crashes of hosts",
+    "freezes",
+    "requests given up",
+    "requests sent again",
+    "stores lost",
+    "power cut",
+    "host told to leave",
+    "host added",
+    "messages doubled",
+)
+"""After these a shard may leave behind what nobody knows of; it ages out, or its heir removes it."""
 
 
 class NotLive(AtollError):
@@ -208,8 +240,6 @@ class World:
         work: Coroutine[Any, Any, None],
         then: Callable[[BaseException | None], None],
     ) -> None:
-        from schedules.processes import OUTSIDE
-
         def on_end(task: asyncio.Task[None]) -> None:
             error = None if task.cancelled() else task.exception()
             bus.sever()
@@ -417,6 +447,7 @@ class World:
         require(settled.exact, "fates add up to what was trained", settled)
         self._check_lives(whole)
         self._check_data()
+        self._check_leftovers()
 
     def _check_lives(self, whole: Ledger) -> None:
         """The ledger is exact for a learner that left, and never more than that for others."""
@@ -460,11 +491,24 @@ class World:
                     there >= WINDOWS * share.blocks, "what counts as read was read", (share, there, WINDOWS)
                 )
 
+        if not any(self.tally[kind] for kind in READ_AGAIN):
+            twice = [window for window, times in self.windows.items() if times > 1]
+            require(not twice, "without faults no data is read twice", sorted(twice)[:4])
+
+    def _check_leftovers(self) -> None:
+        """Shards leave nothing behind that no head names, unless one of them died or was deposed over it."""
+        stems = {
+            kept.subject.rpartition(".")[0]
+            for stream in self.broker.streams.values()
+            for kept in stream.kept.values()
+            if not self.safety.is_named(kept.subject) and ".ps.c." not in kept.subject and ".up.c." not in kept.subject
+        }
+        self.tally["blobs left over"] += len(stems)
+        if not any(self.tally[kind] for kind in LEFT_OVER):
+            require(not stems, "nothing is left that no head names", sorted(stems)[:4])
+
     def bury(self) -> None:
         """Let go of everything."""
         for process in self.processes:
             process.kill()
             process.bury()
-
-
-__all__ = ["Mapping", "NotLive", "World", "replace"]

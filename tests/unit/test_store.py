@@ -288,3 +288,29 @@ async def test_a_head_never_names_what_a_power_cut_took_before_it_was_sent(kind:
     assert StoreDesk.named(store) <= await desk.chunks()
     assert store.holdings[0].head.fragment_ledger is not None
     await bus.close()
+
+
+class ForgetfulBus(MemoryBus):
+    """A bus that loses the answer to a founder's head until a shard has fenced that head."""
+
+    async def put_record(
+        self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None, reconnects: int | None = None
+    ) -> int:
+        """Write, let the shard fence, and find something else than what was written."""
+        revision = await super().put_record(subject, data, expected=expected, info=info)
+        if ".gl.head." in subject and expected == 0:
+            await super().put_record(subject, data.replace(b'"epoch":0', b'"epoch":1'), expected=revision)
+            raise RecordConflict("someone else wrote the record first")
+        return revision
+
+
+async def test_a_founder_never_removes_a_keyframe_that_a_fenced_head_names() -> None:
+    """The answer to its write was lost, and the shard's fence stands on it."""
+    desk = StoreDesk()
+    desk.bus = ForgetfulBus(desk.name, MemoryBroker())
+
+    await publish_origin(desk.bus, desk.subjects, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
+    store = await desk.owner(2)
+
+    assert StoreDesk.named(store) <= await desk.chunks()
+    await desk.bus.close()

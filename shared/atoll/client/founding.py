@@ -19,8 +19,8 @@ from atoll.codec.kernels import Vector
 from atoll.run.delta_chain import digest_of_values, keyframe_of
 from atoll.run.heads import head_info
 from atoll.run.record import check_run
-from atoll.wire.blobs import Upload
-from atoll.wire.messages import Head, RunRecord, encode
+from atoll.wire.blobs import BlobRef, Upload
+from atoll.wire.messages import Head, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 
 
@@ -72,4 +72,15 @@ async def publish_origin(
                 subjects.head(fragment), encode(head), expected=0, info=head_info(head), reconnects=reconnects
             )
         except RecordConflict:
-            await bus.purge(f"{keyframe.stem}.*")
+            await _disown(bus, subjects, fragment, keyframe)
+
+
+async def _disown(bus: Bus, subjects: Subjects, fragment: int, keyframe: BlobRef) -> None:
+    """Remove a keyframe that another founder's head made superfluous, unless the head names it after all.
+
+    The answer to our write may have been lost, and a shard's fence stand on it by the time at which we ask again.
+    """
+    record = await bus.get_record(subjects.head(fragment))
+    head = None if record is None else decode(Head, record.data)
+    if head is not None and keyframe not in (head.keyframe, *head.superseded):
+        await bus.purge(f"{keyframe.stem}.*")
