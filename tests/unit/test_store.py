@@ -294,7 +294,13 @@ class ForgetfulBus(MemoryBus):
     """A bus that loses the answer to a founder's head until a shard has fenced that head."""
 
     async def put_record(
-        self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None, reconnects: int | None = None
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        reconnects: int | None = None,
     ) -> int:
         """Write, let the shard fence, and find something else than what was written."""
         revision = await super().put_record(subject, data, expected=expected, info=info)
@@ -314,3 +320,18 @@ async def test_a_founder_never_removes_a_keyframe_that_a_fenced_head_names() -> 
 
     assert StoreDesk.named(store) <= await desk.chunks()
     await desk.bus.close()
+
+
+async def test_an_heir_removes_a_founder_s_keyframe_that_a_deposed_owner_was_to_remove(desk: StoreDesk) -> None:
+    """It carries no epoch: the owner whose commit superseded it was deposed while readers might still have wanted it."""
+    former = await desk.owner(1)
+    founded = former.holdings[0].head.keyframe.stem
+    await former.commit(one_commit(0), STEP)
+    await former.commit(one_commit(1), STEP)
+    assert founded in await desk.chunks()
+
+    heir = await desk.owner(2)
+    await heir.commit(one_commit(2), STEP)
+
+    assert founded not in await desk.chunks()
+    assert StoreDesk.named(heir) <= await desk.chunks()

@@ -226,7 +226,9 @@ class ShardStore:
         """Remove everything of this fragment that former epochs wrote, each once the head names none of it."""
         held = self.holdings[fragment]
         named = [f"{ref.stem}.0" for ref in self._named(held.head)]
-        for epoch in range(max(1, self.epoch - SWEPT_EPOCHS), self.epoch):
+        # What founders wrote counts as epoch 0. The first owner has it removed in its time, like all that a commit supersedes.
+        first = 0 if self.epoch > 1 else 1
+        for epoch in range(max(first, self.epoch - SWEPT_EPOCHS), self.epoch):
             former = self._subjects.written_in(fragment, epoch)
             if epoch not in held.swept and not any(matches(old, chunk) for old in former for chunk in named):
                 held.swept |= {epoch}
