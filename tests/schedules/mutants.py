@@ -446,6 +446,7 @@ SMALL = {"chunk_bytes": 1024, "rows": 60}
 FREEZES = {"freeze": 30.0, "freeze at an await": 30.0, "join": 10.0}
 POWER = {"power cut": 40.0, "requests lost": 20.0, "join": 10.0}
 DELTAS = {"codec_down": "int4", "keyframe_versions": 5}
+CROWD = {"grace_gamma": 0.0, "learners": 3, "quorum": 1, "interval_steps": 2, "ending": "apart"}
 CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
 
 MUTANTS: dict[str, Mutant] = {
@@ -454,7 +455,7 @@ MUTANTS: dict[str, Mutant] = {
     "ack before commit": Mutant(((Shard, "handle", acknowledge_when_ready),)),
     "counted twice": Mutant(((FragmentRound, "fold", fold_twice),)),
     "opened too early": Mutant(
-        ((Shard, "_fold", open_too_early),), {"leave": 25.0, "join": 40.0, "messages late": 20.0}, {"grace_gamma": 0.0}
+        ((Shard, "_fold", open_too_early),), {"leave": 60.0, "join": 80.0, "messages slow": 30.0}, CROWD
     ),
     "refusal acked before kept": Mutant(((Shard, "handle", acknowledge_unkept),)),
     "farewell dismissed before kept": Mutant(((Shard, "handle", dismiss_unkept),)),

@@ -181,11 +181,14 @@ def watched(world: World) -> Iterator[None]:
 @contextlib.contextmanager
 def residuals_watched(world: World) -> Iterator[None]:
     """Check that nothing is lost to rounding: what a push sends and what is kept for the next make what it was to send."""
-    push, busy = Pusher.push, Counter[tuple[int, int]]()
+    push, busy, begun = Pusher.push, Counter[tuple[int, int]](), Counter[tuple[int, int]]()
 
     async def watched_push(self: Pusher, action: Push, origin: Any, theta: Any, loss: Any) -> None:  # noqa: ANN401
         place = (id(self), action.fragment)
+        alone = not busy[place]
         busy[place] += 1
+        begun[place] += 1
+        turn = begun[place]
         before, truth = self._residues.get(action.fragment), origin - theta(0, origin.size)
         try:
             await push(self, action, origin, theta, loss)
@@ -194,7 +197,7 @@ def residuals_watched(world: World) -> Iterator[None]:
         member = self._member
         key = PushKey(member.learner, member.incarnation, action.fragment, action.push)
         sent = world.safety.contributions.get(key, (None, None))[1]
-        if busy[place] or sent is None or not world.settings.error_feedback:
+        if not alone or turn != begun[place] or sent is None or not world.settings.error_feedback:
             return
         kept = self._residues.get(action.fragment)
         wanted = truth if before is None else truth + before

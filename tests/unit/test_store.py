@@ -303,6 +303,7 @@ class ForgetfulBus(MemoryBus):
         reconnects: int | None = None,
     ) -> int:
         """Write, let the shard fence, and find something else than what was written."""
+        del reconnects
         revision = await super().put_record(subject, data, expected=expected, info=info)
         if ".gl.head." in subject and expected == 0:
             await super().put_record(subject, data.replace(b'"epoch":0', b'"epoch":1'), expected=revision)
