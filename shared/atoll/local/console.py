@@ -1,8 +1,8 @@
-"""What a person sees while `up` works: a live picture on a terminal, plain lines elsewhere.
+"""What `atoll up` shows while it works: a live picture on a terminal, plain lines elsewhere.
 
-`RunConsole` is the seam. On a terminal a stage is a moving bar with its elapsed time and training a picture
-redrawn in place; elsewhere a stage is a line at its beginning and one at its end, and training a status line every ten
-seconds. Both draw from a `ConsolePicture`, which is all they know.
+`RunConsole` is the interface. On a terminal a stage is a moving bar with its elapsed time, and training is a picture that
+is redrawn in place. Elsewhere a stage is one line at its beginning and one at its end, and training is a status line every
+ten seconds. Both draw from a `ConsolePicture` and know nothing else.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.base.clock import Clock
+from atoll.base.units import as_duration, as_size
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.links import byte_ledger, name_of, total
 from atoll.run.view import HostView, LearnerView, RunView
@@ -78,7 +79,7 @@ class ConsolePicture:
 
     @property
     def left_s(self) -> float | None:
-        """Return the seconds until the target at the present speed, None when nobody can say."""
+        """Return the seconds until the target at the present speed, None if unknown."""
         speed = self.tokens_per_s
         return max(0, self.target - self.view.run_tokens) / speed if self.target and speed > 0 else None
 
@@ -100,7 +101,7 @@ class ConsolePicture:
 
 
 class RunConsole(Protocol):
-    """Where `up` speaks."""
+    """The output of `up`."""
 
     @contextmanager
     def stage(self, what: str) -> Iterator[None]:
@@ -192,7 +193,7 @@ class TerminalConsole:
 
 
 def make_face(clock: Clock) -> RunConsole:
-    """Return the face that fits standard output."""
+    """Return the console that fits standard output."""
     console = Console()
     return TerminalConsole(console, clock) if console.is_terminal else PlainConsole(console, clock)
 
@@ -256,10 +257,10 @@ def _host_rows(picture: ConsolePicture) -> Iterator[dict[str, Text]]:
 
 
 def _carried(meter: TrafficMeter | None, moved: LinkTraffic) -> dict[str, Text]:
-    """Return what a link has carried, up and down, and its pace unless nobody is there any more."""
-    cells = {"up": size(moved.wire_up), "down": size(moved.wire_down)}
+    """Return the bytes of a link, up and down, and its pace while its process lives."""
+    cells = {"up": as_size(moved.wire_up), "down": as_size(moved.wire_down)}
     if meter is not None:
-        cells |= zip(("up/s", "down/s"), (size(round(pace)) for pace in meter.pace()), strict=True)
+        cells |= zip(("up/s", "down/s"), (as_size(round(pace)) for pace in meter.pace()), strict=True)
     return {heading: Text(cell) for heading, cell in cells.items()}
 
 
@@ -269,31 +270,14 @@ def status_line(picture: ConsolePicture) -> str:
     target = f" of {picture.target:,}" if picture.target else ""
     goodput = "" if picture.goodput is None else f" · goodput {100 * picture.goodput:.0f}%"
     quality = f" · {view.validations[-1].validation.bits_per_byte:.3f} bits/byte" if view.validations else ""
-    left = "" if picture.left_s is None else f" · {duration(picture.left_s)} to go"
+    left = "" if picture.left_s is None else f" · {as_duration(picture.left_s)} to go"
     training = sum(picture.state(learner) == "training" for learner in view.learners.values())
     ledger = byte_ledger(view, picture.protocol.fragments)
     moved, less = ledger.sum("learner"), ledger.times_less("learner")
-    traffic = f"{size(moved.wire_up)} up {size(moved.wire_down)} down"
+    traffic = f"{as_size(moved.wire_up)} up {as_size(moved.wire_down)} down"
     if less is not None:
         traffic += f", {less:,.3g} times less than data-parallel"
     return (
-        f"{duration(picture.now_s - picture.began_s)} · {training} training · {view.run_tokens:,}{target} tokens"
+        f"{as_duration(picture.now_s - picture.began_s)} · {training} training · {view.run_tokens:,}{target} tokens"
         f" · {picture.tokens_per_s:,.0f}/s · {view.commits} commits · {traffic}{goodput}{quality}{left}"
     )
-
-
-def size(count: int) -> str:
-    """Return bytes for people, in decimal units."""
-    amount = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds for people: `m:ss` or `h:mm:ss`."""
-    whole = max(0, round(seconds))
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -1,4 +1,4 @@
-"""Writes `report.json` and `report.html` to the run's folder and says in a few lines what they hold."""
+"""Writes `report.json` and `report.html` to the run's folder, and a summary of a few lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from atoll.local.console import size
+from atoll.base.units import as_size
 from atoll.protocol.ledger import Ledger
 from atoll.report.collect import Facts, collect
 from atoll.report.html import page
@@ -24,9 +24,9 @@ def write_report(
     *,
     fragment_ledger: Ledger | None = None,
 ) -> dict[str, Any]:
-    """Write both files and return the report. None of the run's own processes runs any more but its broker.
+    """Write both files and return the report. Of the run's own processes only the broker still runs.
 
-    `books` are those that the fragments' heads name, for a run in which a shard did not close its own.
+    `fragment_ledger` is the ledger from the fragments' heads, for a run in which a shard did not close its own.
     """
     facts = Facts(
         run=run.run,
@@ -66,9 +66,8 @@ def summary(report: Mapping[str, Any], out: Path) -> str:
 
 def _moved(moved: Mapping[str, Any]) -> str:
     """Return what the learners' links carried, and how much less that is than data-parallel training would have moved."""
-    both = (
-        f"{size(moved['learners']['wire_up'])} up, {size(moved['learners']['wire_down'])} down over the learners' links"
-    )
+    learners = moved["learners"]
+    both = f"{as_size(learners['wire_up'])} up, {as_size(learners['wire_down'])} down over the learners' links"
     if moved["times_less"] is None:
         return both
     return (
