@@ -16,7 +16,7 @@ from atoll.base.errors import AtollError, BrokerUnavailable
 from atoll.model.pytrees import gather
 from atoll.base.identity import Identity
 from atoll.client.step_hook import StepHook, planned
-from atoll.client.driver import AdoptableFragment
+from atoll.client.adoption import AdoptableFragment
 from atoll.client.join import believed
 from atoll.client.peer_recovery import borrow
 from atoll.client.session import JoinRequest, Session
@@ -174,7 +174,7 @@ class Learner:
     async def _supply(self, session: Session, cursor: Mapping[Any, Any]) -> Supply:
         corpus: Any = Corpus(self.world.data_blocks)
         reader = BatchReader(corpus, SEQUENCE, BATCH, session.run.seed)
-        supply = Supply(session.leases, asyncio.get_running_loop().create_task, reader, self.world.lease_blocks)  # type: ignore[arg-type]
+        supply = Supply(session.leases, asyncio.get_running_loop().create_task, reader, self.world.lease_blocks)
         if cursor:
             try:
                 for grant in await session.leases.resume(cursor):

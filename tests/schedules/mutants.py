@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from atoll.archive import rebuild
+from atoll.archive import rebuild as _rebuild
 from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, BrokerUnavailable, BusError, RecordConflict
-from atoll.bus.memory import bus as memory_bus
-from atoll.client import data_leases
+from atoll.bus.memory import bus as _bus
+from atoll.client import data_leases as _leases
 from atoll.client.peer_recovery import StateLender
 from atoll.client.pushing import Pusher
 from atoll.client.session import Session
@@ -42,11 +42,11 @@ from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.shard import FragmentSlot, Shard
 from atoll.protocol.tenure import LeaseSeen, Tenure
-from atoll.run import delta_chain
+from atoll.run import delta_chain as _chain
 from atoll.run.heads import head_info
 from atoll.wire.blobs import Download, Upload
 from atoll.wire.messages import Head, decode, encode
-from atoll_synchronizer import store as store_module
+from atoll_synchronizer import store as _store
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
 from atoll_synchronizer.garbage_collector import GarbageCollector
@@ -54,6 +54,13 @@ from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.service import QUEUE_POLL_S, ShardService
 from atoll_synchronizer.store import ShardStore
 from schedules.schedule import play
+
+# Modules whose names are patched where they are used.
+data_leases: Any = _leases
+rebuild: Any = _rebuild
+delta_chain: Any = _chain
+store_module: Any = _store
+memory_bus: Any = _bus
 
 # What the patches build on, as production has it.
 HANDLE, FOLD_ALL, FOLD = Shard.handle, Shard._fold, FragmentRound.fold
@@ -206,7 +213,7 @@ async def head_first(self: CommitAttempt, bus: Any) -> StoredBlobs:  # noqa: ANN
     """The head becomes visible before the chunks it names are durable."""
     refs = {}
     for name, (stem, upload) in self.uploads.items():
-        for number in range(len(upload.pieces)):
+        for number in range(len(upload._source)):
             upload.make(number)
         refs[name] = upload.ref(stem)
     self.measuring = self.measuring or asyncio.create_task(self._measure())
@@ -352,7 +359,7 @@ def ids_kept(self: Upload) -> None:
 
 def counted_pieces(self: Upload) -> list[int]:
     """An upload that goes on sends as many pieces as are missing, not those that are."""
-    return list(range(len(self._stored), len(self.pieces)))
+    return list(range(len(self._stored), len(self._source)))
 
 
 async def scrambled(source: Any, download: Download) -> bytes:  # noqa: ANN401

@@ -8,6 +8,7 @@ the broker, whatever has become of its process meanwhile.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
@@ -332,23 +333,28 @@ class ScheduleBus(MemoryBus):
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         """Store what is missing of a blob, several pieces at a time."""
         upload = Upload.of(payload)
-        missing = upload.missing()
-        if len(missing) < len(upload.pieces):
+        missing, turn = len(upload.missing()), asyncio.Lock()
+        if upload._stored and missing:
             self.network.tally["uploads resumed"] += 1
-        if len(upload.pieces) > 1:
+        if missing + len(upload._stored) > 1:
             self.network.tally["blobs of several pieces"] += 1
-        queue = iter(missing)
+        async with contextlib.aclosing(upload.pieces()) as pieces:
 
-        async def writer() -> None:
-            for number in queue:
-                piece, subject = bytes(await upload.made(number)), f"{stem}.{number}"
-                store = self._on(subject).store
-                await self.request(partial(store, subject, piece, f"{subject}:{upload.nonce}", info=None))
-                self._count_up(piece)
-                self.stats.blob_bytes_up += len(piece)
-                upload.stored(number)
+            async def writer() -> None:
+                while True:
+                    async with turn:
+                        made = await anext(pieces, None)
+                    if made is None:
+                        return
+                    number, piece = made[0], bytes(made[1])
+                    subject = f"{stem}.{number}"
+                    store = self._on(subject).store
+                    await self.request(partial(store, subject, piece, f"{subject}:{upload.nonce}", info=None))
+                    self._count_up(piece)
+                    self.stats.blob_bytes_up += len(piece)
+                    upload.stored(number)
 
-        await all_of([writer() for _ in range(min(WINDOW, len(missing)))])
+            await all_of([writer() for _ in range(min(WINDOW, missing))])
         return upload.ref(stem)
 
     async def pieces(self, download: Download) -> AsyncGenerator[Portion]:

@@ -98,7 +98,7 @@ class Process(ProcessTasks):
         """Close what is left of the tasks, at the end of a schedule: before, they might touch what still lives."""
         self.on_doom = Process.kill
         for task in list(self.tasks):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be
+            task._log_destroy_pending = False
             coroutine = task.get_coro()
             with contextlib.suppress(BaseException):
                 if coroutine is not None:

@@ -83,7 +83,7 @@ def play(
     what = draw(seed, weather, **(fixed or {}))
     happenings = [each for each in what.happenings if only is None or each.number in only]
     kept: list[str] | None = [] if log else None
-    loop = ProcessLoop(random.Random(f"{seed}/threads"))
+    loop: ProcessLoop = ProcessLoop(random.Random(f"{seed}/threads"))
     worlds: list[World] = []
 
     async def main() -> None:

@@ -174,7 +174,8 @@ class World:
 
     def step_s_of(self, name: str) -> float:
         """Return how long a learner's steps take."""
-        return self._steps_s[name]
+        step_s: float = self._steps_s[name]
+        return step_s
 
     def tokens_of(self, batch: Any) -> int:  # noqa: ANN401  (int32)
         """Return how many tokens a batch has: never the same twice in a row, so that a mix-up shows."""
