@@ -11,7 +11,10 @@ import pytest
 
 from atoll.base import logs
 from atoll.bus.server import EmbeddedBroker
+from support import caches
 from support.links import unique_run
+
+caches.share()
 
 pytest_plugins = ["support.islands"]
 
