@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from test_takeover import end, unforked
-
 from atoll.run.links import byte_ledger
 from atoll.run.view import RunView
-from support.islands import DEADLINE_S, IslandProcess
+from support.islands import DEADLINE_S, IslandProcess, end, unforked
 
 SHARED = {"ATOLL_PROTOCOL__SHARDS": "2"}
 

@@ -18,6 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import atoll
+from support import caches
 
 SMALL = (
     "model.layers=1",
@@ -82,7 +83,7 @@ def processes_of(out: Path) -> list[int]:
 
 def command_of(out: Path, corpus: Path, *words: str) -> list[str]:
     """Return the command of `atoll up` with a small model, whose programs all runs of this module compile once."""
-    asked = (*SMALL, f"learner.compile_cache={corpus.with_name('compiled')}")
+    asked = (*SMALL, f"learner.compile_cache={caches.PROGRAMS}")
     settings = [word for setting in asked for word in ("--set", setting)]
     return [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--corpus", str(corpus), *settings, *words]
 
@@ -313,7 +314,7 @@ def test_a_learner_that_somebody_else_started_leaves_with_the_run(run_dir: Path,
     process = start(run_dir, corpus, "--learners", "1", "--tokens", "0", "--set", "run=guests")
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 2)
     url = (run_dir / "nats" / "url").read_text(encoding="utf-8")
-    told = {"data.dir": run_dir / "data", "learner.compile_cache": corpus.with_name("compiled"), "log.format": "json"}
+    told = {"data.dir": run_dir / "data", "learner.compile_cache": caches.PROGRAMS, "log.format": "json"}
     settings = [word for name, value in told.items() for word in ("--set", f"{name}={value}")]
     settings += [word for setting in SMALL for word in ("--set", setting)]
     words = ["learner", "--id", "guest", "--run", "guests", "--broker", url, *settings]

@@ -30,6 +30,7 @@ from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_simulator.scenario import Scenario, scenario_of
 from atoll_simulator.workshop import Ran, planned_run, run_sim
 from atoll_simulator.world import ProcessLife, SimulatedWorld
+from support import caches
 
 SCHEMA = Path(atoll.__file__).parent / "report" / "report.schema.json"
 SMALL: dict[str, object] = {
@@ -77,7 +78,7 @@ Simulate = Callable[..., Ran]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with token shards of some modules of the standard library, and compiled programs once there are any."""
+    """A folder with token shards of some modules of the standard library."""
     folder = tmp_path_factory.mktemp("shared")
     source = Path(os.__file__).parent
     prepare(files_of(sorted(source.glob("*.py"))[:60]), folder / "data", validation=0.1)
@@ -86,7 +87,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assignments(shared: Path, **changes: object) -> tuple[str, ...]:
     """Return the settings of a small run; `__` in a name stands for a dot."""
-    told = SMALL | {"data.dir": shared / "data", "learner.compile_cache": shared / "cache"}
+    told = SMALL | {"data.dir": shared / "data", "learner.compile_cache": caches.PROGRAMS}
     told |= {name.replace("__", "."): value for name, value in changes.items()}
     return tuple(f"{name}={value}" for name, value in told.items())
 
@@ -127,7 +128,7 @@ def check_schema(out: Path) -> None:
     """Check the report against the schema that the reports of `atoll up` are checked against."""
     program = Path(sys.executable).parent / "check-jsonschema"
     check = [str(program), "--schemafile", str(SCHEMA), str(out / "report.json")]
-    checked = subprocess.run(check, capture_output=True, text=True, timeout=60, check=False)
+    checked = subprocess.run(check, capture_output=True, text=True, timeout=240, check=False)
     assert checked.returncode == 0, checked.stdout
 
 
@@ -173,7 +174,7 @@ def test_equal_seeds_give_equal_bytes_in_any_process(shared: Path, tmp_path: Pat
         return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
     processes = [process(1), process(2)]
-    said = [one.communicate(timeout=300)[1] for one in processes]
+    said = [one.communicate(timeout=240)[1] for one in processes]
 
     assert [one.returncode for one in processes] == [0, 0], said
     for name in ("tape.jsonl", "journal.jsonl", "report.json", "validation.json"):
@@ -241,7 +242,7 @@ def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) ->
             if " training · " in line and " 0 commits" not in line:
                 process.send_signal(signal.SIGINT)
                 break
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=240)
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
 
     assert process.returncode == INTERRUPTED, said
@@ -258,7 +259,7 @@ def test_a_signal_before_the_first_step_is_not_lost(shared: Path, tmp_path: Path
         while not log.exists() and process.poll() is None:
             os.sched_yield()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=240)
 
     assert process.returncode == INTERRUPTED, said
     assert "Traceback" not in said

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -18,7 +17,6 @@ from atoll.cli.main import build
 from atoll.merge.global_update import AVERAGE, GlobalUpdate
 from atoll.merge.outer import Nesterov
 from atoll.settings import Settings
-from atoll_learner.compiling import enable_compile_cache
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.prepare import prepare
 from atoll_learner.export import load_safetensors
@@ -35,15 +33,6 @@ AVERAGED = (
     *("protocol.codec_up=f32", "protocol.correction=none", "protocol.merge=mean"),
     *("protocol.outer_lr=1", "protocol.outer_momentum=0"),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compile_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep compiled programs for the tests of this module: they train the same tiny model over and over."""
-    update: Callable[[str, object], None] = jax.config.update
-    enable_compile_cache(tmp_path_factory.mktemp("compiled"))
-    yield
-    update("jax_compilation_cache_dir", None)
 
 
 @pytest.fixture(scope="module")

@@ -22,13 +22,13 @@ def process(*words: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
     command = [sys.executable, "-m", "atoll.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env, check=False)
 
 
 def test_building_the_command_line_loads_nothing_heavy() -> None:
     """What trains nothing must answer at once: no JAX, no broker client."""
     code = "import sys; from atoll.cli.main import build; build(); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
 
     assert not set(HEAVY) & set(done.stdout.split())
     assert build().info.name == "atoll"

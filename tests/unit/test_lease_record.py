@@ -15,7 +15,7 @@ from atoll.wire.messages import MESSAGE_BYTES_MAX, Lease, decode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.lease import LeaseKeeper
 
-DEADLINE_S = 20.0
+DEADLINE_S = 240.0
 REASONS = (
     "malformed",
     "not finite",
