@@ -7,8 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from benchmarks.fleet.fidelity import RUN, compare, pace_of, run_real, run_simulated
 from support import caches
+
+pytestmark = pytest.mark.second_tier
 
 SLACK: Final = 3.0
 """A machine that runs other tests is not paced well: three times the bounds of the benchmark."""

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 
+import pytest
+
 from support.islands import DEADLINE_S, IslandProcess, end, unforked
 
 FOUR_BITS = {
@@ -44,6 +46,7 @@ async def test_a_standby_takes_over_when_the_owner_is_killed(island: IslandProce
     assert unforked(await island.tape("round"))
 
 
+@pytest.mark.second_tier
 async def test_a_frozen_owner_that_wakes_up_finds_itself_deposed(island: IslandProcess) -> None:
     """What it had decided before it froze becomes visible nowhere; it stands by and takes over in its turn."""
     first = island.start("first", "synchronizer", "--shard", "0")

@@ -137,6 +137,7 @@ def workers_of(run: subprocess.Popen[str], count: int) -> list[psutil.Process]:
     raise AssertionError(f"{count} workers never came")
 
 
+@pytest.mark.second_tier
 @pytest.mark.parametrize("everybody", [False, True], ids=["one process", "all of them"])
 @pytest.mark.parametrize("early", [False, True], ids=["at work", "at once"])
 def test_an_interrupt_ends_it_at_once(everybody: bool, early: bool) -> None:  # noqa: FBT001  (a parameter)
@@ -156,6 +157,7 @@ def test_an_interrupt_ends_it_at_once(everybody: bool, early: bool) -> None:  # 
     assert [process for process in left if process in members(run.pid)] == []
 
 
+@pytest.mark.second_tier
 def test_a_worker_that_is_killed_is_told_of() -> None:
     """What memory pressure does: said in a sentence, with exit code 3."""
     with begun(*LONG) as run:

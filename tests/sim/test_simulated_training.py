@@ -160,6 +160,7 @@ def test_a_run_without_faults_learns_and_every_token_is_merged(plain: Ran) -> No
     assert {"model.safetensors", "sample.txt", "report.html", "journal.jsonl"} <= {p.name for p in ran.out.iterdir()}
 
 
+@pytest.mark.second_tier
 def test_equal_seeds_give_equal_bytes_in_any_process(shared: Path, tmp_path: Path) -> None:
     """Two interpreters with other hash seeds write the same tape, journal and report under every kind of fault."""
     config = tmp_path / "faults.toml"
@@ -183,6 +184,7 @@ def test_equal_seeds_give_equal_bytes_in_any_process(shared: Path, tmp_path: Pat
     assert (tmp_path / "1" / "tape.jsonl").stat().st_size > 20_000
 
 
+@pytest.mark.second_tier
 def test_kills_cuts_and_takeovers_leave_exact_books_and_nobody_waits(simulate: Simulate) -> None:
     """An owner dies for good, a broker for two seconds, learners at random; one is cut off and one comes later."""
     ran = simulate(learners=4, standbys=1, config=FAULTS, protocol__tokens_target=120_000)
@@ -233,6 +235,7 @@ def endless(shared: Path, out: Path) -> list[str]:
     return [sys.executable, "-m", "atoll.cli", "sim", "train", "--tokens", "100000000", "--out", str(out), *told]
 
 
+@pytest.mark.second_tier
 def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) -> None:
     """Ctrl-C: what is trained is merged, the report is written, the exit code says that it was interrupted."""
     out = tmp_path / "run"
@@ -251,6 +254,7 @@ def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) ->
     assert report["commits"] > 0
 
 
+@pytest.mark.second_tier
 def test_a_signal_before_the_first_step_is_not_lost(shared: Path, tmp_path: Path) -> None:
     """Ctrl-C while JAX is loaded or the step is compiled: heard, though nobody is there yet who could act on it."""
     out = tmp_path / "run"
