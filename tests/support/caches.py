@@ -17,6 +17,8 @@ KERNELS = FOLDER / "numba"
 
 def share() -> None:
     """Name the caches in the environment, for this process and for its children; call it before JAX and numba are loaded."""
+    if late := {"jax", "numba"} & sys.modules.keys():
+        raise RuntimeError(f"loaded before their caches were named: {late}")
     for folder in (PROGRAMS, KERNELS):
         folder.mkdir(parents=True, exist_ok=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS)
