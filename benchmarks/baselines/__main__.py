@@ -1,4 +1,4 @@
-"""`python -m benchmarks.baselines`: train data-parallel or by synchronous DiLoCo, to compare runs with. It loads nothing early."""
+"""`python -m benchmarks.baselines`: train data-parallel or by synchronous DiLoCo, to compare runs with."""
 
 from __future__ import annotations
 

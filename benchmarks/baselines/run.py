@@ -1,6 +1,6 @@
 """A baseline from flags to files: settings as `atoll up` reads them, then training, then `report.json` and the model.
 
-The report says what `benchmarks.baselines.lockstep.report_of` says, and where it comes from: settings, machine, commit. Lock-step
+The report says what `lockstep.report_of` says, and where it comes from: settings, machine, commit. Lock-step
 has no clock of its own here, so `wall_s` is what the training took on this machine.
 """
 

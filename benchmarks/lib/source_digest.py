@@ -1,8 +1,8 @@
 """A name for the sources that a measurement rests on: equal names, equal code on the way from the verb to the figure.
 
 Hours of training should not be repeated because an unrelated module changed. So the name is a digest of those modules of
-`shared/`, `services/` and `benchmarks/` that the given packages import, directly or through others, wherever in a module the import
-stands, and of `uv.lock`. What is found by entry points or by a name in the settings is not followed.
+`shared/`, `services/` and `benchmarks/` that the given packages import, directly or through others, wherever in a module the
+import stands, and of `uv.lock`. What is found by entry points or by a name in the settings is not followed.
 """
 
 from __future__ import annotations
