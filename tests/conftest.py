@@ -20,8 +20,11 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.reference import HeadModel
 from atoll.wire.limits import Info
 from atoll.wire.messages import Head, decode
+from support import caches
 from support.clocks import JumpingClock
 from support.links import unique_run
+
+caches.share()
 
 pytest_plugins = ["support.islands"]
 
