@@ -103,7 +103,7 @@ written and read in the same time, on the same cores.
 """,
     "bench-bytes": """\
 One run of `atoll up`, real processes, four bits up and down, every process behind a relay that counts the bytes it copies. The
-*ledger* is what the processes say of themselves, in the run's report ([`moved`](../report.md)); the *count at the sockets* is
+*ledger* is what the processes say of themselves, in the run's report ([`moved`](../reference/report.md)); the *count at the sockets* is
 the relays'. What a step of data-parallel training moves is computed, by the planner's formula. Founding the run, joining,
 leaving, heartbeats and the tape are in our bytes. What is measured, and why so small a batch will do, is said in
 [`benchmarks/network/bytes_moved.py`](../../benchmarks/network/bytes_moved.py).
@@ -156,7 +156,7 @@ The admission interval was set before the fit but not blind: a hand calculation 
 What other intervals give when the stalls are fitted again is listed (*admission every*).
 
 What is simulated, and where every number comes from, is said in
-[docs/goodput.md](../goodput.md); the fit is [`benchmarks/fleet/goodput_fit.py`](../../benchmarks/fleet/goodput_fit.py). Rings in the
+[docs/explanation/goodput.md](../explanation/goodput.md); the fit is [`benchmarks/fleet/goodput_fit.py`](../../benchmarks/fleet/goodput_fit.py). Rings in the
 plot are the paper's figures.
 
 ![goodput against the number of chips](bench-goodput-goodput.svg)

@@ -1,4 +1,4 @@
-"""From what was seen of a run to `report.json`. The schema lies beside this module, its prose in docs/report.md.
+"""From what was seen of a run to `report.json`. The schema lies beside this module, its prose in docs/reference/report.md.
 
 **Fates.** The shards' closing ledgers are absorbed into one, settled against the learners' own books, and apportioned
 to whole tokens. `tokens_by_fate` sums to `tokens_trained` exactly, always: what cannot be accounted for is `lost` or,

@@ -1,6 +1,6 @@
 """What a simulated fleet is made of: every number once, with its range, its unit and where it comes from.
 
-The command line, the checks and the table of docs/goodput.md are made from the fields below, so a parameter cannot be
+The command line, the checks and the table of docs/explanation/goodput.md are made from the fields below, so a parameter cannot be
 documented in one place and missing in another. `origin` says whom to believe:
 
     paper    a number of arXiv 2604.21428, with the confidence mark of our reading of it ([S2]: two independent readers)
