@@ -32,7 +32,7 @@ def package_of(module: str, known: dict[str, Path]) -> str:
     """Return the package whose page holds `module`: the first two levels, or one where that is a plain module."""
     first_two = ".".join(module.split(".")[:2])
     is_package = first_two in known and known[first_two].name == "__init__.py"
-    return first_two if is_package else module.split(".")[0]
+    return first_two if is_package else module.partition(".")[0]
 
 
 def pages(root: Path) -> dict[str, str]:
@@ -93,13 +93,12 @@ def _class(module: str, node: ast.ClassDef) -> list[str]:
     ]
     parts.append("\n".join(fields))
     for method in public(node):
-        if not isinstance(method, ast.ClassDef):
+        if isinstance(method, Function):
             parts += _function(f"{module}.{node.name}", method, level=4)
     return parts
 
 
-def _function(module: str, node: ast.ClassDef | Function, level: int = 3) -> list[str]:
-    assert not isinstance(node, ast.ClassDef)
+def _function(module: str, node: Function, level: int = 3) -> list[str]:
     decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
     if "overload" in decorators:
         return []

@@ -50,10 +50,16 @@ class Linker:
             return str(inside.with_name("index.md") if inside.name == "README.md" else inside)
         return None
 
+    def site_path(self, path: str) -> str:
+        """Return where a page of the repository lands; raise `KeyError` if it is no page of the site."""
+        found = self.place(path)
+        if found is None:
+            raise KeyError(path)
+        return found
+
     def page(self, path: str, text: str) -> str:
         """Return the text of the page at `path` (in the repository) with links that hold in the site."""
-        here = self.place(path)
-        assert here is not None, path
+        here = self.site_path(path)
         lines = []
         for line, is_prose in prose(text):
             lines.append(self._line(path, here, line) if is_prose else line)

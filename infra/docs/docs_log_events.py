@@ -61,7 +61,7 @@ def _event(call: ast.Call, module: str, meaning: str) -> LogEvent | None:
 def page(root: Path) -> str:
     """Return the page."""
     rows = [
-        f"| `{event.event}` | {event.level} | {', '.join(f'`{name}`' for name in event.fields)} | {_cell(event.meaning)} | `{event.module}` |"
+        f"| `{event.event}` | {event.level} | {_names(event.fields)} | {_cell(event.meaning)} | `{event.module}` |"
         for event in every_event(root)
     ]
     return (
@@ -80,6 +80,10 @@ def page(root: Path) -> str:
         )
         + "\n"
     )
+
+
+def _names(fields: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in fields)
 
 
 def _cell(text: str) -> str:

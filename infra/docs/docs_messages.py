@@ -1,4 +1,4 @@
-"""`reference/subjects.md`, `reference/messages.md` and `reference/schemas/*.json`: what travels, from the code that sends it."""
+"""`reference/{subjects,messages}.md` and `reference/schemas/*.json`: what travels, from the code that sends it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from docs_docstrings import markdown, summary
 
-import atoll.wire.subjects as subjects_module
 import atoll.wire
+import atoll.wire.subjects as subjects_module
 
 CARRIED_BY = {
     "Beat": "`hb.<learner>`",
@@ -74,7 +74,8 @@ def page() -> str:
 INTRODUCTION = """\
 Every message is a bounded JSON object, decoded strictly: an unknown type, a missing field, too long a text or another
 `schema` number is refused. The schemas below are generated from the code that encodes and decodes. Times are seconds since
-the Unix epoch by the sender's clock; they are for people, no rule reads them. [Subjects](subjects.md) says where each one goes."""
+the Unix epoch by the sender's clock; they are for people, no rule reads them. [Subjects](subjects.md)
+says where each one goes."""
 
 
 def _fields(kind: type[msgspec.Struct]) -> str:
@@ -113,17 +114,8 @@ def subjects_page() -> str:
     """Return the page of all subjects, in the words of the module that makes them."""
     tree = ast.parse(inspect.getsource(subjects_module))
     [kind] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Subjects"]
-    rows = []
-    for node in kind.body:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            pattern = [
-                ast.unparse(part.value) for part in ast.walk(node) if isinstance(part, ast.Return) and part.value
-            ]
-            shown = pattern[0].strip("f'").replace("{self.prefix}", "atoll.<run>") if pattern else ""
-            shown = shown.replace("{", "<").replace("}", ">")
-            rows.append(
-                f"| `{node.name}` | {f'`{shown}`' if 'atoll.' in shown and '(' not in shown else 'several'} | {summary(ast.get_docstring(node))} |"
-            )
+    makers = [node for node in kind.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    rows = [f"| `{node.name}` | {_pattern(node)} | {summary(ast.get_docstring(node))} |" for node in makers]
     return (
         "\n\n".join(
             [
@@ -135,3 +127,12 @@ def subjects_page() -> str:
         )
         + "\n"
     )
+
+
+def _pattern(maker: ast.FunctionDef) -> str:
+    """Return the subject that a method makes, with its arguments in angle brackets."""
+    returned = [node.value for node in ast.walk(maker) if isinstance(node, ast.Return) and node.value is not None]
+    if len(returned) != 1 or not isinstance(returned[0], ast.JoinedStr):
+        return "several"
+    text = ast.unparse(returned[0])[2:-1].replace("{self.prefix}", "atoll.{run}").replace("{self.run}", "{run}")
+    return f"`{text.replace('{', '<').replace('}', '>')}`"

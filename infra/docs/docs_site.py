@@ -89,9 +89,7 @@ def stage(root: Path, pages: Path) -> None:
     shutil.rmtree(pages, ignore_errors=True)
     written = {path: (root / path).read_text(encoding="utf-8") for path in _written(root)}
     for path, text in {**written, **made}.items():
-        place = linker.place(path)
-        assert place is not None, path
-        _write(pages / place, linker.page(path, text) if path.endswith(".md") else text)
+        _write(pages / linker.site_path(path), linker.page(path, text) if path.endswith(".md") else text)
     for path in (root / "docs").rglob("*"):
         if path.suffix in ASSETS and "raw" not in path.parts:
             _copy(path, pages / path.relative_to(root / "docs"))

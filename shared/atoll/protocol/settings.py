@@ -34,7 +34,8 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         age_damping: how fresh a late contribution is, per version of age: 0 not heard, 1 as if in time.
         age_law: "power": age_damping^age alone; "gate": times a cosine that falls from 1 at age 0 to 0 at age_max + 1.
         correction: "none", or "heloco": bend a pseudo-gradient that disagrees with the outer momentum
-        (`atoll.merge.correction`). heloco_cosine: c_ok, cosine from which a pseudo-gradient is kept as it is.
+            (`atoll.merge.correction`).
+        heloco_cosine: c_ok, cosine from which a pseudo-gradient is kept as it is.
         heloco_shrink: k_s, how strongly a part that opposes the momentum is taken away.
         heloco_shrink_max: beta_max, largest share of that part that is taken away.
         heloco_rotate: k_d, how strongly a weakly aligned pseudo-gradient is turned towards the momentum.
