@@ -90,9 +90,9 @@ def stage(root: Path, pages: Path) -> None:
     written = {path: (root / path).read_text(encoding="utf-8") for path in _written(root)}
     for path, text in {**written, **made}.items():
         _write(pages / linker.site_path(path), linker.page(path, text) if path.endswith(".md") else text)
-    for path in (root / "docs").rglob("*"):
-        if path.suffix in ASSETS and "raw" not in path.parts:
-            _copy(path, pages / path.relative_to(root / "docs"))
+    for asset in (root / "docs").rglob("*"):
+        if asset.suffix in ASSETS and "raw" not in asset.parts:
+            _copy(asset, pages / asset.relative_to(root / "docs"))
     for wanted, place in linker.needed.items():
         _copy(root / wanted, pages / place)
     linker.check()

@@ -14,6 +14,9 @@ Comments say what a reader sees and does between blocks, and that a page takes l
     <!-- Ctrl-C in Terminal 1 -->
     <!-- slow -->
 
+Ports are those that the page names. Where the system allows it, all terminals of a page share a network namespace of their own,
+so that no other process of the machine has these ports; it also has no way out, so a page that needs one fails.
+
 In expected lines `…` stands for anything. Runs are made in a folder whose entries are links to those of the repository, so
 that what a page writes (`runs/`) stays out of it.
 """
@@ -35,6 +38,13 @@ DEADLINE_S = 420.0
 OWN = ("runs", "build", ".git", ".pytest_cache", ".hypothesis")
 MARK = "DOCUMENT_OF_A_TEST"
 SHELLS = ("bash", "console")
+LOOPBACK_UP = """
+import fcntl, socket, struct, sys
+with socket.socket() as any_socket:
+    fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14s", b"lo", 1, b""))
+print("up", flush=True)
+sys.stdin.read()
+"""
 _FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}) *(?P<language>[\w-]*)(?: +title=\"(?P<title>[^\"]+)\")? *$")
 _UNTIL = re.compile(r"<!-- until (?P<terminal>[^\"]+?) prints \"(?P<text>[^\"]+)\" -->")
 _INTERRUPT = re.compile(r"<!-- Ctrl-C in (?P<terminal>.+?) -->")
@@ -122,6 +132,11 @@ class Terminal:
         """Return its output so far."""
         return self.output.read_text(encoding="utf-8", errors="replace")
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self.interrupted = True
+        os.killpg(self.process.pid, signal.SIGINT)
+
     def finish(self, deadline_s: float) -> str:
         """Return all of its output once it has ended well; a command that was interrupted may say so by its exit code."""
         self.process.wait(max(1.0, deadline_s - time.monotonic()))
@@ -130,11 +145,33 @@ class Terminal:
         return self.said()
 
 
+class PrivateNetwork:
+    """A network namespace with a loopback and nothing else; `prefix` puts a command into it, or is empty where none can be."""
+
+    def __init__(self) -> None:
+        """Make the namespace, held by a process that waits."""
+        self._holder = subprocess.Popen(
+            ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", LOOPBACK_UP],  # noqa: S607  (wherever it is)
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert self._holder.stdout is not None
+        ready = self._holder.stdout.readline() == b"up\n"
+        enter = ["nsenter", "--user", "--net", "--preserve-credentials", f"--target={self._holder.pid}", "--"]
+        self.prefix = enter if ready else []
+
+    def close(self) -> None:
+        """Let the namespace go."""
+        self._holder.communicate()
+
+
 @dataclass
 class Reader:
     """Follows one page in `folder`."""
 
     folder: Path
+    network: PrivateNetwork = field(default_factory=PrivateNetwork)
     terminals: dict[str, Terminal] = field(default_factory=dict)
     deadline_s: float = field(default_factory=lambda: time.monotonic() + DEADLINE_S)
 
@@ -163,26 +200,25 @@ class Reader:
         if step.kind == "save":
             (self.folder / step.where).write_text(step.text, encoding="utf-8")
         elif step.kind == "until":
-            self._until(self.terminals[step.where], step.text)
+            self.wait_for(self.terminals[step.where], step.text)
         elif step.kind == "interrupt":
-            terminal = self.terminals[step.where]
-            terminal.interrupted = True
-            os.killpg(terminal.process.pid, signal.SIGINT)
+            self.terminals[step.where].interrupt()
         elif step.kind == "python":
             self._start("python", [sys.executable, "-c", step.text]).finish(self.deadline_s)
         elif step.kind == "console":
             for command, expected in commands(step.text):
-                said = self._shell("console", command).finish(self.deadline_s)
+                said = self.type("console", command).finish(self.deadline_s)
                 missing = shows(said, expected)
                 assert missing is None, f"`{command}` did not print\n{missing}\nbut\n{said}"
         elif step.where:
             if step.where in self.terminals:
                 self.terminals[step.where].finish(self.deadline_s)
-            self.terminals[step.where] = self._shell(step.where, step.text)
+            self.terminals[step.where] = self.type(step.where, step.text)
         else:
-            self._shell("shell", step.text).finish(self.deadline_s)
+            self.type("shell", step.text).finish(self.deadline_s)
 
-    def _shell(self, name: str, text: str) -> Terminal:
+    def type(self, name: str, text: str) -> Terminal:
+        """Type `text` into a terminal and return that, at work."""
         return self._start(name, ["bash", "-eu", "-o", "pipefail", "-c", text])
 
     def _start(self, name: str, command: list[str]) -> Terminal:
@@ -193,7 +229,7 @@ class Reader:
         environment |= {"PATH": f"{scripts}:{environment['PATH']}", MARK: str(self.folder), "COLUMNS": "200"}
         with output.open("wb") as file:
             process = subprocess.Popen(
-                command,
+                [*self.network.prefix, *command],
                 cwd=self.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -203,7 +239,8 @@ class Reader:
             )
         return Terminal(process, output)
 
-    def _until(self, terminal: Terminal, text: str) -> None:
+    def wait_for(self, terminal: Terminal, text: str) -> None:
+        """Look at a terminal until it shows `text`."""
         while text not in terminal.said():
             assert terminal.process.poll() is None, f"it ended without printing {text!r}:\n{terminal.said()[-4000:]}"
             assert time.monotonic() < self.deadline_s, f"it did not print {text!r} in time:\n{terminal.said()[-4000:]}"
@@ -224,7 +261,13 @@ class Reader:
         left = processes_of(self.folder)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
+        self.network.close()
         return left
+
+
+def documented(docstring: str) -> list[str]:
+    """Return the commands that a docstring shows, indented, each before its explanation."""
+    return [re.split(r" {2,}", line.strip())[0] for line in docstring.split("\n") if line.startswith("    ")]
 
 
 def processes_of(folder: Path) -> list[int]:
