@@ -93,7 +93,6 @@ TESTED_BY = {
     "atoll.local.journal": "test_up.py",
     "atoll.local.console": "test_up.py",
     "atoll.local.processes": "test_up.py",
-    "atoll.report.charts": "test_up.py",
     "atoll.report.collect": "test_up.py",
     "atoll.report.html": "test_up.py",
     "atoll.report.write": "test_up.py",
@@ -131,8 +130,6 @@ TESTED_BY = {
     "atoll.bus.open": "test_bus_jetstream.py",
     "atoll.bus.nats.connection": "test_bus_jetstream.py",
     "atoll.bus.nats.jetstream_api": "test_bus_jetstream.py",
-    "atoll.bus.nats.bulk_connections": "test_bus_wire.py",
-    "atoll.bus.nats.network_thread": "test_bus_jetstream.py",
     "atoll.base.waiting": "test_bus_jetstream.py",
 }
 
