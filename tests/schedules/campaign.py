@@ -176,7 +176,7 @@ def campaign(chosen: argparse.Namespace) -> int:
 # --- campaigns that go on -------------------------------------------------------------------------------------------------
 
 
-class MixedCommits(Exception):  # noqa: N818  (a fact)
+class MixedCommits(Exception):
     """The campaign in a file is of other sources."""
 
 
@@ -184,7 +184,15 @@ def resumed(path: Path, first: int) -> dict[str, Any]:
     """Return the state of a campaign, a new one where there is none; raise `MixedCommits` for one of another commit."""
     now = commit()
     if not path.exists():
-        return {"commit": now, "first": first, "next": first, "schedules": 0, "core_s": 0.0, "tally": {}, "failures": []}
+        return {
+            "commit": now,
+            "first": first,
+            "next": first,
+            "schedules": 0,
+            "core_s": 0.0,
+            "tally": {},
+            "failures": [],
+        }
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if state["commit"] != now:
         raise MixedCommits(f"{path} is of commit {state['commit']}, this is {now}: give another file, or remove it")
@@ -201,7 +209,9 @@ def keep(path: Path, state: dict[str, Any], done: Played) -> None:
         state["failures"].append({"seed": done.failure.seed, "what": done.failure.what})
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-    say(f"{state['schedules']} schedules of this commit are played, {len(state['failures'])} failed; the next is {state['next']}")
+    say(
+        f"{state['schedules']} schedules of this commit are played, {len(state['failures'])} failed; the next is {state['next']}"
+    )
 
 
 def summary(done: Played) -> dict[str, Any]:

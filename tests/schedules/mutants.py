@@ -278,7 +278,9 @@ class _Wall:
         self.wall = self.monotonic = clock.wall
 
 
-def lease_on_wall(self: LeaseKeeper, bus: Any, subjects: Any, shard: int, settings: Any, clock: Any, identity: Any = None) -> None:  # noqa: ANN401
+def lease_on_wall(
+    self: LeaseKeeper, bus: Any, subjects: Any, shard: int, settings: Any, clock: Any, identity: Any = None
+) -> None:  # noqa: ANN401
     """How long a lease has stood still is measured by a clock that is set."""
     LEASE_INIT(self, bus, subjects, shard, settings, _Wall(clock), identity)
 
@@ -483,7 +485,8 @@ MUTANTS: dict[str, Mutant] = {
     "head before chunks": Mutant(((CommitAttempt, "stored", head_first),)),
     "purge before head": Mutant(((ShardStore, "commit", purge_first),)),
     "purge of a refused commit": Mutant(
-        ((ShardStore, "_disown", purge_when_refused),), {"answers lost": 40.0, "cut down": 40.0, "freeze at an await": 20.0}
+        ((ShardStore, "_disown", purge_when_refused),),
+        {"answers lost": 40.0, "cut down": 40.0, "freeze at an await": 20.0},
     ),
     "purge is part of the commit": Mutant(((GarbageCollector, "remove", removing_fails),), {"cut both ways": 40.0}),
     "removed reader stays owner": Mutant(((ShardService, "_read_queue", removed_reader_waits),), FREEZES),
@@ -495,27 +498,43 @@ MUTANTS: dict[str, Mutant] = {
     "tokens of one commit": Mutant(((ShardStore, "_head", tokens_of_this_commit),)),
     "frames not kept for readers": Mutant(((ShardStore, "_head", frames_not_kept),)),
     "deltas left out": Mutant(((ShardStore, "_head", delta_left_out),), None, DELTAS),
-    "no keyframe beside deltas": Mutant(((CommitAttempt, "stored", keyframe_once),), None, DELTAS | {"keyframe_versions": 2}),
+    "no keyframe beside deltas": Mutant(
+        ((CommitAttempt, "stored", keyframe_once),), None, DELTAS | {"keyframe_versions": 2}
+    ),
     "carry lost at takeover": Mutant(((ShardStore, "_read_state", carry_forgotten),), CRASHES, DELTAS),
     "downlink not settled": Mutant(((DownlinkQuantiser, "settle", nothing_settled),), None, DELTAS),
     "chain unchecked": Mutant(((delta_chain, "_advanced", chain_unchecked),), None, DELTAS),
-    "outer state bounded too low": Mutant(((store_module, "state_bytes_max", state_bound),), CRASHES, {"outer_momentum": 0.3}),
+    "outer state bounded too low": Mutant(
+        ((store_module, "state_bytes_max", state_bound),), CRASHES, {"outer_momentum": 0.3}
+    ),
     "stored before a reconnect": Mutant(((CommitAttempt, "stored", stored_once),), POWER, SMALL),
     "head on a later connection": Mutant(((ShardStore, "_write", any_connection),), POWER),
     "lost pieces under known ids": Mutant(((Upload, "forget", ids_kept),), POWER, SMALL),
-    "upload resumed by count": Mutant(((Upload, "missing", counted_pieces),), {"disk full": 30.0, "requests lost": 20.0}, SMALL),
+    "upload resumed by count": Mutant(
+        ((Upload, "missing", counted_pieces),), {"disk full": 30.0, "requests lost": 20.0}, SMALL
+    ),
     "pieces in any order": Mutant(((memory_bus, "whole", scrambled),), None, SMALL),
     "former epochs swept unseen": Mutant(((ShardStore, "_sweep", swept_unseen),), CRASHES, DELTAS),
     "leftovers never removed": Mutant(((GarbageCollector, "leave", left_for_ever),), {}),
-    "residual dropped": Mutant(((Pusher, "_keep", residual_dropped),), {}, {"codec_up": "int4", "error_feedback": True}),
-    "residual doubled": Mutant(((Pusher, "_keep", residual_replaced),), {}, {"codec_up": "int4", "error_feedback": True}),
-    "state lent by reference": Mutant(((StateLender, "share", lent_by_reference),), {"join": 30.0, "leave": 20.0, "messages late": 30.0}),
+    "residual dropped": Mutant(
+        ((Pusher, "_keep", residual_dropped),), {}, {"codec_up": "int4", "error_feedback": True}
+    ),
+    "residual doubled": Mutant(
+        ((Pusher, "_keep", residual_replaced),), {}, {"codec_up": "int4", "error_feedback": True}
+    ),
+    "state lent by reference": Mutant(
+        ((StateLender, "share", lent_by_reference),), {"join": 30.0, "leave": 20.0, "messages late": 30.0}
+    ),
     "data granted twice": Mutant(((data_leases, "take", granted_twice),)),
-    "data returned unread": Mutant(((data_leases, "give_back", returned_unread),), {"leave": 20.0, "join": 20.0}, {"learners": 3}),
+    "data returned unread": Mutant(
+        ((data_leases, "give_back", returned_unread),), {"leave": 20.0, "join": 20.0}, {"learners": 3}
+    ),
     "live data leases buried": Mutant(((LeaseWatch, "dead", bury_the_living),), {"join": 12.0}, {"learners": 3}),
     "finished data stays leased": Mutant(((data_leases, "renew", finished_not_struck),)),
     "rebuilt lease below the heads": Mutant(
-        ((rebuild, "Lease", released_below),), {"store lost": 10.0, "crash": 10.0}, {"archive_every_s": 2, "storm_s": 20.0}
+        ((rebuild, "Lease", released_below),),
+        {"store lost": 10.0, "crash": 10.0},
+        {"archive_every_s": 2, "storm_s": 20.0},
     ),
 }
 

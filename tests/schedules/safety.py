@@ -12,16 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.archive.rebuild import REBUILDER
-from atoll.wire.blobs import BlobRef
 from atoll.bus.memory.streams import StoredMessage
-from atoll.wire.subjects import Subjects
-from atoll.run.delta_chain import frames_of
 from atoll.codec import KEYFRAME
-from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.data import DataLedger, sums_by_epoch
 from atoll.protocol.events import Acknowledge, Commit, Dismiss, PushKey, Share
+from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.invariants import Durable, InvariantBroken, require
+from atoll.run.delta_chain import frames_of
+from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Head, Included, Lease, Member, RunRecord, decode
+from atoll.wire.subjects import Subjects
 from schedules import values
 from schedules.broker import ScheduleBroker
 from schedules.values import Vector, Version
@@ -113,9 +113,7 @@ class Safety:
         before = self.members.get(member.learner)
         if before is not None:
             same = member.incarnation == before.incarnation and member.nonce == before.nonce
-            require(
-                member.incarnation > before.incarnation or same, "an incarnation is claimed once", (before, member)
-            )
+            require(member.incarnation > before.incarnation or same, "an incarnation is claimed once", (before, member))
         self.members[member.learner] = member
 
     def _see_lease(self, lease: Lease) -> None:
@@ -157,9 +155,7 @@ class Safety:
         for grant in after.grants:
             former = held.get((grant.key, grant.holder))
             if former is not None:
-                require(
-                    grant.of != former.of or grant.read >= former.read, "reading never goes back", (former, grant)
-                )
+                require(grant.of != former.of or grant.read >= former.read, "reading never goes back", (former, grant))
 
     # --- heads --------------------------------------------------------------------------------------------------------
 
@@ -213,7 +209,9 @@ class Safety:
         self.versions[head.fragment] = Version(head.version, values_now, state)
         self.durable.versions[head.fragment] = head.version
         self.durable.tokens.setdefault(head.fragment, 0)
-        fragment_ledger = FragmentLedger() if head.fragment_ledger is None else thawed(b"".join(self._blob(head.fragment_ledger)))
+        fragment_ledger = (
+            FragmentLedger() if head.fragment_ledger is None else thawed(b"".join(self._blob(head.fragment_ledger)))
+        )
         self.durable.fragment_ledger[head.fragment] = fragment_ledger
         rebuilt = self.run.rebuilt
         require(rebuilt is not None or head.version == 0, "a run is founded with version 0", head)
