@@ -83,8 +83,8 @@ def main() -> int:
     lines = [
         "# Which wrong versions of the code the tests notice",
         "",
-        f"Of {tried} small changes to the packages that decide and compute, the quick tests notice {killed} "
-        f"({100.0 * killed / max(1, tried):.1f} %); {open_ones} of the others are not reviewed. "
+        f"Of {tried} small changes to the packages that decide and compute, the quick tests notice {killed}",
+        f"({100.0 * killed / max(1, tried):.1f} %); {open_ones} of the others are not reviewed.",
         f"Of {len(planted)} planted mistakes they catch {caught}.",
         "",
         "Written by `make mutants-page` from `build/results/mutants.json` (`make mutants`) and `build/results/planted.json`",
@@ -94,13 +94,13 @@ def main() -> int:
         "",
         *package_rows(found["packages"]),
         "",
-        "A mutant changes one comparison, operator, constant, condition, return or statement of one function. It is killed when one",
-        "of its package's quick tests (`tests/mutants/packages.toml`) fails or hangs.",
+        "A mutant changes one comparison, operator, constant, condition, return or statement of one function. It is killed",
+        "when one of its package's quick tests (`tests/mutants/packages.toml`) fails or hangs.",
         "",
         "## Planted mistakes",
         "",
-        "Each is a change that somebody could have written; the first eighteen are of the kinds that once passed every test. Seconds are",
-        "those of a whole pytest process, its imports included, on a busy machine.",
+        "Each is a change that somebody could have written; the first eighteen are of the kinds that once passed every test.",
+        "Seconds are those of a whole pytest process, its imports included, on a busy machine.",
         "",
         *planted_rows(planted),
         "",

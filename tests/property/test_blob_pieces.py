@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.base.errors import BlobCorrupt
-from atoll.bus.interface import Portion
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.codec import ArraysDecoder, PackedArrays
-from atoll.wire.blobs import BlobRef, Download, Upload, whole
+from atoll.wire.blobs import BlobRef, Download, Portion, Upload, whole
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.subjects import Subjects
 

@@ -93,7 +93,6 @@ TESTED_BY = {
     "atoll.local.journal": "test_up.py",
     "atoll.local.console": "test_up.py",
     "atoll.local.processes": "test_up.py",
-    "atoll.report.charts": "test_up.py",
     "atoll.report.collect": "test_up.py",
     "atoll.report.html": "test_up.py",
     "atoll.report.write": "test_up.py",
@@ -131,8 +130,6 @@ TESTED_BY = {
     "atoll.bus.open": "test_bus_jetstream.py",
     "atoll.bus.nats.connection": "test_bus_jetstream.py",
     "atoll.bus.nats.jetstream_api": "test_bus_jetstream.py",
-    "atoll.bus.nats.bulk_connections": "test_bus_wire.py",
-    "atoll.bus.nats.network_thread": "test_bus_jetstream.py",
     "atoll.base.waiting": "test_bus_jetstream.py",
 }
 
@@ -214,14 +211,6 @@ def is_hardened(text: str) -> list[str]:
         }
         complaints += [f"{name} lacks {what}" for what, present in wanted.items() if not present]
     return complaints
-
-
-def broken_links(text: str, folder: Path) -> list[str]:
-    """Return the relative links of a Markdown text in `folder` that lead nowhere."""
-    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
-    targets = re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose)
-    relative = [target.split("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
-    return [target for target in relative if not (folder / target).exists()]
 
 
 def untested(modules: dict[str, str], tests: dict[str, str]) -> list[str]:
@@ -324,24 +313,6 @@ def test_every_decision_is_in_the_index() -> None:
     assert len({name[:4] for name in decisions}) == len(decisions)
 
 
-def test_relative_links_lead_somewhere() -> None:
-    """Every relative link in a Markdown file resolves."""
-    found = {
-        str(path.relative_to(ROOT)): broken_links(path.read_text(encoding="utf-8"), path.parent)
-        for path in project_files(".md")
-    }
-
-    assert {path: links for path, links in found.items() if links} == {}
-
-
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    """Anchors, addresses and code are no links to files; a missing file is reported."""
-    (tmp_path / "there.md").touch()
-    text = "[a](there.md#x) [b](https://example.org) [c](#here) `[d](code.md)` [e](gone.md)"
-
-    assert broken_links(text, tmp_path) == ["gone.md"]
-
-
 def compose() -> dict[str, Any]:
     """Return docker-compose.yml with its anchors resolved."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -397,7 +368,7 @@ def test_the_hub_accepts_its_configuration() -> None:
     """nats-server itself reads infra/nats/hub.conf and finds nothing wrong."""
     server = Path(sysconfig.get_path("scripts")) / "nats-server"
     result = subprocess.run(
-        [server, "-t", "-c", ROOT / "infra/nats/hub.conf"], capture_output=True, text=True, timeout=30, check=False
+        [server, "-t", "-c", ROOT / "infra/nats/hub.conf"], capture_output=True, text=True, timeout=240, check=False
     )
 
     assert result.returncode == 0, result.stderr

@@ -10,6 +10,7 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.client.adoption import AdoptableFragment
 from atoll.client.driver import IslandDriver, StepBoundary, StepReport
 from atoll.client.founding import publish_origin
 from atoll.model.layout import TensorSpec, plan_layout
@@ -51,7 +52,7 @@ class DriverScene:
         """Return the learner's machine."""
         return self.driver.machine
 
-    def step(self, value: float, adopted: list[GlobalFragment] | None = None) -> None:
+    def step(self, value: float, adopted: list[AdoptableFragment] | None = None) -> None:
         """Take a step that leaves `value` everywhere, and adopt."""
         params = {"w": np.full(SIZE, value, np.float32)}
         self.driver._on_step(StepBoundary(TOKENS, params, params, adopted or [], StepReport()))
@@ -100,7 +101,7 @@ async def test_a_push_that_nothing_takes_is_no_refusal(scene: DriverScene) -> No
 
     scene.called(0)
     frame = scene.driver._anchors[0]
-    scene.step(2.0, [GlobalFragment(0, 1, frame.values)])
+    scene.step(2.0, [AdoptableFragment(GlobalFragment(0, 1, frame.values), frame.values)])
     await scene.settled()
 
     machine = scene.machine
@@ -115,7 +116,7 @@ async def test_what_is_not_finite_is_refused_at_home_and_what_is_stored_is_pushe
     assert (scene.machine.pushed, scene.machine.refused_local) == (0, TOKENS)
     await scene.until(lambda: bool(scene.driver._ready))
 
-    scene.step(3.0, [ready.frame for ready in scene.driver.take_ready()])
+    scene.step(3.0, scene.driver.take_ready())
     scene.step(4.0)
     scene.called(0)
     await scene.settled()
@@ -137,7 +138,7 @@ async def test_a_fragment_that_is_being_read_for_a_push_is_adopted_one_boundary_
     """Until its snapshot is taken, a push would read values of another version than the one it is counted on."""
     frame = scene.driver._anchors[0]
     scene.step(1.0)
-    scene.driver._ready[0] = GlobalFragment(0, 1, frame.values)
+    scene.driver._ready[0] = GlobalFragment(0, 1, frame.values), None
     scene.called(0)
     assert scene.driver.take_ready() == []
 

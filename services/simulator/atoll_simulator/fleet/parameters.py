@@ -1,7 +1,7 @@
 """What a simulated fleet is made of: every number once, with its range, its unit and where it comes from.
 
-The command line, the checks and the table of docs/goodput.md are made from the fields below, so a parameter cannot be
-documented in one place and missing in another. `origin` says whom to believe:
+The command line, the checks and the table of docs/explanation/goodput.md are made from the fields
+below, so a parameter cannot be documented in one place and missing in another. `origin` names the source of each value:
 
     paper    a number of arXiv 2604.21428, with the confidence mark of our reading of it ([S2]: two independent readers)
     fitted   chosen so that the four cells of one learner come out (benchmarks/fleet/goodput_fit.py); no other cell was used
@@ -74,6 +74,20 @@ class FleetParameters:
         "ours: after every step (its two cells leave no room for much more)",
         0.0,
         DAY_S,
+    )
+    notice_s: float = knob(
+        0.0,
+        "steps that count go on for so long after a failure, until it is noticed, s",
+        "ours: the simplest; 4.6 with a restart of 84 s meets the rigid row better",
+        0.0,
+        3600.0,
+    )
+    stall_again: float = knob(
+        0.0,
+        "share of the failures during a stall that begin it anew",
+        "ours: none, the stall deals with them",
+        0.0,
+        1.0,
     )
     step_s: float = knob(1.0, "nominal step time, s", "paper [S]: the step time of its bandwidth table", 1e-3, 3600.0)
     slice_cv: float = knob(0.02, "spread of one slice's step time over its mean, per step", "ours", 0.0, 0.5)
