@@ -52,7 +52,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
 
-SEEDS = 60
+SEEDS = [range(first, first + 10) for first in range(0, 60, 10)]
 FACTS = 120
 NAMES = ("a", "b", "c")
 
@@ -137,15 +137,16 @@ class IslandAtRandom:
         assert self.tell(CallHeard(at_s=0.0, fragment=0, version=99, attempt=1)) == []
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_learner_answers_as_its_model_whatever_it_hears(seed: int) -> None:
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+def test_a_learner_answers_as_its_model_whatever_it_hears(seeds: range) -> None:
     """Every fact: the same commands, and the same fate for every step of every fragment."""
-    scene = IslandAtRandom(seed)
-    for _ in range(FACTS):
-        scene.act()
-    lags = [own.known - own.anchor for own in scene.island.intervals.values()]
-    assert scene.island.lag_versions == max(lags)
-    scene.end()
+    for seed in seeds:
+        scene = IslandAtRandom(seed)
+        for _ in range(FACTS):
+            scene.act()
+        lags = [own.known - own.anchor for own in scene.island.intervals.values()]
+        assert scene.island.lag_versions == max(lags)
+        scene.end()
 
 
 def test_a_learner_refuses_facts_that_cannot_be() -> None:
@@ -296,14 +297,15 @@ class ShardAtRandom:
         assert set(self.fates.fates) == {one.key for one in self.arrived}
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_shard_decides_as_its_models_whatever_it_is_offered(seed: int) -> None:
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+def test_a_shard_decides_as_its_models_whatever_it_is_offered(seeds: range) -> None:
     """Weights, ages, staleness weights, fates, averages, grace windows and the reasons that rounds end for."""
-    scene = ShardAtRandom(seed)
-    for _ in range(FACTS):
-        scene.act()
-    assert scene.fates.fates
-    scene.end()
+    for seed in seeds:
+        scene = ShardAtRandom(seed)
+        for _ in range(FACTS):
+            scene.act()
+        assert scene.fates.fates
+        scene.end()
 
 
 def test_a_shard_refuses_facts_that_cannot_be() -> None:
@@ -351,35 +353,36 @@ class CandidateModel:
         self.standing, self.renewed_s = "owning", at_s
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_candidate_takes_and_renews_a_lease_as_its_model(seed: int) -> None:
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+def test_a_candidate_takes_and_renews_a_lease_as_its_model(seeds: range) -> None:
     """Whatever the record does between two looks; `at_s` is any clock's, from any zero."""
-    chance = random.Random(seed)
-    tenure, model = Tenure(3.0), CandidateModel(3.0)
-    now_s, revision, epoch = chance.uniform(-50.0, 50.0), chance.randrange(3), 1
-    for _ in range(80):
-        now_s += chance.choice([0.1, 0.5, 1.0, 1.0, 3.0])
-        ours = tenure.standing in (LeaseStanding.OWNING, LeaseStanding.TAKING) and chance.random() < 0.9
-        if chance.random() < (0.05 if ours else 0.15):
-            revision, epoch = revision + 1, epoch + chance.randrange(2)
-        fact = LeaseSeen(
-            at_s=now_s,
-            revision=revision,
-            epoch=epoch,
-            released=chance.random() < 0.03,
-            ours=ours and chance.random() < 0.6,
-        )
-        actions = tenure.handle(fact)
-        assert actions == model.sees(fact)
-        if actions and not isinstance(actions[0], StandDown) and chance.random() < 0.7:
-            revision += 1
-            assert tenure.handle(LeaseWritten(at_s=now_s, revision=revision)) == []
-            model.written(now_s)
-        assert tenure.standing.value == model.standing
-        assert tenure.epoch == model.epoch
-        if tenure.standing is LeaseStanding.OWNING:
-            assert tenure.revision >= 0
-        assert tenure.poll_s == 0.5
+    for seed in seeds:
+        chance = random.Random(seed)
+        tenure, model = Tenure(3.0), CandidateModel(3.0)
+        now_s, revision, epoch = chance.uniform(-50.0, 50.0), chance.randrange(3), 1
+        for _ in range(80):
+            now_s += chance.choice([0.1, 0.5, 1.0, 1.0, 3.0])
+            ours = tenure.standing in (LeaseStanding.OWNING, LeaseStanding.TAKING) and chance.random() < 0.9
+            if chance.random() < (0.05 if ours else 0.15):
+                revision, epoch = revision + 1, epoch + chance.randrange(2)
+            fact = LeaseSeen(
+                at_s=now_s,
+                revision=revision,
+                epoch=epoch,
+                released=chance.random() < 0.03,
+                ours=ours and chance.random() < 0.6,
+            )
+            actions = tenure.handle(fact)
+            assert actions == model.sees(fact)
+            if actions and not isinstance(actions[0], StandDown) and chance.random() < 0.7:
+                revision += 1
+                assert tenure.handle(LeaseWritten(at_s=now_s, revision=revision)) == []
+                model.written(now_s)
+            assert tenure.standing.value == model.standing
+            assert tenure.epoch == model.epoch
+            if tenure.standing is LeaseStanding.OWNING:
+                assert tenure.revision >= 0
+            assert tenure.poll_s == 0.5
 
 
 def test_a_candidate_refuses_what_it_did_not_ask_for() -> None:
