@@ -7,6 +7,7 @@ import pytest
 from atoll.protocol.data import (
     DataGrant,
     DataLedger,
+    LeaseWatch,
     bury,
     data_lease_s,
     give_back,
@@ -114,3 +115,43 @@ def test_an_epoch_is_granted_whole_before_the_next_begins() -> None:
     assert granted == [(0, 0, 3), (0, 3, 5), (1, 0, 3), (1, 3, 5)]
     assert [sums.untouched for sums in sums_by_epoch(ledger)] == [0, 0]
     assert data_lease_s(3.0) == 30.0
+
+
+def test_what_one_reader_left_and_another_goes_on_with_is_each_ones_own() -> None:
+    """Blocks that are counted already are not counted for whoever reads the rest."""
+    ledger, unit = take(DataLedger(blocks=8), "a", 1, 8)
+    ledger = give_back(ledger, "a", 1, {unit.key: (3, 8)})
+    ledger, again = take(ledger, "b", 1, 8)
+    assert sums_by_learner(ledger) == {"a": 3, "b": 0}
+
+    ledger = renew(ledger, "b", 1, {again.key: (5, 8)})
+
+    assert sums_by_learner(ledger) == {"a": 3, "b": 2}
+    assert [(s.finished, s.leased) for s in sums_by_epoch(ledger)] == [(5, 3)]
+
+
+def test_the_sums_are_those_of_the_newest_sixteen_epochs() -> None:
+    """No more, and none of them twice."""
+    ledger = DataLedger(blocks=1)
+    for _ in range(20):
+        ledger, unit = take(ledger, "a", 1, 1)
+        ledger = renew(ledger, "a", 1, {unit.key: (1, 1)})
+    assert [sums.epoch for sums in sums_by_epoch(ledger)] == list(range(4, 20))
+
+
+def test_a_holder_says_how_many_windows_it_has_before_it_has_read_one() -> None:
+    """A unit's windows are known from the first renewal on."""
+    ledger, unit = take(DataLedger(blocks=4), "a", 1, 4)
+    (now,) = held(renew(ledger, "a", 1, {unit.key: (0, 8)}), "a", 1)
+    assert (now.read, now.of) == (0, 8)
+
+
+def test_a_lease_dies_after_all_of_its_time_and_no_sooner() -> None:
+    """Counted from the look that saw the last renewal, by looks that are close together."""
+    watch, (ledger, _) = LeaseWatch(lease_s=6.0), take(DataLedger(blocks=4), "a", 1, 4)
+    dead_at = [look for look in range(40) if watch.dead(ledger, 100.0 + 0.25 * look)]
+    assert dead_at[0] == 24
+    renewed = renew(ledger, "a", 1, {})
+    assert watch.dead(renewed, 110.0) == set()
+    assert watch.dead(renewed, 115.75) == set()
+    assert watch.dead(renewed, 118.75) == {("a", 1)}
