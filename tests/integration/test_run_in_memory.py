@@ -19,7 +19,7 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client import driver
-from atoll.client.join import IslandHandle, join
+from atoll.client.join import IslandHandle, JoinOptions, join
 from atoll.model.layout import Layout
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, thawed
 from atoll.protocol.ledger import Ledger, settle
@@ -88,8 +88,7 @@ class MemoryWorld:
             learner=learner,
             params=given,
             protocol=self.protocol,
-            home=self.home,
-            encode=self.encode,
+            options=JoinOptions(home=self.home, encode=self.encode),
         )
 
     def train(self, learner: str, towards: float, pace: float = 1.0, steps_max: int = 100_000) -> None:

@@ -18,8 +18,8 @@ import pytest
 
 import atoll
 from atoll.base.errors import AtollError, SettingsError
+from atoll.base.exits import INTERRUPTED
 from atoll.bus.memory.bus import MemoryBroker
-from atoll.cli import INTERRUPTED
 from atoll.local.environment import flat, variables
 from atoll.local.options import UpRequest, plan
 from atoll.settings import load

@@ -130,8 +130,6 @@ TESTED_BY = {
     "atoll.bus.open": "test_bus_jetstream.py",
     "atoll.bus.nats.connection": "test_bus_jetstream.py",
     "atoll.bus.nats.jetstream_api": "test_bus_jetstream.py",
-    "atoll.bus.nats.bulk_connections": "test_bus_wire.py",
-    "atoll.bus.nats.network_thread": "test_bus_jetstream.py",
     "atoll.base.waiting": "test_bus_jetstream.py",
 }
 

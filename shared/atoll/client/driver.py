@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, SupportsFloat
 
@@ -35,7 +35,8 @@ from atoll.base.errors import (
 )
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, CoreMessage
-from atoll.client.device_encoding import Encoder, chosen
+from atoll.client.adoption import AdoptableFragment
+from atoll.client.device_encoding import Encoder, Placed, chosen
 from atoll.client.losses import LossReader
 from atoll.client.membership import dismissal
 from atoll.client.pushing import Pusher
@@ -60,7 +61,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.island import Island
 from atoll.protocol.steps import Heartbeats, StepTimes
-from atoll.run.heads import GlobalFragment, fetch_frame, read_head, read_heads
+from atoll.run.heads import GlobalFragment, fetch_newest, read_heads
 from atoll.run.record import is_over
 from atoll.wire.messages import Call, Control, Member, RunRecord, Verdict, decode, encode
 from atoll.wire.subjects import Subjects
@@ -69,14 +70,6 @@ log = get(__name__)
 
 RESYNC_S = 5.0
 PUSHES_AT_ONCE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class AdoptableFragment:
-    """A frame to adopt; under adoption by carry the progress since `carry_from` is kept."""
-
-    frame: GlobalFragment
-    carry_from: Vector
 
 
 class HeadTap(msgspec.Struct, frozen=True):
@@ -103,7 +96,7 @@ class StepBoundary:
     tokens: int
     completed: Mapping[str, Any]
     continued: Mapping[str, Any]
-    adopted: list[GlobalFragment]
+    adopted: list[AdoptableFragment]
     report: StepReport
 
 
@@ -132,7 +125,8 @@ class IslandDriver:
         self._anchors: dict[int, GlobalFragment] = dict(anchors)
         self._sent: dict[int, Vector] = {}
         self._snapshot: Mapping[str, Any] = {}
-        self._ready: dict[int, GlobalFragment] = {}
+        self._at_home: dict[int, Placed] = {}  # anchors that lie on their device, too
+        self._ready: dict[int, tuple[GlobalFragment, Placed | None]] = {}
         self._adopting: set[int] = set()
         self._encoding: set[int] = set()
         self._lock = threading.Lock()
@@ -149,7 +143,8 @@ class IslandDriver:
         tell = log.warning if encode == "device" and self._encoder is None else log.info
         tell("pseudo_gradients.encoded", where="host" if self._encoder is None else "device", why=why)
         for p, frame in self._anchors.items():
-            self._anchors[p] = await self._placed(frame)
+            if (placed := await self._place(frame)) is not None:
+                self._at_home[p] = placed
 
     # --- called by the training thread ------------------------------------------------------------------------------
 
@@ -163,7 +158,11 @@ class IslandDriver:
         with self._lock:
             now = [p for p in self._ready if p not in self._encoding]
             self._adopting.update(now)
-            return [AdoptableFragment(self._ready.pop(p), self._sent.get(p, self._anchors[p].values)) for p in now]
+            ready = []
+            for p in now:
+                frame, placed = self._ready.pop(p)
+                ready.append(AdoptableFragment(frame, self._sent.get(p, self._anchors[p].values), placed))
+            return ready
 
     def post_step(self, step: StepBoundary) -> None:
         """Hand over a completed step and the adoptions that followed it; returns at once."""
@@ -238,12 +237,16 @@ class IslandDriver:
             self.pace_changed.set()
         now_s = self.clock.monotonic()
         self._on_fact(StepDone(at_s=now_s, tokens=step.tokens))
-        for frame in step.adopted:
-            self._on_fact(Adopted(at_s=now_s, fragment=frame.fragment, version=frame.version))
+        for item in step.adopted:
+            p = item.frame.fragment
+            self._on_fact(Adopted(at_s=now_s, fragment=p, version=item.frame.version))
             with self._lock:
-                self._anchors[frame.fragment] = frame
-                self._sent.pop(frame.fragment, None)
-                self._adopting.discard(frame.fragment)
+                self._anchors[p] = item.frame
+                self._at_home.pop(p, None)
+                if item.placed is not None:
+                    self._at_home[p] = item.placed
+                self._sent.pop(p, None)
+                self._adopting.discard(p)
         self._snapshot = step.continued
 
     def _on_call(self, core_message: CoreMessage) -> None:
@@ -307,13 +310,13 @@ class IslandDriver:
                 self._encoding.add(action.fragment)
             p = action.fragment
             origin = self._sent[p] if action.onward else self._anchors[p].values
-            self._spawn(self._push(action, self._snapshot, origin, self._anchors[p]))
+            self._spawn(self._push(action, self._snapshot, origin, self._at_home.get(p)))
         elif isinstance(action, FetchFragment):
             self._spawn(self._fetch(action))
         elif isinstance(action, Leave):
             self.left.set()
 
-    async def _push(self, action: Push, snapshot: Mapping[str, Any], origin: Vector, anchor: GlobalFragment) -> None:
+    async def _push(self, action: Push, snapshot: Mapping[str, Any], origin: Vector, anchor: Placed | None) -> None:
         reason, p = "", action.fragment
 
         def loss() -> Coroutine[Any, Any, float | None]:
@@ -321,9 +324,9 @@ class IslandDriver:
 
         async with self._pushing:
             try:
-                if self._encoder and anchor.placed and self._encoder.reads(p, snapshot):
+                if self._encoder and anchor is not None and self._encoder.reads(p, snapshot):
                     self._encoded(p)
-                    make = partial(self._encoder.encode, p, anchor.placed, snapshot)
+                    make = partial(self._encoder.encode, p, anchor, snapshot)
                     await self._pusher.push_made(action, make, loss)
                 else:
                     theta = await asyncio.to_thread(self._reader, p, snapshot, origin)
@@ -364,32 +367,25 @@ class IslandDriver:
     async def _fetch(self, action: FetchFragment) -> None:
         p = action.fragment
         try:
-            frame = await self._newest(p)
+            with self._lock:
+                held = self._ready[p][0] if p in self._ready else self._anchors[p]
+            frame = await fetch_newest(self.bus, self.run, held)
+            placed = await self._place(frame)
         except (BusError, BrokerUnavailable, PeerMisbehaved, StorageFull) as error:
             log.warning("fetch.failed", fragment=p, version=action.version, reason=str(error))
             now_s = self.clock.monotonic()
             self._on_fact(FetchFailed(at_s=now_s, fragment=p, version=action.version, reason=str(error)))
             return
         with self._lock:
-            self._ready[p] = frame
+            self._ready[p] = frame, placed
         self._on_fact(FragmentFetched(at_s=self.clock.monotonic(), fragment=p, version=frame.version))
 
-    async def _newest(self, fragment: int) -> GlobalFragment:
-        """Return the newest visible frame of `fragment`."""
-        head = await read_head(self.bus, self.subjects, self.run.layout, fragment)
-        if head is None:
-            raise BusError("the head is gone", got=fragment)
-        with self._lock:
-            held = self._ready.get(fragment) or self._anchors[fragment]
-        return await self._placed(await fetch_frame(self.bus, self.run, head, held))
-
-    async def _placed(self, frame: GlobalFragment) -> GlobalFragment:
-        """Return a frame that lies on its device, too, where pseudo-gradients are made there and it has room."""
+    async def _place(self, frame: GlobalFragment) -> Placed | None:
+        """Return a fragment on its device, where pseudo-gradients are made there and it has room."""
         if self._encoder is None:
-            return frame
+            return None
         try:
-            placed = await asyncio.to_thread(self._encoder.place, frame.fragment, frame.values)
+            return await asyncio.to_thread(self._encoder.place, frame.fragment, frame.values)
         except RuntimeError as error:
             log.warning("anchor.not_placed", fragment=frame.fragment, version=frame.version, reason=str(error))
-            return frame
-        return replace(frame, placed=placed)
+            return None

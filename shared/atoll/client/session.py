@@ -23,8 +23,9 @@ from atoll.base.health import show_life
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
+from atoll.client.adoption import AdoptableFragment
 from atoll.client.data_leases import DataLeases
-from atoll.client.driver import AdoptableFragment, IslandDriver
+from atoll.client.driver import IslandDriver
 from atoll.client.founding import found_or_join, publish_origin
 from atoll.client.membership import claim, release
 from atoll.client.peer_recovery import StateLender, TrainingStanding
@@ -77,6 +78,7 @@ class Session:
         identity: Identity | None = None,
     ) -> None:
         """Prepare; nothing is opened yet."""
+        self.learner = request.learner
         self._request = request
         self._opener = opener
         self._clock = clock

@@ -7,6 +7,7 @@ every call gives way to other tasks once, so that races show themselves here too
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncGenerator
 
@@ -167,13 +168,13 @@ class MemoryBus:
         """Store `payload` under `stem`; see `Bus`."""
         stream = await self._stream(f"{stem}.0")
         upload = Upload.of(payload)
-        for number in upload.missing():
-            piece = bytes(upload.make(number))
-            subject = f"{stem}.{number}"
-            stream.store(subject, piece, f"{subject}:{upload.nonce}", info=None)
-            self._count_up(piece)
-            self.stats.blob_bytes_up += len(piece)
-            upload.stored(number)
+        async with contextlib.aclosing(upload.pieces()) as pieces:
+            async for number, piece in pieces:
+                subject = f"{stem}.{number}"
+                stream.store(subject, bytes(piece), f"{subject}:{upload.nonce}", info=None)
+                self._count_up(piece)
+                self.stats.blob_bytes_up += len(piece)
+                upload.stored(number)
         return upload.ref(stem)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
