@@ -1,7 +1,7 @@
 """How long a learner's steps take, and when its shards have to hear of it before the next heartbeat is due.
 
-A shard calls a fragment once per H steps of the fleet, and it knows of steps only from heartbeats. While it knows no step time it
-calls nothing; while it believes a wrong one, it calls at a wrong pace. So a learner tells a figure that one odd step does
+A shard calls a fragment once per H steps of the fleet, and it knows of steps only from heartbeats. While it knows no step time,
+it calls nothing; while it believes a wrong one, it calls at a wrong pace. So a learner tells a figure that one odd step does
 not spoil, and it tells it soon:
 
 * `StepTimes` is the mean of the recent steps without the odd ones. The first step of a life compiles and is no sample. A median
@@ -43,7 +43,7 @@ class StepTimes:
         """Take in how long a step took, or nothing where that is not known (0), and return the new mean."""
         if step_s > 0.0:
             self._recent.append(step_s)
-            # The lower of two middle ones: of a step that compiled and one that did not, the latter is to be believed.
+            # The lower of two middle ones: after a step that compiled and one that did not, the latter is true.
             median_s = sorted(self._recent)[(len(self._recent) - 1) // 2]
             usual_s = [each for each in self._recent if each <= ODD_TIMES * median_s]
             self._mean_s = math.fsum(usual_s) / len(usual_s)
