@@ -10,8 +10,8 @@ import pytest
 from atoll.report.charts import (
     PALETTE,
     Series,
-    SharePoint,
     ShareCurve,
+    SharePoint,
     TimelineBar,
     label,
     lines,

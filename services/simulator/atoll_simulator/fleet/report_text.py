@@ -10,7 +10,7 @@ from typing import Literal
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import SettingsError
-from atoll.report.charts import SharePoint, ShareCurve, shares_file
+from atoll.report.charts import ShareCurve, SharePoint, shares_file
 from atoll_simulator.fleet.cells import FleetCell, per_cent, size_text
 from atoll_simulator.fleet.joining import JoinCost
 from atoll_simulator.fleet.parameters import FleetParameters
