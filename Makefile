@@ -20,7 +20,7 @@ EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),
 # The tests that start processes of their own are one worker's, all others the other's (tests/conftest.py).
 TWO_WORKERS = --numprocesses 2 --dist loadgroup
 
-.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput chaos dst bench-dst experiment experiments results results-check clean
+.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst experiment experiments results results-check clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -71,6 +71,12 @@ compose-check: $(READY)  ## check docker-compose.yml against its schema and the 
 	$(VENV)/bin/hadolint infra/docker/Dockerfile
 
 check: lint types compose-check test  ## all of the above, as CI does
+
+newest-nats: $(READY)  ## test the NATS adapter on the newest nats-py in the allowed range (skips without an index)
+	infra/newest_nats.sh $(VENV)
+
+trace: $(READY)  ## count the modules and functions that one contribution passes on its way
+	$(PY) -m benchmarks.network.trace $(if $(SEED),--seed $(SEED))
 
 bench: $(READY)  ## measure what the protocol costs a learner's step
 	$(PY) -m benchmarks.network.overhead $(BENCH_FLAGS)
