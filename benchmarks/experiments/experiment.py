@@ -22,7 +22,7 @@ from typing import Any
 
 from atoll.base.atomic_files import hold
 from atoll.base.errors import AtollError, EnvironmentFault, SettingsError
-from atoll.cli import INTERRUPTED
+from atoll.base.exits import INTERRUPTED
 from atoll_learner.data.shards import TokenShards
 from benchmarks.experiments.aggregation import answers, figures
 from benchmarks.experiments.cells import CellStore, Crew, Paces, cell_of, left, verbs

@@ -18,8 +18,8 @@ import pytest
 
 import atoll
 from atoll.base.errors import AtollError, SettingsError
+from atoll.base.exits import INTERRUPTED
 from atoll.bus.memory.bus import MemoryBroker
-from atoll.cli import INTERRUPTED
 from atoll.local.environment import flat, variables
 from atoll.local.options import UpRequest, plan
 from atoll.settings import load
@@ -129,6 +129,22 @@ def check_schema(out: Path) -> None:
     check = [str(program), "--schemafile", str(SCHEMA), str(out / "report.json")]
     checked = subprocess.run(check, capture_output=True, text=True, timeout=60, check=False)
     assert checked.returncode == 0, checked.stdout
+
+
+def test_rare_heartbeats_make_as_many_rounds_from_the_first_second_on(simulate: Simulate) -> None:
+    """Learners that compile for 3 s and tell of themselves every 12 s are called as often as those that tell every second."""
+
+    def commits(silence_s: float) -> list[float]:
+        compiling = {f"sim__compile_s__learner-{number}": 3.0 for number in (1, 2, 3)}
+        ran = simulate(protocol__tokens_target=20_000, protocol__silence_s=silence_s, **compiling)
+        tape = tape_of(ran)
+        began_s = min(event["at_s"] for event in tape if event["kind"] == "joined")
+        return [event["at_s"] - began_s for event in tape if event["kind"] == "round"]
+
+    often, rarely = commits(5.0), commits(60.0)
+
+    assert min(rarely) == pytest.approx(min(often), abs=0.5)
+    assert len(rarely) >= 0.95 * len(often)
 
 
 def test_a_run_without_faults_learns_and_every_token_is_merged(plain: Ran) -> None:

@@ -93,7 +93,6 @@ TESTED_BY = {
     "atoll.local.journal": "test_up.py",
     "atoll.local.console": "test_up.py",
     "atoll.local.processes": "test_up.py",
-    "atoll.report.charts": "test_up.py",
     "atoll.report.collect": "test_up.py",
     "atoll.report.html": "test_up.py",
     "atoll.report.write": "test_up.py",

@@ -146,6 +146,33 @@ async def test_a_deposed_owner_removes_what_it_wrote_in_vain(desk: StoreDesk) ->
     assert await desk.chunks() == desk.named(heir)
 
 
+async def test_a_former_owner_that_wakes_up_late_writes_nothing(desk: StoreDesk) -> None:
+    """It won its lease and was frozen before it fenced: the fragment has a later owner by now, and stays that one's."""
+    first = await desk.owner(1)
+    await first.commit(one_commit(0), STEP)
+    heir = await desk.owner(3)
+    before = await desk.bus.get_record(desk.subjects.head(0))
+
+    with pytest.raises(RecordConflict, match="later owner"):
+        await desk.owner(2)
+
+    after = await desk.bus.get_record(desk.subjects.head(0))
+    assert after is not None
+    assert after == before
+    assert (await heir.commit(one_commit(1), STEP)).head.tokens_merged == 16
+
+
+async def test_a_head_knows_the_tokens_of_all_commits_whoever_made_them(desk: StoreDesk) -> None:
+    """And they are those of its books: what was merged in time and what was merged late."""
+    for epoch, version in enumerate(range(6), start=1):
+        store = await desk.owner(epoch)
+        written = await store.commit(one_commit(version), STEP)
+        settled = store.fragment_ledger[0].settled.values()
+
+        assert written.head.tokens_merged == 8 * (version + 1)
+        assert written.head.tokens_merged == sum(account.merged + account.merged_late for account in settled)
+
+
 class Cramped(MemoryBus):
     """A bus whose broker has no room for an outer state, so many times."""
 

@@ -60,17 +60,10 @@ from atoll.protocol.events import (
     StepDone,
 )
 from atoll.protocol.island import Island
+from atoll.protocol.steps import Heartbeats, StepTimes
 from atoll.run.heads import GlobalFragment, fetch_newest, read_heads
 from atoll.run.record import is_over
-from atoll.wire.messages import (
-    Call,
-    Control,
-    Member,
-    RunRecord,
-    Verdict,
-    decode,
-    encode,
-)
+from atoll.wire.messages import Call, Control, Member, RunRecord, Verdict, decode, encode
 from atoll.wire.subjects import Subjects
 
 log = get(__name__)
@@ -121,6 +114,9 @@ class IslandDriver:
         self.subjects = Subjects(run.run)
         self.machine = Island(run.protocol, {p: frame.version for p, frame in anchors.items()})
         self.report = StepReport()
+        self.steps = StepTimes()
+        self.heartbeats = Heartbeats(run.protocol.silence_s)
+        self.pace_changed = asyncio.Event()
         self.losses = LossReader()
         self.run_tokens = 0
         self.failure: AtollError | None = None
@@ -237,6 +233,8 @@ class IslandDriver:
 
     def _on_step(self, step: StepBoundary) -> None:
         self._snapshot, self.report = step.completed, step.report
+        if self.heartbeats.is_news(self.steps.add(step.report.step_s)):
+            self.pace_changed.set()
         now_s = self.clock.monotonic()
         self._on_fact(StepDone(at_s=now_s, tokens=step.tokens))
         for item in step.adopted:

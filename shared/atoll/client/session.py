@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,6 @@ from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 log = get(__name__)
 
 FETCHES_AT_ONCE = 4
-BEATS_PER_SILENCE = 5.0
 LENDING_STEPS_MIN = 8
 
 
@@ -204,14 +204,21 @@ class Session:
             await self.bus.close()
 
     async def _beat_for_ever(self) -> None:
-        pause_s = self.run.protocol.silence_s / BEATS_PER_SILENCE
+        driver = self.driver
         while True:
+            beat = await self._beat()
+            driver.pace_changed.clear()
+            pause_s = driver.heartbeats.told(beat.step_s)
             try:
-                await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(await self._beat()))
+                await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(beat))
                 show_life(self._request.health_file)
             except (BusError, BrokerUnavailable) as error:
                 log.warning("beat.failed", reason=str(error))
-            await asyncio.sleep(pause_s)
+            # The least pause comes first, so that steps of changing length cannot make a storm of heartbeats.
+            await asyncio.sleep(driver.heartbeats.shortest_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s - driver.heartbeats.shortest_s):
+                    await driver.pace_changed.wait()
 
     async def _write_down_moved(self) -> None:
         """Tell the tape and the log now and then what our link has carried; what is missed now is in what is said later."""
@@ -236,7 +243,7 @@ class Session:
 
     async def _beat(self) -> Beat:
         loss = await self.driver.losses.read(self.driver.report.loss)
-        machine, report = self.driver.machine, self.driver.report
+        machine, report, step_s = self.driver.machine, self.driver.report, self.driver.steps.mean_s
         return Beat(
             learner=self.member.learner,
             incarnation=self.member.incarnation,
@@ -244,9 +251,9 @@ class Session:
             state=self._state,
             at_s=self._clock.wall(),
             step=machine.steps,
-            step_s=report.step_s,
+            step_s=step_s,
             tokens=machine.tokens,
-            tokens_per_s=machine.tokens / machine.steps / report.step_s if machine.steps and report.step_s else 0.0,
+            tokens_per_s=machine.tokens / machine.steps / step_s if machine.steps and step_s else 0.0,
             loss=loss,
             pushed=machine.pushed,
             superseded=machine.superseded,

@@ -196,14 +196,15 @@ class FragmentRound:
 
     def commit(self, at_s: float, reason: str, live: int, cause_id: str) -> Commit:
         """Freeze the participants and say what to commit."""
+        called_s = self.called_s if self.attempt else at_s
+        quorum_s = self.quorum_s if self.phase is Phase.GRACE else called_s
         self.phase = Phase.COMMITTING
-        called_s = self.called_s or at_s
         return Commit(
             fragment=self.fragment,
             base_version=self.version,
             shares=tuple(self.shares),
             called_s=called_s,
-            quorum_s=self.quorum_s or called_s,
+            quorum_s=quorum_s,
             grace_s=self.grace_s,
             end=reason,
             live=live,
