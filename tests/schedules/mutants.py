@@ -280,7 +280,7 @@ class _Wall:
 
 def lease_on_wall(
     self: LeaseKeeper, bus: Any, subjects: Any, shard: int, settings: Any, clock: Any, identity: Any = None
-) -> None:  # noqa: ANN401
+) -> None:
     """How long a lease has stood still is measured by a clock that is set."""
     LEASE_INIT(self, bus, subjects, shard, settings, _Wall(clock), identity)
 

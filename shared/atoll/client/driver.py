@@ -44,7 +44,6 @@ from atoll.codec import Read
 from atoll.codec.kernels import Vector
 from atoll.model.pytrees import gather, look
 from atoll.protocol.events import (
-    Action,
     Adopted,
     CallHeard,
     DrainOrdered,
@@ -213,7 +212,9 @@ class IslandDriver:
                     return
                 self.drain_wanted = self.drain_wanted or await is_over(self.bus, self.subjects, self.run)
                 for head in (await read_heads(self.bus, self.subjects, self.run.layout)).values():
-                    self._on_fact(self._head_fact(head.fragment, head.version, "resync"))
+                    fragment, cause = head.fragment, f"resync/{head.fragment}"
+                    now_s = self.clock.monotonic()
+                    self._on_fact(HeadHeard(at_s=now_s, fragment=fragment, version=head.version, cause_id=cause))
             except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
                 log.warning("resync.failed", reason=str(error))
 
@@ -267,7 +268,8 @@ class IslandDriver:
         except msgspec.MsgspecError as error:
             raise PeerMisbehaved("a head tap without its info", got=str(error)) from error
         if said.fragment in self.machine.intervals:
-            self._on_fact(self._head_fact(said.fragment, said.version, "tap"))
+            now_s, cause = self.clock.monotonic(), f"tap/{said.fragment}"
+            self._on_fact(HeadHeard(at_s=now_s, fragment=said.fragment, version=said.version, cause_id=cause))
 
     def _on_verdict(self, core_message: CoreMessage) -> None:
         verdict = decode(Verdict, core_message.data)
@@ -293,28 +295,21 @@ class IslandDriver:
         elif control.verb == "drain":
             self.drain_wanted = True
 
-    def _head_fact(self, fragment: int, version: int, cause: str) -> HeadHeard:
-        return HeadHeard(
-            at_s=self.clock.monotonic(), fragment=fragment, version=version, cause_id=f"{cause}/{fragment}"
-        )
-
     def _on_fact(self, fact: Event) -> None:
+        """Let the machine take a fact in and begin what it commands."""
         for action in self.machine.handle(fact):
-            self._do(action)
+            if isinstance(action, Push):
+                p = action.fragment
+                with self._lock:
+                    self._encoding.add(p)
+                origin = self._sent[p] if action.onward else self._anchors[p].values
+                self._spawn(self._push(action, self._snapshot, origin, self._at_home.get(p)))
+            elif isinstance(action, FetchFragment):
+                self._spawn(self._fetch(action))
+            elif isinstance(action, Leave):
+                self.left.set()
 
     # --- commands -----------------------------------------------------------------------------------------------------
-
-    def _do(self, action: Action) -> None:
-        if isinstance(action, Push):
-            with self._lock:
-                self._encoding.add(action.fragment)
-            p = action.fragment
-            origin = self._sent[p] if action.onward else self._anchors[p].values
-            self._spawn(self._push(action, self._snapshot, origin, self._at_home.get(p)))
-        elif isinstance(action, FetchFragment):
-            self._spawn(self._fetch(action))
-        elif isinstance(action, Leave):
-            self.left.set()
 
     async def _push(self, action: Push, snapshot: Mapping[str, Any], origin: Vector, anchor: Placed | None) -> None:
         reason, p = "", action.fragment
@@ -325,7 +320,8 @@ class IslandDriver:
         async with self._pushing:
             try:
                 if self._encoder and anchor is not None and self._encoder.reads(p, snapshot):
-                    self._encoded(p)
+                    with self._lock:
+                        self._encoding.discard(p)
                     make = partial(self._encoder.encode, p, anchor, snapshot)
                     await self._pusher.push_made(action, make, loss)
                 else:
@@ -356,13 +352,9 @@ class IslandDriver:
                 if self._anchors[fragment].values is origin:
                     self._sent[fragment] = theta
         finally:
-            self._encoded(fragment)
+            with self._lock:
+                self._encoding.discard(fragment)  # what is being sent of it cannot change any more
         return lambda start, stop: theta[start:stop]
-
-    def _encoded(self, fragment: int) -> None:
-        """Let a fragment be adopted again: what is being sent of it cannot change any more."""
-        with self._lock:
-            self._encoding.discard(fragment)
 
     async def _fetch(self, action: FetchFragment) -> None:
         p = action.fragment
