@@ -329,6 +329,7 @@ class ShardStore:
                 for share in command.shares
             ),
             tokens_merged=former.tokens_merged + sum(share.tokens for share in command.shares),
+            cause_id=command.cause_id,
         )
         kept = frames_of(self._subjects, head)
         gone = tuple(ref for ref in frames_of(self._subjects, former) if ref not in kept)

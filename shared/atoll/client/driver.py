@@ -59,6 +59,7 @@ from atoll.protocol.events import (
     StepDone,
 )
 from atoll.protocol.island import Island
+from atoll.protocol.reasons import call_id, head_id
 from atoll.run.heads import GlobalFragment, fetch_frame, read_head, read_heads
 from atoll.run.record import is_over
 from atoll.wire.messages import (
@@ -218,7 +219,7 @@ class IslandDriver:
                     return
                 self.drain_wanted = self.drain_wanted or await is_over(self.bus, self.subjects, self.run)
                 for head in (await read_heads(self.bus, self.subjects, self.run.layout)).values():
-                    self._on_fact(self._head_fact(head.fragment, head.version, "resync"))
+                    self._on_fact(self._head_fact(head.fragment, head.version))
             except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
                 log.warning("resync.failed", reason=str(error))
 
@@ -241,7 +242,10 @@ class IslandDriver:
         now_s = self.clock.monotonic()
         self._on_fact(StepDone(at_s=now_s, tokens=step.tokens))
         for frame in step.adopted:
-            self._on_fact(Adopted(at_s=now_s, fragment=frame.fragment, version=frame.version))
+            p, version = frame.fragment, frame.version
+            cause = head_id(p, version)
+            self._on_fact(Adopted(at_s=now_s, fragment=p, version=version, cause_id=cause))
+            log.info("fragment.adopted", fragment=p, version=version, step=self.machine.steps, cause_id=cause)
             with self._lock:
                 self._anchors[frame.fragment] = frame
                 self._sent.pop(frame.fragment, None)
@@ -252,7 +256,7 @@ class IslandDriver:
         call = decode(Call, core_message.data)
         self.run_tokens = max(self.run_tokens, call.run_tokens)
         if call.fragment in self.machine.intervals and call.fragment not in self._adopting:
-            cause = f"call/{call.fragment}/{call.version}/{call.attempt}"
+            cause = call_id(call.fragment, call.version, call.attempt)
             now_s = self.clock.monotonic()
             fact = CallHeard(
                 at_s=now_s, fragment=call.fragment, version=call.version, attempt=call.attempt, cause_id=cause
@@ -266,7 +270,7 @@ class IslandDriver:
         except msgspec.MsgspecError as error:
             raise PeerMisbehaved("a head tap without its info", got=str(error)) from error
         if said.fragment in self.machine.intervals:
-            self._on_fact(self._head_fact(said.fragment, said.version, "tap"))
+            self._on_fact(self._head_fact(said.fragment, said.version))
 
     def _on_verdict(self, core_message: CoreMessage) -> None:
         verdict = decode(Verdict, core_message.data)
@@ -292,10 +296,9 @@ class IslandDriver:
         elif control.verb == "drain":
             self.drain_wanted = True
 
-    def _head_fact(self, fragment: int, version: int, cause: str) -> HeadHeard:
-        return HeadHeard(
-            at_s=self.clock.monotonic(), fragment=fragment, version=version, cause_id=f"{cause}/{fragment}"
-        )
+    def _head_fact(self, fragment: int, version: int) -> HeadHeard:
+        cause = head_id(fragment, version)
+        return HeadHeard(at_s=self.clock.monotonic(), fragment=fragment, version=version, cause_id=cause)
 
     def _on_fact(self, fact: Event) -> None:
         for action in self.machine.handle(fact):
@@ -335,9 +338,11 @@ class IslandDriver:
             except (BusError, BrokerUnavailable, StorageFull, RuntimeError) as error:
                 reason = "gave_up"
                 log.warning("push.gave_up", fragment=action.fragment, push=action.push, reason=str(error))
-        self._on_fact(
-            PushSettled(at_s=self.clock.monotonic(), fragment=action.fragment, push=action.push, reason=reason)
+        now_s = self.clock.monotonic()
+        settled = PushSettled(
+            at_s=now_s, fragment=action.fragment, push=action.push, reason=reason, cause_id=action.cause_id
         )
+        self._on_fact(settled)
 
     def _reader(self, fragment: int, snapshot: Mapping[str, Any], origin: Vector) -> Read:
         """Return how a fragment of the snapshot is read, and note what is sent where that will be asked for.
@@ -370,11 +375,15 @@ class IslandDriver:
         except (BusError, BrokerUnavailable, PeerMisbehaved, StorageFull) as error:
             log.warning("fetch.failed", fragment=p, version=action.version, reason=str(error))
             now_s = self.clock.monotonic()
-            self._on_fact(FetchFailed(at_s=now_s, fragment=p, version=action.version, reason=str(error)))
+            failed = FetchFailed(
+                at_s=now_s, fragment=p, version=action.version, reason=str(error), cause_id=action.cause_id
+            )
+            self._on_fact(failed)
             return
         with self._lock:
             self._ready[p] = frame
-        self._on_fact(FragmentFetched(at_s=self.clock.monotonic(), fragment=p, version=frame.version))
+        now_s, cause = self.clock.monotonic(), head_id(p, frame.version)
+        self._on_fact(FragmentFetched(at_s=now_s, fragment=p, version=frame.version, cause_id=cause))
 
     async def _newest(self, fragment: int) -> GlobalFragment:
         """Return the newest visible frame of `fragment`."""

@@ -21,7 +21,7 @@ It holds no tensor: the driver keeps what it fetched under the same keys.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import singledispatchmethod
 
 from atoll.base.errors import ProtocolMisuse
@@ -44,31 +44,20 @@ from atoll.protocol.events import (
     LearnerBeat,
     LearnerLeft,
     PublishCall,
-    PushKey,
     QueueDrained,
     StandDown,
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger
-from atoll.protocol.grace import MovingAverage, grace_window_s, median
+from atoll.protocol.fragment_slot import FragmentSlot
+from atoll.protocol.grace import MovingAverage, grace_window, median
 from atoll.protocol.learners import KnownLearner
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import beat_s, comes_earlier, recall_s
 from atoll.protocol.quarantine import OFFENCES, Measure
+from atoll.protocol.reasons import Opened, push_id, still_waiting
 from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
-
-
-@dataclass(slots=True)
-class FragmentSlot:
-    """One fragment of this shard: its present round, its books, what waits, and when it was last called."""
-
-    round: FragmentRound
-    fragment_ledger: FragmentLedger
-    offers: dict[PushKey, Offer] = field(default_factory=dict)
-    parked: list[PushKey] = field(default_factory=list)
-    called_s: float | None = None
-    due_s: float | None = None
 
 
 class Shard:
@@ -100,7 +89,6 @@ class Shard:
         self.learners: dict[str, KnownLearner] = {}
         self.quorum = MovingAverage(settings.average_decay)
         self.sync = MovingAverage(settings.average_decay)
-        self.grace_reason = ""
         self.draining = False
         self.finished = False
         self.began_s: float | None = None
@@ -112,6 +100,8 @@ class Shard:
             return []
         if self.began_s is None:
             self.began_s = event.at_s
+            for slot in self.slots.values():
+                slot.round.began_s = event.at_s
         return self._handle(event)
 
     # --- what is known --------------------------------------------------------------------------------------------
@@ -191,7 +181,7 @@ class Shard:
             view.heard_s = event.at_s
         if slot.fragment_ledger.knows(event.key):
             return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
-        offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final)
+        offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final, event.cause_id)
         isolated = self.isolated(event.key.learner, event.key.incarnation)
         if reason := "quarantined" if isolated else slot.round.refusal(offer):
             return self._refuse(slot, offer, reason, event.cause_id)
@@ -214,7 +204,7 @@ class Shard:
             return []
         else:
             actions = self._fold(slot, [offer], event.at_s, event.cause_id)
-        return actions + self._advance(slot, event.at_s, event.cause_id)
+        return actions + self._advance(slot, event.at_s, push_id(*event.key))
 
     @_handle.register
     def _(self, event: ContributionSpoiled) -> list[Action]:
@@ -245,7 +235,7 @@ class Shard:
             slot.offers.pop(share.key, None)
             fate = "merged" if share.age == 0 else "merged_late"
             actions.append(Acknowledge(key=share.key, fate=fate, cause_id=event.cause_id))
-        slot.round = FragmentRound(event.fragment, event.version, self.settings)
+        slot.round = FragmentRound(event.fragment, event.version, self.settings, began_s=event.at_s)
         parked, slot.parked = slot.parked, []
         for key in [k for k in slot.offers if k not in parked]:
             slot.round.loading.add(key)
@@ -303,26 +293,30 @@ class Shard:
                 actions.append(ArmTimer(name=f"due/{fragment}", due_s=due_s))
         return actions
 
-    def _call(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Action]:
+    def _call(self, slot: FragmentSlot, at_s: float, cause_id: str, opened: Opened = "due") -> list[Action]:
         """Call the round, and see to it that it is called again while it stays below quorum."""
-        if slot.round.phase not in (Phase.RESTING, Phase.COLLECTING):
+        now = slot.round
+        if now.phase not in (Phase.RESTING, Phase.COLLECTING):
             return []
         step_s = self.step_s(at_s)
         if step_s is None:
             slot.called_s = slot.due_s = None
             return self._advance(slot, at_s, cause_id)
-        attempt = slot.round.call(at_s)
+        live = self.live(at_s)
+        attempt = now.call(at_s, slot.opening(at_s, opened, step_s), live)
         interval_s = self.settings.interval_steps * step_s
         slot.called_s = beat_s(at_s, slot.due_s, interval_s)
         slot.due_s = slot.called_s + interval_s
+        why = still_waiting(attempt, self.settings.quorum, now.contributed, now.unanswered) if attempt > 1 else ""
         call = PublishCall(
-            fragment=slot.round.fragment,
-            version=slot.round.version,
+            fragment=now.fragment,
+            version=now.version,
             attempt=attempt,
             run_tokens=self.ledger.known_tokens,
+            why=why,
             cause_id=cause_id,
         )
-        again = ArmTimer(name=f"due/{slot.round.fragment}", due_s=recall_s(at_s, step_s), cause_id=cause_id)
+        again = ArmTimer(name=f"due/{now.fragment}", due_s=recall_s(at_s, step_s), cause_id=cause_id)
         return [call, again, *self._advance(slot, at_s, cause_id)]
 
     def _advance_all(self, at_s: float, cause_id: str) -> list[Action]:
@@ -339,10 +333,8 @@ class Shard:
         awaited = live if everybody is None else everybody
         if now.phase is Phase.COLLECTING and now.has_quorum():
             self.quorum.add(at_s - now.called_s)
-            grace_s, self.grace_reason = grace_window_s(
-                self.settings, self.step_s(at_s) or 0.0, self.quorum.value, self.sync.value
-            )
-            deadline_s = now.open_grace(at_s, grace_s)
+            grace = grace_window(self.settings, self.step_s(at_s) or 0.0, self.quorum.value, self.sync.value)
+            deadline_s = now.open_grace(at_s, grace, cause_id)
             actions.append(ArmTimer(name=f"grace/{now.fragment}", due_s=deadline_s, cause_id=cause_id))
         alone = not awaited and (self.draining or bool(self.learners) or self._listened(at_s))
         reason = now.end(at_s, awaited, alone=alone, patient=everybody is not None)
@@ -351,7 +343,7 @@ class Shard:
             for share in now.shares:
                 self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
                 slot.fragment_ledger.merge(share)
-            commit = now.commit(at_s, reason, len(live), cause_id)
+            commit = now.commit(at_s, reason, live, cause_id, together=everybody is not None)
             actions.append(replace(commit, fragment_ledger=slot.fragment_ledger.frozen(self.ledger)))
         return actions
 
@@ -377,7 +369,7 @@ class Shard:
                 actions.append(slot.round.fold(offer, cause_id))
                 final = final or offer.final
         if final and slot.round.phase is Phase.RESTING:
-            actions += self._call(slot, at_s, cause_id)
+            actions += self._call(slot, at_s, cause_id, "last_push")
         return actions
 
     def _keep(self, slot: FragmentSlot, cause_id: str) -> Keep:
