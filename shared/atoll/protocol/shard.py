@@ -92,7 +92,7 @@ class Shard:
         self.draining = False
         self.finished = False
         self.began_s: float | None = None
-        self._committing_since: dict[int, float] = {}
+        self.committing_since: dict[int, float] = {}
 
     def handle(self, event: Event) -> list[Action]:
         """Take one fact in and return what to do about it."""
@@ -229,7 +229,7 @@ class Shard:
         old = slot.round
         if old.phase is not Phase.COMMITTING or event.version != old.version + 1:
             raise ProtocolMisuse("a commit nobody asked for", got=(event.fragment, event.version, old.phase.value))
-        self.sync.add(event.at_s - self._committing_since.pop(event.fragment, event.at_s))
+        self.sync.add(event.at_s - self.committing_since.pop(event.fragment, event.at_s))
         actions: list[Action] = []
         for share in old.shares:
             slot.offers.pop(share.key, None)
@@ -339,7 +339,7 @@ class Shard:
         alone = not awaited and (self.draining or bool(self.learners) or self._listened(at_s))
         reason = now.end(at_s, awaited, alone=alone, patient=everybody is not None)
         if reason and (everybody is None or self._listened(at_s)):
-            self._committing_since[now.fragment] = at_s
+            self.committing_since[now.fragment] = at_s
             for share in now.shares:
                 self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
                 slot.fragment_ledger.merge(share)
