@@ -23,6 +23,7 @@ from typing import Any, SupportsFloat
 import msgspec
 import numpy as np
 
+from atoll.base import fact_dumps
 from atoll.base.clock import Clock
 from atoll.base.errors import (
     AtollError,
@@ -60,6 +61,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.island import Island
 from atoll.protocol.reasons import call_id, head_id
+from atoll.protocol.recorder import Recorder
 from atoll.run.heads import GlobalFragment, fetch_frame, read_head, read_heads
 from atoll.run.record import is_over
 from atoll.wire.messages import (
@@ -128,6 +130,8 @@ class IslandDriver:
         self.clock = clock
         self.subjects = Subjects(run.run)
         self.machine = Island(run.protocol, {p: frame.version for p, frame in anchors.items()})
+        self.recorder = Recorder(f"island-{member.learner}-{member.incarnation}", self.machine)
+        fact_dumps.keep(self.recorder)
         self.report = StepReport()
         self.losses = LossReader()
         self.run_tokens = 0
@@ -232,8 +236,13 @@ class IslandDriver:
         """End the learner when a task that its island needs has failed."""
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.failure = error if isinstance(error, AtollError) else AtollError(f"the driver failed: {error!r}")
-            log.error("driver.failed", reason=repr(error))
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Have the next step raise `error`; the last facts of the machine are kept where it is a bug of ours."""
+        self.failure = error if isinstance(error, AtollError) else AtollError(f"the driver failed: {error!r}")
+        log.error("driver.failed", reason=repr(error))
+        fact_dumps.dump_if_our_bug(error, self.recorder)
 
     # --- facts --------------------------------------------------------------------------------------------------------
 
@@ -301,7 +310,14 @@ class IslandDriver:
         return HeadHeard(at_s=self.clock.monotonic(), fragment=fragment, version=version, cause_id=cause)
 
     def _on_fact(self, fact: Event) -> None:
-        for action in self.machine.handle(fact):
+        if self.recorder.broke:
+            return
+        try:
+            actions = self.recorder.handle(fact)
+        except Exception as error:  # noqa: BLE001  (a callback of the loop: nobody else would hear of it)
+            self._fail(error)
+            return
+        for action in actions:
             self._do(action)
 
     # --- commands -----------------------------------------------------------------------------------------------------
