@@ -1,16 +1,15 @@
-"""A learner's own checkpoints: the inner optimizer's state and the place in the data, by Orbax, beside the step loop.
+"""A learner's own checkpoints: the inner optimizer's state and the place in the data, written by Orbax.
 
     DIR/<run>.<nonce>/<learner>/<incarnation and step as one number>/{state, note}
 
-The step loop pays for one copy to host memory. All else happens in a thread: the digest, and Orbax, which writes to a
-temporary folder and renames it, so that a kill at any instant leaves the former checkpoint. Two are kept. While one is
-being written the next is not begun.
+The step loop pays for one copy to host memory. A thread does the rest: the digest, and Orbax, which writes to a temporary
+folder and renames it, so that a kill at any instant leaves the former checkpoint. Two are kept. A save that is under way
+delays the next one.
 
-Parameters are not in it: the run's heads are the parameters, and a learner that comes back adopts them. So a checkpoint,
-however old, can overwrite nothing. It is adopted only if its note names this run, model, layout and learner; one that is
-damaged is passed over for the one before it. Orbax does not protect values by a checksum: the note's digest does. A run
-that was rebuilt from its archive has a nonce of its own; while there is no checkpoint of it, those of the founding that it
-was rebuilt from are looked at, and never written or removed.
+Checkpoints hold no parameters: the run's heads are the parameters, and a learner that returns adopts them. So a checkpoint,
+however old, can overwrite nothing. It is adopted only if its note names this run, model, layout and learner. A damaged
+one is skipped for the one before it. Orbax does not protect values by a checksum; the note's digest does. A rebuilt run
+has a nonce of its own: until it has a checkpoint, those of its source are read, and never written or removed.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ LIVES: Final = 1 << 32
 
 
 class DataPlace(msgspec.Struct, frozen=True):
-    """How far a unit of data is read."""
+    """How far one unit of data has been read."""
 
     unit: Key
     read: int
@@ -49,7 +48,7 @@ class DataPlace(msgspec.Struct, frozen=True):
 
 
 class CheckpointNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint says of itself. `anchors` are the versions of the fragments its learner had adopted."""
+    """What a checkpoint records about itself. `anchors` are the versions of the fragments that its learner had adopted."""
 
     run: str
     nonce: str
@@ -82,9 +81,9 @@ class CheckpointNote(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """A checkpoint that was found whole and ours: the state as a pytree, its note, bytes, and the seconds it took.
+    """A valid checkpoint of this learner: the state as a pytree, its note, bytes, and the seconds that loading took.
 
-    `rebuilt_since` says that it is from before the run was rebuilt.
+    `rebuilt_since` tells that it is from before the run was rebuilt.
     """
 
     state: Any
@@ -141,7 +140,7 @@ class Checkpoints:
         return self._writing is not None and self._writing.is_alive()
 
     def save(self, arrays: Arrays, note: CheckpointNote, copied_s: float = 0.0) -> None:
-        """Begin to write `arrays`, whose copy took `copied_s` and which nobody changes any more, unless a save is under way."""
+        """Begin to write `arrays` (copied in `copied_s`, never changed again) unless a save is under way."""
         if self.busy:
             return
         if (number := note.incarnation * LIVES + note.steps) != self._newest:

@@ -1,9 +1,9 @@
-"""Compiling once per machine: a cache of compiled programs on disk, and turns, so that learners do not compile in chorus.
+"""Compiling once per machine: a cache of compiled programs on disk, and turns, so that learners do not all compile at once.
 
-XLA's persistent cache makes a restart cheap, but learners that start together on one machine all find it empty, compile
-the same step at the same time and share the cores: four learners on two cores took 56 s to their first step. With turns
-the first one compiles and the others find its programs. A turn is a lock on a file beside the cache; the kernel frees
-it when its holder dies. Nobody waits for ever: after `PATIENCE_S` a learner compiles out of turn.
+XLA's persistent cache makes a restart cheap. But learners that start together on one machine all find it empty, compile the
+same step at the same time and share the cores: four learners on two cores took 56 s to their first step. With turns the
+first one compiles and the others find its programs. A turn is a lock on a file beside the cache; the kernel releases it
+when its holder dies. No wait is endless: after `PATIENCE_S` a learner compiles out of turn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POLL_S = 0.1
 
 
 def enable_compile_cache(folder: Path | None) -> None:
-    """Keep compiled programs in `folder`, so that whoever needs them next need not compile again; None: nowhere."""
+    """Keep compiled programs in `folder` for later processes; None keeps none."""
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def enable_compile_cache(folder: Path | None) -> None:
 
 @contextlib.contextmanager
 def turn(folder: Path | None, patience_s: float = PATIENCE_S) -> Iterator[bool]:
-    """Hold the turn to compile into the cache in `folder`; yield whether it was had, False without a cache."""
+    """Hold the turn to compile into the cache in `folder`; yield whether this process got it, False without a cache."""
     if folder is None:
         yield False
         return

@@ -1,9 +1,9 @@
-"""The merged model as anybody may read it: measured on held-out text while the run goes on, exported at its end.
+"""Measures the merged model on held-out text while the run goes on, and exports it at the end.
 
-The evaluator is a reader like any learner: it takes the newest frame of every fragment, puts the parameters together and
-computes bits per byte on the same held-out bytes each time. It holds no lease and answers no call, so nobody waits for
-it (`atoll.run.merged_model`). Where the run keeps an average of its values, that is measured and exported beside them, as
-`model-average.safetensors`; each file's metadata say which it is.
+The evaluator is a reader: it takes the newest frame of every fragment, puts the parameters together and computes bits per
+byte on the same held-out bytes each time. It holds no lease and answers no call, so no process waits for it
+(`atoll.run.merged_model`). If the run keeps an average of its values, the evaluator measures and exports that too, as
+`model-average.safetensors`; each file's metadata name which it is.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WHO = "evaluator"
 
 
 def follow(settings: Settings, every_s: float) -> None:
-    """Evaluate every `every_s` seconds and put each result on the tape, until told to stop."""
+    """Evaluate every `every_s` seconds and append each result to the event log, until told to stop."""
     configure(settings.log.format, settings.log.level, role=WHO, run=settings.run)
     work = prepare_work(settings)
     limit_threads(settings.learner.threads or 1)

@@ -1,9 +1,9 @@
-"""Batches for a learner, from units it has leased, with the next lease fetched before the last is used up.
+"""Batches for a learner from units that it has leased; the next lease is fetched before the last is used up.
 
-The training thread asks for a batch and gets it at once, except before the first lease has arrived: the ledger of
-leases is a record on the bus, and the network may be slow, but never while there is text in hand. How far reading has
-come goes into the ledger with every renewal and every request; leaving returns what was not read. A unit that the ledger
-says is no longer ours (we were frozen or cut off for longer than a lease) is not read on.
+The training thread gets a batch at once, except before the first lease has arrived. The ledger of leases is a record on the
+bus; a slow network delays a batch only if no leased text is left. Every renewal and every request tells the ledger how far
+reading has come; leaving returns the unread rest. If the ledger gives a unit to another learner (we were frozen or cut
+off for longer than a lease), the feed stops reading it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RESUME_S = 30.0
 
 
 class Pending(Protocol):
-    """A grant that was asked for: a future of whatever kind."""
+    """A requested grant, as any kind of future."""
 
     def done(self) -> bool:
         """Return whether it is here, or will not come."""
@@ -43,9 +43,9 @@ class Pending(Protocol):
 
 
 class Supply:
-    """What is leased and not read yet: int32 batches of shape (batch, sequence + 1). Never waits.
+    """The leased and unread data as int32 batches of shape (batch, sequence + 1). Never waits.
 
-    `call` begins a coroutine of the leases and returns its future.
+    `call` starts a coroutine of the leases and returns its future.
     """
 
     def __init__(

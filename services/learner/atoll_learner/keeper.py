@@ -1,4 +1,4 @@
-"""When a learner keeps a checkpoint, and what goes into its note: now and then while it trains, and when it leaves."""
+"""When a learner writes a checkpoint (at intervals while it trains, and when it leaves) and what its note holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = get(__name__)
 
 
 class Keeper:
-    """Keeps checkpoints of one life's optimizer state when the settings say where; for the training thread."""
+    """Writes checkpoints of one incarnation's optimizer state if the settings name a folder; for the training thread."""
 
     def __init__(self, settings: Settings, island: IslandHandle, tokens_per_step: int) -> None:
         """Name the place; nothing is written before the first interval is over."""

@@ -1,9 +1,9 @@
-"""How a life ends: return the data, push the last pseudo-gradients, say goodbye, keep a checkpoint, all within a bound.
+"""How an incarnation ends: return the data, push the last pseudo-gradients, say goodbye, write a checkpoint, within a bound.
 
-In this order, because of what each is worth to others. Data that is not returned waits for its lease to die; pseudo-gradients
-that are not pushed are lost to the model; a checkpoint that is not written costs this learner the steps since the one
-before. A checkpoint may be slow (a large state, a network disk) and one is often under way when the signal comes, so
-nothing that others need waits for it. It has what the others leave of the bound, and a share of its own in any case.
+The order follows what each step is worth to others. Data that is not returned waits until its lease expires. A
+pseudo-gradient that is not pushed is lost to the model. A checkpoint that is not written costs only this learner the steps
+since the one before. A checkpoint may be slow (a large state, a network disk), and one is often under way when the signal
+comes, so nothing that others need waits for it. It gets the rest of the bound, and a share of its own in any case.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def recover(island: IslandHandle, checkpoints: Checkpoints | None, train: TrainS
 
 
 def possible(borrowed: Borrowed, train: TrainSettings) -> bool:
-    """Return whether gradients can have led to what a peer lent; say so if not."""
+    """Return whether gradients can have led to the peer's state; log a warning if not."""
     reason = impossible(borrowed.state, train)
     if reason:
         log.warning("state.not_borrowed", peer=borrowed.lender, reason=reason)
@@ -87,7 +87,7 @@ def possible(borrowed: Borrowed, train: TrainSettings) -> bool:
 
 
 def loan_facts(borrowed: Borrowed, run_tokens: int) -> dict[str, str | int | float]:
-    """Return what log and tape say of a loan, in a run that is at `run_tokens`."""
+    """Return the fields that log and event log carry about a loan, in a run that is at `run_tokens`."""
     return {
         "peer": borrowed.lender,
         "steps": borrowed.steps,

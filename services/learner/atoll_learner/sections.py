@@ -1,8 +1,8 @@
-"""The `[model]` and `[train]` sections: what the kernel passes through, completed and checked before anything starts.
+"""The `[model]` and `[train]` sections: the learner completes and checks them before anything starts.
 
-The kernel knows no model. It asks every installed service, by the entry point group `atoll.settings`, to complete the
-sections that are its own, so that a wrong dimension is refused by the command that was given it, and `atoll config`
-shows every value. No JAX here: the command line must answer at once.
+The kernel knows no model. It asks every installed service, by the entry-point group `atoll.settings`, to complete its own
+sections. So the command that was given a wrong dimension refuses it, and `atoll config` shows every value. No JAX here: the
+command line must answer at once.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Checkpoints of a run outside its broker, and the way back.
 
-`vault`: where bytes lie. `marks`: what a checkpoint is. `shelf`: reading and writing them. `rebuild`: a run on an empty
-broker. docs/archive.md is for people.
+`object_store`: where bytes are stored. `checkpoints`: what a run checkpoint is. `checkpoint_store`: how they are read and
+written. `rebuild`: a run on an empty broker.
 """

@@ -1,9 +1,10 @@
-"""One run's marks in a vault: written so that a crash between any two acts leaves what was complete complete.
+"""One run's checkpoints in an object store. A crash between any two writes leaves complete checkpoints complete.
 
-Order of a mark: objects, then the manifest, then manifests that are retired go, then the objects that only those named.
-An object is named by its content and belongs to one shard, so two shards never write or remove the same one. Objects
-that no manifest names (a mark that was interrupted) go when a shard's owner begins, once they are old enough that
-nobody can still be about to name them. While a manifest cannot be read, no object goes. Everything here may block.
+A run checkpoint is written in this order: objects; the manifest; then retired manifests are removed; then the objects that
+only those named. An object's name is the digest of its content, and an object belongs to one shard, so two shards never
+write or remove the same one. A new owner removes old objects that no manifest names (an interrupted checkpoint left them).
+They must be so old that no writer can still be about to name them. While any manifest is unreadable, no object is removed.
+Every call here may block.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ORPHAN_AGE_S = 6 * 3600.0
 
 
 class CheckpointStore:
-    """The marks of `run` in `vault`."""
+    """The run checkpoints of `run` in an object store."""
 
     def __init__(self, vault: ArchiveStore, run: str) -> None:
         """Read nothing yet."""
@@ -60,7 +61,7 @@ class CheckpointStore:
         return {CheckpointObject(name.path.rpartition("/")[2], name.size_bytes) for name in found}
 
     def publish(self, manifest: Manifest) -> None:
-        """Make a mark of one shard visible; every object it names is stored already."""
+        """Make one shard's part of a checkpoint visible; every object that it names is stored already."""
         data = msgspec.json.encode(manifest)
         if len(data) > MANIFEST_BYTES_MAX:
             raise ProtocolMisuse(
@@ -69,15 +70,15 @@ class CheckpointStore:
         self.vault.put(manifest.path, data)
 
     def reopen(self, run: RunRecord, parts: list[Part], mark: int, shard: int, epoch: int) -> None:
-        """Say that `shard` goes on from `mark` in `epoch`, when among `parts` there is a final one of a former owner."""
+        """Record that `shard` goes on from `mark` in `epoch`, if `parts` hold a final manifest of a former owner."""
         origin = founding(run)
         if any(p.final and (p.founding, p.shard) == (origin, shard) and p.epoch < epoch for p in parts):
             self.vault.put(opening(run, mark, shard, epoch), b"{}")
 
     def retire(self, shard: int, keep: int, origin: str) -> int:
-        """Remove what `keep` complete marks no longer need of one shard's; return how many objects went.
+        """Remove what `keep` complete checkpoints no longer need of one shard's objects; return how many were removed.
 
-        `origin` is the founding that the shard serves. What stands in the way of its marks is said.
+        `origin` is the founding that the shard serves. A log line reports what prevents the removal.
         """
         parts = self.parts()
         self._say_what_is_wrong(parts, shard, origin)
@@ -177,7 +178,7 @@ class CheckpointStore:
         return manifests
 
     def newest(self) -> tuple[RunCheckpoint, list[Manifest]]:
-        """Return the newest mark that is complete and whole; what is damaged is passed over with a warning.
+        """Return the newest checkpoint that is complete and undamaged; log a warning for each damaged one.
 
         Raises:
             CheckpointError: there is none.
@@ -210,9 +211,9 @@ class CheckpointStore:
         return needed
 
     def _objects_of(self, part: Part) -> set[str] | None:
-        """Return the digests that a manifest names, None when it cannot be read: by us, which says nothing of others.
+        """Return the digests that a manifest names, or None if we cannot read it.
 
-        Another version of Atoll may well read it, and its objects must be there then.
+        Another version of Atoll may be able to read it, so its objects must stay.
         """
         if part.opened:
             return set()

@@ -1,23 +1,21 @@
-"""What a checkpoint is: *marks*, made by every shard by itself, that belong together by their number.
+"""Run checkpoints: every shard writes its part by itself, and parts with the same number belong together.
 
-Mark n is made n seconds after the run was founded (a multiple of `archive.every_s`). Each shard writes what it holds at
-about that time: per fragment one head with exactly the frame, outer state and books that it names. Fragments are
-independent, so heads of slightly different moments make a state that the run could have been in. A mark is *complete*
-when every shard has made it; only complete marks are rebuilt from.
+Checkpoint n is due n seconds after the founding of the run (a multiple of `archive.every_s`). Each shard writes what it
+holds at about that time: per fragment one head with exactly the keyframe, deltas, outer state and ledger that it names.
+Fragments are independent, so heads of slightly different moments form a state that the run could have been in. A
+checkpoint is *complete* when every shard has written its part. A run is rebuilt from complete checkpoints only.
 
-Numbers never go back, whatever clocks do (`due_mark`): as in Lamport's clocks, a shard whose own clock is behind the
-newest mark that any shard has made joins that mark, or, when it has made it already, makes the next one. So one clock
-that is or was ahead carries all shards with it, and what is made later always has the higher number.
+Numbers never decrease, whatever the clocks do (`due_mark`), as with Lamport's clocks: a shard whose clock is behind the
+newest checkpoint joins that checkpoint, or makes the next one if it has joined already.
 
     RUN/marks/FOUNDING/MARK/SHARD.SHARDS.EPOCH.json           a manifest, written last; `.final.json` when the shard finished
-    RUN/marks/FOUNDING/MARK/SHARD.SHARDS.EPOCH.open.json      empty: the shard that had finished goes on in this epoch
+    RUN/marks/FOUNDING/MARK/SHARD.SHARDS.EPOCH.open.json      empty: the finished shard goes on in this epoch
     RUN/shard-S/DIGEST                                        an object, named by the blake2b of its bytes
 
-A FOUNDING is `<founded_at ms>-<generation>-<nonce>`: later foundings and rebuilt runs sort after those they came from, and
-nothing of one is ever mixed with another. An owner writes under its own epoch only. At one mark the highest epoch
-counts; a manifest with a lower epoch than an earlier mark has was written by an owner that did not know yet that it was
-deposed, and counts as nothing. A shard that has finished makes no more marks: its final manifest stands in all later ones,
-until the shard is opened again: what was drained and goes on without an archive must not pass for what it was.
+A FOUNDING is `<founded_at ms>-<generation>-<nonce>`. Later foundings and rebuilt runs sort after their sources, and parts
+of different foundings never mix. An owner writes under its own epoch. Within one checkpoint the highest epoch counts. A
+manifest with a lower epoch than an earlier checkpoint has comes from an owner that did not know it was deposed: it is
+ignored. A finished shard writes no more parts: its final manifest counts in all later checkpoints until it is reopened.
 """
 
 from __future__ import annotations
@@ -92,7 +90,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def opening(run: RunRecord, mark: int, shard: int, epoch: int) -> str:
-    """Return where it is said that a shard goes on in `epoch`, from `mark` on."""
+    """Return the path that says: this shard goes on in `epoch`, from checkpoint `mark` on."""
     return _path(run, mark, shard, epoch, ".open")
 
 
@@ -102,7 +100,7 @@ def _path(run: RunRecord, mark: int, shard: int, epoch: int, tail: str) -> str:
 
 
 def founding(run: RunRecord) -> str:
-    """Return what foundings of one run id sort by."""
+    """Return the text by which foundings of one run id sort."""
     generation = 0 if run.rebuilt is None else run.rebuilt.generation
     return f"{int(run.founded_at_s * 1000):014d}-{generation:04d}-{run.nonce}"
 
@@ -114,7 +112,7 @@ def number(run: RunRecord, now_s: float, every_s: int) -> int:
 
 
 def due_mark(run: RunRecord, shard: int, parts: Iterable[Part], now_s: float, every_s: int) -> int:
-    """Return the mark that `shard` makes at wall time `now_s`, given what is in the archive; see the module docstring."""
+    """Return the number of the checkpoint that `shard` makes at wall time `now_s`, given the `parts` in the archive."""
     ours = [part for part in parts if part.founding == founding(run)]
     newest = max((part.mark for part in ours), default=0)
     by_clock = number(run, now_s, every_s)
@@ -174,7 +172,7 @@ class RunCheckpoint:
 
 
 def parts_of(paths: Iterable[str]) -> list[Part]:
-    """Return the manifests among `paths`; whatever is named otherwise is somebody else's."""
+    """Return the manifests among `paths`; other names belong to other programs."""
     found = [(_NAME.search(path), path) for path in paths]
     return [
         Part(
@@ -221,7 +219,7 @@ def marks_of(parts: Iterable[Part]) -> list[RunCheckpoint]:
 
 
 def lagging(parts: list[Part], shard: int, origin: str) -> RunCheckpoint | None:
-    """Return the oldest of the marks that are late, when `shard` has made `LATE_MARKS` since the newest complete one."""
+    """Return the oldest late checkpoint, once `shard` has made `LATE_MARKS` since the newest complete one."""
     marks = [mark for mark in marks_of(parts) if mark.founding == origin]
     complete = max((mark.mark for mark in marks if mark.complete), default=-1)
     since = [mark for mark in marks if mark.mark > complete and shard in mark.parts]
@@ -229,10 +227,10 @@ def lagging(parts: list[Part], shard: int, origin: str) -> RunCheckpoint | None:
 
 
 def retired(parts: list[Part], shard: int, keep: int, origin: str) -> list[Part]:
-    """Return which manifests of `shard` may go: older than the `keep` newest complete marks, and part of none of them.
+    """Return which manifests of `shard` may go: older than the `keep` newest complete checkpoints, and part of none of them.
 
-    Where another shard makes no marks, no mark is complete: then the newest `keep + INCOMPLETE_MAX` of this shard stay.
-    Foundings that sort after `origin`, the one that is being archived, are not ours to judge and crowd nothing out.
+    If another shard writes no parts, no checkpoint is complete: then the newest `keep + INCOMPLETE_MAX` of this shard stay.
+    Foundings that sort after `origin` (the one being archived) are ignored.
     """
     parts = [part for part in parts if part.founding <= origin]
     marks = marks_of(parts)

@@ -1,16 +1,16 @@
-"""Where an archive's bytes lie: a folder, or an object store that speaks S3. Four verbs, nothing about runs.
+"""Where an archive's bytes are stored: a folder, or an object store that speaks S3. Four verbs that know nothing of runs.
 
-    put      whole or not at all, and durable when it returns; replaces what was there
+    put      whole or not at all, and durable when it returns; replaces the old object
     get      the whole object, bounded
-    names    what lies under a prefix
-    remove   harmless when it is gone already
+    names    the objects under a prefix
+    remove   harmless if the object is gone already
 
-The folder is ours because durability is: a file is written beside its place, synced, moved into place, and the folder is
-synced. (`obstore.LocalStore` moves into place too, but syncs nothing.) S3 goes through `obstore`; credentials, region
-and endpoint come from its usual `AWS_…` variables, and nothing of them is ever shown.
+The folder store is our own because of durability: it writes a file beside its place, syncs it, moves it into place and
+syncs the folder. (`obstore.LocalStore` moves files into place too, but syncs nothing.) S3 goes through `obstore`;
+credentials, region and endpoint come from the usual `AWS_…` variables, and are never shown.
 
-Every call may block and belongs in a thread. Whatever goes wrong is `ArchiveUnavailable`; what is not there is
-`CheckpointError`.
+Every call may block and belongs in a thread. A missing object raises `CheckpointError`; any other failure raises
+`ArchiveUnavailable`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ArchiveStore(Protocol):
         """Return an object; `CheckpointError` when it is missing or larger than allowed."""
 
     def names(self, prefix: str) -> list[Name]:
-        """Return what lies under the folder `prefix`, in order of paths."""
+        """Return the objects under the folder `prefix`, in order of paths."""
 
     def remove(self, paths: list[str]) -> None:
         """Remove objects."""
@@ -97,7 +97,7 @@ class FolderArchive:
             raise _unavailable(self.where, error.strerror or str(error)) from error
 
     def names(self, prefix: str) -> list[Name]:
-        """Walk the folder; what an interrupted `put` left long ago is removed on the way."""
+        """Walk the folder; remove drafts that an interrupted `put` left long ago."""
         found = []
         try:
             for file in sorted((self._folder / prefix).rglob("*")):

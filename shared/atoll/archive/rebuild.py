@@ -1,23 +1,21 @@
-"""A run on a broker that has lost it, from the newest complete mark: bit for bit what the shards held then.
+"""Rebuilds a run on an empty broker from the newest complete checkpoint, bit for bit as the shards held it.
 
-    verify the mark ─► run record (new nonce, `rebuilt`) ─► members, leases ─► per fragment: chunks, then head
+    verify the checkpoint ─► run record (new nonce, `rebuilt`) ─► members, leases ─► per fragment: chunks, then head
 
-The run record comes first and by compare-and-set: it says which mark is being rebuilt, so that any number of processes
-may rebuild at once, or one go on where another died, and all write the same. Heads are created only where nothing is
-(revision 0). A head is written last, after the chunks it names; shards and learners wait until all heads are there, and
-nobody puts fresh values in place of missing ones while the record says that the run is being rebuilt.
+The run record comes first, by compare-and-set: it names the checkpoint, so several processes may rebuild at once, or one
+may go on where another died, and all write the same. Heads are created only where none exists (revision 0). A head is
+written last, after the chunks it names. Shards and learners wait for all heads. No founder publishes fresh values while
+the record says that the run is being rebuilt.
 
-A process that lived through the loss, or came early, may have written a member record, a data ledger or a shard lease on
-the empty broker before we do. Such a record knows nothing of the run and would give numbers out a second time, so what is
-behind the archive is replaced by compare-and-set: the learner is dismissed and comes back above its former lives, the
-shard's owner is deposed and takes its lease again above every head. What is ahead was written after the rebuilding.
+A process that survived the loss may have written a member record, a data ledger or a shard lease to the empty broker
+before us. Such a record knows nothing of the run and would give numbers out twice. So a record that is behind the archive
+is replaced by compare-and-set: the learner is dismissed and returns above its former incarnations; the shard's owner is
+deposed and takes its lease again above every head. A record that is ahead was written after the rebuild: it stays.
 
-Member records are given incarnations above all that the books, the learners' reports or the archived records know, with
-room for lives that began after the mark: push keys (learner, incarnation, fragment, push) stay unique for ever. All
-former incarnations count as gone, so their data leases return to the pool. Shard leases are released ones with the
-archived epoch, so that the next owner's fence is above every head.
-
-A broker that has the run already is left as it is.
+Member records get incarnations above every one that the ledgers, the reports or the archived records know, with room for
+incarnations that began after the checkpoint: push keys (learner, incarnation, fragment, push) stay unique for ever. All
+former incarnations count as gone, so their data leases return to the pool. Shard leases come back released, with the
+archived epoch, so that the next owner's fence is above every head. A broker that still has the run is left as it is.
 """
 
 from __future__ import annotations
@@ -102,14 +100,14 @@ async def rebuild(bus: Bus, shelf: CheckpointStore, clock: Clock, *, first: int 
 
 
 async def _stands(bus: Bus, subjects: Subjects, there: RunRecord) -> bool:
-    """Return whether the run is whole, or somebody is founding it: then nothing is ours to do."""
+    """Return whether the run is whole, or a learner is founding it: then there is nothing to do."""
     if there.rebuilt is None:
         return True
     return len(await read_heads(bus, subjects, there.layout)) == len(there.layout.fragments)
 
 
 async def _say_it_stands(shelf: CheckpointStore, there: RunRecord) -> None:
-    """Log that nothing is rebuilt; loudly when the archive knows marks and none is of this founding or its source."""
+    """Log that nothing is rebuilt; as a warning if the archive has checkpoints but none of this founding or its source."""
     log.info("run.stands", nonce=there.nonce, founder=there.founder, todo="nothing is rebuilt: the broker has the run")
     source = there.nonce if there.rebuilt is None else there.rebuilt.source
     try:
@@ -129,7 +127,7 @@ async def _say_it_stands(shelf: CheckpointStore, there: RunRecord) -> None:
 
 
 def _record(mark: RunCheckpoint, manifests: list[Manifest], now_s: float) -> RunRecord:
-    """Return the run record that says what is being rebuilt."""
+    """Return the run record that names the checkpoint being rebuilt."""
     run = manifests[0].run
     generation = 0 if run.rebuilt is None else run.rebuilt.generation
     rebuilt = Rebuilt(
@@ -145,7 +143,7 @@ def _record(mark: RunCheckpoint, manifests: list[Manifest], now_s: float) -> Run
 
 
 async def _claim(bus: Bus, subjects: Subjects, record: RunRecord) -> RunRecord:
-    """Write the run record, or return the one that somebody else was faster to write."""
+    """Write the run record, or return the one that another process wrote first."""
     try:
         await bus.put_record(subjects.run_record, encode(record), expected=0, info={"run": record.run})
     except RecordConflict:
@@ -157,7 +155,7 @@ async def _claim(bus: Bus, subjects: Subjects, record: RunRecord) -> RunRecord:
 
 
 def _named_by(shelf: CheckpointStore, record: RunRecord) -> list[Manifest]:
-    """Return the manifests of the mark that a run record says is being rebuilt."""
+    """Return the manifests of the checkpoint that a run record names."""
     rebuilt = record.rebuilt
     for mark in shelf.marks():
         if (
@@ -186,7 +184,7 @@ def reports_of(manifests: list[Manifest]) -> Ledger:
 async def _restore_records(
     bus: Bus, subjects: Subjects, run: RunRecord, manifests: list[Manifest], clock: Clock
 ) -> None:
-    """Write member records, data leases and shard leases where there are none, or ones that know less."""
+    """Write member records, data leases and shard leases where none exist, or where the existing ones know less."""
     for learner, incarnation in sorted(_incarnations(manifests).items()):
         member = Member(
             learner=learner,
@@ -243,7 +241,7 @@ def _reach(data: DataLedger) -> tuple[int, int]:
 
 
 async def _settle(bus: Bus, subject: str, record: T, behind: Callable[[T, T], bool]) -> None:
-    """Write a record where none is that can be read, or one that is `behind` this one."""
+    """Write a record where no readable one exists, or where the existing one is `behind` this one."""
     while True:
         there = await bus.get_record(subject)
         if there is not None and not _replaceable(there, record, behind):
@@ -262,7 +260,7 @@ def _replaceable(there: Record, ours: T, behind: Callable[[T, T], bool]) -> bool
 
 
 async def _restore_piece(bus: Bus, subjects: Subjects, shelf: CheckpointStore, shard: int, piece: Piece) -> None:
-    """Store what a head names, then the head; a fragment that has one is left alone."""
+    """Store the blobs that a head names, then the head; skip a fragment that has a head."""
     subject = subjects.head(piece.head.fragment)
     if await bus.get_record(subject) is not None:
         return

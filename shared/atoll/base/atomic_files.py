@@ -1,7 +1,7 @@
 """Files that are there whole or not at all, and files that one process holds.
 
-Whoever reads while we write, or after we died of it, finds what was there before: the new content is written beside it, made
-durable and moved into its place. A hold is a lock that the kernel frees when its holder dies, however it dies.
+A reader always finds whole content: the writer puts the new content beside the old, makes it durable, and moves it into
+place. A hold is a lock that the kernel releases when its holder dies, however it dies.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import IO
 def write_whole(path: Path, data: bytes, draft: Path | None = None) -> None:
     """Write `data` to `path`, durable before it is visible; raise `OSError` with the old content in place.
 
-    `draft` is where it lies before, in the same folder: by default always the same name, so that what a killed writer has
-    left is written over. Writers that may meet need names of their own.
+    The content is first written to `draft` in the same folder. The default draft has a fixed name, so a later writer
+    overwrites what a killed writer left. Writers that may run at the same time need different drafts.
     """
     draft = draft or path.with_name(f".{path.name}.new")
     try:

@@ -1,14 +1,13 @@
-"""Memory of large vectors, used again when nobody holds it any more.
+"""A pool of memory for large vectors.
 
-Memory that is new to a process comes from the operating system in pages, each of which is cleared and mapped when it is
-first touched: for large vectors that costs as much as the arithmetic. A shard needs the same sizes round after round: a
-sum, the next values, the next momentum, contributions that wait; and with every commit it lets go of as many. So the last
-`KEPT` vectors that were let go are kept, or fewer where they are large, and the next one of their size takes their place.
+New memory comes from the operating system in pages, and the system clears and maps each page at the first touch. For
+large vectors that costs as much as the arithmetic. A shard needs the same sizes in every round: a sum, the next values,
+the next momentum, waiting contributions. So the pool keeps the last `KEPT` vectors that became free, or fewer if they are
+large, and hands them out again.
 
-Whether a vector is let go is not ours to say: it is when the interpreter drops the last array, view or buffer that looks
-into it. `empty` returns such an array, with anything in it, for its taker alone. Vectors below `KEPT_ELEMENTS` are
-left to the allocator, which does the same for them, and so are those above `KEPT_ELEMENTS_MAX`: memory that lies idle is
-dearer then than time.
+A vector becomes free when the interpreter drops the last array, view or buffer over it. `empty` returns an array with
+undefined content. Vectors below `KEPT_ELEMENTS` stay with the allocator, which pools them itself. Vectors above
+`KEPT_ELEMENTS_MAX` do too: that much idle memory costs more than the time it saves.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ class _Lent(np.ndarray[Any, Any]):
 
 
 def lend(memory: M, keep: Callable[[M], None], count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return an array over `memory`, which is given to `keep` when nobody looks into it any more, in whatever thread."""
+    """Return an array over `memory`; `keep` gets the memory, in any thread, when the last view of it is gone."""
     lent = np.ndarray.__new__(_Lent, (count,), dtype, memory)
     weakref.finalize(lent, keep, memory).atexit = False
     return lent.view(np.ndarray)
 
 
 def empty(elements: int) -> Vector:
-    """Return a float32 vector of anything."""
+    """Return a float32 vector with undefined content."""
     if not KEPT_ELEMENTS <= elements <= KEPT_ELEMENTS_MAX:
         return np.empty(elements, dtype=np.float32)
     return lend(_taken(4 * elements), _keep, elements, np.float32)
@@ -60,7 +59,7 @@ def _keep(memory: mmap.mmap) -> None:
 
 
 def _taken(size: int) -> mmap.mmap:
-    """Return so many bytes that were let go, new ones where there are none."""
+    """Return `size` bytes from the pool, or new ones."""
     for _ in range(len(_spent)):
         try:
             memory = _spent.popleft()

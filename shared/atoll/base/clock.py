@@ -1,6 +1,6 @@
-"""The only place that reads the clocks; everything else is handed one.
+"""The only place that reads the clocks; everything else gets a `Clock`.
 
-`monotonic` measures, `wall` is for people and for messages. A test or a simulator passes a clock of its own.
+`monotonic` measures durations. `wall` is for people and for messages. Tests and simulators pass clocks of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Health by a file: a service touches it while it lives, and its age tells anybody who can see the file.
+"""Health as a file: a living service touches it, and its age shows whether the service still lives.
 
-No port is opened and no library is needed to ask: a container's check runs `atoll health`, an orchestrator may look at
-the file itself. A shard and an evaluator touch it while their loops run, a learner with every heartbeat that reached
-the broker.
+The check needs no port and no library: a container runs `atoll health`, and an orchestrator may look at the file itself.
+A shard and an evaluator touch the file while their loops run. A learner touches it with every heartbeat that reached the
+broker.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ TOUCH_S = 2.0
 
 
 def show_life(file: Path | None) -> None:
-    """Touch `file` if there is one to touch; a full disk must not end what is alive."""
+    """Touch `file`, if there is one. A full disk must not end a living process, so errors are ignored."""
     if file is not None:
         with contextlib.suppress(OSError):
             file.touch()
 
 
 async def live(file: Path | None) -> None:
-    """Touch `file` every two seconds while the loop that runs this lives; for ever, so cancel it."""
+    """Touch `file` every `TOUCH_S` seconds for as long as this loop runs. It never returns: cancel it."""
     while True:
         show_life(file)
         await asyncio.sleep(TOUCH_S)

@@ -1,7 +1,7 @@
-"""Who a process is: what messages show of it to people, and the nonces that tell it from every other.
+"""The identity of a process: the names that messages show to people, and the nonces that tell it from every other process.
 
-The only place that asks the operating system for either; everything else is handed an `Identity`, as it is handed a
-clock. A simulator hands out identities of its own, so that a seed decides every byte.
+Only this module asks the operating system for either; everything else gets an `Identity`, as it gets a clock. A simulator
+hands out its own identities, so that the seed decides every byte.
 """
 
 from __future__ import annotations

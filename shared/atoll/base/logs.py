@@ -1,8 +1,8 @@
-"""Logs as events: one canonical line per unit of work, JSON unless somebody reads it on a terminal.
+"""Logs as events: one canonical line per unit of work, coloured text on a terminal and JSON elsewhere.
 
-Event names are constants of the form `noun.verb` and never carry values; values are keys. `configure` sets what each
-line of a process says (role, run, learner or shard), in all its threads. Standard-library loggers (nats, jax) end up in
-the same stream. No line carries arrays or secrets.
+Event names are constants of the form `noun.verb` and never carry values; values are keys. `configure` sets the keys that
+every line of a process carries (role, run, learner or shard), in all its threads. Standard-library loggers (nats, jax) go
+to the same stream. No line carries arrays or secrets.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def logging_to(path: Path, level: str = "info", **bound: str | int) -> Iterator[None]:
-    """Send structured logs to a file while the block runs, because the terminal belongs to somebody else."""
+    """Send structured logs to a file while the block runs, because the live console owns the terminal."""
     with path.open("a", encoding="utf-8") as log, restored():
         configure("json", level, **bound)
         for handler in logging.getLogger().handlers:

@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own: where an island's coroutines live while the caller's thread trains."""
+"""A thread with its own event loop: an island's coroutines run there while the caller's thread trains."""
 
 from __future__ import annotations
 

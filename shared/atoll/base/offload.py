@@ -1,7 +1,7 @@
-"""Arithmetic beside an event loop: small work is done at once, large work in a worker thread.
+"""Arithmetic beside an event loop: small work runs at once, large work runs in a worker thread.
 
-A hop to a thread and back costs about as much as folding the smallest fragments, and a loop that is held up for long
-answers nobody.
+Handing work to a thread costs about as much as folding the smallest fragments. A loop that large work holds up answers
+no message.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""Large work in parts, on all cores: with one thread or sixteen, the same bits.
+"""Large work in parts, on all cores: the same bits with one thread or sixteen.
 
-A vector is cut into *parts* at multiples of `PART` elements, wherever a piece of work begins or ends and however many cores
-there are. What is computed element by element does not see the cuts; sums are taken per part and added in the order of the
-parts, by the caller. So the number of threads decides nothing but the time. A part is also small enough to stay in a
-cache: who does several things with a vector does them part by part.
+`parts` cuts a vector at multiples of `PART` elements, wherever the work begins or ends and however many cores there are.
+Work on single elements does not see the cuts. Sums are taken per part, and the caller adds them in the order of the parts.
+So the number of threads changes the time and nothing else. A part also fits into a cache: do everything to one part
+before you go on to the next.
 
-Whoever has large work does it: the calling thread takes parts, one after the other, and threads that have nothing else to
-do take parts as well, each the next one that nobody has taken. Helpers are never waited for unless they have begun, so
-many callers at once share the cores and none of them can block another. Kernels run without the interpreter's lock. Work
-below `SPREAD_ELEMENTS` is done by the caller alone: waking a thread costs as much as folding in tens of thousands of elements.
+`each` lets the calling thread take parts one after the other, and idle helper threads take parts too. The caller waits
+only for helpers that have begun, so many callers share the cores and none blocks another. Kernels run without the
+interpreter's lock. Below `SPREAD_ELEMENTS` the caller works alone, because waking a thread costs as much as folding
+tens of thousands of elements.
 
-There is nothing to set: as many threads as the cores that this process may use. A process that forks has its helpers made
-anew in the child.
+There is nothing to configure: a process uses as many threads as it has cores. A forked child makes its own helpers.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Large arrays that need not lie in memory: in files without a name, whose pages come and go.
+"""Large arrays in scratch files, so that they need not stay in memory.
 
-A shard of a very large fragment holds its values, its momentum and every contribution that waits, each as large as the
-fragment; only the sum that is being made must be at hand. A learner holds the version that it counts from and the one that
-comes. So what is at least `bytes_min` large may lie in a scratch file
-that is mapped into the process: whoever reads or writes it does so part by part, and lets each part go when he is done
-(`let_go`). Its pages then belong to the system, which keeps them cached while it has memory to spare, and the process is as
-large as the parts in use. Arrays are the same to all who compute with them; for those in memory `let_go` does nothing.
+A shard of a very large fragment holds its values, its momentum and every waiting contribution, each as large as the
+fragment. Only the sum in progress must be in memory. A learner holds the version that it counts from and the next one. So
+arrays of at least `bytes_min` bytes may be backed by a mapped file without a name. Code works on them part by part and
+calls `release_pages` after each part. The system then owns those pages and caches them while it has memory to spare, and
+the process is only as large as the parts in use. Code that computes sees ordinary arrays; `release_pages` does nothing for
+arrays in memory.
 
-Nothing is spilled unless a process says so. The file is gone with the last array that looks into it, or with the process.
+Nothing is backed by files unless the process asks for it. A file disappears with the last array over it, or with the
+process.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(slots=True)
 class Policy:
-    """From what size arrays are spilled, and where to (None: where the system keeps temporary files)."""
+    """From which size arrays go to files, and in which folder (None: the system's folder for temporary files)."""
 
     bytes_min: float = math.inf
     folder: Path | None = None
@@ -45,18 +46,18 @@ policy = Policy()
 
 
 class Spilled(mmap.mmap):
-    """A mapped file; `address` is where it begins in this process."""
+    """A mapped file; `address` is where the mapping begins in this process."""
 
     address: int
 
 
 def spare(count: int, dtype: npt.DTypeLike) -> Array:
-    """Return an array of anything that need not lie in memory.
+    """Return an array with undefined content that need not stay in memory.
 
-    Where the system's folder for temporary files has no room it does: nobody has asked for that folder.
+    If the system's own temporary folder is full, the array is made in memory: the person asked for no folder.
 
     Raises:
-        StorageFull: the scratch folder that was asked for has no room, or cannot be used.
+        StorageFull: the scratch folder from the settings is full or cannot be used.
     """
     kind = np.dtype(dtype)
     size = count * kind.itemsize
@@ -90,7 +91,7 @@ def _in_memory(size: int, kind: np.dtype[Any]) -> Array:
 
 
 def zeros(count: int, dtype: npt.DTypeLike) -> Array:
-    """Return an array of zeros that need not lie in memory; a new file is zeros that nobody has written."""
+    """Return an array of zeros that need not stay in memory; a new file reads as zeros."""
     kind = np.dtype(dtype)
     if count * kind.itemsize < policy.bytes_min:
         return np.zeros(count, dtype=kind)
@@ -101,12 +102,12 @@ def zeros(count: int, dtype: npt.DTypeLike) -> Array:
 
 
 def anything() -> bool:
-    """Return whether this process spills at all."""
+    """Return whether this process uses scratch files at all."""
     return policy.bytes_min < math.inf
 
 
 def home_of(array: Array) -> Spilled | None:
-    """Return the file that an array looks into, None for one in memory."""
+    """Return the file behind an array, or None for an array in memory."""
     below: object = array
     while isinstance(below, np.ndarray | memoryview):
         below = below.base if isinstance(below, np.ndarray) else below.obj
@@ -114,7 +115,7 @@ def home_of(array: Array) -> Spilled | None:
 
 
 def release_pages(*arrays: Array) -> None:
-    """Let the pages of these arrays leave the process; what is in them stays. Contiguous arrays only."""
+    """Return the pages of these contiguous arrays to the system; their content stays."""
     if not anything():
         return
     for array in arrays:

@@ -1,6 +1,6 @@
-"""Numbers as people write them: `12B` parameters, `100Mbit` a second, and back; and their ranges.
+"""Numbers as people write them: `12B` parameters, `100Mbit` a second. Reads them, prints them, checks their ranges.
 
-Here is the one place where they are read, so that the same flag takes the same words in every verb.
+All verbs read numbers here, so the same flag takes the same words everywhere.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def rate_flag(bits_per_s: float) -> str:
 
 
 def as_time(seconds: float) -> str:
-    """Return seconds in the unit in which a person would say them."""
+    """Return seconds in a unit that suits their size."""
     if math.isinf(seconds):
         return "for ever"
     for scale, unit in ((365 * 86400.0, "years"), (86400.0, "days"), (3600.0, "h"), (60.0, "min")):
@@ -104,5 +104,5 @@ def as_time(seconds: float) -> str:
 
 
 def as_share(value: float) -> str:
-    """Return a share in per cent: a tenth of one, or two figures of what is less than that."""
+    """Return a share in per cent: one decimal, or two significant figures below that."""
     return f"{100.0 * value:.1f} %" if value == 0.0 or value >= LEAST_SHARE else f"{100.0 * value:.2g} %"

@@ -1,4 +1,4 @@
-"""Waits that end: nats-py may swallow a cancellation while a send is stalled, so nobody here waits for it to obey."""
+"""Waits with a bound. nats-py may swallow a cancellation while a send is stalled, so these waits never rely on one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class Unanswered(Exception):
-    """No answer came: time-out, lost connection or nobody there. Whether the request was carried out is unknown."""
+    """No answer came: time-out, lost connection, or no responder. The request may have been carried out."""
 
 
 def _abandon(task: asyncio.Future[Any]) -> None:
-    """Cancel `task` without waiting for it, and hear its last exception so that nobody complains."""
+    """Cancel `task` without waiting for it, and read its exception so that asyncio does not report it."""
     task.cancel()
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
@@ -29,7 +29,7 @@ async def bounded(
 ) -> T:
     """Return the result of `work`; raise `TimeoutError` after `timeout_s` or once one of `also` is done.
 
-    Where `moves` says at the time-out that there was progress since it was asked last, it is waited as long again.
+    If `moves` reports progress at the time-out, the wait begins again.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -46,7 +46,7 @@ async def bounded(
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all to the end and return their results in order; on the first failure stop the others and raise it."""
+    """Run all to the end and return the results in order; on the first failure stop the others and raise it."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)

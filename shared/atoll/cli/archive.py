@@ -1,4 +1,4 @@
-"""`atoll archive show`: what an archive holds of one run or of all, mark by mark. It reads manifests only."""
+"""`atoll archive show`: the checkpoints that an archive holds of one run or of all. It reads manifests only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def show(
         bool, typer.Option("--verify", help="Read every object too and compare it with its name.")
     ] = False,
 ) -> None:
-    """Print a line per mark and one per shard in it; leave with 2 when nothing is there."""
+    """Print a line per checkpoint and one per shard in it; leave with 2 if there is none."""
     from atoll.archive.checkpoint_store import CheckpointStore  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.archive.object_store import open_vault  # noqa: PLC0415
     from atoll.base.errors import CheckpointError  # noqa: PLC0415
@@ -54,7 +54,7 @@ def show(
 
 
 def lines(shelf: CheckpointStore, mark: RunCheckpoint, *, verify: bool) -> list[str]:
-    """Return what there is to say of one mark."""
+    """Return the lines that describe one checkpoint."""
     from atoll.base.errors import CheckpointError  # noqa: PLC0415
 
     state = "complete" if mark.complete else f"lacks shards {', '.join(map(str, mark.missing))}"
@@ -74,7 +74,7 @@ def lines(shelf: CheckpointStore, mark: RunCheckpoint, *, verify: bool) -> list[
 
 
 def shard_line(manifest: Manifest, at_mark: int) -> str:
-    """Return what there is to say of one shard's part of a mark."""
+    """Return the line that describes one shard's part of a checkpoint."""
     versions = [piece.head.version for piece in manifest.pieces]
     size = sum(found.size_bytes for found in manifest.objects.values())
     made = datetime.fromtimestamp(manifest.made_at_s, UTC).isoformat(timespec="seconds")

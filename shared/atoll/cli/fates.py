@@ -1,8 +1,8 @@
-"""`atoll fates`: what became of every token that a run has trained, as the broker knows it now.
+"""`atoll fates`: the fate of every token that a run has trained, as the broker knows it now.
 
-It reads records only, so it may be asked of a run at any time, also of one whose every process is dead. Token counts are
-tokens, not token-fragments: a token whose fragments met different fates counts for each in part. Under them stands where
-the blocks of data are: per epoch what is finished, leased, returned and untouched, and who has read how much.
+The verb reads records only, so it works at any time, even if every process of the run is dead. Token counts are tokens, not
+token-fragments: a token whose fragments met different fates counts for each in part. A second table shows the blocks of
+data: per epoch how many are finished, leased, returned and untouched, and how much each learner has read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fates(
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
-    """Read the books of a run and print them."""
+    """Read the ledger of a run and print it."""
     from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.settings import load  # noqa: PLC0415
 
@@ -107,7 +107,7 @@ def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | Non
 
 
 def show_data(data: DataLedger) -> None:
-    """Print where the blocks of each recent epoch are, and what each learner has read."""
+    """Print the state of the blocks of each recent epoch, and how much each learner has read."""
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 

@@ -69,14 +69,14 @@ def config_verb(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor: `grade` is what it means for a run on this machine."""
+    """One line of the doctor: `grade` tells whether a run on this machine can do without it."""
 
     grade: Literal["ok", "note", "FAIL"]
     what: str
 
 
 def doctor_verb(broker: Broker = None) -> None:
-    """Print what was found; leave with 3 if something needed is missing."""
+    """Print the findings; leave with 3 if something needed is missing."""
     findings = [*_machine(), _server(), _jax(), *([_broker(broker)] if broker is not None else [])]
     for finding in findings:
         say(f"{finding.grade:<5} {finding.what}")
@@ -106,7 +106,7 @@ def _server() -> Finding:
 
 
 def _jax() -> Finding:
-    """Return whether JAX is installed, without importing it: that alone would take a second."""
+    """Return whether JAX is installed, without importing it: the import alone takes a second."""
     if find_spec("jax") is None:
         return Finding("note", "JAX is not installed; learners need it: pip install 'atoll[learner]'")
     try:

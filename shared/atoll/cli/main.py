@@ -1,11 +1,12 @@
-"""The one command line, put together from the kernel's verbs and those that services bring.
+"""The command line: the kernel's verbs and those that installed services add.
 
-Rules. Putting it together imports nothing heavy: a verb imports what it needs when it runs, so `--help` and every verb
-that trains nothing answer in under half a second. Services are found by the entry-point group `atoll.commands`, never
-imported by name; one that cannot be loaded is named on standard error and left out, because the others still work.
+Building it imports nothing heavy: a verb imports what it needs when it runs, so `--help` and every verb that trains
+nothing answer in under half a second. Services are found by the entry-point group `atoll.commands`, never imported by
+name. If one cannot be loaded, standard error names it and the other verbs still work.
 
-What a person did wrong, or a machine, is said in a sentence on standard error; the exit code is that of the error (2:
-the person can change it, 3: the machine or the network), 130 after Ctrl-C. Tracebacks are kept for our own bugs.
+A mistake of the person, or a fault of the machine, becomes one message on standard error. The exit code is that of the
+error (2: the person can change it, 3: the machine or the network), and 130 after Ctrl-C. Only our own bugs show a
+traceback.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def run_verb(verb: Callable[..., None]) -> None:
 
 
 def guarded(call: Callable[[], Any]) -> None:
-    """Call, and turn what is no bug of ours into one message and an exit code."""
+    """Call, and turn every expected error into one message and an exit code."""
     try:
         call()
     except AtollError as error:

@@ -1,7 +1,7 @@
-"""`atoll tap`: what a run stores, as it happens, without its payloads.
+"""`atoll tap`: the messages that a run stores, as they happen, without their payloads.
 
-The broker republishes every manifest, head and event of a run as headers only on `tap.>`; reading them costs the run
-nothing and can change nothing. On a terminal a tap is a line for people, on a pipe a JSON object per line.
+The broker republishes every manifest, head and event of a run, headers only, on `tap.>`. Reading them costs the run nothing
+and cannot change it. A terminal shows a line for people, a pipe gets one JSON object per line.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def print_taps(feed: Subscription, prefix: str, *, count: int | None, seco
 
 
 def info_of(core_message: CoreMessage) -> dict[str, Any]:
-    """Return what the writer said of the message; empty when it said nothing that can be read."""
+    """Return the writer's `info` of the message; empty if it is missing or unreadable."""
     from atoll.wire.limits import INFO_HEADER  # noqa: PLC0415
 
     try:

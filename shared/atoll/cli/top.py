@@ -1,8 +1,8 @@
-"""`atoll top`: who is in a run and what its links carry, on a run that anybody started.
+"""`atoll top`: the processes of a run and the bytes on their links, for any run on any broker.
 
-The picture is the one that `atoll up` draws: a row per learner and per synchronizer process, with steps, loss, speed, lag,
-and the bytes on its wire per second and in all. Heartbeats and presences are heard live; what links carried before is on the
-tape. It only reads, and can change nothing.
+It draws the same picture as `atoll up`: a row per learner and per synchronizer process, with steps, loss, speed, lag, and
+the bytes on its link per second and in all. Heartbeats and presences arrive live; older link totals come from the event
+log. The verb only reads.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def top(
 
 
 def _beat_s(protocol: ProtocolSettings) -> float:
-    """Return the seconds between two signs of life of whoever gives them most rarely."""
+    """Return the longest interval between two signs of life that a live process may have, in seconds."""
     from atoll.client.session import BEATS_PER_SILENCE  # noqa: PLC0415
     from atoll.protocol.balance import BEATS_PER_LEASE  # noqa: PLC0415
 

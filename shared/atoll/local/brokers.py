@@ -1,12 +1,12 @@
-"""The run's broker: somebody's, which is checked, or our own, hosted by a child.
+"""The run's broker: a given one, which is checked, or our own, hosted by a child process.
 
-Our own lives in a child of `up` rather than in `up` itself, because Ctrl-C in a terminal goes to every process of the
-foreground group and the broker must be the last to go. The host starts the server again if it dies, on the same port,
-and tells where it listens through a file; a host that is started again finds its port there.
+Our own broker is a child of `up`, not a part of it: Ctrl-C in a terminal goes to every process of the foreground group, and
+the broker must end last. The host restarts the server on the same port if it dies, and writes its address to a file; a
+restarted host finds its port there.
 
-A server whose disk was full refuses every write from then on, also when there is room again: it remembers the first
-error of a file until it starts anew. So the host starts it anew as soon as there is room. Nothing is lost by that,
-because it has acknowledged nothing since.
+A server whose disk was full refuses every write, even after there is room again, because it remembers the first error of a
+file until it restarts. So the host restarts the server as soon as there is room. This loses nothing, because the server
+has acknowledged nothing since.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def host(store_dir: Path, url_file: Path, port: int) -> None:
 
 
 class RoomWatch:
-    """Tells when a server that ran out of disk has room again; it reads what the server adds to its log."""
+    """Tells when a server that ran out of disk has room again, by reading what the server appends to its log."""
 
     def __init__(self, log_path: Path) -> None:
         """Begin at the present end of the log."""
@@ -104,7 +104,7 @@ class RoomWatch:
         return True
 
     def _news(self) -> bytes:
-        """Return what the log has gained; a log that has shrunk was rotated and is read from its beginning."""
+        """Return what was appended to the log; a log that shrank was rotated, and is read from its beginning."""
         size_bytes = self._log_path.stat().st_size
         if size_bytes == self._read_bytes:
             return b""

@@ -1,8 +1,8 @@
-"""What a person sees while `up` works: a live picture on a terminal, plain lines elsewhere.
+"""What `atoll up` shows while it works: a live picture on a terminal, plain lines elsewhere.
 
-`RunConsole` is the seam. On a terminal a stage is a moving bar with its elapsed time and training a picture
-redrawn in place; elsewhere a stage is a line at its beginning and one at its end, and training a status line every ten
-seconds. Both draw from a `ConsolePicture`, which is all they know.
+`RunConsole` is the interface. On a terminal a stage is a moving bar with its elapsed time, and training is a picture that
+is redrawn in place. Elsewhere a stage is one line at its beginning and one at its end, and training is a status line every
+ten seconds. Both draw from a `ConsolePicture` and know nothing else.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ConsolePicture:
 
     @property
     def left_s(self) -> float | None:
-        """Return the seconds until the target at the present speed, None when nobody can say."""
+        """Return the seconds until the target at the present speed, None if unknown."""
         speed = self.tokens_per_s
         return max(0, self.target - self.view.run_tokens) / speed if self.target and speed > 0 else None
 
@@ -100,7 +100,7 @@ class ConsolePicture:
 
 
 class RunConsole(Protocol):
-    """Where `up` speaks."""
+    """The output of `up`."""
 
     @contextmanager
     def stage(self, what: str) -> Iterator[None]:
@@ -192,7 +192,7 @@ class TerminalConsole:
 
 
 def make_face(clock: Clock) -> RunConsole:
-    """Return the face that fits standard output."""
+    """Return the console that fits standard output."""
     console = Console()
     return TerminalConsole(console, clock) if console.is_terminal else PlainConsole(console, clock)
 
@@ -256,7 +256,7 @@ def _host_rows(picture: ConsolePicture) -> Iterator[dict[str, Text]]:
 
 
 def _carried(meter: TrafficMeter | None, moved: LinkTraffic) -> dict[str, Text]:
-    """Return what a link has carried, up and down, and its pace unless nobody is there any more."""
+    """Return the bytes of a link, up and down, and its pace while its process lives."""
     cells = {"up": size(moved.wire_up), "down": size(moved.wire_down)}
     if meter is not None:
         cells |= zip(("up/s", "down/s"), (size(round(pace)) for pace in meter.pace()), strict=True)

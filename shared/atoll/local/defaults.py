@@ -1,8 +1,8 @@
-"""What `atoll up` sets where nobody has set anything: a run of about five minutes on two cores.
+"""The settings of `atoll up` where the person sets nothing: a run of about five minutes on two cores.
 
-The model is the learner's size "s"; the optimizer is its default. Eight fragments every sixteen steps: one is due about
-every second step, as often as two cores that also train can afford. With so short an interval an overwrite throws away a
-good part of what is trained, so adoption carries it on (docs/lab/LOG.md has the comparison).
+The model is the learner's size "s"; the optimizer is its default. Eight fragments every sixteen steps make one round due
+about every second step: two cores that also train can afford no more. With so short an interval an overwrite would throw
+away much of the training, so adoption carries it over (docs/lab/LOG.md has the comparison).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Settings as `ATOLL_…` variables: how `up` tells its children what they are.
+"""Settings as `ATOLL_…` variables: how `up` configures its children.
 
-Children get the whole configuration, resolved once, and nothing of the parent's own `ATOLL_…` variables: what a child
-runs with is what `run.json` says. Secrets in a broker's URL reach children only; `redacted` is for everybody's eyes.
+Children get the whole resolved configuration and none of the parent's own `ATOLL_…` variables, so a child runs with exactly
+what `run.json` holds. Secrets in a broker's URL reach children only; `redacted` removes them for display.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What `run.json` says of the session that is going on, kept true while it goes on.
+"""Keeps the present session's entry in `run.json` true while the session goes on.
 
-The file is written at the beginning, every few seconds and at the end, so that a run whose `up` was killed still knows
-what it had trained and committed when it was last seen (`atoll.local.run_probe` holds the broker's store against that).
+The file is written at the beginning, every few seconds and at the end. So the folder of a run whose `up` was killed still
+knows how much was trained and committed (`atoll.local.run_probe` compares the broker's store with it).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from atoll.run.view import RunView
 
 
 class Journal:
-    """Writes one session of a run into the run's folder; `ended` says how it came to its end."""
+    """Writes one session of a run into the run's folder; `ended` notes how the session came to its end."""
 
     def __init__(self, up: UpPlan, folder: RunFolder, view: RunView, clock: Clock) -> None:
         """Open a session in the run's file, or in a new one; nothing is written yet."""
@@ -45,13 +45,13 @@ class Journal:
         self._session.ended = how
 
     def rebuilt(self, record: RebuiltRecord) -> None:
-        """Note that the run went back to a mark: what came after it is no longer its own."""
+        """Note that the run went back to a checkpoint: later commits no longer belong to it."""
         self._session.rebuilt = record
         self.file.tokens, self.file.versions = record.tokens, record.versions
         self.save()
 
     def settle(self, report: dict[str, Any]) -> None:
-        """Take the tokens over from a report whose books are exact: they are fewer than heartbeats had promised."""
+        """Take the tokens from a report whose ledger is exact: they are fewer than the heartbeats had promised."""
         if report["fates_exact"]:
             self.file.tokens = report["tokens_trained"]
 
@@ -65,7 +65,7 @@ class Journal:
         self._folder.save(self.file)
 
     def save_if_room(self) -> StorageFull | None:
-        """Write as `save` does; return the error when the disk has just become full, None while it is or is not."""
+        """Write as `save` does; return the error if the disk has just become full, else None."""
         try:
             self.save()
         except StorageFull as error:

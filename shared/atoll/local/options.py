@@ -1,8 +1,8 @@
 """From flags, environment and an older `run.json` to one checked plan of a run on this machine.
 
-Precedence, highest first: flags and `--set`, environment, `--config`, then what the folder's `run.json` holds (when it
-is continued) or `atoll.local.defaults`. Of a run that exists only those settings may change that no one else has
-agreed on; a difference in any other is refused by name, because the run record on the broker would win silently.
+Precedence, highest first: flags and `--set`, environment, `--config`, then the folder's `run.json` (for a continued run) or
+`atoll.local.defaults`. A continued run may change only settings that its processes have not agreed on. Any other
+difference is refused by name, because the run record on the broker would silently win.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _OURS = ("broker.url", "learner.id", "synchronizer.")
 
 @dataclass(frozen=True, slots=True)
 class UpRequest:
-    """What was asked for, unchecked; None or empty where nothing was said.
+    """The request, unchecked; None or empty for every option that was not given.
 
-    `run` is the id where no setting names one; a `fresh` run takes nothing over from a run that `out` may hold.
+    `run` is the id if no setting names one; a `fresh` run takes nothing over from a run that `out` may hold.
     """
 
     learners: int | None = None
@@ -54,22 +54,22 @@ class UpRequest:
 
 @dataclass(frozen=True, slots=True)
 class UpPlan:
-    """What will be done, checked.
+    """The checked plan.
 
     Attributes:
         settings: the run's settings, complete; `learner.id` and `synchronizer.shard` are set per child.
         learners: ids of the learners, in order.
-        throttle: factor by learner id, only for those that are slowed down.
-        via: URL by child, for those that reach the broker through another address than everybody else.
+        throttle: factor by learner id, for learners that are slowed down.
+        via: broker URL by child, for children that use another address than the rest.
         out: the run's folder.
-        broker: URL of somebody's broker, or None for one of our own.
+        broker: URL of a given broker, or None for our own.
         port: port of our own broker, 0 for a free one.
         minutes: how long to train at most, 0 for no bound.
         corpus: what to prepare data from; empty means Python's own source.
-        prepare: whether the data is ours to prepare.
+        prepare: whether this run prepares the data itself.
         former: the run as the folder had it, or None for a new one.
-        aside: whether a finished run in `out` makes room for this new one.
-        standbys: how many more processes want each shard, beside the one that serves it.
+        aside: whether a finished run in `out` is moved aside for this new one.
+        standbys: how many more processes want each shard, beside its owner.
         resume: whether a run that the broker has lost is rebuilt from its archive.
     """
 
@@ -157,7 +157,7 @@ def kept_settings(up: UpPlan) -> dict[str, Any]:
 
 
 def _defaults(former: RunFile | None, run: str) -> dict[str, Any]:
-    """Return what stands where nobody said anything."""
+    """Return the settings that apply where none were given."""
     if former is not None:
         return {**former.settings, "run": former.run}
     return {**defaults.SETTINGS, "run": run}
@@ -224,7 +224,7 @@ def _via(texts: tuple[str, ...], children: tuple[str, ...]) -> dict[str, str]:
 
 
 def _check_data(up: UpPlan) -> None:
-    """Refuse a corpus that does not exist or that nobody would read."""
+    """Refuse a corpus that does not exist, or that this run would not read."""
     if up.corpus and not up.prepare:
         raise SettingsError(
             "--corpus and data.dir contradict each other", got=up.settings.data.dir, todo="give one of the two"
@@ -235,7 +235,7 @@ def _check_data(up: UpPlan) -> None:
 
 
 def _check_unchanged(former: RunFile, up: UpPlan, given: LoadedSettings) -> None:
-    """Refuse to continue `former` with anything changed that its processes have agreed on."""
+    """Refuse to continue `former` with a change in anything that its processes have agreed on."""
     now = flat(up.settings)
     for name, origin in given.origins.items():
         was = former.run if name == "run" else former.settings.get(name)

@@ -1,15 +1,13 @@
-"""Children that cannot be left behind.
+"""Child processes that cannot be left behind.
 
-Every child is the leader of a process group of its own, so that Ctrl-C in the terminal reaches only `up`, and a kill
-reaches whatever the child has started. On Linux a child also asks the kernel to be killed when its parent dies, before
-it becomes the program it is for: nothing survives `up`, not even a SIGKILL of it. The kernel means the parent *thread*,
-so a fleet must be driven by one thread that lives as long as the process: the main one. (Elsewhere than on Linux a
-SIGKILL of `up` leaves children; every other way of leaving does not.)
+Every child leads a process group of its own. So Ctrl-C in the terminal reaches only `up`, and a kill reaches everything that
+the child has started. On Linux a child also asks the kernel, before it executes its program, to be killed when its parent
+dies: nothing survives `up`, not even a SIGKILL of it. The kernel means the parent *thread*, so the main thread must drive
+the group. (On other systems a SIGKILL of `up` leaves children; every other way of leaving does not.)
 
-Exit codes decide: 0 is a good end, 2 says that a person must change something, so trying again is useless; anything
-else is a fault, answered by a restart after a pause, `restarts_max` times in a row: a child that lived for `PROVEN_S`
-has shown that it can, and begins anew with all its restarts. The fleet only observes and restarts. What
-an exit means for the run is the supervisor's business.
+Exit codes decide. 0 is a good end. 2 means that a person must change something, so a restart is useless. Anything else is
+a fault: the child restarts after a pause, at most `restarts_max` times in a row. A child that lived for `PROVEN_S` gets all
+its restarts back. The group only observes and restarts; the supervisor decides what an exit means for the run.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ DIE_WITH_PARENT = (
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """A child to be: its name (and log file), command, whole environment, and how often a fault is answered."""
+    """How to start a child: its name (and log file), command, whole environment, and how many faults lead to a restart."""
 
     name: str
     command: tuple[str, ...]
@@ -52,7 +50,7 @@ class ChildPlan:
 class Exit:
     """A child ended with `code` (negative: by that signal).
 
-    `restarting` says whether it will be started again, `asked` whether it had been asked to leave.
+    `restarting` tells whether it will be restarted, `asked` whether it had been asked to leave.
     """
 
     name: str
@@ -102,7 +100,7 @@ class ProcessGroup:
         self._spawn(child)
 
     def allow(self, name: str, restarts_max: int) -> None:
-        """Answer faults of a child by restarts from now on, now that it has shown that it can start."""
+        """Restart a child after faults from now on, because it has shown that it can start."""
         child = self._children[name]
         child.plan = replace(child.plan, restarts_max=restarts_max)
 
@@ -162,7 +160,7 @@ class ProcessGroup:
         self.kill(list(self._children))
 
     def last_words(self, name: str) -> str:
-        """Return the end of a child's log as far as it is plain text: what it said to a person before it left."""
+        """Return the end of a child's log as far as it is plain text: its last message to a person."""
         try:
             with self.log_path(name).open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _WORDS_BYTES))
@@ -219,6 +217,6 @@ class ProcessGroup:
 
 
 def _signal_group(pid: int, number: signal.Signals, *, group: bool = True) -> None:
-    """Send a signal to the group that `pid` leads, or to it alone; nobody there is no error."""
+    """Send a signal to the group that `pid` leads, or to `pid` alone; a missing process is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         (os.killpg if group else os.kill)(pid, number)

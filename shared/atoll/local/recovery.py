@@ -1,10 +1,10 @@
-"""What `atoll up` does when the broker has lost the run of its folder: refuse, or rebuild it from the archive.
+"""What `atoll up` does if the broker has lost the run of its folder: refuse, or rebuild it from the archive.
 
-A run of a folder keeps an archive in `OUT/archive` unless it is told another place (`archive.url`) or none
-(`archive.every_s=0`). What `run.json` and the archive know of is held against the broker before anything trains. When
-something is gone, going on would train from scratch under the old name, so it is refused; with `--resume` the run is rebuilt
-from the newest complete mark. The store of our own broker is moved aside for that, never deleted. Only what a broker
-*answers* is a loss: one that is slow, away or full has lost nothing, and ends the look with its own error.
+A run keeps an archive in `OUT/archive` unless `archive.url` names another place or `archive.every_s=0` turns it off. Before
+anything trains, `up` compares the broker with `run.json` and the archive. If something is missing, training would start
+from scratch under the old name, so `up` refuses. With `--resume` it rebuilds the run from the newest complete checkpoint.
+It moves the store of our own broker aside first and never deletes it. Only a broker's *answer* shows a loss: a broker that
+is slow, away or full has lost nothing, and the check ends with the broker's own error.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def archive_url(up: UpPlan) -> str:
 
 
 async def find_loss(url: str, up: UpPlan) -> RunLost | RunReplaced | None:
-    """Return what the broker at `url` has lost of the run that the folder remembers, None when nothing is missing.
+    """Return what the broker at `url` has lost of the folder's run, None if nothing is missing.
 
     Raises:
-        BrokerUnavailable: the broker did not answer within `LOOK_PATIENCE_S`: nobody knows what it holds.
+        BrokerUnavailable: the broker did not answer within `LOOK_PATIENCE_S`, so its content is unknown.
         StorageFull: it has no room to answer.
     """
     if up.former is None:
@@ -90,8 +90,8 @@ async def rebuild_at(url: str, up: UpPlan, clock: Clock) -> RebuiltRecord:
     """Rebuild the run on the broker at `url`; return what was rebuilt and what was known before.
 
     Raises:
-        CheckpointError: the archive holds no complete mark that can be read.
-        EnvironmentFault: the broker, which is somebody's, holds a damaged run.
+        CheckpointError: the archive holds no complete checkpoint that can be read.
+        EnvironmentFault: the broker was given, not our own, and holds a damaged run.
     """
     run = up.settings.run
     bus = await open_bus(url, run, name="up", options=bus_options(up.settings))
@@ -117,7 +117,7 @@ async def rebuild_at(url: str, up: UpPlan, clock: Clock) -> RebuiltRecord:
 
 
 def told(rebuilt: RebuiltRecord) -> str:
-    """Return in a sentence what was rebuilt and what has to be trained again."""
+    """Return one sentence: what was rebuilt, and what must be trained again."""
     again = max(0, rebuilt.tokens_before - rebuilt.tokens)
     return (
         f"rebuilt from mark {rebuilt.mark}: {rebuilt.versions} commits and {rebuilt.tokens:,} tokens; before the loss "
@@ -127,7 +127,7 @@ def told(rebuilt: RebuiltRecord) -> str:
 
 
 def _marks(up: UpPlan) -> list[int]:
-    """Return the complete marks of the run's archive, oldest first; an archive that cannot be read has none to offer."""
+    """Return the complete checkpoints of the run's archive, oldest first; none if the archive cannot be read."""
     url = archive_url(up)
     if not url:
         return []

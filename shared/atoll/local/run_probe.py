@@ -1,7 +1,7 @@
-"""A founded run from outside: whether its store still holds it, what it trains on, and the one thing to change in it.
+"""Looks at a founded run from outside: whether its store still holds it, which data it trains on, and its token target.
 
-A run's agreement is written once by its founder. Only its token target may be changed later, and only while none of its
-processes runs: they read the record when they start.
+The founder writes the run record once. Only the token target may change later, and only while none of the run's processes
+runs, because they read the record when they start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ async def raise_target(bus: Bus, run: str, target: int) -> bool:
     """Write `target` (tokens, 0 for none) into the record of `run` by compare-and-set; return whether it changed.
 
     Raises:
-        RecordConflict: somebody else wrote the record at this moment.
+        RecordConflict: another process wrote the record at this moment.
     """
     record = await _read(bus, run)
     if record is None:
@@ -38,11 +38,11 @@ async def raise_target(bus: Bus, run: str, target: int) -> bool:
 
 
 async def check_kept(bus: Bus, run: str, versions: int) -> None:
-    """Make sure that the store still holds a run of which `versions` commits were seen: every head and its frame.
+    """Check that the store still holds every head and frame of a run of which `versions` commits were seen.
 
     Raises:
-        RunLost: something is gone. Training on would begin again without saying so.
-        BrokerUnavailable: the broker did not answer, which says nothing about what it holds.
+        RunLost: something is gone. Training on would silently begin again.
+        BrokerUnavailable: the broker did not answer, so its content is unknown.
     """
     found = await _read(bus, run)
     if found is None:
@@ -73,13 +73,13 @@ def _lost(what: str) -> RunLost:
 
 
 async def data_hash(bus: Bus, run: str) -> str:
-    """Return the fingerprint of the run's data, empty when the run is not founded or does not say."""
+    """Return the fingerprint of the run's data, empty if the run is not founded or names none."""
     record = await _read(bus, run)
     return "" if record is None else decode(RunRecord, record.data).data
 
 
 async def kept_ledger(bus: Bus, run: str, view: RunView) -> Ledger | None:
-    """Return the books of a run as its heads and leases have them; None when all shards closed theirs, or nobody founded it."""
+    """Return the ledger of a run from its heads and leases; None if all shards closed theirs, or if there is no run."""
     record = await _read(bus, run)
     if record is None:
         return None

@@ -1,7 +1,7 @@
-"""Which programs a run on this machine consists of, as plans for the fleet.
+"""The programs of a run on this machine, as plans for the process group.
 
-Everything a program is told goes through its environment (see `atoll.local.environment`): the resolved settings of the
-run, with what is its own on top. Programs run under this very interpreter.
+A program is configured through its environment (`atoll.local.environment`): the resolved settings of the run, with its own
+on top. Programs run under this very interpreter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESTARTS_MAX: Final = 5
 
 
 class Services:
-    """Makes the plans of one run; `url` is where its broker listens, once that is known."""
+    """Makes the plans of one run; `url` is the broker's address, once it is known."""
 
     def __init__(self, up: UpPlan, folder: RunFolder, url: str = "") -> None:
         """Keep what all programs share."""
@@ -48,16 +48,16 @@ class Services:
 
     @property
     def url_file(self) -> Path:
-        """Return where our own broker's host says where it listens."""
+        """Return the file to which our own broker's host writes its address."""
         return self._folder.path("nats", "url").absolute()
 
     @property
     def data_dir(self) -> Path:
-        """Return where the token shards lie."""
+        """Return the folder of the token shards."""
         return (self._folder.path("data") if self._up.prepare else self._up.settings.data.dir).absolute()
 
     def broker(self) -> ChildPlan:
-        """Return the plan of our own broker's host. One that cannot start once would not start twice."""
+        """Return the plan of our own broker's host. If it cannot start once, it would not start twice."""
         command = host_command(self._folder.path("nats").absolute(), self.url_file, self._up.port)
         return ChildPlan(BROKER, command, without_settings(os.environ))
 
@@ -105,7 +105,7 @@ class Services:
         return ChildPlan(learner, command, self._environment(own), restarts_max=RESTARTS_MAX)
 
     def _link(self, name: str) -> dict[str, str]:
-        """Return the address of the broker as child `name` sees it, where that is another than everybody's."""
+        """Return the broker's address for child `name`, if `via` gives it another one."""
         return {"broker.url": self._up.via[name]} if name in self._up.via else {}
 
     def _verb(self, name: str, *words: str, restarts_max: int = 0) -> ChildPlan:

@@ -2,11 +2,10 @@
 
     broker ─► data ─► shards, learners, evaluator ─► watch … ─► drain ─► export ─► report
 
-The end comes by itself (all learners have left at the token target), by the clock (`--minutes`) or by a signal. The
-first signal drains: learners push what they have and leave, shards merge it and close their books, the model is
-exported and the report written; the folder can be continued later. The second kills everything at once. However this
-ends, by an error too, no child is left: `run_up` kills what still runs as its last act, and `atoll.local.processes` sees
-to the rest.
+A run ends by itself (all learners have left at the token target), by the clock (`--minutes`) or by a signal. The first
+signal drains: learners push what they have and leave, shards merge it and close their ledgers, the model is exported and
+the report written. The folder can be continued later. The second signal kills everything at once. However a run ends, also
+by an error, no child is left: `run_up` kills what still runs as its last act, and `atoll.local.processes` covers the rest.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ class Supervisor:
         return code
 
     async def _train_and_end(self, bus: Bus, watch: Watch, following: asyncio.Task[None]) -> int:
-        """Watch until the end, drain, export, report. A run that fails on its way is reported before it raises."""
+        """Watch until the end, drain, export, report. A run that fails is reported before the error is raised."""
         failure: AtollError | None = None
         try:
             self._journal.ended(await self._watch(bus, following))
@@ -195,7 +194,7 @@ class Supervisor:
         return url_file.read_text(encoding="utf-8")
 
     async def _whole(self, url: str) -> str:
-        """Return the URL of a broker that has all that the folder remembers of the run, rebuilt if we may."""
+        """Return the URL of a broker that holds all that the folder remembers of the run, rebuilt if that is allowed."""
         loss = await find_loss(url, self._up)
         if loss is None:
             return url
@@ -219,7 +218,7 @@ class Supervisor:
             await self._one_shot("checking data", self._services.check_data(), PREPARE_S, needed=True)
 
     def _start_services(self, url: str) -> None:
-        """Start everything that trains; what an earlier session measured of the model is out of date now."""
+        """Start everything that trains; an earlier session's measurements of the model are out of date now."""
         self._folder.path("validation.json").unlink(missing_ok=True)
         for number, name in enumerate(self._services.shards):
             self._fleet.start(self._services.synchronizer(name, number))
@@ -299,7 +298,7 @@ class Supervisor:
     # --- the means ------------------------------------------------------------------------------------------------
 
     async def _one_shot(self, what: str, plan: ChildPlan, patience_s: float, *, needed: bool) -> None:
-        """Run a program to its end; raise its failure if it is needed, else say it."""
+        """Run a program to its end; raise its failure if the run needs it, else only report it."""
         with self._face.stage(what):
             self._fleet.start(plan)
             done = await self._until(lambda: not self._fleet.alive([plan.name]), patience_s, draining=not needed)
@@ -323,7 +322,7 @@ class Supervisor:
             self._fleet.kill(late)
 
     async def _until(self, done: Callable[[], bool], patience_s: float, *, draining: bool = False) -> bool:
-        """Return True once `done`, False after `patience_s`; a signal breaks it off unless we are draining."""
+        """Return True once `done`, False after `patience_s`; a signal ends the wait unless we are draining."""
         deadline_s = self._clock.monotonic() + patience_s
         while not done():
             self._reap(raising=not draining)
@@ -344,7 +343,7 @@ class Supervisor:
                 raise self._fleet.failure(end.name, f"the run cannot go on without {end.name}")
 
     def _is_needed(self, name: str) -> bool:
-        """Return whether the run is over if `name` is gone: one learner of several is not, nor the evaluator."""
+        """Return whether the run is over without `name`: it survives one learner of several, and the evaluator."""
         if name in (EVALUATOR, EXPORT, DATA) or name in self._services.standbys:
             return False
         if name not in self._up.learners:
@@ -358,7 +357,7 @@ class Supervisor:
 
 
 def _program() -> str:
-    """Return what a person types to reach this Atoll from here."""
+    """Return the command by which a person reaches this Atoll."""
     if shutil.which("atoll"):
         return "atoll"
     program = Path(sys.executable).with_name("atoll")

@@ -48,7 +48,7 @@ def gather(layout: Layout, leaves: Mapping[str, Any], fragment: int, start: int 
 
 
 def look(layout: Layout, leaves: Mapping[str, Any], fragment: int, start: int, stop: int) -> Vector:
-    """Return what `gather` returns, to be read only: where all of it lies in one float32 tensor, as it lies there."""
+    """Return what `gather` returns, for reading only; a fragment inside one float32 tensor is not copied."""
     for tensor_slice in layout.slices(fragment):
         if tensor_slice.offset <= start and stop <= tensor_slice.offset + tensor_slice.size and tensor_slice.floating:
             rows = _rows(leaves, tensor_slice)
@@ -61,7 +61,7 @@ def look(layout: Layout, leaves: Mapping[str, Any], fragment: int, start: int, s
 def scatter(layout: Layout, fragment: int, vector: Vector, leaves: Mapping[str, Any]) -> Pieces:
     """Return, by tensor name, the pieces (start row, stop row, array in the tensor's dtype) that `vector` holds.
 
-    Where the tensor is float32 they look into it.
+    Pieces of float32 tensors are views of `vector`.
     """
     pieces: Pieces = {}
     for tensor_slice in layout.slices(fragment):

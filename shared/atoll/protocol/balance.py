@@ -1,16 +1,16 @@
-"""How synchronizer processes share the shards of a run: who gives which shard to whom, and when.
+"""How synchronizer processes share the shards of a run: which host hands which shard to which other host, and when.
 
-Any number of processes (*hosts*) may be candidates for any of the shards. A lease decides who owns a shard
-(`atoll.protocol.tenure`); this machine only decides when an owner should give one up of its own accord:
+Any number of processes (*hosts*) may be candidates for any of the shards. A lease decides which host owns a shard
+(`atoll.protocol.tenure`). This machine only decides when an owner should give one up of its own accord:
 
-* **Rebalancing.** A host that owns at least two shards more than another that wants one of them gives it that one. Only
-  the host with the most shards gives, one at a time, and then waits until it can have heard of the effect: so shards
-  move one by one until no two hosts differ by more than one, and then stay where they are.
-* **Leaving.** A host that is told to leave while the run goes on gives each shard to the least loaded host that wants it.
+* **Rebalancing.** A host that owns at least two shards more than another host that wants one hands one over. Only the host
+  with the most shards does so, one at a time, and then waits until it can have heard the effect. So shards move one by
+  one until no two hosts differ by more than one.
+* **Leaving.** A host that leaves while the run goes on hands each shard to the least loaded host that wants it.
 
-Hosts tell each other what they own a few times per lease; who is silent for two leases is not counted. All of this is
-advice: what a host believes of others may be out of date, and then a shard moves once too often or stays once too long.
-No promise of the protocol rests on it.
+Hosts tell each other what they own a few times per lease; a host that is silent for two leases does not count. All of this
+is advice. If a host's picture of the others is out of date, a shard moves once too often or stays too long. No safety
+property of the protocol depends on it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOSTS_MAX = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostHeard(Fact):
-    """A host told what it `owns` and what it is a candidate for; `leaving`: it wants nothing more."""
+    """A host announced the shards that it `owns` and those it is a candidate for; a `leaving` host wants none."""
 
     host: str
     wants: frozenset[int]
@@ -36,7 +36,7 @@ class HostHeard(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver(Command):
-    """Give `shard` up, for `to` to take it."""
+    """Give `shard` up, so that the host `to` can take it."""
 
     shard: int
     to: str
@@ -51,7 +51,7 @@ class Balance:
     """What one host knows of all the others."""
 
     def __init__(self, host: str, lease_s: float) -> None:
-        """Know nobody yet."""
+        """Know no other host yet."""
         self.host = host
         self.lease_s = lease_s
         self.others: dict[str, HostHeard] = {}
@@ -64,7 +64,7 @@ class Balance:
         return [LookAtLeases()] if self.hear(fact) else []
 
     def hear(self, fact: HostHeard) -> bool:
-        """Take note of another host; return whether it is news that it has given something up or is leaving."""
+        """Take note of another host; return whether it has newly given something up or is newly leaving."""
         if fact.host == self.host:
             return False
         before = self.others.pop(fact.host, None)
@@ -86,11 +86,11 @@ class Balance:
         return []
 
     def successor(self, shard: int, at_s: float) -> str:
-        """Return the least loaded host that would take `shard` from one that leaves; empty when there is none."""
+        """Return the least loaded host that would take `shard` from a leaving one; empty if there is none."""
         return next((other.host for other in self._by_load(at_s) if shard in other.wants), "")
 
     def _by_load(self, at_s: float) -> list[HostHeard]:
-        """Return the hosts that may be given something, those with the fewest shards first."""
+        """Return the hosts that may receive a shard, those with the fewest shards first."""
         fresh_s = SILENT_LEASES * self.lease_s
         there = [other for other in self.others.values() if at_s - other.at_s <= fresh_s and not other.leaving]
         return sorted(there, key=lambda other: (len(other.owns), other.host))

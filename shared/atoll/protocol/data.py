@@ -1,23 +1,23 @@
-"""Which blocks of data who may read: a pure ledger of leases, and the watch that tells when a lease is dead.
+"""Which learner may read which blocks of data: a pure ledger of leases, and the watch that tells when a lease is dead.
 
-An epoch is a keyed permutation of the run's blocks, so the ledger hands out ranges of *positions*, and membership may
-change without reshuffling anything. A range that was granted once stays one *unit* until it is read to its end, because
-the order of reading inside it is a function of the unit: a holder says how far it has come (`read` of `of` windows), and
-whoever is granted the rest goes on at exactly that window.
+An epoch is a keyed permutation of the run's blocks, so the ledger grants ranges of *positions*, and membership may change
+without reshuffling anything. A granted range stays one *unit* until it is read to its end, because the order of reading
+inside it is a function of the unit. The holder reports how far it has come (`read` of `of` windows), and the next holder
+goes on at exactly that window.
 
     untouched ──take──► leased ──read to its end──► finished
                           │  ▲
          left, or dead    ▼  └──take, before anything untouched──┐
                        returned ─────────────────────────────────┘
 
-What holds, whatever happens (tests/property/test_data_ledger.py): units of one epoch are disjoint, and one that is leased
-is granted to nobody else; an epoch is granted whole before the next one begins; finished, leased, returned and untouched
-blocks of an epoch add up to all of them.
+Invariants (tests/property/test_data_ledger.py): units of one epoch are disjoint, and a leased unit is granted to no other
+learner; an epoch is granted whole before the next one begins; finished, leased, returned and untouched blocks of an epoch
+add up to all of them.
 
-A lease is alive while its holder renews it. `LeaseWatch` is one observer's judgement, by its own clock and by what it has
-itself seen of the ledger: renewals that have stood still for `lease_s` are dead. Clocks of two machines are never
-compared, and time in which the observer could not look (a broker that was away) counts at most a little. A holder that
-was frozen or cut off finds its unit gone at its next renewal. What it read in between may be read by two.
+A lease is alive while its holder renews it. `LeaseWatch` is one observer's judgement, by its own clock and by its own
+reads of the ledger: renewals that stood still for `lease_s` are dead. The clocks of two machines are never compared, and
+time in which the observer could not read (its broker was away) counts at most a little. A holder that was frozen or cut off
+finds its unit gone at its next renewal; blocks that it read in between may be read by two learners.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ Holder = tuple[str, int]
 
 
 class DataGrant(msgspec.Struct, frozen=True):
-    """A unit: positions `start <= i < stop` of one epoch, held by an incarnation of a learner, or by nobody ("").
+    """A unit: positions `start <= i < stop` of one epoch, held by an incarnation of a learner, or by none ("").
 
-    `read` of its `of` windows are read, in an order that follows from (epoch, start, stop); `of` is 0 while nobody has
-    said. `counted` blocks of it are in the ledger's sums already. `renewals` counts the holder's signs of life.
+    `read` of its `of` windows are read, in an order that follows from (epoch, start, stop); `of` is 0 until a holder reports
+    it. `counted` blocks of it are in the ledger's sums already. `renewals` counts the holder's signs of life.
     """
 
     epoch: int
@@ -63,12 +63,12 @@ class DataGrant(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
-        """Return what names the unit."""
+        """Return the unit's identity."""
         return self.epoch, self.start, self.stop
 
     @property
     def holder(self) -> Holder:
-        """Return who has it."""
+        """Return the incarnation that holds it."""
         return self.learner, self.incarnation
 
     @property
@@ -78,7 +78,7 @@ class DataGrant(msgspec.Struct, frozen=True):
 
     @property
     def blocks_read(self) -> int:
-        """Return how many blocks' worth of it are read; all of them only when every window is."""
+        """Return how many blocks of it are read; all of them only if every window is."""
         return max(self.counted, self.read * self.blocks // self.of if self.of else 0)
 
 
@@ -91,11 +91,11 @@ class DataShare(msgspec.Struct, frozen=True):
 
 
 class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """Which units are leased, which came back, who has read how much, and where the untouched rest begins.
+    """The leased units, the returned units, how much each learner has read, and where the untouched rest begins.
 
-    `finished` counts what is no longer leased: units read to their end, and the part of a returned unit that was read. It
+    `finished` counts everything that is no longer leased: units read to their end, and the read part of returned units. It
     counts every block twice, for its epoch and for its reader, never for both together: that would be a share per learner
-    and epoch, and the record has to stay small whoever comes and goes. Of the readers at most `LEARNERS_NAMED_MAX` are named.
+    and epoch, and the record must stay small. At most `LEARNERS_NAMED_MAX` readers are named.
     """
 
     blocks: int
@@ -108,7 +108,7 @@ class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpochSum(msgspec.Struct, frozen=True):
-    """Blocks of one epoch by what became of them; they add up to the blocks of the run."""
+    """Blocks of one epoch by state; they add up to the blocks of the run."""
 
     epoch: int
     finished: int
@@ -120,7 +120,7 @@ class EpochSum(msgspec.Struct, frozen=True):
 def data_lease_s(lease_s: float) -> float:
     """Return how long a lease on data outlives its last renewal, from the run's `lease_s` for shards.
 
-    Longer, because nothing waits for a dead learner's blocks, and because a learner that is merely cut off reads on.
+    It is longer, because no process waits for a dead learner's blocks, and a learner that is merely cut off reads on.
     """
     return SHARD_LEASES * lease_s
 
@@ -128,8 +128,8 @@ def data_lease_s(lease_s: float) -> float:
 def take(ledger: DataLedger, learner: str, incarnation: int, blocks: int) -> tuple[DataLedger, DataGrant]:
     """Return the ledger after granting up to `blocks` positions to a learner, and the grant.
 
-    Returned units go first, so that an epoch is finished before the next begins; a grant never spans two epochs. A unit
-    that somebody has begun is granted whole, since its order hangs on its borders; one that nobody has may be cut.
+    Returned units go first, so that an epoch is finished before the next begins; a grant never spans two epochs. A unit that
+    was begun is granted whole, since its order depends on its borders; an untouched one may be cut.
     """
     if ledger.returned:
         first, *rest = ledger.returned
@@ -151,9 +151,9 @@ def held(ledger: DataLedger, learner: str, incarnation: int) -> tuple[DataGrant,
 
 
 def renew(ledger: DataLedger, learner: str, incarnation: int, progress: Progress) -> DataLedger:
-    """Return the ledger after a holder's sign of life: how far it has read each unit; what is read whole is struck.
+    """Return the ledger after a holder's sign of life: its progress in each unit; fully read units are removed.
 
-    Units of `progress` that the holder no longer has are passed over: `held` says what is left to it.
+    Units of `progress` that the holder no longer has are skipped: `held` returns the ones it still has.
     """
     kept, finished = [], list(ledger.finished)
     for grant in ledger.grants:
@@ -169,9 +169,9 @@ def renew(ledger: DataLedger, learner: str, incarnation: int, progress: Progress
 
 
 def give_back(ledger: DataLedger, learner: str, incarnation: int, progress: Progress) -> DataLedger:
-    """Return the ledger after a holder returned its units, each with what is left of it beyond `progress`.
+    """Return the ledger after a holder returned its units, each with the rest beyond `progress`.
 
-    For a holder that is dead `progress` is empty, and the rest begins where its last renewal said.
+    For a dead holder `progress` is empty, and the rest begins where its last renewal stood.
     """
     ledger = renew(ledger, learner, incarnation, progress)
     returned, finished = list(ledger.returned), list(ledger.finished)
@@ -186,10 +186,10 @@ def give_back(ledger: DataLedger, learner: str, incarnation: int, progress: Prog
 
 
 def inherit(ledger: DataLedger, learner: str, incarnation: int, cursor: Progress) -> DataLedger:
-    """Return the ledger after a new life of a learner took over what its former lives still hold.
+    """Return the ledger after a new incarnation of a learner took over the units of its former ones.
 
-    A unit of `cursor`, its checkpoint's position in what it held, goes over and is read on from there: what the former
-    life read after that checkpoint may be read again. All other units of former lives return to the pool.
+    A unit in `cursor` (the position in its checkpoint) moves over and is read on from there, so what the former incarnation
+    read after that checkpoint may be read again. All other units of former incarnations return to the pool.
     """
     grants = []
     for grant in ledger.grants:
@@ -206,14 +206,14 @@ def inherit(ledger: DataLedger, learner: str, incarnation: int, cursor: Progress
 
 
 def bury(ledger: DataLedger, holders: Iterable[Holder]) -> DataLedger:
-    """Return the ledger after everything that dead holders held returned to the pool."""
+    """Return the ledger after all units of dead holders returned to the pool."""
     for learner, incarnation in sorted(holders):
         ledger = give_back(ledger, learner, incarnation, {})
     return ledger
 
 
 def sums_by_epoch(ledger: DataLedger) -> list[EpochSum]:
-    """Return where the blocks of the newest epochs are; what a holder has said it read of a live lease is finished."""
+    """Return the blocks of the newest epochs by state; what a live holder reported as read counts as finished."""
     sums = []
     for epoch in range(max(0, ledger.epoch - EPOCHS_KEPT + 1), ledger.epoch + 1):
         live = [grant for grant in ledger.grants if grant.epoch == epoch]
@@ -231,7 +231,7 @@ def sums_by_epoch(ledger: DataLedger) -> list[EpochSum]:
 
 
 def sums_by_learner(ledger: DataLedger) -> dict[str, int]:
-    """Return the blocks each learner has read, over all epochs and lives; `OTHERS` are those who are no longer named."""
+    """Return the blocks that each learner has read, over all epochs; `OTHERS` sums the learners that are no longer named."""
     sums: dict[str, int] = {}
     for share in ledger.finished:
         if share.learner == ALL:
@@ -243,14 +243,14 @@ def sums_by_learner(ledger: DataLedger) -> dict[str, int]:
 
 
 class LeaseWatch:
-    """One observer's judgement of who is dead: renewals that stood still for `lease_s` of what it has seen.
+    """One observer's judgement of which holders are dead: their renewals stood still for `lease_s` that it has observed.
 
-    Between two looks at most half a lease counts, so that an observer that could not look (cut off, frozen, or without
-    a broker) gives everybody the chance to renew before it judges.
+    Between two looks at most half a lease counts. So an observer that could not look (cut off, frozen, or without a broker)
+    gives every holder the chance to renew before it judges.
     """
 
     def __init__(self, lease_s: float) -> None:
-        """Begin without having seen anything."""
+        """Begin without an observation."""
         self._lease_s = lease_s
         self._last_s: float | None = None
         self._signs: dict[Holder, tuple[tuple[Key, int], ...]] = {}
@@ -273,7 +273,7 @@ class LeaseWatch:
 
 
 def _advanced(grant: DataGrant, progress: Progress) -> DataGrant:
-    """Return the grant as far as its holder has read it; a mark never goes back, one that cannot be is passed over."""
+    """Return the grant with its holder's progress; progress never goes back, and impossible progress is ignored."""
     read, of = progress.get(grant.key, (0, 0))
     if not 0 <= read <= of or of == 0 or (of == grant.of and read < grant.read):
         return grant
@@ -281,7 +281,7 @@ def _advanced(grant: DataGrant, progress: Progress) -> DataGrant:
 
 
 def _summed(shares: Iterable[DataShare], epoch: int, grants: Collection[DataGrant]) -> tuple[DataShare, ...]:
-    """Return one share per recent epoch and one per learner; who holds none of `grants` and has read least is not named."""
+    """Return one share per recent epoch and one per learner; learners without a grant that read least are not named."""
     epochs: Counter[int] = Counter()
     learners: Counter[str] = Counter()
     for share in shares:

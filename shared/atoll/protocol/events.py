@@ -1,9 +1,9 @@
-"""Facts that machines are told, commands they answer with. Plain values: names and numbers, never tensors.
+"""Facts go into the machines, commands come out. Both are plain values: names and numbers, never tensors.
 
-Every fact says when it happened (`at_s`, the driver's monotonic clock, seconds) and what caused it (`cause_id`, a short
-text that travels from fact to command to message to log line; `atoll.protocol.reasons` lists the ids). Facts are in the
-past tense, commands are imperatives. A driver executes the commands of one fragment in the order given: that order is the
-protocol (fold before commit, commit before acknowledge).
+Every fact carries its time (`at_s`, the driver's monotonic clock, seconds) and its cause (`cause_id`, a short text that
+travels from fact to command to message to log line; `atoll.protocol.reasons` lists the ids). Facts are in the past tense,
+commands are imperatives. A driver executes the commands of one fragment in the given order: that order is the protocol
+(fold before commit, commit before acknowledge).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from atoll.protocol.reasons import RoundReasons
 
 
 class PushKey(NamedTuple):
-    """What makes a contribution unique for ever."""
+    """The identity of a contribution, unique for ever."""
 
     learner: str
     incarnation: int
@@ -36,7 +36,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerBeat(Fact):
-    """A learner reported: step time in seconds, totals in tokens and token-fragments, and how far it heard the run is."""
+    """A learner reported: step time in seconds, totals in tokens and token-fragments, the run's tokens as it heard them."""
 
     learner: str
     incarnation: int
@@ -59,7 +59,7 @@ class LearnerLeft(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionArrived(Fact):
-    """A manifest is in our hands; its chunks are not read yet."""
+    """A manifest was delivered to us; its chunks are not read yet."""
 
     key: PushKey
     base_version: int
@@ -71,9 +71,9 @@ class ContributionArrived(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionReady(Fact):
-    """Its pseudo-gradient is decoded, finite and within bounds; `norm` is its L2 norm, 0 when nobody measured.
+    """Its pseudo-gradient is decoded, finite and within bounds; `norm` is its L2 norm, 0 if not measured.
 
-    `base_norm` is that of the global fragment as it is now.
+    `base_norm` is the L2 norm of the present global fragment.
     """
 
     key: PushKey
@@ -106,7 +106,7 @@ class Committed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRefused(Fact):
-    """Somebody else wrote the head: this shard is not the owner any more."""
+    """Another process wrote the head: this shard is not the owner any more."""
 
     fragment: int
     reason: str
@@ -114,14 +114,14 @@ class CommitRefused(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDrained(Fact):
-    """Nothing came from the queue; `proven`: the broker says that nothing is queued or in anybody's hands."""
+    """The queue delivered nothing; `proven`: the broker confirms that nothing is queued or delivered and unsettled."""
 
     proven: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainOrdered(Fact):
-    """Somebody asked the process to finish: merge what is there, then stop."""
+    """The process was told to finish: merge what is there, then stop."""
 
 
 # --- facts for an island -----------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class FetchFailed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted(Fact):
-    """At a step boundary the learner took version `version` of `fragment` over.
+    """At a step boundary the learner adopted version `version` of `fragment`.
 
     A `Push` in answer to it is of the values *before* the adoption, on the old anchor.
     """
@@ -228,14 +228,14 @@ class PublishCall(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch(Command):
-    """Read, decode and validate a contribution; keep it until told to fold or refuse it."""
+    """Read, decode and validate a contribution; keep it until `Fold` or `Acknowledge`."""
 
     key: PushKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold(Command):
-    """Add a ready contribution of a `freshness` (0..1) to its fragment's round with `weight`; let its memory go."""
+    """Add a ready contribution to its fragment's round with `weight` and its staleness weight (0..1); then free its memory."""
 
     key: PushKey
     weight: float
@@ -258,7 +258,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit(Command):
-    """Finish the merge, take the outer step, make `base_version + 1` durable, then visible, with these books.
+    """Finish the merge, take the outer step, make `base_version + 1` durable, then visible, with this fragment ledger.
 
     `why` says why the round took as long as it did.
     """
@@ -277,7 +277,7 @@ class Commit(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep(Command):
-    """Make these books of the fragment durable without a new version: they are those of the moment of the command."""
+    """Make this fragment ledger durable without a new version; it is the ledger of the moment of the command."""
 
     fragment: int
     fragment_ledger: bytes
@@ -285,7 +285,7 @@ class Keep(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dismiss(Command):
-    """The farewell of this incarnation is in the books of `fragment`: remove it from the queue."""
+    """The farewell of this incarnation is in the ledger of `fragment`: remove it from the queue."""
 
     learner: str
     incarnation: int
@@ -303,7 +303,7 @@ class Acknowledge(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolate(Command):
-    """This incarnation is in quarantine from now on: say so."""
+    """This incarnation is in quarantine from now on: announce it."""
 
     learner: str
     incarnation: int
@@ -320,7 +320,7 @@ class Finish(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandDown(Command):
-    """Stop at once without writing anything more; `reason` says why."""
+    """Stop at once and write nothing more; `reason` says why."""
 
     reason: str
 
@@ -347,7 +347,7 @@ class RenewLease(Command):
 class Push(Command):
     """Encode the pseudo-gradient of the last completed step's snapshot and send it.
 
-    It is measured from the anchor or, `onward`, from the snapshot that the fragment's former push was of.
+    It is measured from the anchor or, if `onward`, from the snapshot of the fragment's former push.
     """
 
     fragment: int

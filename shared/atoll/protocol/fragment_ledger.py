@@ -1,17 +1,17 @@
-"""What a shard must not forget about one fragment: which contributions have a fate, and what it did with their tokens.
+"""The ledger of one fragment: which contributions have a fate, and where their tokens went.
 
-The books of a fragment become durable together with its head, in one compare-and-set, so they are exact by
-construction: a commit that was decided and never became visible is in nobody's books, and one that became visible is in
-the books that its head names. Whoever owns the fragment next reads them and knows what not to merge again, however old
-the redelivery is. (Sums over several fragments could not be kept that way: a sum written with the head of one fragment
-would count a commit of another that is still on its way.)
+A fragment's ledger becomes durable together with its head, in one compare-and-set, so it is exact by construction. A
+commit that never became visible is in no ledger; a commit that became visible is in the ledger that its head names. The
+next owner of the fragment reads it and knows what not to merge again, however old a redelivery is. (A sum over several
+fragments could not be kept that way: written with the head of one fragment, it would count a commit of another that is
+still under way.)
 
-Push numbers of one learner and fragment count up from 1, so what is settled is nearly one range. A push that its learner
+Push numbers of one learner and fragment count up from 1, so the settled pushes are nearly one range. A push that its learner
 gave up before sending leaves a hole that stays. Beyond `RANGES_MAX` ranges, which no honest learner reaches, the oldest
 hole counts as settled.
 
-What learners say of themselves (`LearnerReport`) only grows, so every copy may be merged with every other by maximum; the books
-carry it along because the last report of a learner that has left is heard only once.
+Learners' own reports (`LearnerReport`) only grow, so any two copies merge by maximum. The ledger carries them because the
+last report of a learner that left is heard only once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SettledPushes(msgspec.Struct):
 
 
 class LearnerReport(msgspec.Struct):
-    """What one incarnation last said of itself, as in `atoll.protocol.ledger.Account`."""
+    """The last report of one incarnation, as in `atoll.protocol.ledger.Account`."""
 
     trained: int = 0
     pushed: int = 0
@@ -67,7 +67,7 @@ class LearnerReport(msgspec.Struct):
 
 
 class FragmentLedger(msgspec.Struct):
-    """The books of one fragment; keys are `learner/incarnation`. `measures`: how long the last contributions were."""
+    """The ledger of one fragment; keys are `learner/incarnation`. `measures`: norms of the last contributions."""
 
     settled: dict[str, SettledPushes] = msgspec.field(default_factory=dict)
     reports: dict[str, LearnerReport] = msgspec.field(default_factory=dict)
@@ -94,14 +94,14 @@ class FragmentLedger(msgspec.Struct):
         account.offences += reason in OFFENCES
 
     def offences(self, learner: str, incarnation: int) -> int:
-        """Return how often one incarnation sent what no healthy learner sends."""
+        """Return how often one incarnation sent something that no healthy learner sends."""
         account = self.settled.get(f"{learner}/{incarnation}")
         return 0 if account is None else account.offences
 
     def weigh(self, measure: Measure, base_norm: float, settings: ProtocolSettings) -> str:
-        """Return why a pseudo-gradient of this length is refused, empty when it is not, and remember it.
+        """Return why a pseudo-gradient of this length is refused (empty if it is accepted), and remember the length.
 
-        A norm of 0 says that nobody measured it.
+        A norm of 0 means that it was not measured.
         """
         reason = ""
         if is_outlier(self.measures, measure.norm, measure.steps, settings.outlier_ratio, base_norm):
@@ -112,7 +112,7 @@ class FragmentLedger(msgspec.Struct):
         return reason
 
     def frozen(self, ledger: Ledger) -> bytes:
-        """Return the books of this moment as JSON, with what learners have reported."""
+        """Return the ledger of this moment as JSON, with the learners' reports."""
         reports = {
             key: LearnerReport(account.trained, account.pushed, account.superseded, account.refused_local, account.left)
             for key, account in ledger.accounts.items()
@@ -143,5 +143,5 @@ def _name(key: PushKey) -> str:
 
 
 def thawed(frozen: bytes) -> FragmentLedger:
-    """Return books from `FragmentLedger.frozen`."""
+    """Return the ledger from `FragmentLedger.frozen`."""
     return msgspec.json.decode(frozen, type=FragmentLedger)

@@ -1,25 +1,24 @@
 """A learner's side of the protocol: what it pushes, what it adopts, and where its tokens went.
 
-For each fragment a learner's life is a chain of *spans*. A span begins when the learner adopts a version (the anchor)
-and ends when it adopts the next. Within a span at most one contribution is pushed: the pseudo-gradient of the snapshot at
-the first call, with the tokens and steps since the anchor. Later calls for the same base are answered by the same
-durable push, so tokens in different pushes are always disjoint and each has one fate (docs/adr/0004). A learner that leaves
-a run which ends `together` pushes what it trained after that push as well: a span of its own, from the pushed snapshot on.
+For each fragment an incarnation is a chain of *local intervals*. An interval begins when the learner adopts a version (the
+anchor) and ends when it adopts the next. Within an interval the learner pushes at most one contribution: the
+pseudo-gradient of the snapshot at the first call, with the tokens and steps since the anchor. The same durable push answers
+later calls for the same base, so tokens of different pushes are disjoint and each has one fate (docs/adr/0004). If the run
+ends `together`, a leaving learner also pushes the residual steps that it trained after that push.
 
     adopt v ──steps──> call: push (tokens a) ──steps (tokens b)──> adopt v+1
                        a: merged, merged late or refused           b: superseded by the overwrite, or carried along
 
-A call is answered at once from the last completed step, never waiting for a step boundary. A learner behind the call
-(its anchor is older) pushes what it has, as a late contribution, and fetches the head it missed. A learner whose steps
+A learner answers a call at once from its last completed step and never waits for a step boundary. A learner with an older
+anchor than the call pushes what it has, as a late contribution, and fetches the head that it missed. A learner whose steps
 are longer than a round's interval may find the next head waiting at every boundary, before any call found tokens in its
-span: what an overwrite would throw away unpushed is pushed first, on its old base, for the next round to take late.
+interval. It then pushes first, on its old base, what the overwrite would throw away; the next round takes it late.
 
-Who is called again for its anchor, `UNHEARD_CALLS` times after its push was durable, was refused and did not hear the
-verdict (an at-most-once message), or waits for a quorum. It takes the same version again and begins a new span:
-otherwise a fragment could wait for ever for learners that believe to have answered.
+After `UNHEARD_CALLS` repeated calls for a version that it has already answered, a learner assumes that its push was refused
+and the notice lost. It adopts that version again and may push once more. Otherwise a fragment could wait for ever.
 
-Adoption happens between two steps, by the driver; the machine is told afterwards. It never asks for more than one fetch
-of a fragment at a time, and for none that it does not need.
+The driver adopts between two steps and tells the machine afterwards. The machine asks for at most one fetch of a fragment at
+a time, and only for one that it needs.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ UNHEARD_CALLS = 3
 
 @dataclass(slots=True)
 class Sent:
-    """The one push of a span: its number, what it covered, and how often its round was called again since it is durable."""
+    """The one push of an interval: its number, tokens and steps, and repeated calls since it became durable."""
 
     push: int
     tokens: int
@@ -62,9 +61,9 @@ class Sent:
 
 @dataclass(slots=True)
 class LocalInterval:
-    """One fragment since its anchor was adopted: where the counters stood, what was sent, what is on its way here.
+    """One fragment since its anchor was adopted: the counters at that moment, the push, and what is being fetched.
 
-    `pushes` counts over the whole life: push numbers of a fragment have no gaps, so shards remember them as a range.
+    `pushes` counts over the whole incarnation: push numbers of a fragment have no gaps, so shards keep them as a range.
     """
 
     anchor: int
@@ -78,10 +77,10 @@ class LocalInterval:
 
 
 class Island:
-    """The machine of one incarnation; `anchors` are the versions it adopted when it joined."""
+    """The machine of one incarnation; `anchors` are the versions that it adopted when it joined."""
 
     def __init__(self, settings: ProtocolSettings, anchors: Mapping[int, int]) -> None:
-        """Start with an empty span per fragment."""
+        """Start with an empty local interval per fragment."""
         self.settings = settings
         self.intervals = {fragment: LocalInterval(anchor, known=anchor) for fragment, anchor in anchors.items()}
         self.tokens = 0
@@ -101,7 +100,7 @@ class Island:
 
     @property
     def lag_versions(self) -> int:
-        """Return the largest number of versions any fragment is behind what is known to be visible."""
+        """Return by how many versions the most outdated fragment is behind its visible head."""
         return max((interval.known - interval.anchor for interval in self.intervals.values()), default=0)
 
     @property
@@ -214,10 +213,10 @@ class Island:
         return actions + self._leave_when_done(event.cause_id)
 
     def _last(self, fragment: int, interval: LocalInterval, cause_id: str) -> list[Action]:
-        """Push what a span holds and nobody has; what came after its push only when the run ends together.
+        """Push what an interval holds and was never pushed; residual steps after its push only if the run ends together.
 
-        That goes on from the push, so it is on the version that the push becomes part of: the next one, unless a later one
-        is known. It waits until the push is durable: then its snapshot is known, and no later one can overtake it.
+        Residual steps go on from the push, so their base is the version that the push becomes part of: the next one, unless a
+        later one is known. They wait until the push is durable: then its snapshot is known, and no later push can overtake it.
         """
         sent = interval.sent
         if sent is None:
@@ -272,7 +271,7 @@ class Island:
         )
 
     def _leave_when_done(self, cause_id: str) -> list[Action]:
-        """Close the books once nothing is in flight: what was trained after the last push is superseded."""
+        """Close the ledger once nothing is in flight: tokens trained after the last push are superseded."""
         if not self.draining or self.in_flight:
             return []
         self.superseded += self.open

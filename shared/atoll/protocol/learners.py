@@ -1,4 +1,4 @@
-"""What a shard knows of a learner: which life it is in, when it was heard of, how long its steps take."""
+"""A shard's view of a learner: its incarnation, when it was last heard, and its step time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE_STEPS = 10.0
 
 @dataclass(slots=True)
 class KnownLearner:
-    """What a shard knows of a learner's newest incarnation: `training` now, or at least `present` (not left)."""
+    """A learner's newest incarnation: `training` now, or at least `present` (not left)."""
 
     incarnation: int
     heard_s: float
@@ -20,5 +20,5 @@ class KnownLearner:
     present: bool = True
 
     def heard(self, at_s: float, silence_s: float) -> bool:
-        """Return whether it was heard recently enough: it may be silent for ten of its own steps."""
+        """Return whether it was heard recently enough; it may be silent for ten of its own steps."""
         return at_s - self.heard_s <= max(silence_s, PATIENCE_STEPS * (self.step.value or 0.0))

@@ -55,18 +55,18 @@ class Account(msgspec.Struct):
 class Ledger(msgspec.Struct):
     """The accounts of a run as one shard, or several together, know them; keys are `learner/incarnation`.
 
-    `told_tokens` is the largest count of the run's tokens that a learner has heard of, from whichever shard.
+    `told_tokens` is the largest count of the run's tokens that any learner has heard of, from any shard.
     """
 
     accounts: dict[str, Account] = msgspec.field(default_factory=dict)
     told_tokens: int = 0
 
     def account(self, learner: str, incarnation: int) -> Account:
-        """Return the account of one incarnation, opened when it is new."""
+        """Return the account of one incarnation; open it if it is new."""
         return self.accounts.setdefault(f"{learner}/{incarnation}", Account())
 
     def reported(self, learner: str, incarnation: int, tokens: int, pushed: int, superseded: int, local: int) -> None:
-        """Take over what a learner says of itself; totals only grow, so an old report changes nothing."""
+        """Take over a learner's own report; totals only grow, so an old report changes nothing."""
         account = self.account(learner, incarnation)
         account.trained = max(account.trained, tokens)
         account.pushed = max(account.pushed, pushed)
@@ -96,10 +96,10 @@ class Ledger(msgspec.Struct):
 
     @property
     def known_tokens(self) -> int:
-        """Return how far the run is: what is reported, or what another shard must know, since learners heard it there.
+        """Return the run's tokens: reported here, or known to another shard because learners heard them there.
 
         A learner that died may have reported its last tokens to one shard only, with a contribution. Learners end at that
-        shard's word; without theirs the other shards would wait for tokens that nobody will report any more.
+        shard's word. Without it the other shards would wait for tokens that no learner will report any more.
         """
         return max(self.run_tokens, self.told_tokens)
 
@@ -108,7 +108,7 @@ class Ledger(msgspec.Struct):
         return 0 < tokens_target <= self.known_tokens
 
     def learn(self, other: Ledger) -> None:
-        """Take over what learners reported elsewhere, by maximum; fates are left alone."""
+        """Take over learners' reports from elsewhere, by maximum; fates stay as they are."""
         self.told_tokens = max(self.told_tokens, other.told_tokens)
         for key, theirs in other.accounts.items():
             learner, _, incarnation = key.rpartition("/")
@@ -141,7 +141,7 @@ def parts(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> list[Ledger]:
 
 
 def continued(fragment_ledger: Ledger | None, part: Ledger, number: int) -> Ledger:
-    """Return `books` with part `number` of them added; part 0 begins new ones."""
+    """Return `fragment_ledger` with part `number` added; part 0 begins a new one."""
     if fragment_ledger is None or number == 0:
         return part
     fragment_ledger.absorb(part)
@@ -149,11 +149,11 @@ def continued(fragment_ledger: Ledger | None, part: Ledger, number: int) -> Ledg
 
 
 def newest(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> Ledger:
-    """Return at most `accounts_max` accounts of a ledger, for a record that has to stay small; the tokens stay known.
+    """Return at most `accounts_max` accounts of a ledger, for a record that must stay small; the tokens stay known.
 
-    First goes who has left or has begun a newer life, the one that was heard of first before all others. So what is left
-    out stands in the books of fragments, which every commit writes with all reports. Only the last word of an incarnation
-    that was over for `accounts_max` others, with no commit of the shard since, could be missing after its owner's death.
+    Incarnations that left or were replaced go first, the one heard first before all others. What is left out is still in the
+    fragments' ledgers, which every commit writes with all reports. Only one thing could be missing after the owner's death:
+    the last report of an incarnation that ended before `accounts_max` others did, with no commit of the shard since.
     """
     if len(ledger.accounts) <= accounts_max:
         return ledger
@@ -185,10 +185,10 @@ class Settlement(msgspec.Struct, frozen=True):
 
 
 def settle(ledger: Ledger, fragments: int) -> Settlement:
-    """Return what became of every token-fragment of a finished run with `fragments` fragments.
+    """Return the fate of every token-fragment of a finished run with `fragments` fragments.
 
-    An incarnation that left must balance on both sides. A dead one cannot be asked any more: what it had trained by its
-    last report and nobody merged, refused or superseded is lost with it, and must not be negative.
+    An incarnation that left must balance on both sides. A dead one cannot report any more: what it had trained by its last
+    report, and what was neither merged nor refused nor superseded, is lost with it; this must not be negative.
     """
     sums: Counter[str] = Counter()
     errors: list[str] = []

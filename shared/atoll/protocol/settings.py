@@ -31,10 +31,10 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         grace_cap_steps: longest grace, in median steps.
         average_decay: weight of the newest sample in the moving averages of Eq. 3.
         age_max: S_max, versions a late contribution may be behind and still enter the next round.
-        age_damping: how fresh a late contribution is, per version of age: 0 not heard, 1 as if in time.
+        age_damping: staleness weight of a late contribution, per version of age: 0 ignores it, 1 treats it as in time.
         age_law: "power": age_damping^age alone; "gate": times a cosine that falls from 1 at age 0 to 0 at age_max + 1.
-        correction: "none", or "heloco": bend a pseudo-gradient that disagrees with the outer momentum
-        (`atoll.merge.correction`). heloco_cosine: c_ok, cosine from which a pseudo-gradient is kept as it is.
+        correction: "none", or "heloco": turn a pseudo-gradient that disagrees with the outer momentum (atoll.merge).
+        heloco_cosine: c_ok, cosine from which a pseudo-gradient is kept as it is.
         heloco_shrink: k_s, how strongly a part that opposes the momentum is taken away.
         heloco_shrink_max: beta_max, largest share of that part that is taken away.
         heloco_rotate: k_d, how strongly a weakly aligned pseudo-gradient is turned towards the momentum.

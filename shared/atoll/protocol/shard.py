@@ -1,19 +1,19 @@
-"""A synchronizer shard: the rounds of its fragments, who is alive, when the next round is due, and the ledger.
+"""A synchronizer shard: the rounds of its fragments, the live learners, when the next round is due, and the ledger.
 
 Facts come in through `handle`, commands go out; the shard never looks at a clock. Its duties:
 
 * **Pacing.** Every fragment is called once per H median steps, staggered (`atoll.protocol.pacing`). On a fast network a
   round ends long before the next is due: without pacing, H would collapse.
 * **Quorum and grace** (`FragmentRound`, `grace_window_s`); xi_quorum and xi_sync average over this shard's rounds.
-* **Liveness.** A learner is live while its newest incarnation keeps reporting. Nobody waits for one that does not.
-* **Once only.** A contribution is known by (learner, incarnation, fragment, push). What the fragment's books hold is
-  acknowledged without a second look; what is in our hands is not fetched twice.
-* **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the fragment's books with the
-  command to commit them, so that the books stored beside version v + 1 are the ones that belong to it. A refusal and a
-  farewell enter the books too and are kept before they are acknowledged: whoever owns the shard next knows of them.
-* **Quarantine** (`atoll.protocol.quarantine`). Who offends repeatedly is isolated; nobody else notices.
-* **The end.** At the token target, or when told to drain, a shard finishes once nobody is present, nothing is queued
-  and nothing is in its hands. A quorum guards a running fleet: when the last learner has left, its pushes are merged.
+* **Liveness.** A learner is live while its newest incarnation keeps reporting. No round waits for one that does not.
+* **Once only.** A contribution's identity is (learner, incarnation, fragment, push). One that the fragment's ledger holds is
+  acknowledged at once; one that was delivered already is not fetched twice.
+* **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the fragment's ledger with
+  the command to commit them, so the ledger beside version v + 1 is the one that belongs to it. A refusal and a farewell
+  enter the ledger too and are made durable before they are acknowledged: the next owner knows of them.
+* **Quarantine** (`atoll.protocol.quarantine`). An incarnation that offends repeatedly is isolated, without effect on others.
+* **The end.** At the token target, or when told to drain, a shard finishes once no learner is present, nothing is
+  queued and nothing is unsettled. A quorum guards a running fleet: when the last learner has left, its pushes are merged.
 
 It holds no tensor: the driver keeps what it fetched under the same keys.
 """
@@ -61,9 +61,9 @@ from atoll.protocol.settings import ProtocolSettings
 
 
 class Shard:
-    """The machine of shard `shard`; `versions` and `books` by fragment come from the heads found at start.
+    """The machine of shard `shard`; `versions` and fragment ledgers come from the heads found at start.
 
-    `ledger` is what an owner that closed the books left: its reports are newer than those in the books.
+    `ledger` is from the former owner's lease: its reports are newer than those in the fragment ledgers.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Shard:
     # --- what is known --------------------------------------------------------------------------------------------
 
     def live(self, at_s: float, *, isolated: bool = False) -> set[str]:
-        """Return the learners whose newest incarnation trains and was heard of; with `isolated` also who is in quarantine."""
+        """Return the learners whose newest incarnation trains and was heard lately; `isolated` adds those in quarantine."""
         training = {n: v for n, v in self.learners.items() if v.training and v.heard(at_s, self.settings.silence_s)}
         return {name for name, view in training.items() if isolated or not self.isolated(name, view.incarnation)}
 
@@ -116,21 +116,21 @@ class Shard:
         return {n for n, v in self.learners.items() if v.present and v.heard(at_s, self.settings.silence_s)}
 
     def step_s(self, at_s: float) -> float | None:
-        """Return xi_step: the median step time of who is live (of who is isolated where nobody else trains), or None."""
+        """Return xi_step: the median step time of the live learners (of the isolated ones if no other trains), or None."""
         live = self.live(at_s) or self.live(at_s, isolated=True)
         return median(v.step.value for n, v in self.learners.items() if n in live and v.step.value is not None)
 
     def offences(self, learner: str, incarnation: int) -> int:
-        """Return how often an incarnation sent this shard what no healthy learner sends."""
+        """Return how often an incarnation sent this shard something that no healthy learner sends."""
         return sum(slot.fragment_ledger.offences(learner, incarnation) for slot in self.slots.values())
 
     def isolated(self, learner: str, incarnation: int) -> bool:
-        """Return whether an incarnation is in quarantine: nothing of it is read, nobody waits for it."""
+        """Return whether an incarnation is in quarantine: the shard reads nothing of it, and no round waits for it."""
         ever = self.ledger.ever_refused(learner, incarnation)  # as a rule not: no fragment's books are looked at
         return ever and 0 < self.settings.offences_max <= self.offences(learner, incarnation)
 
     def _listened(self, at_s: float) -> bool:
-        """Return whether we have been here for long enough to have heard whoever is there."""
+        """Return whether we have served long enough to have heard every present learner."""
         return self.began_s is not None and at_s - self.began_s >= self.settings.silence_s
 
     # --- facts ----------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class Shard:
         return actions
 
     def _everybody(self, slot: FragmentSlot, live: set[str], at_s: float) -> set[str] | None:
-        """Return whom a round waits for without a bound when the run ends together, None while grace bounds it."""
+        """Return the learners that a round awaits without a bound (the run ends together); None while grace bounds it."""
         if self.settings.ending == "apart" or (live and not self.ledger.reached(self.settings.tokens_target)):
             return None
         held = Counter(key.learner for key in slot.offers)

@@ -1,16 +1,16 @@
-"""Who owns a shard: one candidate's side of a lease that is renewed, runs out and changes hands.
+"""Ownership of a shard: one candidate's side of a lease that is renewed, expires and changes hands.
 
     WAITING --the lease is free, released or has not moved for lease_s--> take (epoch + 1) --written--> OWNING
-    OWNING  --every lease_s / 3--> renew                 --somebody else's lease is seen--> DEPOSED
+    OWNING  --every lease_s / 3--> renew                 --another owner's lease is seen--> DEPOSED
 
-The lease is a record that only compare-and-set changes. Its owner renews it; a candidate watches its *revision* and
-measures, with its own clock, how long that has stood still. No clock is compared with another machine's, and a candidate
-that slept sees a new revision first and begins to count anew.
+The lease is a record that only compare-and-set changes. Its owner renews it. A candidate watches its *revision* and
+measures, with its own clock, how long the revision has stood still. Clocks of two machines are never compared, and a
+candidate that slept sees a new revision first and starts counting again.
 
-A lease is a promise about time and can be broken by a frozen process or a slow link: two may believe for a moment that
-they own a shard. That does no harm, because what is visible is guarded by *fences*, not by time: a new owner writes
-every head again with its own epoch before it reads anything, and from then on every compare-and-set of the former owner
-is refused. The lease decides who should try; the fence decides who can.
+A frozen process or a slow link can break a lease: two processes may believe for a moment that they own a shard. That does
+no harm, because *fences* guard what is visible, not time. A new owner writes every head again with its own epoch before it
+reads anything; from then on every compare-and-set of the former owner is refused. The lease decides which process should
+try, the fence decides which one can.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RENEWALS_PER_LEASE = 3.0
 
 
 class LeaseStanding(enum.Enum):
-    """What this candidate is."""
+    """The state of this candidate."""
 
     WAITING = "waiting"
     TAKING = "taking"
@@ -35,7 +35,7 @@ class LeaseStanding(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSeen(Fact):
-    """The lease record as its leader has it; `revision` 0 says that there is none. `ours`: we wrote it."""
+    """The lease record as its leader has it; `revision` 0: there is none. `ours`: this candidate wrote it."""
 
     revision: int
     epoch: int = 0
@@ -54,7 +54,7 @@ class Tenure:
     """The machine of one candidate for one shard; `lease_s` is the run's."""
 
     def __init__(self, lease_s: float) -> None:
-        """Wait, having seen nothing."""
+        """Wait; no lease record was seen yet."""
         self.lease_s = lease_s
         self.standing = LeaseStanding.WAITING
         self.epoch = 0

@@ -1,1 +1,1 @@
-"""The end of a run as data (`report.json`) and as one page without anything loaded from elsewhere (`report.html`)."""
+"""The end of a run as data (`report.json`) and as one page that loads nothing from elsewhere (`report.html`)."""

@@ -1,13 +1,14 @@
-"""From what was seen of a run to `report.json`. The schema lies beside this module, its prose in docs/report.md.
+"""From a run's view to `report.json`. The schema is beside this module; docs explain it in prose.
 
-**Fates.** The shards' closing ledgers are absorbed into one, settled against the learners' own books, and apportioned
-to whole tokens. `tokens_by_fate` sums to `tokens_trained` exactly, always: what cannot be accounted for is `lost` or,
-when the books contradict each other, named in `fates_errors`. `fates_exact` is true only if every shard closed its
-books, every account balances and nothing has two fates.
+**Fates.** The report merges the shards' closing ledgers into one, settles it against the learners' own counts, and
+apportions it to whole tokens. `tokens_by_fate` always sums to `tokens_trained` exactly: tokens without a known fate count
+as `lost`; contradictions between ledgers appear in `fates_errors`. `fates_exact` is true only if every shard closed its
+ledger, every account balances and nothing has two fates.
 
-**Bytes** are payload bytes. Up and down are what the learners sent and read, by their own counters: of a killed one, up
-to its last heartbeat. Merged is what the contributions weighed that entered a commit, published the frames of those
-commits, each once; both come from the tape, so they survive any kill. `moved` is the ledger of every link (`up.links`).
+**Bytes** are payload bytes. Up and down are what the learners sent and read, by their own counters (for a killed learner:
+up to its last heartbeat). Merged is the size of contributions that entered a commit, published the size of the frames of
+those commits, each counted once. Both come from the event log, so they survive any kill. `moved` is the ledger of every
+link (`atoll.run.links`).
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ GIT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a report is made of, besides the view.
+    """The inputs of a report besides the view.
 
-    `settings` are dotted names without secrets, `validation` is what the export measured (empty when it failed),
-    `data_hash` is the fingerprint of the token shards, empty when nobody knows it. `ended` names the learners whose
-    processes are over for certain: those that `up` itself had started. `clock` says whose seconds all seconds are.
-    `books` are the whole run's as heads and leases have them, needed only where a shard did not close its own.
+    `settings` are dotted names without secrets, `validation` is the export's measurement (empty when it failed),
+    `data_hash` is the fingerprint of the token shards (empty if unknown). `ended` names the learners whose processes are
+    certainly over: those that `up` itself had started. `clock` names the clock of all seconds. `fragment_ledger` is the
+    whole run's ledger from heads and leases, needed only if a shard did not close its own.
     """
 
     run: str
@@ -103,7 +104,7 @@ def _unclosed(view: RunView, facts: Facts) -> list[str]:
 
 
 def ledger_of(view: RunView, facts: Facts) -> Ledger:
-    """Return the run's books: what all shards closed or, where one did not, what the fragments' heads have of everything."""
+    """Return the run's ledger: the sum of what all shards closed; if one did not, the sum of what the fragments' heads hold."""
     fragment_ledger = Ledger()
     if facts.fragment_ledger is not None and _unclosed(view, facts):
         fragment_ledger.absorb(facts.fragment_ledger)
@@ -118,11 +119,11 @@ def ledger_of(view: RunView, facts: Facts) -> Ledger:
 def believe_the_dead(
     view: RunView, fragment_ledger: Ledger, ended: Collection[str] = (), *, closed: bool = True
 ) -> None:
-    """Enter the last heartbeats of incarnations that died: shards that heard them may have died as well.
+    """Enter the last heartbeats of incarnations that died, because the shards that heard them may have died as well.
 
-    What such a learner trained and nobody merged is lost with it; the books would not even know that it existed. A life is
-    over when a newer one was heard, or when its learner has `ended`: killed for good, or cut off and not able to say goodbye.
-    Unless all books are `closed` that goes for lives that left, too: their shard may never have read their goodbye.
+    Tokens that such a learner trained and no shard merged are lost with it; the ledgers might not even know the incarnation.
+    An incarnation is over if a newer one was heard, or if its learner has `ended` (killed, or cut off without a goodbye).
+    Unless all ledgers are `closed`, this includes incarnations that left: their shard may never have read the goodbye.
     """
     for learner in view.learners.values():
         for life in learner.lives.values():
@@ -133,7 +134,7 @@ def believe_the_dead(
 
 
 def remember_the_lost(view: RunView, fragment_ledger: Ledger) -> None:
-    """Show incarnations that only the books know (the tape that told of them went with a broker's disk), and their tokens."""
+    """Show incarnations that only the ledgers know, because the event log that named them went with a broker's disk."""
     for name, account in fragment_ledger.accounts.items():
         learner, _, incarnation = name.rpartition("/")
         lives = view.learners.setdefault(learner, LearnerView(learner)).lives
@@ -143,7 +144,7 @@ def remember_the_lost(view: RunView, fragment_ledger: Ledger) -> None:
 
 
 def _doubts(view: RunView, facts: Facts, fragment_ledger: Ledger) -> list[str]:
-    """Return what the books cannot know: a shard that never closed them, a learner that trained on afterwards."""
+    """Return what the ledgers cannot know: a shard that never closed its ledger, a learner that trained on afterwards."""
     unclosed = _unclosed(view, facts)
     doubts = [f"{name} did not close its books: what it had not settled counts as lost" for name in unclosed]
     for learner in view.learners.values():
@@ -192,7 +193,7 @@ def _validation(view: RunView, exported: Mapping[str, Any], settings: Mapping[st
 
 
 def _averaged(bits_per_byte: float | None) -> dict[str, float]:
-    """Return what was measured on the average of the values, nothing for a run that keeps none."""
+    """Return the measurement of the averaged values; nothing for a run that keeps no average."""
     return {} if bits_per_byte is None else {"average_bits_per_byte": bits_per_byte}
 
 

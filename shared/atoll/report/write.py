@@ -1,4 +1,4 @@
-"""Writes `report.json` and `report.html` to the run's folder and says in a few lines what they hold."""
+"""Writes `report.json` and `report.html` to the run's folder, and a summary of a few lines."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def write_report(
     *,
     fragment_ledger: Ledger | None = None,
 ) -> dict[str, Any]:
-    """Write both files and return the report. None of the run's own processes runs any more but its broker.
+    """Write both files and return the report. Of the run's own processes only the broker still runs.
 
-    `books` are those that the fragments' heads name, for a run in which a shard did not close its own.
+    `fragment_ledger` is the ledger from the fragments' heads, for a run in which a shard did not close its own.
     """
     facts = Facts(
         run=run.run,
