@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from atoll.base.errors import ProtocolMisuse
 from atoll.base.logs import get
 from atoll.protocol.events import Commit, PublishCall, Share
-from atoll.protocol.reasons import NAMED_MAX, commit_id, push_id
+from atoll.protocol.reasons import NAMED_MAX, call_id, commit_id, push_id
 from atoll.protocol.shard import Shard
 from atoll.wire.traffic import moved_by
 from atoll_synchronizer.event_log import EventLog
@@ -100,13 +100,10 @@ class RoundReporter:
         self._overrun.see(times.visible_s - called_s, self._machine.step_s(times.visible_s))
         await self._event_log.record("round", **fields)
 
-    def called_again(self, call: PublishCall) -> None:
-        """Say why a round still waits; at powers of two, because a fragment that waits for long is called often."""
+    async def called(self, call: PublishCall) -> None:
+        """Write down why a round still waits: at powers of two, because a fragment that waits for long is called often."""
         if call.attempt > 1 and call.attempt & (call.attempt - 1) == 0:
-            log.warning(
-                "round.waiting",
-                fragment=call.fragment,
-                version=call.version,
-                why=call.why,
-                cause_id=call.cause_id,
-            )
+            fields = {"fragment": call.fragment, "version": call.version, "why": call.why}
+            cause = call_id(call.fragment, call.version, call.attempt)
+            log.warning("round.waiting", **fields, cause_id=cause)
+            await self._event_log.record("waiting", **fields, cause_id=cause)

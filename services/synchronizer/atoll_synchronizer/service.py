@@ -216,7 +216,6 @@ class ShardService:
         if isinstance(action, ArmTimer):
             self.background.arm(action.name, action.due_s - self.clock.monotonic(), self._on_timer)
         elif isinstance(action, PublishCall):
-            self.report.called_again(action)
             self.background.spawn(self._call(action))
         elif isinstance(action, Fetch):
             self.background.spawn(self._fetch(action))
@@ -240,6 +239,7 @@ class ShardService:
             await self.bus.tell(self.subjects.call(action.fragment), encode(call))
         except (BusError, BrokerUnavailable) as error:
             log.warning("call.unsent", fragment=action.fragment, reason=str(error))
+        await self.report.called(action)
 
     async def _fetch(self, action: Fetch) -> None:
         reason, norm = await self.aggregator.tried(action.key, self.pending.manifest(action.key))

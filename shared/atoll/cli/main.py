@@ -20,7 +20,7 @@ from typing import Any
 import typer
 
 from atoll.base.errors import AtollError
-from atoll.cli import INTERRUPTED, archive, fates, look, tap, top, up
+from atoll.cli import INTERRUPTED, archive, fates, look, replay, tap, top, up, why
 
 GROUP = "atoll.commands"
 NOT_INSTALLED = 2
@@ -53,6 +53,8 @@ def build() -> typer.Typer:
         tap.register,
         top.register,
         fates.register,
+        why.register,
+        replay.register,
         archive.register,
         look.register,
     ):

@@ -21,7 +21,7 @@ class FragmentSlot:
     called_s: float | None = None
     due_s: float | None = None
 
-    def opening(self, at_s: float, opened: Opened, step_s: float) -> Opening:
+    def opening(self, at_s: float, opened: Opened, step_s: float, cause_id: str) -> Opening:
         """Return how its round comes to be called at `at_s`; the round only notes it."""
         began_s = at_s if self.round.began_s is None else self.round.began_s
         due_s = at_s if self.due_s is None else self.due_s
@@ -32,4 +32,5 @@ class FragmentSlot:
             behind_commit=began_s > due_s,
             interval_steps=self.round.settings.interval_steps,
             step_s=step_s,
+            cause_id=cause_id,
         )

@@ -66,7 +66,7 @@ class Names(msgspec.Struct, frozen=True, omit_defaults=True):
     def of(cls, learners: Iterable[str]) -> Names:
         """Return these learners, bounded, because a round of thousands is written down as well."""
         ordered = sorted(learners)
-        return cls(tuple(ordered[:NAMED_MAX]), len(ordered))
+        return cls(tuple(ordered[:NAMED_MAX]), len(ordered)) if ordered else NOBODY
 
     def told(self) -> str:
         """Return `a, b and 3 more`."""
@@ -83,6 +83,7 @@ class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
         late_s: how long after its beat it was called.
         behind_commit: whether its version was visible only after the beat.
         interval_steps, step_s: the interval is H steps of this length.
+        cause_id: what caused the first call.
     """
 
     opened: Opened = "never"
@@ -91,6 +92,7 @@ class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
     behind_commit: bool = False
     interval_steps: int = 0
     step_s: float = 0.0
+    cause_id: str = ""
 
     def told(self, version: int) -> str:
         """Return why the round was called when it was; `version` is the one that it began with."""
@@ -145,18 +147,18 @@ class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     reading: int = 0
     together: bool = False
 
-    def sentences(self) -> list[str]:
-        """Return why the round waited, one sentence per place where it did."""
-        parts = [self.opening.told(self.version)]
+    def sentences(self) -> dict[str, str]:
+        """Return why the round waited, by the place where it did: "rest", "quorum", "grace", "end"."""
+        found = {"rest": self.opening.told(self.version)}
         if self.calls:
-            parts.append(self._quorum_told())
+            found["quorum"] = self._quorum_told()
         if self.grace is not None:
-            parts.append(self.grace.told())
-        return [*parts, self._end_told()]
+            found["grace"] = self.grace.told()
+        return {**found, "end": self._end_told()}
 
     def told(self) -> str:
         """Return all of it in one line, for a log."""
-        return "; ".join(self.sentences())
+        return "; ".join(self.sentences().values())
 
     def _quorum_told(self) -> str:
         again = ""
@@ -165,17 +167,22 @@ class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             again += f", and the last time {self.unanswered.told()} had not answered" if self.unanswered.count else ""
         if not self.met_by:
             return f"the quorum of {self.quorum} was never met{again}"
-        return f"the quorum of {self.quorum} was met {_s(self.quorum_wait_s)} after the call by {self.met_by}{again}"
+        by = f"by {self.met_by}" if self.met_by.startswith("push/") else "by contributions that were there already"
+        return f"the quorum of {self.quorum} was met {_s(self.quorum_wait_s)} after the call, {by}{again}"
 
     def _end_told(self) -> str:
         waited = f"it ended {_s(self.grace_waited_s)} after the quorum" if self.met_by else "it ended"
         late = f"{self.missing.told()} had not answered" if self.missing.count else ""
-        read = f"{self.reading} contribution{'s' if self.reading > 1 else ''} not read yet" if self.reading else ""
+        read = (
+            f"{self.reading} contribution{'s were' if self.reading > 1 else ' was'} still being read"
+            if self.reading
+            else ""
+        )
         left = " and ".join(part for part in (late, read) if part)
         if self.end == "all answered":
             return f"{waited}, because every live learner had answered"
         if self.end == "grace over":
-            return f"{waited}, because the grace window was over" + (f", with {left}" if left else "")
+            return f"{waited}, because the grace window was over" + (f"; {left}" if left else "")
         if self.end == "nobody left":
             return f"{waited}, because no live learner was left to wait for"
         return f"{waited}: {self.end}"

@@ -303,7 +303,7 @@ class Shard:
             slot.called_s = slot.due_s = None
             return self._advance(slot, at_s, cause_id)
         live = self.live(at_s)
-        attempt = now.call(at_s, slot.opening(at_s, opened, step_s), live)
+        attempt = now.call(at_s, slot.opening(at_s, opened, step_s, cause_id), live)
         interval_s = self.settings.interval_steps * step_s
         slot.called_s = beat_s(at_s, slot.due_s, interval_s)
         slot.due_s = slot.called_s + interval_s
@@ -361,15 +361,15 @@ class Shard:
         All are folded before the round opens: without grace, opening may commit it on the spot.
         """
         actions: list[Action] = []
-        final = False
+        final = ""
         for offer in ready:
             if reason := slot.round.refusal(offer):
                 actions += self._refuse(slot, offer, reason, cause_id)
             else:
                 actions.append(slot.round.fold(offer, cause_id))
-                final = final or offer.final
+                final = final or (push_id(*offer.key) if offer.final else "")
         if final and slot.round.phase is Phase.RESTING:
-            actions += self._call(slot, at_s, cause_id, "last_push")
+            actions += self._call(slot, at_s, final, "last_push")
         return actions
 
     def _keep(self, slot: FragmentSlot, cause_id: str) -> Keep:
