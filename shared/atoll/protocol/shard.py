@@ -320,15 +320,16 @@ class Shard:
         return [call, again, *self._advance(slot, at_s, cause_id)]
 
     def _advance_all(self, at_s: float, cause_id: str) -> list[Action]:
-        return [action for slot in self.slots.values() for action in self._advance(slot, at_s, cause_id)]
+        live = self.live(at_s)  # once for all fragments: nothing that one of them does changes it
+        return [action for slot in self.slots.values() for action in self._advance(slot, at_s, cause_id, live)]
 
-    def _advance(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Action]:
+    def _advance(self, slot: FragmentSlot, at_s: float, cause_id: str, live: set[str] | None = None) -> list[Action]:
         """Move one round on as far as it goes: to its grace window, then to its commit."""
         now, actions = slot.round, list[Action]()
         if slot.parked and now.idle:
             parked, slot.parked = slot.parked, []
             return self._fold(slot, [slot.offers[key] for key in parked], at_s, cause_id)
-        live = self.live(at_s)
+        live = self.live(at_s) if live is None else live
         everybody = self._everybody(slot, live, at_s)
         awaited = live if everybody is None else everybody
         if now.phase is Phase.COLLECTING and now.has_quorum():
