@@ -42,7 +42,9 @@ def island(name: str, bus: Opener, home: LoopThread, x: jax.Array, found: dict[s
     """Train one island on its own points until the run has seen its tokens; a step takes as long as a small model's."""
     gradient = jax.jit(jax.value_and_grad(loss_of))
     params = {"slope": jnp.zeros(1), "offset": jnp.zeros(1)}
-    with atoll.join(bus, run=RUN, learner=name, params=params, protocol=PROTOCOL, home=home) as me:
+    with atoll.join(
+        bus, run=RUN, learner=name, params=params, protocol=PROTOCOL, options=atoll.JoinOptions(home=home)
+    ) as me:
         params = me.params
         while not me.done:
             loss, slope = gradient(params, x, 3.0 * x - 1.0)

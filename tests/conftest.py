@@ -4,16 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, Phase
+from hypothesis import settings as hypothesis_settings
 
 from atoll.base import logs
+from atoll.base.clock import SystemClock
+from atoll.base.errors import PeerMisbehaved
+from atoll.bus.memory.bus import MemoryBus
 from atoll.bus.server import EmbeddedBroker
+from atoll.protocol.reference import HeadModel
+from atoll.wire.limits import Info
+from atoll.wire.messages import Head, decode
+from support import caches
+from support.clocks import JumpingClock
 from support.links import unique_run
 
+caches.share()
+
 pytest_plugins = ["support.islands"]
+
+# How long an example takes says how busy the machine is, nothing of the code: no profile has a deadline. Where CI=1, examples
+# are the same each time; elsewhere new ones are tried. For mutants a few examples must do, and a failure is not made small.
+hypothesis_settings.register_profile("atoll", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.register_profile("ci", hypothesis_settings.get_profile("atoll"), derandomize=True)
+hypothesis_settings.register_profile(
+    "mutants",
+    hypothesis_settings.get_profile("ci"),
+    max_examples=25,
+    phases=[Phase.explicit, Phase.generate],
+    database=None,
+)
+hypothesis_settings.load_profile("ci" if os.environ.get("CI") else "atoll")
 
 # Who runs the tests in the background of a script has interrupts ignored, and so has every process that tests start and
 # interrupt, for children inherit that.
@@ -39,6 +65,43 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 def run() -> str:
     """A run id of this test's own."""
     return unique_run()
+
+
+@pytest.fixture(autouse=True)
+def _wall_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the wall clock of this process at every reading: what measures by it waits for ever, or not at all.
+
+    A test that needs a true time of day has a `_wall_jumps` of its own, which does nothing.
+    """
+    jumping, true = JumpingClock(), SystemClock.wall
+    monkeypatch.setattr(SystemClock, "wall", lambda clock: true(clock) + jumping.jump_s())
+
+
+@pytest.fixture(autouse=True)
+def _heads_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check every head that becomes visible on an in-memory bus against all before it, whatever test writes it."""
+    models: dict[tuple[int, str, str], HeadModel] = {}
+    put = MemoryBus.put_record
+
+    async def watched(
+        bus: MemoryBus, subject: str, data: bytes, *, expected: int | None, info: Info | None = None
+    ) -> int:
+        revision = await put(bus, subject, data, expected=expected, info=info)
+        if ".gl.head." in subject:
+            # A test may forge a head that every reader refuses; such a head belongs to no history.
+            try:
+                head = decode(Head, data)
+            except PeerMisbehaved:
+                return revision
+            run, _, fragment = subject.partition(".gl.head.")
+            if fragment != str(head.fragment):
+                return revision
+            model = models.setdefault((id(bus._broker), run, head.layout), HeadModel())
+            tokens = [included.tokens for included in head.included]
+            model.see(head.fragment, head.version, head.epoch, head.tokens_merged, tokens)
+        return revision
+
+    monkeypatch.setattr(MemoryBus, "put_record", watched)
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 from atoll.base.atomic_files import hold
 from atoll.base.errors import AtollError, EnvironmentFault, SettingsError
-from atoll.cli import INTERRUPTED
+from atoll.base.exits import INTERRUPTED
 from atoll_learner.data.shards import TokenShards
 from benchmarks.experiments.aggregation import answers, figures
 from benchmarks.experiments.cells import CellStore, Crew, Paces, cell_of, left, verbs
@@ -34,7 +34,7 @@ from benchmarks.lib.results import write
 from benchmarks.lib.source_digest import source_digest
 
 BUILD = Path("build/experiments")
-ROOTS = ("atoll_simulator",)
+ROOTS = ("atoll_simulator", "benchmarks.baselines")
 
 
 @dataclass(frozen=True, slots=True)

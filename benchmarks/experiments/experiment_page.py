@@ -16,12 +16,11 @@ import msgspec
 import zstandard
 
 from atoll.base.atomic_files import write_whole
-from atoll.report.charts import Series, lines
+from atoll.report.charts import Series, lines_file
 from benchmarks.experiments.aggregation import ExperimentAnswer, Records, answers, figures
 from benchmarks.experiments.cells import duration
 from benchmarks.experiments.grid import GridRow, choices, rows
 from benchmarks.experiments.questions import MEASURES, Baseline, Experiment, Plot, matches, parse
-from benchmarks.faults.plots import standalone
 from benchmarks.lib.confidence import Spread
 
 PREFIX: Final = "experiment-"
@@ -87,7 +86,7 @@ def svgs(raw: Raw) -> dict[str, str]:
     drawn = {}
     for name, plot in _named(raw.name, experiment.plots):
         series = _curves(plot, raw.rows, raw.records) if plot.x == "merged" else _series(plot, found)
-        drawn[name] = standalone(lines(series, plot.x, MEASURES[plot.y]), [one.name for one in series if one.points])
+        drawn[name] = lines_file(series, plot.x, MEASURES[plot.y])
     return drawn
 
 

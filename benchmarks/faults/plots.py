@@ -1,21 +1,15 @@
-"""The plots of `docs/results/chaos.md` as SVG files: what a fault rate costs Atoll and the synchronous baseline.
-
-Drawn by the charts of the report, which leave style and legend to their page; a file of its own brings both along.
-"""
+"""The plots of `docs/results/chaos.md` as SVG files: what a fault rate costs Atoll and the synchronous baseline."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from html import escape
 
-from atoll.report.charts import HEIGHT, PALETTE, STYLE, WIDTH, Series, lines
+from atoll.report.charts import Series, lines_file
 from benchmarks.faults.extracts import Extract
 from benchmarks.faults.goodput import participation, useful_share
 from benchmarks.faults.metrics import last_loss, plains
 
-LEGEND_HEIGHT = 24.0
-LEGEND_COLUMNS = 3
 NAMES = {"atoll": "Atoll", "synchronous": "synchronous baseline"}
 Measure = Callable[[Extract, Extract | None], float | None]
 
@@ -55,19 +49,4 @@ def plot(extracts: Sequence[Extract], measure: Measure, name: str) -> str:
         Series(NAMES[system], [(rate, sum(values) / len(values)) for rate, values in sorted(found[system].items())])
         for system in NAMES
     ]
-    return standalone(lines(series, "faults per minute", name), [line.name for line in series if line.points])
-
-
-def standalone(chart: str, names: Sequence[str]) -> str:
-    """Return a chart of the report as a file of its own; one without points as a file that says so."""
-    _, svg, rest = chart.partition('role="img">')
-    body = rest.partition("</svg>")[0] if svg else f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}">nothing was measured</text>'
-    height = LEGEND_HEIGHT * max(1, -(-len(names) // LEGEND_COLUMNS))
-    legend = ""
-    for i, name in enumerate(names):
-        row, column = divmod(i, LEGEND_COLUMNS)
-        x, y, colour = 70 + 200 * column, LEGEND_HEIGHT * row - height, PALETTE[i % len(PALETTE)]
-        legend += f'<rect x="{x}" y="{y + 6}" width="10" height="10" fill="{colour}"/>'
-        legend += f'<text x="{x + 16}" y="{y + 15}">{escape(name)}</text>'
-    box = f"0 {-height:g} {WIDTH:g} {HEIGHT + height:g}"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" role="img">{STYLE}{legend}{body}</svg>\n'
+    return lines_file(series, "faults per minute", name)

@@ -47,8 +47,8 @@ from atoll_simulator.fleet.cells import (
     size_text,
     table,
 )
-from atoll_simulator.fleet.drawing import plot
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters, changed
+from atoll_simulator.fleet.report_text import plot
 from atoll_simulator.fleet.rounds import RoundsReport, StepWindow, rounds
 from atoll_simulator.fleet.scavenging import EXTRAS, Budget, Scavenged, scavenge, stall_for
 from benchmarks.lib.results import RESULTS, Figure, write
@@ -237,8 +237,9 @@ def sensitivities(seeds: Sequence[int]) -> list[Figure]:
     cells = list(PAPER)
     base = predicted(FleetParameters(), cells, seeds)
     figures = []
+    unused = ("step_s", "slice_cv", "learner_cv")
     for name in [
-        each.name for each in fields(FleetParameters) if each.name not in ("step_s", "slice_cv", "learner_cv")
+        n.name for n in fields(FleetParameters) if n.name not in unused and getattr(FleetParameters(), n.name)
     ]:
         for factor, word in ((0.5, "halved"), (2.0, "doubled")):
             value = getattr(FleetParameters(), name) * factor
@@ -263,6 +264,29 @@ def replays(seeds: Sequence[int]) -> list[Figure]:
         how = f"restart refitted to {fleet.restart_s:.0f} s; off by {' and '.join(f'{error:+.1f}' for error in off)}"
         worst = max(map(abs, off))
         figures.append(Figure(f"rigid row with progress kept every {every_s:g} s", worst, "points", "", None, how))
+    return figures
+
+
+def notices(seeds: Sequence[int]) -> list[Figure]:
+    """Return how well all rows can be met when a failure is noticed late, and how when failures prolong a stall."""
+    late = {(RIGID,): ("restart_s", "notice_s"), (ELASTIC,): FITS[ELASTIC,]}
+    anew = {(RIGID,): FITS[RIGID,], (ELASTIC,): FITS[ELASTIC,]}
+    figures = []
+    for words, start, fits in (
+        ("noticed late", changed(FleetParameters(), notice_s=4.0, restart_s=84.0), late),
+        ("one in ten of a stall begins it anew", changed(FleetParameters(), stall_again=0.1), anew),
+        ("every one of a stall begins it anew", changed(FleetParameters(), stall_again=1.0, restart_s=30.0), anew),
+    ):
+        fleet = fitted(start, seeds, fits)
+        constants = ", ".join(
+            f"{name.removesuffix('_s')} {getattr(fleet, name):.1f} s" for names in fits.values() for name in names
+        )
+        for row, cells in ((RIGID, [cell for cell in PAPER if cell[0] == RIGID]), (ELASTIC, list(VALIDATED))):
+            found = predicted(fleet, [*cells, (row, 2 * CHIPS)], seeds)
+            off = max((value - PAPER[cell] for cell, value in zip(cells, found, strict=False)), key=abs)
+            how = f"refitted: {constants}; 1 {row} on {size_text(2 * CHIPS)} then {found[-1]:.1f} %"
+            which = "rigid row" if row == RIGID else "validated cells"
+            figures.append(Figure(f"largest error of the {which}, failures {words}", abs(off), "points", "", None, how))
     return figures
 
 
@@ -400,6 +424,7 @@ def main() -> int:
         Figure("time of the whole table", took_s, "s", f"<= {TABLE_S_MAX:g}", took_s <= TABLE_S_MAX, "all cores"),
         *refits(few),
         *replays(few),
+        *notices(few),
         *sensitivities(few),
         *window(seed),
         *scavenged(seed, Budget()),

@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from atoll.client.join import IslandHandle, join
+    from atoll.client.join import IslandHandle, JoinOptions, join
 
-__all__ = ["IslandHandle", "__version__", "join"]
+__all__ = ["IslandHandle", "JoinOptions", "__version__", "join"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """Load `join` and `IslandHandle` on first use, so that commands that train nothing stay light."""
-    if name in {"join", "IslandHandle"}:
+    """Load `join` and what belongs to it on first use, so that commands that train nothing stay light."""
+    if name in {"join", "JoinOptions", "IslandHandle"}:
         from atoll.client import join as module  # noqa: PLC0415  (lazy on purpose: see the module docstring)
 
         return getattr(module, name)

@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_run_in_memory import MemoryWorld, settings
 
 from atoll.client.device_encoding import Encoder, Placed
 from atoll.client.driver import IslandDriver
-from atoll.client.join import IslandHandle, join
+from atoll.client.join import IslandHandle, JoinOptions, join
 from atoll.codec.kernels import Vector
 from atoll.protocol.ledger import settle
 from support.links import unique_run
+from support.memory_world import MemoryWorld, settings
 
-DEADLINE_S = 20.0
+DEADLINE_S = 240.0
 
 
 def trained() -> dict[str, jax.Array]:
@@ -143,9 +143,7 @@ def test_who_asks_for_the_device_in_vain_is_warned(run: str, monkeypatch: pytest
             learner=learner,
             params={"w": jnp.zeros((8, 2))},
             protocol=world.protocol,
-            home=world.home,
-            encode=encode,
-            donated=donated,
+            options=JoinOptions(home=world.home, encode=encode, donated=donated),
         ):
             pass
     world.home.stop()

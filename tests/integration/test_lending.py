@@ -17,7 +17,7 @@ import pytest
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.client.join import IslandHandle, join
+from atoll.client.join import IslandHandle, JoinOptions, join
 from atoll.client.optimizer_state import host_copy
 from atoll.client.session import LENDING_STEPS_MIN
 from atoll.codec.arrays import pack_arrays
@@ -47,11 +47,18 @@ class LendingWorld:
     def join(self, learner: str) -> IslandHandle:
         """Join as `learner`."""
         protocol = ProtocolSettings(fragments=2, shards=1)
-        return join(self.bus, run=self.run, learner=learner, params=PARAMS, protocol=protocol, home=self.home)
+        return join(
+            self.bus,
+            run=self.run,
+            learner=learner,
+            params=PARAMS,
+            protocol=protocol,
+            options=JoinOptions(home=self.home),
+        )
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401
         """Run a coroutine on the loop to its end."""
-        return self.home.submit(work).result(20.0)
+        return self.home.submit(work).result(240.0)
 
 
 @pytest.fixture

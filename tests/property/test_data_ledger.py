@@ -220,7 +220,9 @@ class Leasers(RuleBasedStateMachine):
 
 
 Leasers.TestCase.settings = settings(
-    max_examples=300, stateful_step_count=STEPS, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=3 * settings.default.max_examples,
+    stateful_step_count=STEPS,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 test_any_interleaving = Leasers.TestCase
 

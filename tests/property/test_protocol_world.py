@@ -13,7 +13,10 @@ from support.protocol_world import ProtocolWorld
 NAMES = ("a", "b", "c")
 INDEX = st.integers(0, 7)
 PROFILE = settings(
-    max_examples=250, stateful_step_count=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=2 * settings.default.max_examples,
+    stateful_step_count=50,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -52,7 +55,7 @@ class Weather(RuleBasedStateMachine):
     def train(self, index: int, steps: int, *, beat: bool) -> None:
         """A learner takes some steps, and perhaps reports."""
         name = sorted(self.world.lives)[index % len(self.world.lives)]
-        for _ in range(steps):
+        for _ in range(0 if self.world.lives[name].island.draining else steps):
             self.world.step(name)
         if beat:
             self.world.beat(name)
@@ -76,6 +79,27 @@ class Weather(RuleBasedStateMachine):
     def core_message(self, index: int, *, lose: bool) -> None:
         """A call or head arrives late, out of order, or never."""
         self.world.core_message(index, lose=lose)
+
+    @rule(holding=st.booleans())
+    def slow(self, *, holding: bool) -> None:
+        """Pushes and frames take their time from now on, or no longer."""
+        self.world.holding = holding
+
+    @rule(index=INDEX, reason=st.sampled_from(["", "", "gave_up", "not_finite"]))
+    def send(self, index: int, reason: str) -> None:
+        """A push that was on its way is durable or given up."""
+        self.world.send(index, reason)
+
+    @rule(index=INDEX, fail=st.booleans())
+    def fetch(self, index: int, *, fail: bool) -> None:
+        """A frame that was asked for is here, or cannot be read."""
+        self.world.fetch(index, fail=fail)
+
+    @rule(index=INDEX)
+    def take_over(self, index: int) -> None:
+        """The owner of the shard is killed, and its heir goes on."""
+        if index == 0:
+            self.world.take_over()
 
     @rule(index=INDEX)
     def commit(self, index: int) -> None:

@@ -17,8 +17,8 @@ from atoll_simulator.fleet import cells
 from atoll_simulator.fleet.cells import ELASTIC, RIGID, Job, simulate
 from atoll_simulator.fleet.chance import ReturnTimes, slowest, slowest_mean, speeds, stream
 from atoll_simulator.fleet.chips import Chips
-from atoll_simulator.fleet.drawing import plot
 from atoll_simulator.fleet.parameters import DAY_S, Exchange, FleetParameters, changed, split
+from atoll_simulator.fleet.report_text import plot
 from atoll_simulator.fleet.rounds import StepWindow, rounds
 from atoll_simulator.planner import failures
 
@@ -76,24 +76,66 @@ def test_a_rigid_job_replays_what_was_not_kept(restart_s: float, every_s: float)
 
 
 @FEW
+@given(notice_s=st.floats(1.0, 200.0), stall_s=st.floats(1.0, 80.0))
+def test_failures_that_are_noticed_late_are_noticed_together(notice_s: float, stall_s: float) -> None:
+    """A job steps for 1/lambda and the notice, then stalls once for all that failed meanwhile."""
+    fleet = FleetParameters(restart_s=stall_s, notice_s=notice_s)
+    lived = simulate(Job(fleet, RIGID, CHIPS, 4.0, 3))
+    stepped_s = 1.0 / rate(CHIPS) + notice_s
+
+    assert lived.uptime == pytest.approx(stepped_s / (stepped_s + stall_s), abs=0.02)
+    assert lived.stalls < lived.failures
+
+
+@FEW
+@given(stall_s=st.floats(1.0, 60.0), share=st.floats(0.05, 1.0), system=st.sampled_from((RIGID, ELASTIC)))
+def test_failures_that_begin_a_stall_anew_make_it_grow_exponentially(stall_s: float, share: float, system: str) -> None:
+    """A stall of s that failures at rate r begin anew takes (exp(r s) - 1) / r in the mean."""
+    fleet = FleetParameters(
+        downscale_s=stall_s, restart_s=stall_s, stall_again=share, upscale_s=0.0, admission_s=0.0, return_s=0.0
+    )
+    lived = simulate(Job(fleet, system, CHIPS, 6.0, 3))
+    stalled_s = math.expm1(share * rate(CHIPS) * stall_s) / (share * rate(CHIPS))
+
+    assert lived.uptime == pytest.approx(1.0 / (1.0 + rate(CHIPS) * stalled_s), abs=0.02)
+
+
+def test_late_notice_and_stalls_begun_anew_change_no_failure() -> None:
+    """One seed has the same failures at the same moments whatever becomes of them, as far as they strike what is there."""
+    plain, late, anew = (
+        simulate(Job(fleet, RIGID, CHIPS, 1.0, 5)).failures
+        for fleet in (FleetParameters(), FleetParameters(notice_s=30.0), FleetParameters(stall_again=1.0))
+    )
+
+    assert plain == late == anew
+
+
+@FEW
 @given(
     learners=st.sampled_from((1, 2, 5)),
     downscale_s=st.floats(0.0, 200.0),
     upscale_s=st.floats(0.0, 200.0),
-    admission_s=st.floats(0.0, 600.0),
-    return_s=st.floats(0.0, 50_000.0),
+    returning_s=st.tuples(st.floats(0.0, 600.0), st.floats(0.0, 50_000.0)),
     mtbi_days=st.floats(0.5, 400.0),
+    noticing=st.tuples(st.floats(0.0, 300.0), st.floats(0.0, 1.0)),
 )
 def test_shares_are_shares(
-    learners: int, downscale_s: float, upscale_s: float, admission_s: float, return_s: float, mtbi_days: float
+    learners: int,
+    downscale_s: float,
+    upscale_s: float,
+    returning_s: tuple[float, float],
+    mtbi_days: float,
+    noticing: tuple[float, float],
 ) -> None:
     """Useful, missing and stalled time are all there is, also in fleets that hardly work; uptime bounds goodput."""
     fleet = FleetParameters(
         downscale_s=downscale_s,
         upscale_s=upscale_s,
-        admission_s=admission_s,
-        return_s=return_s,
+        admission_s=returning_s[0],
+        return_s=returning_s[1],
         mtbi_days=mtbi_days,
+        notice_s=noticing[0],
+        stall_again=noticing[1],
     )
     lived = simulate(Job(fleet, str(learners), 2_000, 0.5, 7))
 

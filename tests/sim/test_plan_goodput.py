@@ -22,6 +22,9 @@ from atoll_simulator.planner import failures
         (64_000, {"mtbi_days": 1.0}),
         (300_000, {"upscale_s": 0.0, "downscale_s": 21.0}),
         (1_200_000, {"slice_chips": 4096}),
+        (1_200_000, {"notice_s": 10.0}),
+        (2_400_000, {"notice_s": 60.0}),
+        (1_200_000, {"stall_again": 1.0}),
     ],
 )
 def test_the_planners_form_holds_for_other_constants_too(chips: int, values: dict[str, float]) -> None:
@@ -39,10 +42,21 @@ def test_the_planners_form_holds_for_other_constants_too(chips: int, values: dic
     assert planned == pytest.approx(fmean(one.goodput for one in lived), abs=0.03)
 
 
-@pytest.mark.parametrize("checkpoint_s", [1.0, 30.0])
-def test_the_planners_rigid_job_keeps_what_the_simulated_one_keeps(checkpoint_s: float) -> None:
-    fleet = changed(FleetParameters(), checkpoint_s=checkpoint_s)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"checkpoint_s": 1.0},
+        {"checkpoint_s": 30.0},
+        {"notice_s": 5.0, "restart_s": 84.0},
+        {"notice_s": 60.0},
+        {"stall_again": 0.5},
+        {"stall_again": 1.0, "notice_s": 5.0},
+    ],
+    ids=str,
+)
+def test_the_planners_rigid_job_does_as_the_simulated_one(values: dict[str, float]) -> None:
+    fleet = changed(FleetParameters(), **values)
     lived = [simulate(Job(fleet, RIGID, 1_200_000, 3.0, seed)) for seed in range(3)]
-    planned = failures.rigid(failures.Failures(checkpoint_s=checkpoint_s), 1_200_000)
+    planned = failures.rigid(failures.Failures(**values), 1_200_000)
 
     assert planned == pytest.approx(fmean(one.goodput for one in lived), abs=0.02)

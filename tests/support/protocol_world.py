@@ -2,11 +2,13 @@
 
 One shard, some islands, and everything that is on its way between them as a list that the test orders, delays,
 duplicates or drops. Facts that a driver would produce are produced here in the simplest way. Every fact is followed by
-every invariant. `heal` delivers what is left, drains everybody and checks that the books of both sides agree.
+every invariant and by every reference model. `heal` delivers what is left, drains everybody and checks that the books of
+both sides agree with each other and with the models.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -27,6 +29,7 @@ from atoll.protocol.events import (
     DrainOrdered,
     Event,
     Fetch,
+    FetchFailed,
     FetchFragment,
     Finish,
     FragmentFetched,
@@ -45,10 +48,11 @@ from atoll.protocol.events import (
     StepDone,
     TimerFired,
 )
-from atoll.protocol.fragment_ledger import FragmentLedger
+from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger, Settlement, settle
 from atoll.protocol.recorder import logbook_line
+from atoll.protocol.reference import FateModel, IslandModel, RoundModel
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 
@@ -56,11 +60,12 @@ ROUNDS_MAX = 60
 
 
 def one_commit(base_version: int) -> Commit:
-    """Return the command to commit one contribution, the next of learner `a`, to fragment 0 on `base_version`."""
-    key = PushKey("a", 1, 0, base_version + 1)
-    share = Share(key=key, base_version=base_version, tokens=8, steps=4, weight=16.0, age=0)
+    """Return the command to commit the next contribution of learner `a` to fragment 0; its books hold all before it."""
     fragment_ledger = FragmentLedger()
-    fragment_ledger.merge(share)
+    for base in range(base_version + 1):
+        key = PushKey("a", 1, 0, base + 1)
+        share = Share(key=key, base_version=base, tokens=8, steps=4, weight=16.0, age=0)
+        fragment_ledger.merge(share)
     return Commit(
         fragment=0,
         base_version=base_version,
@@ -81,23 +86,35 @@ class LearnerIncarnation:
     name: str
     incarnation: int
     island: Island
+    model: IslandModel
     ready: dict[int, int] = field(default_factory=dict)
     left: bool = False
 
 
 @dataclass
 class ProtocolWorld:
-    """One shard and its islands; `queue` is the durable work queue, `calls` and `heads` are core messages on their way."""
+    """One shard and its islands; `queue` is the durable work queue, `calls` and `heads` are core messages on their way.
+
+    Pushes are durable and frames are read at once, unless `holding`: then they wait in `sending` and `fetching`.
+    """
 
     settings: ProtocolSettings
     step_s: float = 1.0
     now_s: float = 0.0
+    holding: bool = False
+    paces: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Start with nobody there."""
         self.heads = dict.fromkeys(range(self.settings.fragments), 0)
         self.shard = Shard(self.settings, 0, dict(self.heads))
         self.watch = invariants.ShardWatch()
+        self.rounds = RoundModel(self.settings, self.heads)
+        self.fates = FateModel(self.settings, self.heads)
+        self.sending: list[tuple[LearnerIncarnation, ContributionArrived]] = []
+        self.fetching: list[tuple[LearnerIncarnation, FetchFragment]] = []
+        self.gone: dict[str, Counter[str]] = {}
+        self.farewells: list[LearnerLeft] = []
         self.durable = invariants.Durable(self.heads)
         self.lives: dict[str, LearnerIncarnation] = {}
         self.incarnations: dict[str, int] = {}
@@ -117,11 +134,39 @@ class ProtocolWorld:
         """A learner arrives, or returns in its next incarnation, and adopts the heads."""
         number = self.incarnations.get(name, 0) + 1
         self.incarnations[name] = number
-        self.lives[name] = LearnerIncarnation(name, number, Island(self.settings, dict(self.heads)))
+        self.lives[name] = LearnerIncarnation(
+            name, number, Island(self.settings, dict(self.heads)), IslandModel(self.settings, self.heads)
+        )
 
     def die(self, name: str) -> None:
         """A learner is killed: what it had queued stays queued."""
-        del self.lives[name]
+        dead = self.lives.pop(name)
+        self.sending = [(life, arrived) for life, arrived in self.sending if life is not dead]
+        self.fetching = [(life, wanted) for life, wanted in self.fetching if life is not dead]
+
+    def take_over(self) -> None:
+        """The shard's owner dies; its heir begins with what is durable, and what nobody acknowledged comes once more."""
+        fragment_ledger = {
+            fragment: thawed(kept.frozen(_reports(kept))) for fragment, kept in self.durable.fragment_ledger.items()
+        }
+        lost = {
+            key for lane in self.lanes.values() for one in lane if isinstance(one, Acknowledge) for key in [one.key]
+        }
+        known = {
+            key: fate for key, fate in self.fates.fates.items() if self.durable.fragment_ledger[key.fragment].knows(key)
+        }
+        self.shard = Shard(self.settings, 0, dict(self.heads), fragment_ledger=fragment_ledger)
+        self.watch = invariants.ShardWatch()
+        self.rounds = RoundModel(self.settings, self.heads)
+        self.rounds.inherit(self.shard.ledger, known)
+        self.fates = FateModel(self.settings, self.heads, known)
+        open_keys = [key for key in self.delivered if key not in known or key in lost]
+        self.queue += [self.delivered[key] for key in open_keys if self.delivered[key] not in self.queue]
+        self.queue += [one for one in self.farewells if one not in self.queue]
+        self.lanes = {fragment: [] for fragment in self.heads}
+        self.reading.clear()
+        self.timers.clear()
+        self.finished = ""
 
     def step(self, name: str, tokens: int = 10) -> None:
         """A learner takes a step and adopts what waits for it."""
@@ -160,6 +205,7 @@ class ProtocolWorld:
             if isinstance(message, ContributionArrived):
                 self.delivered[message.key] = message
             if isinstance(message, LearnerLeft):
+                self.farewells.append(message)
                 self._tell_shard(self.last_beats[message.learner, message.incarnation])
             self._tell_shard(message)
 
@@ -179,6 +225,26 @@ class ProtocolWorld:
             heard = self.core_messages.pop(index % len(self.core_messages))
             if not lose:
                 heard()
+
+    def send(self, index: int = 0, reason: str = "") -> None:
+        """A push that was held becomes durable, or its learner gives it up for `reason`."""
+        if self.sending:
+            life, arrived = self.sending.pop(index % len(self.sending))
+            if not reason:
+                self.queue.append(arrived)
+            push = arrived.key.push
+            self._tell(life, PushSettled(at_s=self.now_s, fragment=arrived.key.fragment, push=push, reason=reason))
+
+    def fetch(self, index: int = 0, *, fail: bool = False) -> None:
+        """A frame that was held is read, or cannot be."""
+        if self.fetching:
+            life, wanted = self.fetching.pop(index % len(self.fetching))
+            fragment, version = wanted.fragment, self.heads[wanted.fragment]
+            if fail:
+                self._tell(life, FetchFailed(at_s=self.now_s, fragment=fragment, version=version, reason="away"))
+                return
+            life.ready[fragment] = version
+            self._tell(life, FragmentFetched(at_s=self.now_s, fragment=fragment, version=version))
 
     @property
     def commits(self) -> list[Commit]:
@@ -214,13 +280,36 @@ class ProtocolWorld:
             self.tick(self.settings.silence_s + 10.0 * self.step_s)
             self._tell_shard(QueueDrained(at_s=self.now_s))
             if self.finished and not (self.queue or self.reading or any(self.lanes.values())):
+                self._check_fates()
                 return settle(self.shard.ledger, self.settings.fragments)
         raise AtollError("the world never came to rest", got=self.log[-20:])
 
     # --- the inside ---------------------------------------------------------------------------------------------------
 
+    def _check_fates(self) -> None:
+        """Compare what the ledger says of each learner that left with what the models say of its pushes and their fates."""
+        for name, told in self.gone.items():
+            account = self.shard.ledger.accounts[name]
+            invariants.require(account.left, "who has left is known to have left", name)
+            got = Counter(pushed=account.pushed, superseded=account.superseded, local=account.refused_local)
+            invariants.require(got == told, "the books have what the learner has", (name, got, told))
+            settled = sum(
+                tokens for key, (_, tokens) in self.fates.fates.items() if f"{key.learner}/{key.incarnation}" == name
+            )
+            invariants.require(settled == told["pushed"], "what was pushed has a fate", (name, settled, told))
+
     def _deliver_all(self) -> None:
-        while self.queue or self.reading or any(self.lanes.values()) or self.core_messages:
+        self.holding = False
+        while (
+            self.queue
+            or self.reading
+            or any(self.lanes.values())
+            or self.core_messages
+            or self.sending
+            or self.fetching
+        ):
+            self.send()
+            self.fetch()
             self.core_message()
             self.deliver()
             self.read()
@@ -230,7 +319,10 @@ class ProtocolWorld:
         actions = self.shard.handle(fact)
         self._note("shard", fact, actions)
         self.watch.see(actions)
+        self.rounds.see(fact, actions)
+        self.fates.see(fact, actions)
         invariants.check_shard(self.shard)
+        self.fates.check(self.shard.ledger)
         for action in actions:
             self._do(action)
 
@@ -238,6 +330,8 @@ class ProtocolWorld:
         actions = life.island.handle(fact)
         self._note(f"{life.name}/{life.incarnation}", fact, actions)
         invariants.check_island(life.island)
+        life.model.see(fact, actions)
+        life.model.check(life.island)
         for action in actions:
             self._do_for(life, action)
 
@@ -267,6 +361,10 @@ class ProtocolWorld:
             self._tell_shard(Committed(at_s=self.now_s, fragment=action.fragment, version=version))
         elif isinstance(action, Keep):
             self.durable.see_books(action.fragment, action.fragment_ledger)
+        elif isinstance(action, Dismiss):
+            self.durable.see_dismissed(action)
+            dismissed = action.learner, action.incarnation
+            self.farewells = [one for one in self.farewells if (one.learner, one.incarnation) != dismissed]
         elif isinstance(action, Acknowledge):
             self.durable.see_acknowledged(action)
             sender = self.lives.get(action.key.learner)
@@ -275,24 +373,25 @@ class ProtocolWorld:
 
     def _do_for(self, life: LearnerIncarnation, action: Action) -> None:
         if isinstance(action, Push):
-            self.queue.append(
-                ContributionArrived(
-                    at_s=self.now_s,
-                    key=PushKey(life.name, life.incarnation, action.fragment, action.push),
-                    base_version=action.base_version,
-                    tokens=action.tokens,
-                    steps=action.steps,
-                    trained_tokens=action.trained_tokens,
-                    final=action.final,
-                )
+            arrived = ContributionArrived(
+                at_s=self.now_s,
+                key=PushKey(life.name, life.incarnation, action.fragment, action.push),
+                base_version=action.base_version,
+                tokens=action.tokens,
+                steps=action.steps,
+                trained_tokens=action.trained_tokens,
+                final=action.final,
             )
-            self._tell(life, PushSettled(at_s=self.now_s, fragment=action.fragment, push=action.push))
+            self.sending.append((life, arrived))
+            if not self.holding:
+                self.send(-1)
         elif isinstance(action, FetchFragment):
-            version = self.heads[action.fragment]
-            life.ready[action.fragment] = version
-            self._tell(life, FragmentFetched(at_s=self.now_s, fragment=action.fragment, version=version))
+            self.fetching.append((life, action))
+            if not self.holding:
+                self.fetch(-1)
         elif isinstance(action, Leave):
             life.left = True
+            self.gone[f"{life.name}/{life.incarnation}"] = life.model.totals()
             self.last_beats[life.name, life.incarnation] = self._beat(life, training=False)
             self.queue.append(LearnerLeft(at_s=self.now_s, learner=life.name, incarnation=life.incarnation))
             self.lives.pop(life.name, None)
@@ -303,7 +402,7 @@ class ProtocolWorld:
             learner=life.name,
             incarnation=life.incarnation,
             training=training,
-            step_s=self.step_s,
+            step_s=self.step_s * self.paces.get(life.name, 1.0),
             tokens=life.island.tokens,
             pushed=life.island.pushed,
             superseded=life.island.superseded,
@@ -338,3 +437,14 @@ class ProtocolWorld:
     def _note(self, who: str, fact: Event, actions: list[Action]) -> None:
         """Keep one readable line per fact, for logbooks and for the last lines of a failure."""
         self.log.append(logbook_line(who, fact, actions, self.now_s))
+
+
+def _reports(fragment_ledger: FragmentLedger) -> Ledger:
+    """Return what learners reported of themselves by these books."""
+    told = Ledger(told_tokens=fragment_ledger.told_tokens)
+    for name, report in fragment_ledger.reports.items():
+        learner, _, incarnation = name.rpartition("/")
+        sums = report.trained, report.pushed, report.superseded, report.refused_local
+        told.reported(learner, int(incarnation), *sums)
+        told.accounts[name].left = report.left
+    return told

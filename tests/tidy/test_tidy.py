@@ -93,7 +93,6 @@ TESTED_BY = {
     "atoll.local.journal": "test_up.py",
     "atoll.local.console": "test_up.py",
     "atoll.local.processes": "test_up.py",
-    "atoll.report.charts": "test_up.py",
     "atoll.report.collect": "test_up.py",
     "atoll.report.html": "test_up.py",
     "atoll.report.write": "test_up.py",
@@ -131,8 +130,6 @@ TESTED_BY = {
     "atoll.bus.open": "test_bus_jetstream.py",
     "atoll.bus.nats.connection": "test_bus_jetstream.py",
     "atoll.bus.nats.jetstream_api": "test_bus_jetstream.py",
-    "atoll.bus.nats.bulk_connections": "test_bus_wire.py",
-    "atoll.bus.nats.network_thread": "test_bus_jetstream.py",
     "atoll.base.waiting": "test_bus_jetstream.py",
 }
 
@@ -397,7 +394,7 @@ def test_the_hub_accepts_its_configuration() -> None:
     """nats-server itself reads infra/nats/hub.conf and finds nothing wrong."""
     server = Path(sysconfig.get_path("scripts")) / "nats-server"
     result = subprocess.run(
-        [server, "-t", "-c", ROOT / "infra/nats/hub.conf"], capture_output=True, text=True, timeout=30, check=False
+        [server, "-t", "-c", ROOT / "infra/nats/hub.conf"], capture_output=True, text=True, timeout=240, check=False
     )
 
     assert result.returncode == 0, result.stderr

@@ -12,8 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from atoll.client.adoption import adopt
-from atoll.client.driver import AdoptableFragment
+from atoll.client.adoption import AdoptableFragment, adopt
 from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather
 from atoll.protocol.settings import ProtocolSettings

@@ -7,18 +7,23 @@ from dataclasses import replace
 
 import pytest
 
-from atoll_simulator.planner import answer
+from atoll.protocol.settings import ProtocolSettings
+from atoll_simulator.planner import PlanLinks, Question, answer
+from atoll_simulator.planner.question import WANTED
 from benchmarks.lib.publish import WORDS
 from benchmarks.network.bandwidth import _longest_step, _twelve, eight_sites, others, predictions, twelve_b
 from benchmarks.network.literature import (
     FIVE_B,
+    GIGA,
     GRID,
     ONE_LEG,
     TABLE_6,
     TWO_THIRDS,
+    Assumptions,
     PublishedRow,
     first_point,
     nearest_point,
+    need,
     steps_off,
 )
 
@@ -40,6 +45,49 @@ def test_two_thirds_hits_what_it_is_fitted_on_and_the_rest_within_a_step() -> No
 
     assert [off[row] for row in fitted] == [0, 0]
     assert sorted(off[row] for row in TABLE_6 if row not in fitted) == [-1, -1, -1, 0, 0, 0, 0, 0]
+
+
+def planned(row: PublishedRow, assumed: Assumptions, *, overlap: bool = True) -> float | None:
+    """Return the bits per second that `atoll plan` says of a published row, over links without latency.
+
+    A ring of two sites sends each parameter once, which is one leg.
+    """
+    asked = Question(
+        int(row.parameters),
+        row.step_s,
+        PlanLinks((GIGA,), (GIGA,), rtt_s=0.0),
+        learners=2,
+        protocol=ProtocolSettings(interval_steps=100),
+        layers=assumed.layers[row.parameters],
+        reduce_bits=assumed.bits,
+        backward_overlap=overlap,
+    )
+    return answer(asked).systems[1 if row.way == "h100" else 2].required[row.wanted]
+
+
+def test_a_plan_asks_for_the_utilisations_that_are_published() -> None:
+    assert {row.wanted for row in TABLE_6} == set(WANTED)
+
+
+@pytest.mark.parametrize("assumed", [ONE_LEG, TWO_THIRDS], ids=lambda assumed: assumed.name)
+@pytest.mark.parametrize("row", TABLE_6, ids=lambda row: row.name)
+def test_a_plan_says_of_a_published_row_what_the_library_says(row: PublishedRow, assumed: Assumptions) -> None:
+    """Both synchronous ways hide their reduction in the backward pass, as the published ones do: one or two grid steps off."""
+    rate = planned(row, assumed)
+
+    assert rate == pytest.approx(GIGA * need(row, assumed))
+    assert rate is not None
+    off = next(k for k, point in enumerate(GRID) if point * GIGA >= rate) - nearest_point(row.published)
+    assert abs(off) <= (2 if assumed is ONE_LEG else 1)
+
+
+def test_without_overlap_a_plan_is_dearer_than_what_is_published() -> None:
+    """That is what a plan showed of DiLoCo while it said that all was hidden in the backward pass."""
+    rows = [row for row in TABLE_6 if row.way == "h100"]
+    times = [(planned(row, ONE_LEG, overlap=False) or 0.0) / GIGA / row.published for row in rows]
+
+    assert min(times) == pytest.approx(1.3, abs=0.02)
+    assert max(times) == pytest.approx(2.3, abs=0.02)
 
 
 def test_two_cells_alone_lead_to_two_thirds_and_36_layers() -> None:

@@ -144,6 +144,8 @@ MORE_TROUBLE = [
     ("does not fit the interval", "plan 1000B --step-s 0.001 --bandwidth 1Mbit"),
     ("does not fit the interval", "plan 1B --step-s 2 --bandwidth 10Gbit --hub-out 100Mbit"),
     ("not within the overlap", "plan 1B --step-s 0.1 --bandwidth 10Gbit --rtt-ms 500"),
+    ("not within the overlap", "plan 1B --step-s 0.5 --bandwidth 100Gbit --rtt-ms 200"),
+    ("not within the overlap", "plan 1B --step-s 0.5 --bandwidth 100Gbit --merge-s 2"),
     ("bound by loss", "plan 1B --step-s 60 --bandwidth 10Gbit --learners 3 --loss 0.01"),
     ("hub saturated, in", "plan 1B --step-s 2 --bandwidth 10Gbit --learners 1 --hub-in 1Mbit"),
 ]

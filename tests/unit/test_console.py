@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from atoll.local.console import WIDE, ConsolePicture, draw, size
+from atoll.base.units import as_size
+from atoll.local.console import WIDE, ConsolePicture, draw
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.view import RunView
 from atoll.wire.messages import Beat, Presence
@@ -76,4 +77,9 @@ def test_who_is_not_heard_any_more_is_silent_or_gone() -> None:
 
 def test_bytes_for_people() -> None:
     """Decimal units; beyond the last one numbers grow."""
-    assert [size(count) for count in (999, 1000, 1_500_000, 2 * 10**15)] == ["999 B", "1.0 kB", "1.5 MB", "2000.0 TB"]
+    assert [as_size(count) for count in (999, 1000, 1_500_000, 2 * 10**15)] == [
+        "999 B",
+        "1.0 kB",
+        "1.5 MB",
+        "2000.0 TB",
+    ]

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, SettingsError
-from atoll.client.adoption import adopt
+from atoll.client.adoption import AdoptableFragment, adopt
 from atoll.client.device_encoding import Encoder, checked, chosen
-from atoll.client.driver import AdoptableFragment
 from atoll.codec import ENCODINGS, Encoded, encoding_of
 from atoll.codec.kernels import BLOCK, jitted
 from atoll.model.layout import Layout, plan_layout
-from atoll.model.pytrees import Vector, describe, gather
+from atoll.model.pytrees import describe, gather
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import GlobalFragment
 from atoll.settings import load
@@ -185,15 +185,16 @@ def test_a_fragment_is_adopted_as_on_the_host(adoption: str, committed: bool) ->
     assert encoder is not None
     assert encoder.committed == committed
     for p, anchor in enumerate(trained.anchors):
-        plain, placed = GlobalFragment(p, 1, anchor), GlobalFragment(p, 1, anchor, encoder.place(p, anchor))
-        wanted = adopt(trained.layout, trained.protocol, trained.leaves, [AdoptableFragment(plain, anchor)])
+        frame = GlobalFragment(p, 1, anchor)
+        plain, placed = AdoptableFragment(frame, anchor), AdoptableFragment(frame, anchor, encoder.place(p, anchor))
+        wanted = adopt(trained.layout, trained.protocol, trained.leaves, [plain])
         with jax.transfer_guard("disallow"):
-            got = adopt(trained.layout, trained.protocol, trained.leaves, [AdoptableFragment(placed, anchor)])
+            got = adopt(trained.layout, trained.protocol, trained.leaves, [placed])
         assert {leaf.committed for leaf in got.values()} == {committed}
         assert all(got[name].dtype == trained.leaves[name].dtype for name in TREE)
         assert all(np.asarray(got[name]).tobytes() == np.asarray(wanted[name]).tobytes() for name in TREE)
         on_host: dict[str, Any] = {name: np.array(leaf) for name, leaf in trained.leaves.items()}
-        again = adopt(trained.layout, trained.protocol, on_host, [AdoptableFragment(placed, anchor)])
+        again = adopt(trained.layout, trained.protocol, on_host, [placed])
         assert all(np.asarray(again[name]).tobytes() == np.asarray(wanted[name]).tobytes() for name in TREE)
 
 
@@ -233,6 +234,6 @@ def test_sharded_arrays_are_brought_together_piece_by_piece() -> None:
     """Two devices, in a process that has them: `two_devices.py` says what is compared."""
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(  # noqa: PLW1510
-        [sys.executable, str(TWO_DEVICES)], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, str(TWO_DEVICES)], env=environment, capture_output=True, text=True, timeout=240
     )
     assert (done.returncode, done.stdout.strip()) == (0, "as on the host"), done.stderr

@@ -14,8 +14,9 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import MESSAGE_BYTES_MAX, Lease, decode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.lease import LeaseKeeper
+from support.clocks import HandClock
 
-DEADLINE_S = 20.0
+DEADLINE_S = 240.0
 REASONS = (
     "malformed",
     "not finite",
@@ -108,4 +109,30 @@ async def test_a_lease_that_cannot_be_read_is_said_and_waited_for(run: str) -> N
     record = await bus.get_record(subject)
     assert record is not None
     assert record.revision == revision
+    await bus.close()
+
+
+async def test_a_lease_runs_out_by_time_that_passes_whatever_the_wall_clock_says(run: str) -> None:
+    """Its owner renews it in time, and its heir waits for all of it, while somebody sets the time of day over and over."""
+    bus, clock = MemoryBus(run, MemoryBroker()), HandClock()
+    owner, heir = (LeaseKeeper(bus, Subjects(run), 0, PROTOCOL, clock) for _ in range(2))
+    renewed: list[int] = []
+    async with asyncio.timeout(DEADLINE_S):
+        await owner.win()
+    for _ in range(60):
+        clock.now_s += PROTOCOL.lease_s / 6.0
+        await owner._look(Ledger())
+        await heir._look(None)
+        record = await bus.get_record(Subjects(run).lease(0))
+        renewed.append(0 if record is None else record.revision)
+
+    assert (owner.epoch, heir.epoch) == (1, 0)
+    assert 20 <= len(set(renewed)) <= 31
+    before_s = clock.now_s
+    while not heir.epoch:
+        clock.now_s += PROTOCOL.lease_s / 6.0
+        await heir._look(None)
+    assert PROTOCOL.lease_s <= clock.now_s - before_s + PROTOCOL.lease_s / 3.0 <= 2.0 * PROTOCOL.lease_s
+    await owner._look(Ledger())
+    assert (owner.epoch, heir.epoch) == (0, 2)
     await bus.close()

@@ -17,6 +17,7 @@ from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.traffic import ring_bits
 from atoll_simulator.planner.answer import answer, as_document
 from atoll_simulator.planner.failures import Failures, elastic, goodput, rigid
+from atoll_simulator.planner.limits import MERGING, ROUND_TRIP, TOGETHER, WINDOW, remedy, told, unwindowed
 from atoll_simulator.planner.links import ROUND_TRIPS, burst
 from atoll_simulator.planner.memory import room
 from atoll_simulator.planner.question import PlanLinks, Prices, Question
@@ -80,6 +81,53 @@ def test_latency_alone_can_be_too_long_for_any_bandwidth() -> None:
     assert found.burst is None
     assert found.systems[0].required[0.99] is None
     assert "(-: no bandwidth" in text(found)
+    assert found.late == found.systems[0].limit == "the round trips of 1000 ms alone are too long"
+    assert "a ring of 8 takes 7 round trips of 1000 ms" in found.systems[2].limit
+
+
+def test_a_window_that_is_too_small_is_named_and_not_latency() -> None:
+    """Twelve billion parameters in steps of half a second: 3.5 round trips take 0.2 s of 1 s, the window 6 s."""
+    links = PlanLinks((400 * GIGA,), (400 * GIGA,))
+    asked = question(parameters=12_000_000_000, step_s=0.5, links=links)
+    held, free = answer(asked), answer(unwindowed(asked))
+
+    assert held.burst is held.systems[0].required[0.5] is None
+    assert held.systems[0].limit == held.late
+    assert "8.389 MB in flight, so at 1.342 Gbit/s at most" in held.late
+    assert f"  Atoll, -: {held.late}" in text(held).splitlines()
+    assert "latency" not in text(held)
+    assert free.burst is not None
+    assert (free.late, free.systems[0].limit) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"),
+    [
+        ({"step_s": 0.5, "links": PlanLinks((100 * GIGA,), (100 * GIGA,), rtt_s=0.2)}, WINDOW),
+        (
+            {"step_s": 0.2, "links": PlanLinks((100 * GIGA,), (100 * GIGA,), rtt_s=0.2, window_bytes=1 << 40)},
+            ROUND_TRIP,
+        ),
+        ({"step_s": 0.5, "links": PlanLinks((100 * GIGA,), (100 * GIGA,), merge_s=2.0, window_bytes=1 << 40)}, MERGING),
+        ({"step_s": 0.5, "links": PlanLinks((100 * GIGA,), (100 * GIGA,), merge_s=2.0, rtt_s=0.5)}, TOGETHER),
+    ],
+    ids=["the window", "round trips", "merging", "together"],
+)
+def test_a_round_that_no_link_shortens_is_told_with_its_cause_and_its_remedy(
+    changed: dict[str, Any], cause: str
+) -> None:
+    asked = question(**changed)
+    late = next(each for each in answer(asked).cautions if each.kind == "not within the overlap")
+
+    assert told(asked, cause) in late.what
+    assert late.change == remedy(cause)
+
+
+def test_a_link_that_is_too_slow_is_told_as_such() -> None:
+    late = next(each for each in answer(question(0.3 * GIGA)).cautions if each.kind == "not within the overlap")
+
+    assert "since" not in late.what
+    assert late.change == "protocol.overlap_steps (tau), or smaller fragments"
 
 
 def test_averages_are_bytes_over_the_time_between_rounds() -> None:

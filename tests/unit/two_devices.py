@@ -13,9 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from atoll.client.adoption import adopt
+from atoll.client.adoption import AdoptableFragment, adopt
 from atoll.client.device_encoding import chosen
-from atoll.client.driver import AdoptableFragment
 from atoll.codec import encoding_of
 from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather
@@ -58,7 +57,7 @@ def main() -> int:
         host = encoding_of("int4").encoded(anchor - gather(layout, leaves, p))
         assert vector.codes.tobytes() == host.codes.tobytes()
         assert vector.scales.tobytes() == host.scales.tobytes()
-        ready = [AdoptableFragment(GlobalFragment(p, 1, anchor, placed), anchor)]
+        ready = [AdoptableFragment(GlobalFragment(p, 1, anchor), anchor, placed)]
         adopted = adopt(layout, protocol, leaves, ready)
         assert gather(layout, adopted, p).tobytes() == anchor.tobytes()
         assert all(adopted[name].sharding == leaves[name].sharding for name in leaves)

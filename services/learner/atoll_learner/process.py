@@ -29,7 +29,7 @@ import numpy.typing as npt
 from atoll.base import scratch_arrays
 from atoll.base.logs import configure, get
 from atoll.bus.open import open_bus
-from atoll.client.join import IslandHandle, join
+from atoll.client.join import IslandHandle, JoinOptions, join
 from atoll.settings import Settings, bus_options
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.shards import TokenShards
@@ -112,13 +112,15 @@ def train(settings: Settings) -> None:
         learner=learner,
         params=params,
         protocol=settings.protocol,
-        direct=embedding_names(work.model),
-        model=work.model.describe(),
-        data=work.shards.meta.fingerprint,
-        data_blocks=work.shards.blocks,
-        seed=settings.seed,
-        health_file=settings.health_file,
-        encode=settings.learner.encode,
+        options=JoinOptions(
+            direct=embedding_names(work.model),
+            model=work.model.describe(),
+            data=work.shards.meta.fingerprint,
+            data_blocks=work.shards.blocks,
+            seed=settings.seed,
+            health_file=settings.health_file,
+            encode=settings.learner.encode,
+        ),
     )
     with island:
         log.info("learner.ready", took_s=round(time.monotonic() - began_s, 2), tokens=work.shards.meta.tokens)

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, SettingsError
+from atoll.base.exits import INTERRUPTED
 from atoll.base.logs import logging_to
-from atoll.cli import INTERRUPTED
 from atoll.local.console import PlainConsole, RunConsole, TerminalConsole
 from atoll.local.options import UpPlan, UpRequest, plan, shard_names, standby_names
 from atoll.report.write import summary

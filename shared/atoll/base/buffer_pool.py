@@ -21,7 +21,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from atoll.codec.kernels import Vector
+Vector = npt.NDArray[np.float32]
+"""A flat vector of float32."""
 
 M = TypeVar("M", mmap.mmap, bytearray)
 

@@ -1,4 +1,9 @@
-"""A thread with its own event loop: an island's coroutines run there while the caller's thread trains."""
+"""A thread with its own event loop, for coroutines that must go on while the caller's thread or loop is busy.
+
+An island's coroutines run in one while the caller's thread trains. A bus does its network work in one: a caller that blocks
+its own loop for seconds then loses no connection. The loop is asyncio's own: over our transport, which copies nothing,
+uvloop was measured to be no faster.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+CANCEL_S = 2.0
 STOP_S = 10.0
 
 
@@ -39,7 +45,9 @@ class LoopThread:
         unfinished = asyncio.all_tasks(self.loop)
         for task in unfinished:
             task.cancel()
-        self.loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
+        if unfinished:
+            # Not longer than this: nats-py may swallow a cancellation while a send is stalled.
+            self.loop.run_until_complete(asyncio.wait(unfinished, timeout=CANCEL_S))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()

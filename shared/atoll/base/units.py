@@ -106,3 +106,20 @@ def as_time(seconds: float) -> str:
 def as_share(value: float) -> str:
     """Return a share in per cent: one decimal, or two significant figures below that."""
     return f"{100.0 * value:.1f} %" if value == 0.0 or value >= LEAST_SHARE else f"{100.0 * value:.2g} %"
+
+
+def as_size(count: int) -> str:
+    """Return bytes for people, in decimal units."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def as_duration(seconds: float) -> str:
+    """Return seconds for people: `m:ss` or `h:mm:ss`."""
+    whole = max(0, round(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

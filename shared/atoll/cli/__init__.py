@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-INTERRUPTED = 130
+from atoll.base.exits import INTERRUPTED
 
 
 def main() -> None:

@@ -17,18 +17,28 @@ is adopted there (`atoll.client.device_encoding`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.base import scratch_arrays
-from atoll.client.device_encoding import taken
-from atoll.client.driver import AdoptableFragment
+from atoll.client.device_encoding import Placed, taken
 from atoll.codec.kernels import Vector
 from atoll.model.layout import Layout
 from atoll.model.pytrees import gather, scatter
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.heads import GlobalFragment
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptableFragment:
+    """A global fragment to adopt, perhaps `placed` on its device already; `carry` keeps the progress since `carry_from`."""
+
+    frame: GlobalFragment
+    carry_from: Vector
+    placed: Placed | None = None
 
 
 def adopt(
@@ -37,8 +47,8 @@ def adopt(
     """Return `leaves` (name -> array) with every ready fragment adopted; untouched arrays are passed through."""
     adopted = dict(leaves)
     for item in ready:
-        slices, placed = layout.slices(item.frame.fragment), item.frame.placed
-        on_device = None if placed is None else taken(slices, settings, adopted, placed)
+        slices = layout.slices(item.frame.fragment)
+        on_device = None if item.placed is None else taken(slices, settings, adopted, item.placed)
         if on_device is not None:
             adopted |= on_device
             continue

@@ -16,9 +16,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, SupportsFloat
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,10 +35,12 @@ from atoll.base.errors import (
 )
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, CoreMessage
-from atoll.client.device_encoding import Encoder, chosen
+from atoll.client.adoption import AdoptableFragment
+from atoll.client.device_encoding import Encoder, Placed, chosen
 from atoll.client.losses import LossReader
 from atoll.client.membership import dismissal
 from atoll.client.pushing import Pusher
+from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.codec import Read
 from atoll.codec.kernels import Vector
 from atoll.model.pytrees import gather, look
@@ -62,17 +63,10 @@ from atoll.protocol.events import (
 from atoll.protocol.island import Island
 from atoll.protocol.reasons import call_id, head_id
 from atoll.protocol.recorder import Recorder
-from atoll.run.heads import GlobalFragment, fetch_frame, read_head, read_heads
+from atoll.protocol.steps import Heartbeats, StepTimes
+from atoll.run.heads import GlobalFragment, fetch_newest, read_heads
 from atoll.run.record import is_over
-from atoll.wire.messages import (
-    Call,
-    Control,
-    Member,
-    RunRecord,
-    Verdict,
-    decode,
-    encode,
-)
+from atoll.wire.messages import Call, Control, Member, RunRecord, Verdict, decode, encode
 from atoll.wire.subjects import Subjects
 
 log = get(__name__)
@@ -81,40 +75,11 @@ RESYNC_S = 5.0
 PUSHES_AT_ONCE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class AdoptableFragment:
-    """A frame to adopt; under adoption by carry the progress since `carry_from` is kept."""
-
-    frame: GlobalFragment
-    carry_from: Vector
-
-
 class HeadTap(msgspec.Struct, frozen=True):
     """What a learner needs of a head's tap."""
 
     fragment: int
     version: int
-
-
-@dataclass(slots=True)
-class StepReport:
-    """What the training thread says of its newest step; `loss` may be a JAX scalar on its way (see `losses`)."""
-
-    step_s: float = 0.0
-    loss: SupportsFloat | None = None
-    overhead: float = 0.0
-    steps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StepBoundary:
-    """A step boundary: arrays by name as the step `completed` them, and as training `continued` after the adoptions."""
-
-    tokens: int
-    completed: Mapping[str, Any]
-    continued: Mapping[str, Any]
-    adopted: list[GlobalFragment]
-    report: StepReport
 
 
 class IslandDriver:
@@ -133,6 +98,9 @@ class IslandDriver:
         self.recorder = Recorder(f"island-{member.learner}-{member.incarnation}", self.machine)
         fact_dumps.keep(self.recorder)
         self.report = StepReport()
+        self.steps = StepTimes()
+        self.heartbeats = Heartbeats(run.protocol.silence_s)
+        self.pace_changed = asyncio.Event()
         self.losses = LossReader()
         self.run_tokens = 0
         self.failure: AtollError | None = None
@@ -141,7 +109,8 @@ class IslandDriver:
         self._anchors: dict[int, GlobalFragment] = dict(anchors)
         self._sent: dict[int, Vector] = {}
         self._snapshot: Mapping[str, Any] = {}
-        self._ready: dict[int, GlobalFragment] = {}
+        self._at_home: dict[int, Placed] = {}  # anchors that lie on their device, too
+        self._ready: dict[int, tuple[GlobalFragment, Placed | None]] = {}
         self._adopting: set[int] = set()
         self._encoding: set[int] = set()
         self._lock = threading.Lock()
@@ -158,7 +127,8 @@ class IslandDriver:
         tell = log.warning if encode == "device" and self._encoder is None else log.info
         tell("pseudo_gradients.encoded", where="host" if self._encoder is None else "device", why=why)
         for p, frame in self._anchors.items():
-            self._anchors[p] = await self._placed(frame)
+            if (placed := await self._place(frame)) is not None:
+                self._at_home[p] = placed
 
     # --- called by the training thread ------------------------------------------------------------------------------
 
@@ -172,7 +142,11 @@ class IslandDriver:
         with self._lock:
             now = [p for p in self._ready if p not in self._encoding]
             self._adopting.update(now)
-            return [AdoptableFragment(self._ready.pop(p), self._sent.get(p, self._anchors[p].values)) for p in now]
+            ready = []
+            for p in now:
+                frame, placed = self._ready.pop(p)
+                ready.append(AdoptableFragment(frame, self._sent.get(p, self._anchors[p].values), placed))
+            return ready
 
     def post_step(self, step: StepBoundary) -> None:
         """Hand over a completed step and the adoptions that followed it; returns at once."""
@@ -248,17 +222,22 @@ class IslandDriver:
 
     def _on_step(self, step: StepBoundary) -> None:
         self._snapshot, self.report = step.completed, step.report
+        if self.heartbeats.is_news(self.steps.add(step.report.step_s)):
+            self.pace_changed.set()
         now_s = self.clock.monotonic()
         self._on_fact(StepDone(at_s=now_s, tokens=step.tokens))
-        for frame in step.adopted:
-            p, version = frame.fragment, frame.version
+        for item in step.adopted:
+            p, version = item.frame.fragment, item.frame.version
             cause = head_id(p, version)
             self._on_fact(Adopted(at_s=now_s, fragment=p, version=version, cause_id=cause))
             log.info("fragment.adopted", fragment=p, version=version, step=self.machine.steps, cause_id=cause)
             with self._lock:
-                self._anchors[frame.fragment] = frame
-                self._sent.pop(frame.fragment, None)
-                self._adopting.discard(frame.fragment)
+                self._anchors[p] = item.frame
+                self._at_home.pop(p, None)
+                if item.placed is not None:
+                    self._at_home[p] = item.placed
+                self._sent.pop(p, None)
+                self._adopting.discard(p)
         self._snapshot = step.continued
 
     def _on_call(self, core_message: CoreMessage) -> None:
@@ -328,13 +307,13 @@ class IslandDriver:
                 self._encoding.add(action.fragment)
             p = action.fragment
             origin = self._sent[p] if action.onward else self._anchors[p].values
-            self._spawn(self._push(action, self._snapshot, origin, self._anchors[p]))
+            self._spawn(self._push(action, self._snapshot, origin, self._at_home.get(p)))
         elif isinstance(action, FetchFragment):
             self._spawn(self._fetch(action))
         elif isinstance(action, Leave):
             self.left.set()
 
-    async def _push(self, action: Push, snapshot: Mapping[str, Any], origin: Vector, anchor: GlobalFragment) -> None:
+    async def _push(self, action: Push, snapshot: Mapping[str, Any], origin: Vector, anchor: Placed | None) -> None:
         reason, p = "", action.fragment
 
         def loss() -> Coroutine[Any, Any, float | None]:
@@ -342,9 +321,9 @@ class IslandDriver:
 
         async with self._pushing:
             try:
-                if self._encoder and anchor.placed and self._encoder.reads(p, snapshot):
+                if self._encoder and anchor is not None and self._encoder.reads(p, snapshot):
                     self._encoded(p)
-                    make = partial(self._encoder.encode, p, anchor.placed, snapshot)
+                    make = partial(self._encoder.encode, p, anchor, snapshot)
                     await self._pusher.push_made(action, make, loss)
                 else:
                     theta = await asyncio.to_thread(self._reader, p, snapshot, origin)
@@ -387,7 +366,10 @@ class IslandDriver:
     async def _fetch(self, action: FetchFragment) -> None:
         p = action.fragment
         try:
-            frame = await self._newest(p)
+            with self._lock:
+                held = self._ready[p][0] if p in self._ready else self._anchors[p]
+            frame = await fetch_newest(self.bus, self.run, held)
+            placed = await self._place(frame)
         except (BusError, BrokerUnavailable, PeerMisbehaved, StorageFull) as error:
             log.warning("fetch.failed", fragment=p, version=action.version, reason=str(error))
             now_s = self.clock.monotonic()
@@ -397,26 +379,16 @@ class IslandDriver:
             self._on_fact(failed)
             return
         with self._lock:
-            self._ready[p] = frame
+            self._ready[p] = frame, placed
         now_s, cause = self.clock.monotonic(), head_id(p, frame.version)
         self._on_fact(FragmentFetched(at_s=now_s, fragment=p, version=frame.version, cause_id=cause))
 
-    async def _newest(self, fragment: int) -> GlobalFragment:
-        """Return the newest visible frame of `fragment`."""
-        head = await read_head(self.bus, self.subjects, self.run.layout, fragment)
-        if head is None:
-            raise BusError("the head is gone", got=fragment)
-        with self._lock:
-            held = self._ready.get(fragment) or self._anchors[fragment]
-        return await self._placed(await fetch_frame(self.bus, self.run, head, held))
-
-    async def _placed(self, frame: GlobalFragment) -> GlobalFragment:
-        """Return a frame that lies on its device, too, where pseudo-gradients are made there and it has room."""
+    async def _place(self, frame: GlobalFragment) -> Placed | None:
+        """Return a fragment on its device, where pseudo-gradients are made there and it has room."""
         if self._encoder is None:
-            return frame
+            return None
         try:
-            placed = await asyncio.to_thread(self._encoder.place, frame.fragment, frame.values)
+            return await asyncio.to_thread(self._encoder.place, frame.fragment, frame.values)
         except RuntimeError as error:
             log.warning("anchor.not_placed", fragment=frame.fragment, version=frame.version, reason=str(error))
-            return frame
-        return replace(frame, placed=placed)
+            return None

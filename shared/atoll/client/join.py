@@ -29,7 +29,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, SupportsFloat, TypeVar
+from typing import Any, Self, TypeVar
 
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import AtollError, BrokerUnavailable, PeerMisbehaved
@@ -58,33 +58,11 @@ RECOVER_S = 8.0
 UNPUSHED_NAMED = 6
 
 
-def join(  # noqa: PLR0913  (the public door: every argument is a choice of the caller, all but three have defaults)
-    broker: str | Callable[[], Coroutine[Any, Any, Bus]],
-    *,
-    run: str,
-    learner: str,
-    params: Any,  # noqa: ANN401  (any JAX pytree)
-    protocol: ProtocolSettings | None = None,
-    direct: tuple[str, ...] = (),
-    donated: bool = False,
-    encode: str = "auto",
-    model: str = "",
-    data: str = "",
-    data_blocks: int = 0,
-    seed: int = 0,
-    patience_s: float = 30.0,
-    health_file: Path | None = None,
-    clock: Clock | None = None,
-    home: LoopThread | None = None,
-) -> IslandHandle:
-    """Return the island's handle, joined and with the run's parameters adopted; use it as a context manager.
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """What a caller of `join` may choose beside the run and its parameters.
 
-    Args:
-        broker: URL of the broker, or a coroutine function that opens a `Bus` (an in-memory one, say).
-        run: run id; processes with the same run id train one model.
-        learner: this learner's id, unique among live learners of the run.
-        params: pytree of arrays; the first learner of a run founds it with these values.
-        protocol: settings of the run, used only by its founder.
+    Attributes:
         direct: names (as `atoll.model.pytrees.describe` gives them) of embeddings, merged by the plain weighted mean.
         donated: the training step donates its parameters, so snapshots are copied.
         encode: where pseudo-gradients are made (`atoll.client.device_encoding`): "host", "device" (if possible) or "auto".
@@ -96,33 +74,77 @@ def join(  # noqa: PLR0913  (the public door: every argument is a choice of the 
         health_file: touched with every heartbeat that reached the broker.
         clock: another clock, for tests.
         home: a loop thread to share with others (in-memory buses need one loop); a thread of its own by default.
+    """
+
+    direct: tuple[str, ...] = ()
+    donated: bool = False
+    encode: str = "auto"
+    model: str = ""
+    data: str = ""
+    data_blocks: int = 0
+    seed: int = 0
+    patience_s: float = 30.0
+    health_file: Path | None = None
+    clock: Clock | None = None
+    home: LoopThread | None = None
+
+
+DEFAULTS = JoinOptions()
+
+
+def join(
+    broker: str | Callable[[], Coroutine[Any, Any, Bus]],
+    *,
+    run: str,
+    learner: str,
+    params: Any,  # noqa: ANN401  (any JAX pytree)
+    protocol: ProtocolSettings | None = None,
+    options: JoinOptions = DEFAULTS,
+) -> IslandHandle:
+    """Return the island's handle, joined and with the run's parameters adopted; use it as a context manager.
+
+    Args:
+        broker: URL of the broker, or a coroutine function that opens a `Bus` (an in-memory one, say).
+        run: run id; processes with the same run id train one model.
+        learner: this learner's id, unique among live learners of the run.
+        params: pytree of arrays; the first learner of a run founds it with these values.
+        protocol: settings of the run, used only by its founder.
+        options: everything else, see `JoinOptions`.
 
     Raises:
         SettingsError, LayoutMismatch, IdentityTaken: see `atoll.base.errors`.
-        BrokerUnavailable: no broker, or too old a one, within `patience_s`.
+        BrokerUnavailable: no broker, or too old a one, within `options.patience_s`.
     """
     settings = (protocol or ProtocolSettings()).check()
-    clock = clock or SystemClock()
-    layout, origin = planned(params, settings.fragments, direct)
-    identity = this_process()
+    clock = options.clock or SystemClock()
+    layout, origin = planned(params, settings.fragments, options.direct)
     record = RunRecord(
         run=run,
         founder=learner,
-        nonce=identity.nonce(8),
+        nonce=this_process().nonce(8),
         founded_at_s=clock.wall(),
         layout=layout,
         protocol=settings,
-        model=model,
-        data=data,
-        seed=seed,
+        model=options.model,
+        data=options.data,
+        seed=options.seed,
     )
-    request = JoinRequest(learner, record, origin, data_blocks, health_file, encode=checked(encode), donated=donated)
+    request = JoinRequest(
+        learner,
+        record,
+        origin,
+        options.data_blocks,
+        options.health_file,
+        encode=checked(options.encode),
+        donated=options.donated,
+    )
 
     async def open_url() -> Bus:
-        return await open_bus(str(broker), run, name=learner, options=BusOptions(patience_s=patience_s))
+        return await open_bus(str(broker), run, name=learner, options=BusOptions(patience_s=options.patience_s))
 
-    handle = IslandHandle(request, open_url if isinstance(broker, str) else broker, clock, home=home)
-    handle.enter(params)
+    session = Session(request, open_url if isinstance(broker, str) else broker, clock)
+    handle = IslandHandle(session, clock, donated=options.donated, home=options.home)
+    handle.enter_run(params)
     return handle
 
 
@@ -139,76 +161,36 @@ class Borrowed:
     took_s: float
 
 
-class IslandHandle:
-    """A joined island as the training thread sees it. Not for use from several threads at once."""
+class IslandHandle(StepHook):
+    """A joined island as the training thread sees it. Not for use from several threads at once.
 
-    def __init__(
-        self,
-        request: JoinRequest,
-        opener: Callable[[], Coroutine[Any, Any, Bus]],
-        clock: Clock,
-        *,
-        home: LoopThread | None,
-    ) -> None:
-        """Prepare; `enter` does the work."""
-        self._session = Session(request, opener, clock)
-        self._clock = clock
-        self._boundary = StepHook(self._session, clock, donated=request.donated)
+    The hook's `step`, `params`, `done`, `run_tokens`, `overhead` and `inside_s` are what a loop uses all the time; `session` is
+    the asynchronous side, for coroutines given to `call`.
+    """
+
+    def __init__(self, session: Session, clock: Clock, *, donated: bool, home: LoopThread | None) -> None:
+        """Prepare; `enter_run` does the work."""
+        super().__init__(session, clock, donated=donated)
         self._own_home = home is None
-        self._home = home or LoopThread(f"atoll-island-{request.learner}")
+        self._home = home or LoopThread(f"atoll-island-{session.learner}")
         self._closed = False
 
     # --- what a loop uses -------------------------------------------------------------------------------------------
 
     @property
-    def params(self) -> Any:  # noqa: ANN401  (the caller's pytree)
-        """Return the parameters to train from, as the pytree that was given to `join`."""
-        return self._boundary.params
-
-    @property
     def layout(self) -> Layout:
         """Return how the run's model is divided into fragments."""
-        return self._session.run.layout
+        return self.session.run.layout
 
     @property
     def run(self) -> RunRecord:
-        """Return the run record, which may have been founded by somebody else."""
-        return self._session.run
+        """Return the run record; another learner may have founded the run."""
+        return self.session.run
 
     @property
     def incarnation(self) -> int:
         """Return which life of this learner id this is."""
-        return self._session.driver.member.incarnation
-
-    @property
-    def run_tokens(self) -> int:
-        """Return the tokens trained by the whole run, as of the last call, never less than this learner's own."""
-        return self._boundary.run_tokens
-
-    @property
-    def done(self) -> bool:
-        """Return whether the loop should end: the token target is reached or a drain was asked for."""
-        return self._boundary.done
-
-    @property
-    def overhead(self) -> float:
-        """Return the share of the time since the first step that was spent inside `step`."""
-        return self._boundary.overhead
-
-    @property
-    def inside_s(self) -> float:
-        """Return the seconds since the first step that were spent inside `step`."""
-        return self._boundary.inside_s
-
-    def step(self, params: Any, *, tokens: int, loss: SupportsFloat | None = None) -> Any:  # noqa: ANN401
-        """Report a completed step over `tokens` tokens and return the parameters to continue from.
-
-        `loss` may be a JAX scalar that is still being computed: nobody waits for it, heartbeats say the last one known.
-
-        Raises:
-            AtollError: the island cannot go on (a newer incarnation took the id over, or the driver failed).
-        """
-        return self._boundary.step(params, tokens=tokens, loss=loss)
+        return self.session.driver.member.incarnation
 
     def share(self, state: Any, *, donated: bool = True) -> None:  # noqa: ANN401  (any pytree)
         """Have the inner optimizer's `state`, as the last step left it, ready for a peer that starts without one.
@@ -216,7 +198,7 @@ class IslandHandle:
         Costs a look at a flag. When a peer has asked, the state is copied to host memory, here and now if it is `donated`
         to the next step, else in a worker.
         """
-        self._session.lender.share(state, donated=donated)
+        self.session.lender.share(state, donated=donated)
 
     def recovered_state(self, like: Any, *, within_s: float = RECOVER_S) -> Borrowed | None:  # noqa: ANN401
         """Return the inner-optimizer state of a healthy peer, or None when nobody lends one within `within_s` seconds.
@@ -225,36 +207,31 @@ class IslandHandle:
         names, shapes and dtypes, finite, each leaf where that of `like` lies. Nothing that a peer sends raises.
         """
         began_s = self._clock.monotonic()
-        work = borrow(self._session.bus, self.run, self._session.member.learner, packed_bytes_max(like), within_s)
+        work = borrow(self.session.bus, self.run, self.session.member.learner, packed_bytes_max(like), within_s)
         loan = self.call(work).result()
         return believed(loan, like, self._clock.monotonic() - began_s)
 
     def note_recovery(self, source: str, **facts: str | float) -> None:
         """Tell log and tape where this life's optimizer state came from: `checkpoint`, `peer` or `fresh`."""
         log.info("learner.recovered", source=source, incarnation=self.incarnation, **facts)
-        told = self._session.record("recovered", source=source, incarnation=self.incarnation, **facts)
+        told = self.session.record("recovered", source=source, incarnation=self.incarnation, **facts)
         self.call(told).add_done_callback(_say_if_failed)
 
     def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the island's own loop (a data lease, a tape event) and return its future."""
         return self._home.submit(work)
 
-    @property
-    def session(self) -> Session:
-        """Return the asynchronous side, for coroutines given to `call`."""
-        return self._session
-
     # --- coming and going -------------------------------------------------------------------------------------------
 
-    def enter(self, params: Any) -> None:  # noqa: ANN401  (the caller's pytree)
+    def enter_run(self, params: Any) -> None:  # noqa: ANN401  (the caller's pytree)
         """Join: blocks until the run's parameters are here."""
         try:
-            self._boundary.enter(params, self.call(self._session.open()).result())
-            self.call(self._session.begin(dict(self._boundary.leaves))).result()
+            self.enter(params, self.call(self.session.open()).result())
+            self.call(self.session.begin(dict(self.leaves))).result()
         except BaseException:
             self._shut()
             raise
-        self._boundary.begin()
+        self.begin()
 
     def __enter__(self) -> Self:
         """Return the handle; it is joined already."""
@@ -279,8 +256,8 @@ class IslandHandle:
         if self._closed:
             return
         try:
-            if self._session.driver.failure is None:
-                self.call(self._session.drain(drain_s)).result()
+            if self.session.driver.failure is None:
+                self.call(self.session.drain(drain_s)).result()
         except TimeoutError as error:
             raise BrokerUnavailable(
                 "the last pushes are not durable",
@@ -292,7 +269,7 @@ class IslandHandle:
 
     def _unpushed(self) -> str:
         """Say which pushes are still on their way."""
-        waiting = sorted(self._session.driver.machine.in_flight.items())
+        waiting = sorted(self.session.driver.machine.in_flight.items())
         named = ", ".join(f"fragment {p} ({tokens} tokens)" for (p, _), tokens in waiting[:UNPUSHED_NAMED])
         more = f" and {len(waiting) - UNPUSHED_NAMED} more" if len(waiting) > UNPUSHED_NAMED else ""
         return named + more if waiting else "the goodbye"
@@ -303,7 +280,7 @@ class IslandHandle:
             return
         self._closed = True
         try:
-            self.call(self._session.shut()).result(STOP_S)
+            self.call(self.session.shut()).result(STOP_S)
         except (AtollError, TimeoutError):
             pass
         finally:

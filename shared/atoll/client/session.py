@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from atoll.base.health import show_life
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
+from atoll.client.adoption import AdoptableFragment
 from atoll.client.data_leases import DataLeases
-from atoll.client.driver import AdoptableFragment, IslandDriver
+from atoll.client.driver import IslandDriver
 from atoll.client.founding import found_or_join, publish_origin
 from atoll.client.membership import claim, release
 from atoll.client.peer_recovery import StateLender, TrainingStanding
@@ -39,7 +41,6 @@ from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 log = get(__name__)
 
 FETCHES_AT_ONCE = 4
-BEATS_PER_SILENCE = 5.0
 LENDING_STEPS_MIN = 8
 
 
@@ -77,6 +78,7 @@ class Session:
         identity: Identity | None = None,
     ) -> None:
         """Prepare; nothing is opened yet."""
+        self.learner = request.learner
         self._request = request
         self._opener = opener
         self._clock = clock
@@ -174,7 +176,7 @@ class Session:
             subjects = Subjects(self.run.run)
             farewell = encode(await self._beat())
             for shard in range(self.run.protocol.shards):
-                msg_id = f"bye-{self.member.learner}-{self.member.incarnation}-{shard}"
+                msg_id = f"bye-{self.member.nonce}-{shard}"
                 subject = subjects.farewell(shard, self.member.learner)
                 await self.bus.publish(subject, farewell, msg_id=msg_id, info={"incarnation": self.member.incarnation})
             await self.bus.tell(subjects.beat(self.member.learner), farewell)
@@ -202,14 +204,21 @@ class Session:
             await self.bus.close()
 
     async def _beat_for_ever(self) -> None:
-        pause_s = self.run.protocol.silence_s / BEATS_PER_SILENCE
+        driver = self.driver
         while True:
+            beat = await self._beat()
+            driver.pace_changed.clear()
+            pause_s = driver.heartbeats.told(beat.step_s)
             try:
-                await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(await self._beat()))
+                await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(beat))
                 show_life(self._request.health_file)
             except (BusError, BrokerUnavailable) as error:
                 log.warning("beat.failed", reason=str(error))
-            await asyncio.sleep(pause_s)
+            # The least pause comes first, so that steps of changing length cannot make a storm of heartbeats.
+            await asyncio.sleep(driver.heartbeats.shortest_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s - driver.heartbeats.shortest_s):
+                    await driver.pace_changed.wait()
 
     async def _write_down_moved(self) -> None:
         """Tell the tape and the log now and then what our link has carried; what is missed now is in what is said later."""
@@ -234,7 +243,7 @@ class Session:
 
     async def _beat(self) -> Beat:
         loss = await self.driver.losses.read(self.driver.report.loss)
-        machine, report = self.driver.machine, self.driver.report
+        machine, report, step_s = self.driver.machine, self.driver.report, self.driver.steps.mean_s
         return Beat(
             learner=self.member.learner,
             incarnation=self.member.incarnation,
@@ -242,9 +251,9 @@ class Session:
             state=self._state,
             at_s=self._clock.wall(),
             step=machine.steps,
-            step_s=report.step_s,
+            step_s=step_s,
             tokens=machine.tokens,
-            tokens_per_s=machine.tokens / machine.steps / report.step_s if machine.steps and report.step_s else 0.0,
+            tokens_per_s=machine.tokens / machine.steps / step_s if machine.steps and step_s else 0.0,
             loss=loss,
             pushed=machine.pushed,
             superseded=machine.superseded,

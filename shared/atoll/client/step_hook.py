@@ -1,8 +1,12 @@
-"""The step boundary: where a training loop meets its island, whatever kind of loop it is.
+"""Between two steps: where a training loop meets its island, whatever kind of loop it is.
 
-A loop owns parameters as a pytree, the island as arrays by name. After each step the loop hands them over; frames that
-have arrived are adopted, the step is posted, and training goes on from what comes back. Nothing here waits for the
-network. `IslandHandle` puts a thread of its own around it, a simulator runs it on the island's own loop.
+A loop owns parameters as a pytree, the island as arrays by name. After each step the loop hands them over: fragments that
+have arrived are adopted, the driver is told of the step, and training goes on from what comes back. Nothing here waits for
+the network. Two layers stand between a step and the protocol: this one, and the driver that owns the machine.
+
+    step ─► StepHook: adopt what is ready ─► IslandDriver: facts ─► Island.handle
+
+`IslandHandle` is a hook with a thread for the driver's loop; a simulator runs hook and driver on one loop.
 """
 
 from __future__ import annotations
@@ -13,12 +17,13 @@ from typing import Any, SupportsFloat
 import msgspec
 import numpy as np
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
-from atoll.client.adoption import adopt
-from atoll.client.driver import AdoptableFragment, StepBoundary, StepReport
+from atoll.client.adoption import AdoptableFragment, adopt
 from atoll.client.session import Session
+from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.model.layout import Layout, plan_layout
-from atoll.model.pytrees import Vector, describe, gather
+from atoll.model.pytrees import describe, gather
 
 
 class StepHook:
@@ -26,7 +31,7 @@ class StepHook:
 
     def __init__(self, session: Session, clock: Clock, *, donated: bool = False) -> None:
         """Prepare; `enter` comes first."""
-        self._session = session
+        self.session = session
         self._clock = clock
         self._donated = donated
         self._treedef: Any = None
@@ -46,13 +51,13 @@ class StepHook:
     @property
     def run_tokens(self) -> int:
         """Return the tokens trained by the whole run, as of the last call, never less than this learner's own."""
-        return max(self._session.driver.run_tokens, self._session.driver.machine.tokens)
+        return max(self.session.driver.run_tokens, self.session.driver.machine.tokens)
 
     @property
     def done(self) -> bool:
         """Return whether the loop should end: the token target is reached or a drain was asked for."""
-        target = self._session.run.protocol.tokens_target
-        return self._session.driver.drain_wanted or bool(target and self.run_tokens >= target)
+        target = self.session.run.protocol.tokens_target
+        return self.session.driver.drain_wanted or bool(target and self.run_tokens >= target)
 
     @property
     def overhead(self) -> float:
@@ -66,8 +71,8 @@ class StepHook:
         Whatever the rule for later adoptions is: who joins has learnt nothing yet, and takes them as they are.
         """
         leaves, self._treedef, names = flattened(params)
-        joining = msgspec.structs.replace(self._session.run.protocol, adoption="overwrite")
-        self.leaves = adopt(self._session.run.layout, joining, dict(zip(names, leaves, strict=True)), ready)
+        joining = msgspec.structs.replace(self.session.run.protocol, adoption="overwrite")
+        self.leaves = adopt(self.session.run.layout, joining, dict(zip(names, leaves, strict=True)), ready)
 
     def begin(self) -> None:
         """Note that the first step begins."""
@@ -80,7 +85,7 @@ class StepHook:
             AtollError: the island cannot go on (a newer incarnation took the id over, or the driver failed).
         """
         began_s = self._clock.monotonic()
-        driver = self._session.driver
+        driver = self.session.driver
         if driver.failure is not None:
             raise driver.failure
         import jax  # noqa: PLC0415
@@ -89,7 +94,7 @@ class StepHook:
         continued = completed
         ready = driver.take_ready()
         if ready:
-            continued = adopt(self._session.run.layout, self._session.run.protocol, completed, ready)
+            continued = adopt(self.session.run.layout, self.session.run.protocol, completed, ready)
             params = jax.tree.unflatten(self._treedef, list(continued.values()))
         self.leaves = continued
         if self._donated:
@@ -97,7 +102,7 @@ class StepHook:
         self._steps += 1
         step_s = began_s - self._last_s if self._steps > 1 else 0.0
         report = StepReport(step_s=step_s, loss=loss, overhead=self.overhead, steps=self._steps)
-        driver.post_step(StepBoundary(tokens, completed, continued, [item.frame for item in ready], report))
+        driver.post_step(StepBoundary(tokens, completed, continued, ready, report))
         self._last_s = self._clock.monotonic()
         self.inside_s += self._last_s - began_s
         if self._steps == 1:

@@ -21,6 +21,7 @@ from types import FrameType
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import BrokerUnavailable
+from atoll.base.exits import guarded
 from atoll.base.logs import configure, get
 
 RESTARTS_MAX = 5
@@ -128,6 +129,4 @@ def _announce(url_file: Path, url: str) -> None:
 
 
 if __name__ == "__main__":
-    from atoll.cli.main import guarded
-
     guarded(lambda: host(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.base.clock import Clock
+from atoll.base.units import as_duration, as_size
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.links import byte_ledger, name_of, total
 from atoll.run.view import HostView, LearnerView, RunView
@@ -257,9 +258,9 @@ def _host_rows(picture: ConsolePicture) -> Iterator[dict[str, Text]]:
 
 def _carried(meter: TrafficMeter | None, moved: LinkTraffic) -> dict[str, Text]:
     """Return the bytes of a link, up and down, and its pace while its process lives."""
-    cells = {"up": size(moved.wire_up), "down": size(moved.wire_down)}
+    cells = {"up": as_size(moved.wire_up), "down": as_size(moved.wire_down)}
     if meter is not None:
-        cells |= zip(("up/s", "down/s"), (size(round(pace)) for pace in meter.pace()), strict=True)
+        cells |= zip(("up/s", "down/s"), (as_size(round(pace)) for pace in meter.pace()), strict=True)
     return {heading: Text(cell) for heading, cell in cells.items()}
 
 
@@ -269,31 +270,14 @@ def status_line(picture: ConsolePicture) -> str:
     target = f" of {picture.target:,}" if picture.target else ""
     goodput = "" if picture.goodput is None else f" · goodput {100 * picture.goodput:.0f}%"
     quality = f" · {view.validations[-1].validation.bits_per_byte:.3f} bits/byte" if view.validations else ""
-    left = "" if picture.left_s is None else f" · {duration(picture.left_s)} to go"
+    left = "" if picture.left_s is None else f" · {as_duration(picture.left_s)} to go"
     training = sum(picture.state(learner) == "training" for learner in view.learners.values())
     ledger = byte_ledger(view, picture.protocol.fragments)
     moved, less = ledger.sum("learner"), ledger.times_less("learner")
-    traffic = f"{size(moved.wire_up)} up {size(moved.wire_down)} down"
+    traffic = f"{as_size(moved.wire_up)} up {as_size(moved.wire_down)} down"
     if less is not None:
         traffic += f", {less:,.3g} times less than data-parallel"
     return (
-        f"{duration(picture.now_s - picture.began_s)} · {training} training · {view.run_tokens:,}{target} tokens"
+        f"{as_duration(picture.now_s - picture.began_s)} · {training} training · {view.run_tokens:,}{target} tokens"
         f" · {picture.tokens_per_s:,.0f}/s · {view.commits} commits · {traffic}{goodput}{quality}{left}"
     )
-
-
-def size(count: int) -> str:
-    """Return bytes for people, in decimal units."""
-    amount = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds for people: `m:ss` or `h:mm:ss`."""
-    whole = max(0, round(seconds))
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

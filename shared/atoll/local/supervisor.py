@@ -22,6 +22,7 @@ from typing import Final
 
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import AtollError, ProtocolMisuse
+from atoll.base.exits import INTERRUPTED
 from atoll.base.logs import logging_to
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
@@ -42,7 +43,6 @@ from atoll.run.watch import Watch
 from atoll.wire.messages import Control, encode
 from atoll.wire.subjects import Subjects
 
-INTERRUPTED: Final = 130
 POLL_S: Final = 0.1
 SHOW_S: Final = 0.5
 SAVE_S: Final = 10.0

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base.buffer_pool import empty
+from atoll.base.buffer_pool import Vector, empty
 from atoll.base.errors import PeerMisbehaved
 from atoll.model.layout import FragmentSlice, Layout, TensorSpec
 
-Vector = npt.NDArray[np.float32]
 Pieces = dict[str, list[tuple[int, int, npt.NDArray[Any]]]]
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.protocol.grace import MovingAverage
-
 PATIENCE_STEPS = 10.0
 
 
 @dataclass(slots=True)
 class KnownLearner:
-    """A learner's newest incarnation: `training` now, or at least `present` (not left)."""
+    """A learner's newest incarnation: `training` now, or at least `present` (not left).
+
+    `step_s` is the step time of its last heartbeat, which is a mean over many steps already (`atoll.protocol.steps`).
+    """
 
     incarnation: int
     heard_s: float
-    step: MovingAverage
+    step_s: float | None = None
     training: bool = False
     present: bool = True
 
     def heard(self, at_s: float, silence_s: float) -> bool:
         """Return whether it was heard recently enough; it may be silent for ten of its own steps."""
-        return at_s - self.heard_s <= max(silence_s, PATIENCE_STEPS * (self.step.value or 0.0))
+        return at_s - self.heard_s <= max(silence_s, PATIENCE_STEPS * (self.step_s or 0.0))

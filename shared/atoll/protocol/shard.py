@@ -4,7 +4,7 @@ Facts come in through `handle`, commands go out; the shard never looks at a cloc
 
 * **Pacing.** Every fragment is called once per H median steps, staggered (`atoll.protocol.pacing`). On a fast network a
   round ends long before the next is due: without pacing, H would collapse.
-* **Quorum and grace** (`FragmentRound`, `grace_window_s`); xi_quorum and xi_sync average over this shard's rounds.
+* **Quorum and grace** (`FragmentRound`, `grace_window`); xi_quorum and xi_sync average over this shard's rounds.
 * **Liveness.** A learner is live while its newest incarnation keeps reporting. No round waits for one that does not.
 * **Once only.** A contribution's identity is (learner, incarnation, fragment, push). One that the fragment's ledger holds is
   acknowledged at once; one that was delivered already is not fetched twice.
@@ -118,7 +118,7 @@ class Shard:
     def step_s(self, at_s: float) -> float | None:
         """Return xi_step: the median step time of the live learners (of the isolated ones if no other trains), or None."""
         live = self.live(at_s) or self.live(at_s, isolated=True)
-        return median(v.step.value for n, v in self.learners.items() if n in live and v.step.value is not None)
+        return median(v.step_s for n, v in self.learners.items() if n in live and v.step_s is not None)
 
     def offences(self, learner: str, incarnation: int) -> int:
         """Return how often an incarnation sent this shard something that no healthy learner sends."""
@@ -143,7 +143,7 @@ class Shard:
     def _(self, event: LearnerBeat) -> list[Action]:
         view = self.learners.get(event.learner)
         if view is None or event.incarnation > view.incarnation:
-            view = KnownLearner(event.incarnation, event.at_s, MovingAverage(self.settings.average_decay))
+            view = KnownLearner(event.incarnation, event.at_s)
             self.learners[event.learner] = view
         self.ledger.reported(
             event.learner, event.incarnation, event.tokens, event.pushed, event.superseded, event.refused_local
@@ -153,7 +153,7 @@ class Shard:
             return []
         view.heard_s, view.training = event.at_s, event.training
         if event.training and event.step_s > 0.0:
-            view.step.add(event.step_s)
+            view.step_s = event.step_s
         return self._schedule(event.at_s) + self._advance_all(event.at_s, event.cause_id)
 
     @_handle.register

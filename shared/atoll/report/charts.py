@@ -1,7 +1,9 @@
-"""Small charts as SVG text: lines, a timeline, a stacked bar. No script, no font, no colour that needs a legend file.
+"""Every chart of the project as SVG text: lines, a timeline, a stacked bar, shares with their intervals.
 
-Coordinates are in a fixed view box that the page scales. Colours follow the page by `currentColor` and a short palette
-that stays apart in print and for the colour-blind (Okabe and Ito). Every mark carries its numbers as a `<title>`.
+A chart is made for a page (`lines`, `timeline`, `stack`), which brings style and legend, or as a file of its own (`lines_file`,
+`shares_file`), which brings both along. No script, no font, no colour that needs a legend file. Coordinates are in a fixed view
+box that the page scales. Colours follow the page by `currentColor` and a short palette that stays apart in print and for the
+colour-blind (Okabe and Ito). Every mark carries its numbers as a `<title>`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,16 @@ STYLE: Final = (
     ".grid{stroke:currentColor;opacity:.15}</style>"
 )
 """What a chart brings along that is a file of its own, with no page around it."""
+NOTHING: Final = "nothing was measured"
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 12.0, 10.0, 34.0
 _TICKS: Final = 5
+_LEGEND_HEIGHT: Final = 24.0
+_LEGEND_COLUMNS: Final = 3
+_SHARES_HEIGHT: Final = 320.0
+_SHARES_RIGHT: Final = 130.0
+_SHARES_TOP: Final = 14.0
+_SHARES_BASE: Final = _SHARES_HEIGHT - 38.0
+_INSET: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,25 @@ class TimelineBar:
     start: float
     stop: float
     title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of 1 at `x`, with half the width of its interval (0 where there is none) and what it says when pointed at."""
+
+    x: float
+    share: float
+    half: float
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShareCurve:
+    """One line of shares in order of x; `rings` are (x, share) of another source, drawn around its points."""
+
+    name: str
+    points: Sequence[Share]
+    rings: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +104,55 @@ def label(value: float) -> str:
 
 
 def lines(series: Sequence[Series], x_label: str, y_label: str) -> str:
-    """Return a line chart; a chart without points says so."""
+    """Return a line chart for a page; a chart without points says so."""
     drawn = [line for line in series if line.points]
     if not drawn:
-        return '<p class="none">nothing was measured</p>'
+        return f'<p class="none">{NOTHING}</p>'
+    return _svg(HEIGHT, _lines(drawn, x_label, y_label)) + _legend([line.name for line in drawn])
+
+
+def lines_file(series: Sequence[Series], x_label: str, y_label: str) -> str:
+    """Return a line chart as a file of its own, its legend on top."""
+    drawn = [line for line in series if line.points]
+    nothing = f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}">{NOTHING}</text>'
+    above = _LEGEND_HEIGHT * max(1, -(-len(drawn) // _LEGEND_COLUMNS))
+    legend = ""
+    for number, line in enumerate(drawn):
+        row, column = divmod(number, _LEGEND_COLUMNS)
+        legend += _key(70 + 200 * column, _LEGEND_HEIGHT * row - above + 6, number, line.name)
+    return _file(above, HEIGHT, legend + (_lines(drawn, x_label, y_label) if drawn else nothing))
+
+
+def shares_file(curves: Sequence[ShareCurve], columns: Mapping[float, str], x_label: str, y_label: str) -> str:
+    """Return shares over `columns` (x to its name; a logarithmic axis) as a file of its own, its legend on the right."""
+    across, up = _columns(columns), _Axis(0.0, 1.0, _SHARES_BASE, _SHARES_TOP)
+    body = [_shares_grid(columns, across, up, x_label)]
+    for number, curve in enumerate(curves):
+        colour = PALETTE[number % len(PALETTE)]
+        path = []
+        for point in curve.points:
+            x, title = across.at(math.log(point.x)), f"<title>{escape(point.title)}</title>"
+            low, y, high = (
+                up.at(_within_one(share)) for share in (point.share - point.half, point.share, point.share + point.half)
+            )
+            path.append(f"{x:.1f},{y:.1f}")
+            body.append(
+                f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" stroke="{colour}" stroke-width="5" opacity=".35">{title}</path>'
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}">{title}</circle>'
+            )
+        body.append(f'<polyline points="{" ".join(path)}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        body.append(_key(WIDTH - _SHARES_RIGHT + 14, _SHARES_TOP + 18 * number, number, curve.name))
+        body += [
+            f'<circle cx="{across.at(math.log(x)):.1f}" cy="{up.at(_within_one(share)):.1f}" r="6" fill="none"'
+            f' stroke="{colour}"/>'
+            for x, share in curve.rings
+        ]
+    body.append(_y_name((_SHARES_TOP + _SHARES_BASE) / 2, y_label))
+    return _file(0.0, _SHARES_HEIGHT, "".join(body))
+
+
+def _lines(drawn: Sequence[Series], x_label: str, y_label: str) -> str:
+    """Return axes and lines of series that all have points."""
     xs = [x for line in drawn for x, _ in line.points]
     ys = [y for line in drawn for _, y in line.points]
     across = _axis(min(xs), max(xs), _LEFT, WIDTH - _RIGHT)
@@ -95,7 +169,7 @@ def lines(series: Sequence[Series], x_label: str, y_label: str) -> str:
             marks.append(
                 f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6">{title}</polyline>'
             )
-    return _svg(HEIGHT, _grid(across, up, x_label, y_label) + "".join(marks)) + _legend([line.name for line in drawn])
+    return _grid(across, up, x_label, y_label) + "".join(marks)
 
 
 def timeline(spans: Sequence[TimelineBar], lanes: int, x_label: str) -> str:
@@ -152,10 +226,42 @@ def _grid(across: _Axis, up: _Axis, x_label: str, y_label: str) -> str:
         y = up.at(value)
         marks.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         marks.append(f'<text x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{label(value)}</text>')
-    middle = (_TOP + HEIGHT - _BOTTOM) / 2
-    marks.append(
+    return "".join([*marks, _y_name((_TOP + HEIGHT - _BOTTOM) / 2, y_label)])
+
+
+def _y_name(middle: float, y_label: str) -> str:
+    """Return the name of an upright axis around its middle."""
+    return (
         f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">{escape(y_label)}</text>'
     )
+
+
+def _columns(columns: Mapping[float, str]) -> _Axis:
+    """Return an axis of logarithms with some air; one column alone stands in the middle."""
+    low, high = math.log(min(columns)), math.log(max(columns))
+    air = 0.5 if high == low else 0.0
+    return _Axis(low - air, high + air, _LEFT + _INSET, WIDTH - _SHARES_RIGHT - _INSET)
+
+
+def _within_one(share: float) -> float:
+    return min(1.0, max(0.0, share))
+
+
+def _shares_grid(columns: Mapping[float, str], across: _Axis, up: _Axis, x_label: str) -> str:
+    """Return a line for every fifth of the whole, in per cent, and a name for every column."""
+    right = WIDTH - _SHARES_RIGHT
+    marks = [
+        f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{up.at(tick / 100):.1f}" y2="{up.at(tick / 100):.1f}"/>'
+        f'<text x="{_LEFT - 6}" y="{up.at(tick / 100) + 3:.1f}" text-anchor="end">{tick}</text>'
+        for tick in range(0, 101, 20)
+    ]
+    base = _SHARES_BASE
+    marks.append(f'<line x1="{_LEFT}" x2="{right}" y1="{base}" y2="{base}" stroke="currentColor"/>')
+    marks += [
+        f'<text x="{across.at(math.log(x)):.1f}" y="{base + 14}" text-anchor="middle">{escape(name)}</text>'
+        for x, name in columns.items()
+    ]
+    marks.append(f'<text x="{(_LEFT + right) / 2}" y="{base + 30}" text-anchor="middle">{escape(x_label)}</text>')
     return "".join(marks)
 
 
@@ -171,6 +277,18 @@ def _x_axis(across: _Axis, y: float, x_label: str) -> str:
 
 def _svg(height: float, body: str) -> str:
     return f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img">{body}</svg>'
+
+
+def _file(above: float, height: float, body: str) -> str:
+    """Return a chart that needs no page, with `above` for a legend on top."""
+    box = f"0 {-above:g} {WIDTH:g} {height + above:g}" if above else f"0 0 {WIDTH:g} {height:g}"
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" role="img">{STYLE}{body}</svg>\n'
+
+
+def _key(x: float, y: float, number: int, name: str) -> str:
+    """Return one line of a legend: a square of the colour, and the name."""
+    square = f'<rect x="{x}" y="{y}" width="10" height="10" fill="{PALETTE[number % len(PALETTE)]}"/>'
+    return f'{square}<text x="{x + 16}" y="{y + 9}">{escape(name)}</text>'
 
 
 def _legend(names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any, Final
 
-from atoll.local.console import size
+from atoll.base.units import as_size
 from atoll.report.charts import Series, TimelineBar, lines, stack, timeline
 from atoll.report.collect import thinned
 from atoll.run.view import RoundLine, RunView
@@ -145,8 +145,8 @@ def _links(moved: Mapping[str, Any]) -> str:
         [
             str(link["link"]),
             str(link["processes"]),
-            *(size(link[f"{what}_{way}"]) for what in ("frames", "payload", "wire") for way in ("up", "down")),
-            size(link["overhead"]),
+            *(as_size(link[f"{what}_{way}"]) for what in ("frames", "payload", "wire") for way in ("up", "down")),
+            as_size(link["overhead"]),
         ]
         for link in [*moved["links"], *sums]
     ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from atoll.local.console import size
+from atoll.base.units import as_size
 from atoll.protocol.ledger import Ledger
 from atoll.report.collect import Facts, collect
 from atoll.report.html import page
@@ -66,9 +66,8 @@ def summary(report: Mapping[str, Any], out: Path) -> str:
 
 def _moved(moved: Mapping[str, Any]) -> str:
     """Return what the learners' links carried, and how much less that is than data-parallel training would have moved."""
-    both = (
-        f"{size(moved['learners']['wire_up'])} up, {size(moved['learners']['wire_down'])} down over the learners' links"
-    )
+    learners = moved["learners"]
+    both = f"{as_size(learners['wire_up'])} up, {as_size(learners['wire_down'])} down over the learners' links"
     if moved["times_less"] is None:
         return both
     return (

@@ -13,7 +13,6 @@ from atoll.base.clock import Clock
 from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, Record
-from atoll.client.device_encoding import Placed
 from atoll.codec.kernels import Vector
 from atoll.model.layout import Layout
 from atoll.run.delta_chain import newest_bytes, read_values
@@ -29,12 +28,11 @@ READ_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class GlobalFragment:
-    """A global fragment in host memory: `values` is flat float32 in layout order; `placed` are the same on a device, too."""
+    """A global fragment in host memory; `values` is flat float32 in layout order."""
 
     fragment: int
     version: int
     values: Vector
-    placed: Placed | None = None
 
 
 async def wait_for_heads(bus: Bus, subjects: Subjects, run: RunRecord, clock: Clock) -> dict[int, Head] | None:
@@ -66,6 +64,14 @@ async def read_head(bus: Bus, subjects: Subjects, layout: Layout, fragment: int)
     """Return the newest head of one fragment as its leader has it; raise `PeerMisbehaved` when it fits none of `layout`."""
     record = await bus.get_record(subjects.head(fragment))
     return None if record is None else _head_in(record, subjects, layout)
+
+
+async def fetch_newest(bus: Bus, run: RunRecord, held: GlobalFragment) -> GlobalFragment:
+    """Return the newest visible version of the fragment of which `held` is one; raises as `read_head` and `fetch_frame` do."""
+    head = await read_head(bus, Subjects(run.run), run.layout, held.fragment)
+    if head is None:
+        raise BlobGone("the head is gone", got=held.fragment)
+    return await fetch_frame(bus, run, head, held)
 
 
 async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment | None = None) -> GlobalFragment:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
 from atoll.bus.interface import Bus
 from atoll.codec import unpack_arrays
@@ -24,8 +24,6 @@ from atoll.model.layout import Layout
 from atoll.run.heads import fetch_frame, read_head, read_heads
 from atoll.wire.messages import Head, RunRecord
 from atoll.wire.subjects import Subjects
-
-Vector = npt.NDArray[np.float32]
 
 READ_ATTEMPTS = 8
 

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import re
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
@@ -32,6 +33,8 @@ Portion = list[tuple[int, Buffer]]
 """Pieces of a blob that have arrived together: number and bytes of each."""
 PAGE_PIECES = 8
 """Pieces that a reader asks for at once."""
+MADE_AHEAD = 4
+"""Pieces that are made, or being made, before a bus takes them."""
 
 
 class BlobRef(msgspec.Struct, frozen=True):
@@ -98,9 +101,9 @@ class Cut:
 class Upload:
     """A blob on its way to the broker."""
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, source: Pieces) -> None:
         """Begin with nothing stored."""
-        self.pieces = pieces
+        self._source = source
         self.nonce = secrets.token_hex(6)
         self._made: dict[int, tuple[int, bytes]] = {}
         self._stored: set[int] = set()
@@ -112,19 +115,40 @@ class Upload:
 
     def missing(self) -> list[int]:
         """Return the numbers of the pieces that are not stored yet."""
-        return [number for number in range(len(self.pieces)) if number not in self._stored]
+        return [number for number in range(len(self._source)) if number not in self._stored]
 
     def make(self, number: int) -> Buffer:
         """Return a piece and note its size and digest."""
-        piece = self.pieces.piece(number)
+        piece = self._source.piece(number)
         if len(piece) > CHUNK_BYTES:
             raise ProtocolMisuse("a piece of a blob is too large", got=len(piece), allowed=CHUNK_BYTES)
         self._made[number] = len(piece), xxhash.xxh3_128_digest(piece)
         return piece
 
-    async def made(self, number: int) -> Buffer:
-        """Return a piece; what has to be computed is computed in a worker thread."""
-        return self.make(number) if isinstance(self.pieces, Cut) else await asyncio.to_thread(self.make, number)
+    async def pieces(self) -> AsyncGenerator[tuple[int, Buffer]]:
+        """Yield number and bytes of what is not stored yet.
+
+        What must be computed is computed in worker threads, `MADE_AHEAD` pieces ahead of the reader.
+        """
+        if isinstance(self._source, Cut):
+            for number in self.missing():
+                yield number, self.make(number)
+            return
+        ahead: deque[tuple[int, asyncio.Task[Buffer]]] = deque()
+        missing = deque(self.missing())
+        try:
+            while missing or ahead:
+                while missing and len(ahead) < MADE_AHEAD:
+                    number = missing.popleft()
+                    ahead.append((number, asyncio.create_task(asyncio.to_thread(self.make, number))))
+                number, making = ahead[0]
+                piece = await making
+                ahead.popleft()
+                yield number, piece
+        finally:
+            for _, making in ahead:
+                making.cancel()
+            await asyncio.gather(*(making for _, making in ahead), return_exceptions=True)
 
     def stored(self, number: int) -> None:
         """Note that the broker has a piece."""
@@ -137,7 +161,7 @@ class Upload:
 
     def ref(self, stem: str) -> BlobRef:
         """Return where the blob lies, once all of it is stored."""
-        made = [self._made[number] for number in range(len(self.pieces))]
+        made = [self._made[number] for number in range(len(self._source))]
         return BlobRef(stem, len(made), sum(size for size, _ in made), _digest([digest for _, digest in made]))
 
 

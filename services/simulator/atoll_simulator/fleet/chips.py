@@ -4,7 +4,9 @@
     failed slice --return time--> waiting --admission--> stalled upscale_s --> STEPPING with all that waited
 
 Each learner is an elastic data-parallel job. A failure takes one slice away and stalls the *whole* learner while it
-reconfigures; what fails during a stall is absorbed into it: it loses its slice and prolongs nothing. Failed chips come
+reconfigures; what fails during a stall is absorbed into it: it loses its slice and prolongs nothing, unless a share of such
+failures begins the stall anew (`stall_again`). A failure may be noticed late (`notice_s`): until then the other slices step on,
+and what fails meanwhile is noticed with it. Where those steps are lost, that is no notice but a longer stall. Failed chips come
 back after a random time. Slices that are back wait, and are taken in together, at most once per admission interval,
 by another stall. The failures of the fleet are one Poisson process; each strikes a chip anywhere, and a chip of a slice
 that is already out, or one that fills no slice, is no news (thinning: exact). So a million chips cost what their
@@ -51,6 +53,8 @@ class Slices:
     stalled: bool = False
     asked: bool = False
     admitted_s: float = -math.inf
+    noticed_s: float = math.inf
+    until_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class Chips:
         self._hear = hear
         self._rate = chips / fleet.mtbi_s
         self._dice = stream(seed, "failures")
+        self._again = stream(seed, "stalls begun anew")
         self._returns = ReturnTimes(fleet.return_s, fleet.return_shape, fleet.return_exponent, stream(seed, "returns"))
         self._places = chips / (whole * fleet.slice_chips)
         self._useful = learners * whole
@@ -129,6 +134,19 @@ class Chips:
         self.engine.after(self._returns.draw(), self._is_back, number)
         if struck.stepping:
             self._useful -= 1
+            if not self.fleet.notice_s or not struck.active:
+                self._stall(number, self.fleet.downscale_s)
+            elif struck.noticed_s == math.inf:
+                struck.noticed_s = self.engine.now_s + self.fleet.notice_s
+                self.engine.after(self.fleet.notice_s, self._notice, number)
+        elif struck.stalled and self._again.random() < self.fleet.stall_again:
+            struck.until_s = max(struck.until_s, self.engine.now_s + self.fleet.downscale_s)
+
+    def _notice(self, number: int) -> None:
+        """Stall for what has failed since; a stall that has begun meanwhile has dealt with it."""
+        one = self.learners[number]
+        if self.engine.now_s >= one.noticed_s:
+            self._account()
             self._stall(number, self.fleet.downscale_s)
 
     def _is_back(self, number: int) -> None:
@@ -161,12 +179,17 @@ class Chips:
         one = self.learners[number]
         self.stalls += 1
         one.stalled = True
+        one.noticed_s = math.inf
+        one.until_s = self.engine.now_s + for_s
         self._set_stepping(number, stepping=False)
         self.engine.after(for_s, self._go_on, number)
 
     def _go_on(self, number: int) -> None:
         """End a stall: step again, unless nothing is left to step with or something waits to be taken in."""
         one = self.learners[number]
+        if self.engine.now_s < one.until_s:
+            self.engine.after(one.until_s - self.engine.now_s, self._go_on, number)
+            return
         self._account()
         one.stalled = False
         self._set_stepping(number, stepping=one.active > 0)
@@ -207,6 +230,9 @@ class Rigid:
         self._rate = chips / fleet.mtbi_s
         self._dice = stream(seed, "failures")
         self._began_s: float | None = engine.now_s
+        self._again = stream(seed, "stalls begun anew")
+        self._unnoticed = False
+        self._until_s = 0.0
         self._kept_s = 0.0
         self._stepped_s = 0.0
         engine.after(self._dice.expovariate(self._rate), self._fail)
@@ -224,14 +250,32 @@ class Rigid:
         self._dice.random()  # where it strikes: everywhere is the same, and the elastic fleets of this seed draw it too
         self.failures += 1
         if self._began_s is None:
+            if self._again.random() < self.fleet.stall_again:
+                self._until_s = self.engine.now_s + self.fleet.restart_s
+        elif not self._unnoticed:
+            self._unnoticed = True
+            if self.fleet.notice_s:
+                self.engine.after(self.fleet.notice_s, self._stop)
+            else:
+                self._stop()
+
+    def _stop(self) -> None:
+        """Stall, and lose what was done since progress was kept."""
+        if self._began_s is None:
             return
+        self._unnoticed = False
         ran_s = self.engine.now_s - self._began_s
         every_s = self.fleet.checkpoint_s
         self._stepped_s += ran_s
         self._kept_s += ran_s - math.fmod(ran_s, every_s) if every_s else ran_s
         self._began_s = None
         self.stalls += 1
+        self._until_s = self.engine.now_s + self.fleet.restart_s
         self.engine.after(self.fleet.restart_s, self._go_on)
 
     def _go_on(self) -> None:
+        """Begin to step, unless a failure has begun the restart anew."""
+        if self.engine.now_s < self._until_s:
+            self.engine.after(self._until_s - self.engine.now_s, self._go_on)
+            return
         self._began_s = self.engine.now_s

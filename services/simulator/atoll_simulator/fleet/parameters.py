@@ -75,6 +75,20 @@ class FleetParameters:
         0.0,
         DAY_S,
     )
+    notice_s: float = knob(
+        0.0,
+        "steps that count go on for so long after a failure, until it is noticed, s",
+        "ours: the simplest; 4.6 with a restart of 84 s meets the rigid row better",
+        0.0,
+        3600.0,
+    )
+    stall_again: float = knob(
+        0.0,
+        "share of the failures during a stall that begin it anew",
+        "ours: none, the stall deals with them",
+        0.0,
+        1.0,
+    )
     step_s: float = knob(1.0, "nominal step time, s", "paper [S]: the step time of its bandwidth table", 1e-3, 3600.0)
     slice_cv: float = knob(0.02, "spread of one slice's step time over its mean, per step", "ours", 0.0, 0.5)
     learner_cv: float = knob(

@@ -6,11 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from typing import Literal
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import SettingsError
+from atoll.report.charts import Share, ShareCurve, shares_file
 from atoll_simulator.fleet.cells import FleetCell, per_cent, size_text
-from atoll_simulator.fleet.drawing import plot
 from atoll_simulator.fleet.joining import JoinCost
 from atoll_simulator.fleet.parameters import FleetParameters
 from atoll_simulator.fleet.rounds import RoundsReport
@@ -35,6 +36,25 @@ def tables(cells: Sequence[FleetCell]) -> str:
             f"shares are of the chips in whole slices: {least.used_chips} of {least.chips} in {_name(least.system)}, or more"
         )
     return "\n\n".join(parts)
+
+
+def plot(
+    cells: Sequence[FleetCell], what: Literal["goodput", "uptime"], marks: Sequence[tuple[str, int, float]] = ()
+) -> str:
+    """Return the SVG of one share, a line per system; `marks` are (system, chips, share) of somebody else, as rings."""
+    curves = []
+    for system in dict.fromkeys(cell.system for cell in cells):
+        name = f"{system} learners" if system.isdigit() else system
+        row = sorted((cell for cell in cells if cell.system == system), key=lambda cell: cell.chips)
+        shares = [(cell.chips, getattr(cell, what)) for cell in row]
+        points = [
+            Share(chips, share.mean, share.half or 0.0, f"{name}, {size_text(chips)}: {per_cent(share)} %")
+            for chips, share in shares
+        ]
+        rings = [(float(chips), share) for theirs, chips, share in marks if theirs == system]
+        curves.append(ShareCurve(name, points, rings))
+    columns = {float(chips): size_text(chips) for chips in sorted({cell.chips for cell in cells})}
+    return shares_file(curves, columns, "chips", f"{what}, %")
 
 
 def window(told: RoundsReport) -> str:

@@ -36,6 +36,7 @@ from atoll.protocol.events import (
     StepDone,
 )
 from atoll.protocol.island import Island
+from atoll.protocol.steps import StepTimes
 from atoll_simulator.fleet.chance import slowest, stream
 from atoll_simulator.fleet.links import FleetLink
 
@@ -73,6 +74,7 @@ class FleetLearner:
         self._epoch = 0
         self.since_s = 0.0
         self._last_s = 0.0
+        self._steps = StepTimes()
         self._parts = 0
         self._farewells = 0
 
@@ -172,6 +174,7 @@ class FleetLearner:
             return
         now_s = self.world.engine.now_s
         self.stepped_s += self._last_s
+        self._steps.add(self._last_s)
         self.since_s = now_s
         tokens = self.active * self.world.fleet.slice_chips
         self._on_fact(StepDone(at_s=now_s, tokens=tokens))
@@ -230,7 +233,7 @@ class FleetLearner:
             learner=self.name,
             incarnation=INCARNATION,
             training=self.trains,
-            step_s=self._last_s if machine.steps else 0.0,
+            step_s=self._steps.mean_s,
             tokens=machine.tokens,
             pushed=machine.pushed,
             superseded=machine.superseded,

@@ -9,7 +9,7 @@ from typing import Any
 from atoll.base.units import as_bytes, as_rate, as_share, as_time
 from atoll_simulator.planner.cautions import Caution, Findings, cautions
 from atoll_simulator.planner.failures import YEAR_S
-from atoll_simulator.planner.links import ROUND_TRIPS, Region, average, burst, regions
+from atoll_simulator.planner.links import ROUND_TRIPS, Region, average, burst, regions, too_late
 from atoll_simulator.planner.memory import Room, room
 from atoll_simulator.planner.merging import UNSURE
 from atoll_simulator.planner.question import Question
@@ -24,7 +24,8 @@ class PlanAnswer:
     Attributes:
         question: what was asked.
         traffic: bytes of one round.
-        burst: bits per second each way with which a round ends within tau steps; None if latency alone is longer.
+        burst: bits per second each way with which a round ends within tau steps; None if no bandwidth does it.
+        late: why none does it; empty where one does.
         hub_in_average, hub_out_average: bits per second over the hub's link in the mean.
         broker_in_average, broker_out_average: the same at the broker's network card.
         regions: what the plan does to each link.
@@ -37,6 +38,7 @@ class PlanAnswer:
     question: Question
     traffic: Traffic
     burst: float | None
+    late: str
     hub_in_average: float
     hub_out_average: float
     broker_in_average: float
@@ -77,6 +79,7 @@ def answer(question: Question) -> PlanAnswer:
         question=question,
         traffic=moved,
         burst=burst(question, moved),
+        late=too_late(question, moved),
         hub_in_average=average(question, moved.hub_in),
         hub_out_average=average(question, moved.hub_out),
         broker_in_average=average(question, moved.broker_in),
@@ -93,7 +96,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
     """Return what the figures rest on, each in a sentence with its number."""
     protocol, links, broken = question.protocol, question.links, question.failures
     up, down = bits_per_number(protocol.codec_up), bits_per_number(protocol.codec_down)
-    overlap = "hidden in the backward pass" if question.backward_overlap else "with nothing beside it"
+    overlap = "both hidden in the backward pass" if question.backward_overlap else "both with nothing beside it"
     failing = (
         f"{as_share(broken.loss_per_hour)} of the learners are lost per hour and are away for {as_time(broken.return_s)}; "
         f"a lost learner loses half the interval that is reached of its work"
@@ -129,8 +132,8 @@ def assumptions(question: Question) -> tuple[str, ...]:
         ),
         (
             f"synchronous training reduces {question.reduce_bits:g} bits a parameter by a ring over {question.learners} sites "
-            f"at the pace of the slowest link, hub and connection counted, "
-            f"{overlap} ({question.layers} layers, backward 2/3 of a step)"
+            f"at the pace of the slowest link, hub and connection counted: data-parallel every step, DiLoCo every "
+            f"{protocol.interval_steps}, {overlap} ({question.layers} layers, backward 2/3 of a step)"
         ),
         f"{failing}; synchronous training is one job of all chips; a rigid one loses {broken.restart_s:g} s per failure "
         f"and what it did since it kept its progress, every {broken.checkpoint_s:g} s"

@@ -15,12 +15,13 @@ from functools import partial
 from atoll.base.errors import SettingsError
 from atoll.base.units import as_bytes, as_rate, as_share, as_time
 from atoll.bus.options import DEFAULTS
-from atoll_simulator.planner import ways
+from atoll_simulator.planner import limits, ways
 from atoll_simulator.planner.failures import goodput
-from atoll_simulator.planner.links import ONE_CONNECTION, Region, average, regions
+from atoll_simulator.planner.links import ONE_CONNECTION, Region, average, regions, stream
 from atoll_simulator.planner.memory import Room, room
 from atoll_simulator.planner.question import Question
 from atoll_simulator.planner.traffic import Traffic, traffic
+from atoll_simulator.planner.utilisation import LINK_BITS_PER_S_MAX
 from atoll_simulator.planner.ways import BLOB_BYTES_MAX, Remedy
 
 GOODPUT_LOW = 0.5
@@ -175,12 +176,14 @@ def _links(found: Findings) -> Iterator[Trouble]:
     slow = [r for r in found.regions if r.journey_s > question.hidden_s * (1 + ROUNDING)]
     if slow:
         slowest = max(slow, key=lambda region: region.journey_s)
+        cause = _delay(question, moved, slowest)
+        because = f", since {limits.told(question, cause)}" if cause else ""
         yield Trouble(
             "not within the overlap",
             f"{_named(found, slowest, slow)} has rounds of {as_time(slowest.journey_s)}, and overlap gives them "
-            f"{as_time(question.hidden_s)}; what comes after its round enters a later one, damped",
-            "protocol.overlap_steps (tau), or smaller fragments",
-            lambda: ways.for_the_overlap(question, slowest),
+            f"{as_time(question.hidden_s)}{because}; what comes after its round enters a later one, damped",
+            limits.remedy(cause) if cause else "protocol.overlap_steps (tau), or smaller fragments",
+            lambda: ways.for_the_overlap(question, moved, slowest),
             grave=False,
         )
     bound = [r for r in found.regions if r.bound_by == ONE_CONNECTION]
@@ -193,6 +196,21 @@ def _links(found: Findings) -> Iterator[Trouble]:
             lambda: ways.for_one_connection(question, bound),
             grave=False,
         )
+
+
+def _delay(question: Question, moved: Traffic, region: Region) -> str:
+    """Return what makes a region's rounds too long for their overlap; empty where its link is to blame."""
+
+    def in_time(other: Question, up: float, down: float) -> bool:
+        way = stream(other, moved, up, down)
+        return way.send_s + way.after_s <= question.hidden_s * (1 + ROUNDING)
+
+    if in_time(limits.unwindowed(question), region.up_usable, region.down_usable):
+        return limits.WINDOW
+    widest = LINK_BITS_PER_S_MAX
+    if in_time(question, widest, widest):
+        return ""
+    return limits.limit(question, lambda other: in_time(other, widest, widest))
 
 
 def _starved(found: Findings) -> Iterator[Trouble]:

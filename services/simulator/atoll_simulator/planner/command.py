@@ -65,6 +65,13 @@ _RestartS = Annotated[
 _CheckpointS = Annotated[
     float | None, typer.Option(help=f"How often it keeps its progress.  [default: {_FLEET.checkpoint_s:g}]")
 ]
+_NoticeS = Annotated[
+    float | None, typer.Option(help=f"How long steps go on after a failure.  [default: {_FLEET.notice_s:g}]")
+]
+_StallAgain = Annotated[
+    float | None,
+    typer.Option(help=f"Share of failures during a stop that begin it anew.  [default: {_FLEET.stall_again:g}]"),
+]
 _ChipHour = Annotated[float, typer.Option(help="Dollars per chip and hour.")]
 _EgressGb = Annotated[float, typer.Option(help="Dollars per GB that leaves a region or the hub.")]
 _MemoryGb = Annotated[float, typer.Option(help="Memory of the machine of one shard.")]
@@ -110,6 +117,8 @@ def plan(  # noqa: PLR0913  (one option each)
     admission_s: _AdmissionS = None,
     restart_s: _RestartS = None,
     checkpoint_s: _CheckpointS = None,
+    notice_s: _NoticeS = None,
+    stall_again: _StallAgain = None,
     chip_hour: _ChipHour = 0.0,
     egress_gb: _EgressGb = 0.0,
     shard_memory_gb: _MemoryGb = 16.0,
@@ -217,6 +226,8 @@ def _failures(options: dict[str, Any]) -> Failures:
         "admission_s",
         "restart_s",
         "checkpoint_s",
+        "notice_s",
+        "stall_again",
         "loss_per_hour",
     )
     given = {name: options[name] for name in names if options[name] is not None}

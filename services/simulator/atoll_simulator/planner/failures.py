@@ -7,11 +7,13 @@ since a stop cannot begin in another:
 
     present = 1 / (1 + slice return / MTBI)                 chips that are not away, of all
     r       = present n / MTBI
-    running = (1 - upscale / (a + exp(-r a) / r)) / (1 + r downscale)
+    stop    = (exp(s r downscale) - 1) / (s r)             downscale, where no failure during it begins it anew (s = 0)
+    running = (1 - upscale / (a + exp(-r a) / r)) (1 + r notice) / (1 + r (notice + stop))
     goodput = running x present
 
-A rigid job restarts at every loss from the progress it kept last, every c seconds: of the time 1/r between losses
-c / (exp(r c) - 1) is kept, in 1/r + restart. Synchronous training is one learner of all the chips, elastic or rigid.
+Until a loss is noticed the others step on, and losses of that time are noticed with it. A rigid job restarts at every loss from
+the progress it kept last, every c seconds: of the time 1/r between losses c / (exp(r c) - 1) is kept, and the notice, in 1/r +
+notice + restart (which is prolonged like a downscale). Synchronous training is one learner of all the chips, elastic or rigid.
 
 A learner that fails as a whole (one machine, a home) is away for the time of return; its span that was not merged yet is lost,
 half an interval in the mean, and nobody else stops. Of a synchronous job that is elastic, all stop as above and go on without
@@ -33,6 +35,8 @@ from atoll_simulator.fleet.parameters import DAY_S, FleetParameters
 HOUR_S = 3600.0
 YEAR_S = 365.0 * 24.0 * HOUR_S
 LOSS_PER_HOUR_MAX = 60.0
+LONGEST = 600.0
+"""Failures in a stop beyond which its length is without bound for any purpose: its exponential must remain a number."""
 FLEET = FleetParameters()
 
 
@@ -49,6 +53,8 @@ class Failures:
         admission_s: shortest time between two such stops.
         restart_s: a rigid job's stop at each failure; what it did since it last kept its progress is lost besides.
         checkpoint_s: time between two of these; 0 for after every step, however short.
+        notice_s: how long steps go on, and count, after a failure.
+        stall_again: share of the failures during a stop that begin it anew.
         loss_per_hour: share of whole learners lost in an hour; above 0 it replaces the failures of chips.
     """
 
@@ -60,6 +66,8 @@ class Failures:
     admission_s: float = FLEET.admission_s
     restart_s: float = FLEET.restart_s
     checkpoint_s: float = FLEET.checkpoint_s
+    notice_s: float = FLEET.notice_s
+    stall_again: float = FLEET.stall_again
     loss_per_hour: float = 0.0
 
     def check(self) -> Failures:
@@ -81,7 +89,15 @@ def _running(failures: Failures, rate: float) -> float:
     """Return the same for failures at `rate` per second."""
     least_s = max(failures.admission_s, failures.upscale_s)
     between_s = least_s + math.exp(-rate * least_s) / rate
-    return (1.0 - failures.upscale_s / between_s) / (1.0 + rate * failures.downscale_s)
+    noticed = rate * failures.notice_s
+    stopped = noticed + rate * _prolonged(failures.downscale_s, rate * failures.stall_again)
+    return (1.0 - failures.upscale_s / between_s) * (1.0 + noticed) / (1.0 + stopped)
+
+
+def _prolonged(stop_s: float, rate: float) -> float:
+    """Return how long a stop of `stop_s` takes in the mean when failures at `rate` per second begin it anew."""
+    again = rate * stop_s
+    return math.expm1(min(again, LONGEST)) / rate if again else stop_s
 
 
 def stops(failures: Failures, chips: int) -> tuple[float, float]:
@@ -120,7 +136,9 @@ def _rigid(failures: Failures, rate: float) -> float:
     """Return the same for failures at `rate` per second."""
     kept = rate * failures.checkpoint_s
     share = kept * math.exp(-kept) / -math.expm1(-kept) if kept else 1.0
-    return share / (1.0 + rate * failures.restart_s)
+    noticed = rate * failures.notice_s
+    stopped = noticed + rate * _prolonged(failures.restart_s, rate * failures.stall_again)
+    return (share + noticed) / (1.0 + stopped)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll_simulator.planner import utilisation
+from atoll_simulator.planner import limits, utilisation
 from atoll_simulator.planner.merging import Journey, MergePace, paces
 from atoll_simulator.planner.question import WANTED, Question
 from atoll_simulator.planner.timeline import Stream
@@ -82,6 +82,23 @@ def reached(question: Question, moved: Traffic, bits_per_s: float) -> float:
 def required(question: Question, moved: Traffic) -> dict[float, float | None]:
     """Return, by wanted utilisation, the bits per second that a learner's link needs in each direction."""
     return {wanted: utilisation.required(lambda rate: reached(question, moved, rate), wanted) for wanted in WANTED}
+
+
+def unreachable(question: Question, moved: Traffic) -> str:
+    """Return why no bandwidth reaches the least utilisation that none does; empty where one always does."""
+    widest = utilisation.LINK_BITS_PER_S_MAX
+    best = reached(question, moved, widest)
+    missed = [wanted for wanted in WANTED if best < wanted]
+    if not missed:
+        return ""
+    return limits.told(question, limits.limit(question, lambda other: reached(other, moved, widest) >= missed[0]))
+
+
+def too_late(question: Question, moved: Traffic) -> str:
+    """Return why no bandwidth lets a round end within tau steps; empty where one does."""
+    if burst(question, moved) is not None:
+        return ""
+    return limits.told(question, limits.limit(question, lambda other: burst(other, moved) is not None))
 
 
 def burst(question: Question, moved: Traffic) -> float | None:

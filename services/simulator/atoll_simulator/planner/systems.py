@@ -1,9 +1,9 @@
 """The same machines and links under three ways to train: Atoll, synchronous DiLoCo, synchronous data-parallel.
 
 The synchronous ones reduce by a ring over all M sites: each sends 2 (M-1)/M of the whole volume, at the pace of the
-slowest link, and a round of the ring costs 2 (M-1) half round trips. Data-parallel reduces every step, beside its
-backward pass if asked; DiLoCo every H steps, with training stopped. Both stop all when one fails (`failures`). The ring goes
-over what Atoll's rounds go over: each site's one connection, and its share of the hub.
+slowest link, and a round of the ring costs 2 (M-1) half round trips. Data-parallel reduces every step, DiLoCo every H
+steps; both beside the backward pass of that step, or with training stopped if asked. Both stop all when one fails
+(`failures`). The ring goes over what Atoll's rounds go over: each site's one connection, and its share of the hub.
 
 Atoll's learners do not wait: its pace is that of its steps, times the share of them that is ever merged (`merging`). The
 rest is paid for all the same, with chips and with bytes.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from atoll.wire.traffic import ring_bits
 from atoll_simulator.planner import utilisation
 from atoll_simulator.planner.failures import HOUR_S, goodput
-from atoll_simulator.planner.links import Region, required
+from atoll_simulator.planner.links import Region, required, unreachable
 from atoll_simulator.planner.question import WANTED, Question
 from atoll_simulator.planner.timeline import GraphStep
 from atoll_simulator.planner.traffic import Traffic
@@ -34,6 +34,7 @@ class System:
         goodput: share of that which is useful under failures.
         merged: share of that which ever enters the model.
         required: bits per second each way by wanted utilisation.
+        limit: why no bandwidth is enough for the least utilisation that none reaches; empty where one always is.
         site_bytes_per_step: bytes one site sends per step, in the mean.
         wide_bytes_per_step: bytes that cross between sites per step, all together.
         tokens_per_s: useful tokens.
@@ -48,6 +49,7 @@ class System:
     goodput: float
     merged: float
     required: dict[float, float | None]
+    limit: str
     site_bytes_per_step: float
     wide_bytes_per_step: float
     tokens_per_s: float
@@ -74,7 +76,7 @@ def systems(question: Question, moved: Traffic, regions: tuple[Region, ...]) -> 
         return reduced_bits / rate + (question.learners - 1) * question.links.rtt_s
 
     def diloco(rate: float) -> float:
-        return utilisation.diloco(step, reduce_s(rate), protocol.interval_steps, overlap=False)
+        return utilisation.diloco(step, reduce_s(rate), protocol.interval_steps, overlap=question.backward_overlap)
 
     def parallel(rate: float) -> float:
         return utilisation.diloco(step, reduce_s(rate), 1, overlap=question.backward_overlap)
@@ -86,12 +88,13 @@ def systems(question: Question, moved: Traffic, regions: tuple[Region, ...]) -> 
     together, rigid = useful.synchronous_elastic, useful.synchronous_rigid
     ring, in_turn = (site, wide), (site / every, wide / every)
     used = parallel(slowest)
-    needs = _needs(parallel)
+    ours = Needs(required(question, moved), unreachable(question, moved))
+    theirs, in_turns = _ring_needs(question, parallel), _ring_needs(question, diloco)
     return (
-        _system(question, "Atoll", (1.0, useful.atoll, merged), required(question, moved), (atoll_site, atoll_wide)),
-        _system(question, "synchronous DiLoCo", (diloco(slowest), together, 1.0), _needs(diloco), in_turn),
-        _system(question, "data-parallel", (used, together, 1.0), needs, ring),
-        _system(question, "data-parallel, rigid", (used, rigid, 1.0), needs, ring),
+        _system(question, "Atoll", (1.0, useful.atoll, merged), ours, (atoll_site, atoll_wide)),
+        _system(question, "synchronous DiLoCo", (diloco(slowest), together, 1.0), in_turns, in_turn),
+        _system(question, "data-parallel", (used, together, 1.0), theirs, ring),
+        _system(question, "data-parallel, rigid", (used, rigid, 1.0), theirs, ring),
     )
 
 
@@ -100,15 +103,28 @@ def _reached(question: Question, home: Region) -> float:
     return home.interval if math.isfinite(home.interval) else float(question.protocol.interval_steps)
 
 
-def _needs(reached: Callable[[float], float]) -> dict[float, float | None]:
-    return {wanted: utilisation.required(reached, wanted) for wanted in WANTED}
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bits per second by wanted utilisation, and why there are none where there are none."""
+
+    required: dict[float, float | None]
+    limit: str
+
+
+def _ring_needs(question: Question, reached: Callable[[float], float]) -> Needs:
+    """Return what a ring needs; only its round trips can be too long for any bandwidth."""
+    found = {wanted: utilisation.required(reached, wanted) for wanted in WANTED}
+    trips = (
+        f"a ring of {question.learners} takes {question.learners - 1} round trips of {1000 * question.links.rtt_s:g} ms"
+    )
+    return Needs(found, f"{trips}, whatever the bandwidth" if None in found.values() else "")
 
 
 def _system(
     question: Question,
     name: str,
     shares: tuple[float, float, float],
-    needs: dict[float, float | None],
+    needs: Needs,
     per_step: tuple[float, float],
 ) -> System:
     """Return a system with the time and money that its pace means; `shares` are utilisation, goodput, merged.
@@ -130,7 +146,8 @@ def _system(
         utilisation=used,
         goodput=useful,
         merged=merged,
-        required=needs,
+        required=needs.required,
+        limit=needs.limit,
         site_bytes_per_step=site,
         wide_bytes_per_step=wide,
         tokens_per_s=pace,

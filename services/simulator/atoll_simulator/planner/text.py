@@ -48,9 +48,11 @@ def _traffic(found: PlanAnswer) -> Iterator[str]:
             )
         ],
     )
+    wide = f"{as_rate(found.burst)} each way, {as_rate(_times(found.burst, question.learners))} at the hub"
     yield (
-        f"  within tau steps ({as_time(question.hidden_s)}), so that nothing waits: {as_rate(found.burst)} each way, "
-        f"{as_rate(_times(found.burst, question.learners))} at the hub; {moved.chunks_up} chunks up, {moved.chunks_down} down"
+        f"  within tau steps ({as_time(question.hidden_s)}), so that nothing waits: "
+        f"{f'no bandwidth is enough, since {found.late}' if found.late else wide}; "
+        f"{moved.chunks_up} chunks up, {moved.chunks_down} down"
     )
     yield (
         f"  a shard's memory {as_bytes(found.room.shard)}; the broker keeps {as_bytes(found.room.frames)} of frames, "
@@ -80,12 +82,13 @@ def _links(found: PlanAnswer) -> Iterator[str]:
         ],
     )
     yield ""
-    yield "Bandwidth required, each way, for a utilisation of (-: no bandwidth is enough, latency alone is too long)"
+    yield "Bandwidth required, each way, for a utilisation of (-: no bandwidth is enough)"
     yield from _table(
         ("", *(as_share(wanted) for wanted in WANTED)),
         [(system.name, *(as_rate(system.required[wanted]) for wanted in WANTED)) for system in found.systems[:3]]
         + [("Atoll, at the hub", *(as_rate(_times(atoll.required[wanted], learners)) for wanted in WANTED))],
     )
+    yield from (f"  {system.name}, -: {system.limit}" for system in found.systems[:3] if system.limit)
     yield ""
 
 

@@ -74,8 +74,8 @@ def for_the_interval(question: Question, moved: Traffic, worst: Region) -> Itera
     yield wider(question, average(question, moved.up), average(question, moved.down))
 
 
-def for_the_overlap(question: Question, worst: Region) -> Iterator[Remedy]:
-    """Yield what lets a round end within tau steps: more steps, or smaller fragments."""
+def for_the_overlap(question: Question, moved: Traffic, worst: Region) -> Iterator[Remedy]:
+    """Yield what lets a round end within tau steps: more steps, smaller fragments, a hub nearer by or a smaller codec up."""
     protocol = question.protocol
     steps = math.ceil(worst.journey_s / question.step_s)
     longer = {"interval_steps": steps} if steps > protocol.interval_steps else {}
@@ -86,6 +86,12 @@ def for_the_overlap(question: Question, worst: Region) -> Iterator[Remedy]:
         more = math.ceil(protocol.fragments * times) + 1
         if more <= FRAGMENTS_MAX:
             yield agree(question, fragments=more)
+    windowed = moved.up / question.links.window_bytes if worst.up_usable > question.links.window_bits_per_s else 0.0
+    rtt_s = question.links.rtt_s - (worst.journey_s - question.hidden_s) / (ROUND_TRIPS + windowed)
+    if rtt_s > 0.0:
+        yield nearer(question, rtt_s)
+    if windowed:
+        yield agree(question, codec_up="int8")
 
 
 def for_one_connection(question: Question, bound: list[Region]) -> Iterator[Remedy]:

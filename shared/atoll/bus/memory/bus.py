@@ -7,6 +7,7 @@ every call gives way to other tasks once, so that races show themselves here too
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncGenerator
 
@@ -167,13 +168,13 @@ class MemoryBus:
         """Store `payload` under `stem`; see `Bus`."""
         stream = await self._stream(f"{stem}.0")
         upload = Upload.of(payload)
-        for number in upload.missing():
-            piece = bytes(upload.make(number))
-            subject = f"{stem}.{number}"
-            stream.store(subject, piece, f"{subject}:{upload.nonce}", info=None)
-            self._count_up(piece)
-            self.stats.blob_bytes_up += len(piece)
-            upload.stored(number)
+        async with contextlib.aclosing(upload.pieces()) as pieces:
+            async for number, piece in pieces:
+                subject = f"{stem}.{number}"
+                stream.store(subject, bytes(piece), f"{subject}:{upload.nonce}", info=None)
+                self._count_up(piece)
+                self.stats.blob_bytes_up += len(piece)
+                upload.stored(number)
         return upload.ref(stem)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
@@ -198,8 +199,17 @@ class MemoryBus:
         """Delete what matches and return how many; see `Bus`."""
         return (await self._stream(subject_filter)).purge(subject_filter)
 
-    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+    async def put_record(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        reconnects: int | None = None,
+    ) -> int:
         """Write by compare-and-set and return the new revision; see `Bus`."""
+        del reconnects  # there is one connection
         check_size(subject, data)
         stream = await self._stream(subject)
         note = None if info is None else info_text(info)

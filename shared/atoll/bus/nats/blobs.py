@@ -8,16 +8,25 @@ at a time, so that no limit on matching subjects and no wildcard surprise stands
 The window follows the link. Pieces that are acknowledged late have waited behind our own: sending more at once fills
 queues, until an acknowledgement takes so long that the piece is sent again for nothing. So a slow answer closes the
 window by one, a prompt one opens it.
+
+Pieces travel over connections that carry nothing else (`BulkConnections`), so that heartbeats and records never wait behind
+them. They are handed down by the caller's `Upload`: what encodes them runs in the caller's loop and threads, not here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from atoll.base.errors import BlobGone
 from atoll.base.waiting import all_of
-from atoll.bus.nats.jetstream_api import JetStream
+from atoll.bus.nats.connection import Connection
+from atoll.bus.nats.jetstream_api import JetStream, Page
 from atoll.wire.blobs import Download, Portion, Upload
+from atoll.wire.limits import Buffer
 
 _PAGE_BYTES_MAX = 32 << 20
 _GONE_PAUSE_S = 0.1
@@ -53,27 +62,62 @@ class UploadWindow:
         self._changed.set()
 
 
-async def write(jetstream: JetStream, stem: str, upload: Upload) -> None:
-    """Store what is missing of `upload` under `stem`, all of it acknowledged."""
-    options, loop = jetstream.connection.options, jetstream.connection.loop
-    window = UploadWindow(options.window, options.try_s)
-    missing = upload.missing()
-    queue = iter(missing)
+class BulkConnections(JetStream):
+    """The verbs for chunks, on `options.bulk_connections` branches of a connection; in the connection's loop.
 
-    async def writer() -> None:
-        for number in queue:
-            piece = await upload.made(number)
-            subject = f"{stem}.{number}"
-            await window.enter()
-            began_s = loop.time()
-            try:
-                await jetstream.store(subject, piece, {"Nats-Msg-Id": f"{subject}:{upload.nonce}"})
-            finally:
-                window.leave(loop.time() - began_s)
-            jetstream.connection.stats.blob_bytes_up += len(piece)
-            upload.stored(number)
+    Chunks that are written and chunks that are read have connections of their own: a request for a page is small and would
+    wait behind what is written. One is opened when a chunk first wants it: a process that only reads records holds one
+    connection to the broker. A call stays on its connection, retries included, and calls take them in turn. With none at
+    all, chunks go where all else goes.
+    """
 
-    await all_of([writer() for _ in range(min(options.window, len(missing)))])
+    def __init__(self, connection: Connection) -> None:
+        """Open nothing yet."""
+        super().__init__(connection)
+        self._up: Iterator[JetStream] | None = None
+        self._down: Iterator[JetStream] | None = None
+
+    async def store(self, subject: str, payload: Buffer, headers: dict[str, str]) -> int:
+        """Publish until acknowledged; see `JetStream`."""
+        self._up = self._up or self._open()
+        return await next(self._up).store(subject, payload, headers)
+
+    async def page(self, stream: str, body: Mapping[str, Any]) -> Page:
+        """Return one page; see `JetStream`."""
+        self._down = self._down or self._open()
+        return await next(self._down).page(stream, body)
+
+    def _open(self) -> Iterator[JetStream]:
+        """Return the lanes of one direction in turn, for ever."""
+        lanes = [JetStream(self.connection.branch()) for _ in range(self.connection.options.bulk_connections)]
+        return itertools.cycle(lanes or [JetStream(self.connection)])
+
+
+async def write(bulk: JetStream, stem: str, upload: Upload) -> None:
+    """Store what is missing of `upload` under `stem`, all of it acknowledged; belongs to the caller's loop."""
+    connection, now_s = bulk.connection, asyncio.get_running_loop().time
+    options = connection.options
+    window, turn = UploadWindow(options.window, options.try_s), asyncio.Lock()
+
+    async with contextlib.aclosing(upload.pieces()) as pieces:
+
+        async def writer() -> None:
+            while True:
+                async with turn:
+                    made = await anext(pieces, None)
+                if made is None:
+                    return
+                (number, piece), subject = made, f"{stem}.{made[0]}"
+                await window.enter()
+                began_s = now_s()
+                try:
+                    await connection.call(bulk.store(subject, piece, {"Nats-Msg-Id": f"{subject}:{upload.nonce}"}))
+                finally:
+                    window.leave(now_s() - began_s)
+                connection.stats.blob_bytes_up += len(piece)
+                upload.stored(number)
+
+        await all_of([writer() for _ in range(min(options.window, len(upload.missing())))])
 
 
 async def read_page(jetstream: JetStream, stream: str, download: Download, page: list[int]) -> Portion:

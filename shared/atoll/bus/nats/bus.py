@@ -19,7 +19,7 @@ from atoll.base.errors import BrokerUnavailable
 from atoll.base.waiting import Unanswered
 from atoll.bus.interface import CoreMessage, Record, StoredEvent
 from atoll.bus.nats import blobs, records
-from atoll.bus.nats.bulk_connections import BulkConnections
+from atoll.bus.nats.blobs import BulkConnections
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.consumers import QueueConsumer, open_consumer
 from atoll.bus.nats.jetstream_api import JetStream
@@ -69,7 +69,6 @@ class JetStreamBus:
         if stream_bytes_max is not None:
             options = replace(options, stream_bytes_max=stream_bytes_max)
         connection = Connection(url, name, options, BusStats())
-        connection.start()
         bus = cls(connection, stream_plan(run, options.stream_bytes_max))
         try:
             await connection.call(bus._prepare(url, subjects.prefix if provision else None))
@@ -97,7 +96,7 @@ class JetStreamBus:
         """Store `payload` under `stem` in acknowledged pieces; see `Bus`."""
         stream_of(self._plans, f"{stem}.0")
         upload = Upload.of(payload)
-        await self._connection.call(blobs.write(self._bulk, stem, upload))
+        await blobs.write(self._bulk, stem, upload)
         return upload.ref(stem)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
@@ -141,11 +140,21 @@ class JetStreamBus:
         )
         return int(answer.get("purged", 0))
 
-    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+    async def put_record(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        reconnects: int | None = None,
+    ) -> int:
         """Write by compare-and-set and return the new revision; see `Bus`."""
         check_size(subject, data)
         plan = stream_of(self._plans, subject)
-        return await self._connection.call(records.put(self._jetstream, plan.name, (subject, data), expected, info))
+        return await self._connection.call(
+            records.put(self._jetstream, plan.name, (subject, data), expected, info, reconnects)
+        )
 
     async def get_record(self, subject: str) -> Record | None:
         """Return the leader's record; see `Bus`."""

@@ -32,9 +32,10 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from atoll.base import logs
+from atoll.base.errors import BrokerUnavailable
+from atoll.base.loop_thread import LoopThread
 from atoll.base.waiting import Unanswered, bounded
 from atoll.bus.nats.client import WireClient
-from atoll.bus.nats.network_thread import CLOSE_S, NetworkThread
 from atoll.bus.options import BusOptions
 from atoll.wire.limits import Buffer
 from atoll.wire.traffic import BusStats
@@ -42,6 +43,7 @@ from atoll.wire.traffic import BusStats
 T = TypeVar("T")
 OnMessage = Callable[[Msg], None]
 _log = logs.get(__name__)
+_CLOSE_S = 2.0
 _PENDING_BYTES = 8 << 20
 _ECHO_FAILURES_MAX = 3
 _MOVED = (1 << 10, 1 << 10, 1)
@@ -54,11 +56,12 @@ class Connection:
     def __init__(
         self, url: str, name: str, options: BusOptions, stats: BusStats, *, trunk: Connection | None = None
     ) -> None:
-        """Prepare; `start` makes the thread, `connect` the connection. One with a `trunk` shares its thread."""
+        """Start the thread; `connect` makes the connection. A connection with a `trunk` shares that one's thread."""
         self.url = url
         self.options = options
         self.stats = stats
-        self._thread: NetworkThread = NetworkThread(f"bus-{name}") if trunk is None else trunk._thread  # noqa: SLF001
+        self._thread: LoopThread = LoopThread(f"bus-{name}") if trunk is None else trunk._thread  # noqa: SLF001
+        self._stopped = False
         self.loop = self._thread.loop
         self._name = name
         self._is_branch = trunk is not None
@@ -78,17 +81,27 @@ class Connection:
 
     # -- from any loop ------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the connection's loop and return its result to the caller's."""
-        return await self._thread.call(work)
+        if self._stopped:
+            work.close()
+            raise BrokerUnavailable("the bus is closed", todo="open a new one")
+        try:
+            return await asyncio.wrap_future(self._thread.submit(work))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._stopped and (task is None or not task.cancelling()):
+                raise BrokerUnavailable("the bus was closed during the call") from None
+            raise
 
     async def stop(self) -> None:
         """Close the connection and its branches, end the thread and free the loop; harmless when repeated."""
-        await self._thread.stop(self._shut_down())
+        if self._stopped:
+            return
+        self._stopped = True
+        with contextlib.suppress(TimeoutError):
+            await bounded(asyncio.wrap_future(self._thread.submit(self._shut_down())), 3 * _CLOSE_S)
+        await asyncio.to_thread(self._thread.stop)
 
     # -- in the connection's loop -------------------------------------------------------------------------------------
 
@@ -200,7 +213,7 @@ class Connection:
         _, _, subscription = self._subscriptions.pop(key, ("", None, None))
         if subscription is not None:
             with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
-                await bounded(subscription.unsubscribe(), CLOSE_S)
+                await bounded(subscription.unsubscribe(), _CLOSE_S)
 
     def inbox(self) -> str:
         """Return a subject that only we hear."""
@@ -268,7 +281,7 @@ class Connection:
                 client.abort()
 
         async def on_disconnected() -> None:
-            if client is self._client and not self._thread.stopped:
+            if client is self._client and not self._stopped:
                 self._mark_down()
 
         async def on_reconnected() -> None:
@@ -276,7 +289,7 @@ class Connection:
                 self._mark_up()
 
         async def on_closed() -> None:
-            if client is self._client and not self._thread.stopped:
+            if client is self._client and not self._stopped:
                 self._broken.set()
 
         return {
@@ -358,8 +371,9 @@ class Connection:
     async def _shut_down(self) -> None:
         """Close the clients."""
         for each in (self, *self._branches):
+            each._stopped = True  # noqa: SLF001  # our own kind
             client = each._client  # noqa: SLF001  # our own kind
             if client is not None:
                 with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
-                    await bounded(client.close(), CLOSE_S)
+                    await bounded(client.close(), _CLOSE_S)
                 client.abort()

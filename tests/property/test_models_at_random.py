@@ -1,0 +1,280 @@
+"""Each machine alone beside its reference model, on facts drawn at random: no world around it keeps them reasonable.
+
+Drivers deliver what a broker, a link or another process makes of time. So a learner hears calls for versions that it left
+behind and heads that it cannot read, pushes settle in any order or are given up, and a shard is offered contributions that are
+empty, too old, of the future or not its own. A failure names its seed; the same seed is the same story.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import msgspec
+import pytest
+
+from atoll.base.errors import ProtocolMisuse
+from atoll.protocol import invariants
+from atoll.protocol.events import (
+    Action,
+    Adopted,
+    ArmTimer,
+    CallHeard,
+    Commit,
+    Committed,
+    ContributionArrived,
+    ContributionReady,
+    ContributionSpoiled,
+    DrainOrdered,
+    Event,
+    Fetch,
+    FetchFailed,
+    FetchFragment,
+    FragmentFetched,
+    HeadHeard,
+    LearnerBeat,
+    LearnerLeft,
+    Push,
+    PushKey,
+    PushRefused,
+    PushSettled,
+    QueueDrained,
+    StepDone,
+    TimerFired,
+)
+from atoll.protocol.island import Island
+from atoll.protocol.reference import FateModel, IslandModel, RoundModel
+from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.shard import Shard
+
+SEEDS = 60
+FACTS = 120
+NAMES = ("a", "b", "c")
+
+
+def agreed(**asked: object) -> ProtocolSettings:
+    """Return the settings of a run."""
+    base: dict[str, object] = {"fragments": 2, "shards": 1, "interval_steps": 4, "silence_s": 6.0}
+    return msgspec.convert(base | asked, ProtocolSettings).check()
+
+
+class IslandAtRandom:
+    """A learner's machine, and what is on its way from and to it."""
+
+    def __init__(self, seed: int) -> None:
+        """Draw a run and the versions that the learner joins at."""
+        self.chance = random.Random(seed)
+        adoption, ending = (
+            self.chance.choice(["overwrite", "blend", "carry"]),
+            self.chance.choice(["apart", "together"]),
+        )
+        self.settings = agreed(adoption=adoption, ending=ending)
+        self.versions = {fragment: self.chance.randrange(4) for fragment in range(2)}
+        self.island = Island(self.settings, self.versions)
+        self.model = IslandModel(self.settings, self.versions)
+        self.pushes: list[tuple[int, int]] = []
+        self.sent: list[tuple[int, int]] = []
+        self.asked: list[FetchFragment] = []
+
+    def tell(self, fact: Event) -> list[Action]:
+        """Hand a fact over and compare."""
+        actions = self.island.handle(fact)
+        self.model.see(fact, actions)
+        self.model.check(self.island)
+        invariants.check_island(self.island)
+        self.pushes += [(a.fragment, a.push) for a in actions if isinstance(a, Push)]
+        self.asked += [a for a in actions if isinstance(a, FetchFragment)]
+        return actions
+
+    def act(self) -> None:
+        """Let one thing happen."""
+        chance, fragment = self.chance, self.chance.randrange(2)
+        anchor, kind = self.island.intervals[fragment].anchor, self.chance.randrange(20)
+        if kind < 5 and not self.island.draining:
+            self.tell(StepDone(at_s=0.0, tokens=chance.choice([1, 7, 10])))
+        elif kind < 9:
+            version = max(0, anchor + chance.choice([-1, 0, 0, 0, 1, 3]))
+            self.tell(CallHeard(at_s=0.0, fragment=fragment, version=version, attempt=1, cause_id="c"))
+        elif kind < 11:
+            self.tell(HeadHeard(at_s=0.0, fragment=fragment, version=max(0, anchor + chance.choice([-1, 0, 1, 2]))))
+        elif kind < 15 and self.pushes:
+            settled = self.pushes.pop(chance.randrange(len(self.pushes)))
+            reason = chance.choice(["", "", "", "gave_up", "not_finite"])
+            self.sent += [] if reason else [settled]
+            self.tell(PushSettled(at_s=0.0, fragment=settled[0], push=settled[1], reason=reason))
+        elif kind < 16 and self.sent:
+            refused = chance.choice(self.sent)
+            self.tell(PushRefused(at_s=0.0, fragment=refused[0], push=refused[1], reason="stale"))
+        elif kind < 18 and self.asked:
+            self.fetched(self.asked.pop(chance.randrange(len(self.asked))))
+        elif kind == 18:
+            ready = self.island.intervals[fragment].ready
+            self.tell(Adopted(at_s=0.0, fragment=fragment, version=anchor if ready is None else max(anchor, ready)))
+        elif chance.random() < 0.1:
+            self.tell(DrainOrdered(at_s=0.0))
+
+    def fetched(self, asked: FetchFragment) -> None:
+        """Let a frame come, of the version that was asked for or a later one, or not at all."""
+        if self.chance.random() < 0.3:
+            self.tell(FetchFailed(at_s=0.0, fragment=asked.fragment, version=asked.version, reason="away"))
+            return
+        version = max(asked.version, self.island.intervals[asked.fragment].anchor) + self.chance.randrange(2)
+        self.tell(FragmentFetched(at_s=0.0, fragment=asked.fragment, version=version))
+
+    def end(self) -> None:
+        """Drain, settle everything, and leave."""
+        self.tell(DrainOrdered(at_s=0.0))
+        while self.pushes:
+            fragment, push = self.pushes.pop(0)
+            self.tell(PushSettled(at_s=0.0, fragment=fragment, push=push))
+        assert self.island.left
+        assert self.tell(CallHeard(at_s=0.0, fragment=0, version=99, attempt=1)) == []
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_learner_answers_as_its_model_whatever_it_hears(seed: int) -> None:
+    """Every fact: the same commands, and the same fate for every step of every fragment."""
+    scene = IslandAtRandom(seed)
+    for _ in range(FACTS):
+        scene.act()
+    lags = [own.known - own.anchor for own in scene.island.intervals.values()]
+    assert scene.island.lag_versions == max(lags)
+    scene.end()
+
+
+def test_a_learner_refuses_facts_that_cannot_be() -> None:
+    """Going back, a step after the last one, and what is told to shards."""
+    island = Island(agreed(), {0: 3, 1: 3})
+    island.handle(StepDone(at_s=0.0, tokens=1))
+    with pytest.raises(ProtocolMisuse, match="went back"):
+        island.handle(Adopted(at_s=0.0, fragment=0, version=2))
+    with pytest.raises(ProtocolMisuse, match="does not know"):
+        island.handle(QueueDrained(at_s=0.0))
+    island.handle(DrainOrdered(at_s=0.0))
+    with pytest.raises(ProtocolMisuse, match="takes no step"):
+        island.handle(StepDone(at_s=0.0, tokens=1))
+
+
+class ShardAtRandom:
+    """A shard's machine, and contributions from learners of unequal speed, most of them reasonable."""
+
+    def __init__(self, seed: int) -> None:
+        """Draw a run and the versions that its owner finds."""
+        self.chance = chance = random.Random(seed)
+        self.settings = agreed(
+            fragments=4,
+            shards=2,
+            quorum=chance.choice([1, 1, 2, 3]),
+            age_max=chance.choice([0, 1, 2, 3]),
+            age_law=chance.choice(["power", "gate"]),
+            grace_gamma=chance.choice([0.0, 0.5, 0.9]),
+            grace_cap_steps=chance.choice([0.5, 1.0, 2.0]),
+            average_decay=chance.choice([0.2, 0.5, 1.0]),
+            offences_max=chance.choice([0, 1, 3]),
+            ending=chance.choice(["apart", "together"]),
+        )
+        self.versions = {fragment: chance.randrange(3) for fragment in self.settings.fragments_of(1)}
+        self.shard = Shard(self.settings, 1, self.versions)
+        self.watch = invariants.ShardWatch()
+        self.rounds, self.fates = RoundModel(self.settings, self.versions), FateModel(self.settings, self.versions)
+        self.steps_s = {name: chance.choice([0.3, 1.0, 1.1, 4.0]) for name in NAMES}
+        self.lives = dict.fromkeys(NAMES, 1)
+        self.now_s, self.pushes = 100.0, itertools.count(1)
+        self.timers: dict[str, float] = {}
+        self.reading: list[PushKey] = []
+        self.commits: list[Commit] = []
+        self.arrived: list[ContributionArrived] = []
+
+    def tell(self, fact: Event) -> list[Action]:
+        """Hand a fact over and compare."""
+        actions = self.shard.handle(fact)
+        self.watch.see(actions)
+        self.rounds.see(fact, actions)
+        self.fates.see(fact, actions)
+        self.fates.check(self.shard.ledger)
+        invariants.check_shard(self.shard)
+        for action in actions:
+            if isinstance(action, ArmTimer):
+                self.timers[action.name] = action.due_s
+            elif isinstance(action, Fetch):
+                self.reading.append(action.key)
+            elif isinstance(action, Commit):
+                self.commits.append(action)
+        return actions
+
+    def act(self) -> None:
+        """Let one thing happen."""
+        chance, kind = self.chance, self.chance.randrange(20)
+        name = chance.choice(NAMES)
+        if kind < 4:
+            self.beat(name)
+        elif kind < 8:
+            self.offer(name)
+        elif kind < 12 and self.reading:
+            key = self.reading.pop(chance.randrange(len(self.reading)))
+            if chance.random() < 0.15:
+                reason = chance.choice(["not_finite", "corrupt", "blob_gone"])
+                self.tell(ContributionSpoiled(at_s=self.now_s, key=key, reason=reason))
+            else:
+                self.tell(ContributionReady(at_s=self.now_s, key=key))
+        elif kind < 14 and self.commits:
+            self.now_s += chance.choice([0.0, 0.2, 1.0])
+            done = self.commits.pop(0)
+            self.tell(Committed(at_s=self.now_s, fragment=done.fragment, version=done.base_version + 1))
+        elif kind < 15 and self.arrived:
+            self.tell(chance.choice(self.arrived))
+        elif kind < 16 and chance.random() < 0.3:
+            self.lives[name] += 1
+        elif kind < 17 and chance.random() < 0.3:
+            self.tell(LearnerLeft(at_s=self.now_s, learner=name, incarnation=self.lives[name]))
+        else:
+            self.wait(chance.choice([0.05, 0.3, 1.0, 8.0]))
+
+    def beat(self, name: str) -> None:
+        """Let a learner report, perhaps one of its former lives."""
+        chance, life = self.chance, self.lives[name]
+        told = LearnerBeat(
+            at_s=self.now_s,
+            learner=name,
+            incarnation=max(1, life - (chance.random() < 0.1)),
+            training=chance.random() < 0.9,
+            step_s=self.steps_s[name] * chance.choice([0.0, 0.9, 1.0, 1.5]),
+            tokens=chance.randrange(500),
+            run_tokens=chance.randrange(900),
+        )
+        self.tell(told)
+
+    def offer(self, name: str) -> None:
+        """Let a contribution arrive, mostly one that can be merged."""
+        chance = self.chance
+        fragment = chance.choice([*self.versions, *self.versions, *self.versions, 0])
+        known = self.shard.slots[fragment].round.version if fragment in self.versions else 0
+        arrived = ContributionArrived(
+            at_s=self.now_s,
+            key=PushKey(name, self.lives[name], fragment, next(self.pushes)),
+            base_version=max(0, known - chance.choice([-1, 0, 0, 0, 0, 1, 2, 4])),
+            tokens=chance.choice([0, 1, 10, 40]),
+            steps=chance.choice([0, 1, 4, 8]),
+            trained_tokens=chance.randrange(500),
+            final=chance.random() < 0.1,
+        )
+        self.arrived += [arrived] if fragment in self.versions else []
+        self.tell(arrived)
+
+    def wait(self, for_s: float) -> None:
+        """Let time pass; timers fire when they are due."""
+        until_s = self.now_s + for_s
+        while self.timers and min(self.timers.values()) <= until_s:
+            name = min(self.timers, key=lambda one: (self.timers[one], one))
+            self.now_s = max(self.now_s, self.timers.pop(name))
+            self.tell(TimerFired(at_s=self.now_s, name=name))
+        self.now_s = until_s
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_shard_decides_as_its_models_whatever_it_is_offered(seed: int) -> None:
+    """Weights, ages, staleness weights, fates, averages, grace windows and the reasons that rounds end for."""
+    scene = ShardAtRandom(seed)
+    for _ in range(FACTS):
+        scene.act()
+    assert scene.fates.fates

@@ -1,0 +1,150 @@
+"""What an island's driver tells its machine: each outcome of a push by its right name, with the books to show for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import numpy as np
+import pytest
+
+from atoll.base.clock import SystemClock
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.client.adoption import AdoptableFragment
+from atoll.client.driver import IslandDriver
+from atoll.client.founding import publish_origin
+from atoll.client.step_boundary import StepBoundary, StepReport
+from atoll.model.layout import TensorSpec, plan_layout
+from atoll.protocol.events import CallHeard, HeadHeard
+from atoll.protocol.island import Island
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.heads import GlobalFragment, fetch_frame, read_head
+from atoll.wire.blobs import BlobRef, Upload
+from atoll.wire.limits import Buffer
+from atoll.wire.messages import Member, RunRecord, encode
+from atoll.wire.subjects import Subjects
+from support.links import unique_run
+
+SIZE, TOKENS = 6, 10
+DEADLINE_S = 20.0
+
+
+class PushingBus(MemoryBus):
+    """A bus that takes no contribution while it is `broken`."""
+
+    broken = False
+
+    async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
+        """Store, or fail for good."""
+        if self.broken:
+            raise RuntimeError("no way through")
+        return await super().put_blob(stem, payload)
+
+
+class DriverScene:
+    """One learner's driver on a founded run of one fragment."""
+
+    def __init__(self, bus: PushingBus, driver: IslandDriver) -> None:
+        """Keep them."""
+        self.bus, self.driver = bus, driver
+
+    @property
+    def machine(self) -> Island:
+        """Return the learner's machine."""
+        return self.driver.machine
+
+    def step(self, value: float, adopted: list[AdoptableFragment] | None = None) -> None:
+        """Take a step that leaves `value` everywhere, and adopt."""
+        params = {"w": np.full(SIZE, value, np.float32)}
+        self.driver._on_step(StepBoundary(TOKENS, params, params, adopted or [], StepReport()))
+
+    def called(self, version: int) -> None:
+        """Hear a call."""
+        self.driver._on_fact(CallHeard(at_s=0.0, fragment=0, version=version, attempt=1))
+
+    async def settled(self) -> None:
+        """Wait until no push is in flight."""
+        await self.until(lambda: not self.machine.in_flight)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for something."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not holds():  # noqa: ASYNC110  (the driver sets no event)
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[DriverScene]:
+    """A learner at version 0."""
+    name = unique_run()
+    bus, subjects = PushingBus(name, MemoryBroker()), Subjects(name)
+    layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)
+    protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4).check()
+    run = RunRecord(run=name, founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol)
+    await bus.put_record(subjects.run_record, encode(run), expected=0)
+    await publish_origin(bus, subjects, run, {0: np.zeros(SIZE, np.float32)})
+    head = await read_head(bus, subjects, layout, 0)
+    assert head is not None
+    member = Member(learner="a", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)
+    driver = IslandDriver(bus, run, member, {0: await fetch_frame(bus, run, head)}, SystemClock())
+    yield DriverScene(bus, driver)
+    await driver.stop()
+    await bus.close()
+
+
+async def test_a_push_that_nothing_takes_is_no_refusal(scene: DriverScene) -> None:
+    """Its tokens are open again while the learner is on the same version, and superseded once it is on another."""
+    scene.step(1.0)
+    scene.bus.broken = True
+    scene.called(0)
+    await scene.settled()
+    assert (scene.machine.open, scene.machine.refused_local, scene.machine.superseded) == (TOKENS, 0, 0)
+
+    scene.called(0)
+    frame = scene.driver._anchors[0]
+    scene.step(2.0, [AdoptableFragment(GlobalFragment(0, 1, frame.values), frame.values)])
+    await scene.settled()
+
+    machine = scene.machine
+    assert (machine.pushed, machine.refused_local, machine.superseded, machine.open) == (0, 0, 2 * TOKENS, 0)
+
+
+async def test_what_is_not_finite_is_refused_at_home_and_what_is_stored_is_pushed(scene: DriverScene) -> None:
+    """Each by its own name, in the same learner's books."""
+    scene.step(np.nan)
+    scene.called(0)
+    await scene.settled()
+    assert (scene.machine.pushed, scene.machine.refused_local) == (0, TOKENS)
+    await scene.until(lambda: bool(scene.driver._ready))
+
+    scene.step(3.0, scene.driver.take_ready())
+    scene.step(4.0)
+    scene.called(0)
+    await scene.settled()
+
+    assert (scene.machine.pushed, scene.machine.refused_local, scene.machine.superseded) == (TOKENS, TOKENS, TOKENS)
+
+
+async def test_a_fragment_whose_frame_cannot_be_read_is_asked_for_again(scene: DriverScene) -> None:
+    """A fetch that failed is over: the next word of a head begins another one."""
+    await scene.bus.purge(f"{scene.driver.subjects.prefix}.gl.head.>")
+    for version in (1, 2):
+        scene.driver._on_fact(HeadHeard(at_s=0.0, fragment=0, version=version))
+        assert scene.machine.intervals[0].fetching
+        await scene.until(lambda: not scene.machine.intervals[0].fetching)
+    assert scene.machine.intervals[0].ready is None
+
+
+async def test_a_fragment_that_is_being_read_for_a_push_is_adopted_one_boundary_later(scene: DriverScene) -> None:
+    """Until its snapshot is taken, a push would read values of another version than the one it is counted on."""
+    frame = scene.driver._anchors[0]
+    scene.step(1.0)
+    scene.driver._ready[0] = GlobalFragment(0, 1, frame.values), None
+    scene.called(0)
+    assert scene.driver.take_ready() == []
+
+    await scene.settled()
+
+    (ready,) = scene.driver.take_ready()
+    assert ready.frame.version == 1
+    assert scene.driver.take_ready() == []
