@@ -104,10 +104,15 @@ class ArchiveSettings(Section):
 
 
 class LogSettings(Section):
-    """How a process logs: `auto` is JSON unless the output is a terminal."""
+    """How a process logs: `auto` is JSON unless the output is a terminal.
+
+    In `dump_dir` the last facts of its machines are written when something of ours fails, or on SIGUSR1 (`atoll replay`);
+    if it is not set, in `atoll-facts` where the system keeps temporary files.
+    """
 
     format: Literal["auto", "json", "console"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
+    dump_dir: Path | None = None
 
 
 def _protocol(value: object) -> ProtocolSettings:

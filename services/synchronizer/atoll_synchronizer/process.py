@@ -54,6 +54,7 @@ async def serve(settings: Settings) -> None:
     name = "synchronizer" if shard is None else f"shard-{shard}"
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    fact_dumps.policy.folder = settings.log.dump_dir
     fact_dumps.dump_on_signal()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
