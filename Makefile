@@ -85,7 +85,13 @@ compose-check: $(READY)  ## check docker-compose.yml against its schema and the 
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	$(VENV)/bin/hadolint infra/docker/Dockerfile
 
-check: lint types compose-check test  ## all of the above, as CI does
+check: lint types compose-check docs-build test  ## all of the above, as CI does
+
+docs: $(READY)  ## read the documentation in a browser, and see changes at once
+	$(PY) infra/docs/docs_site.py --serve
+
+docs-build: $(READY)  ## build the documentation into build/docs/site; a broken link fails
+	$(PY) infra/docs/docs_site.py
 
 bench: $(READY)  ## measure what the protocol costs a learner's step
 	$(PY) -m benchmarks.network.overhead $(BENCH_FLAGS)
@@ -126,7 +132,7 @@ bench-bandwidth: $(READY)  ## compute the published bandwidth figures from the p
 bench-bytes: $(READY)  ## measure the bytes per trained token by ledger and at the sockets, beside data-parallel training
 	$(PY) -m benchmarks.network.bytes_moved $(BENCH_FLAGS)
 
-bench-goodput: $(READY)  ## fit the simulated fleets on four of the paper's cells and check the others (docs/goodput.md)
+bench-goodput: $(READY)  ## fit the simulated fleets on four of the paper's cells and check the others (docs/explanation/goodput.md)
 	$(PY) -m benchmarks.fleet.goodput_fit $(BENCH_FLAGS)
 
 bench-fidelity: $(READY)  ## run one scenario by real processes and by the simulator, and compare what comes out

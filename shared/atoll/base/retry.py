@@ -86,7 +86,7 @@ class Retry:
                 attempts, pause_s = pauses.attempts, pauses.next_s()
                 if attempts & (attempts - 1) == 0:
                     log.warning(
-                        "retry.waiting", doing=self.doing, attempts=attempts, pause_s=pause_s, reason=str(error)
+                        "broker.waiting", doing=self.doing, attempts=attempts, pause_s=pause_s, reason=str(error)
                     )
                 await asyncio.sleep(pause_s)
 
