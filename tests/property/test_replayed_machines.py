@@ -110,7 +110,7 @@ def test_a_dump_ends_with_the_fact_that_broke_the_machine_and_so_does_its_logboo
     recorder.handle(TimerFired(at_s=1.0, name="due/0"))
     with pytest.raises(ProtocolMisuse, match="nobody asked for"):
         recorder.handle(Committed(at_s=2.0, fragment=0, version=1))
-    replay, lines = Replay(list(recorder.lines("it broke"))), []
+    replay, lines = Replay(list(recorder.lines("it broke"))), list[str]()
     with pytest.raises(ProtocolMisuse, match="nobody asked for"):
         lines.extend(replay.logbook())
 
@@ -141,7 +141,7 @@ def test_every_part_of_a_machine_is_frozen() -> None:
         Tenure(2.0),
         Balance("a", 2.0),
     ):
-        again = thaw(freeze(machine))  # type: ignore[arg-type]
+        again = thaw(freeze(machine))
 
         assert vars(again).keys() == vars(machine).keys()
-        assert freeze(again) == freeze(machine)  # type: ignore[arg-type]
+        assert freeze(again) == freeze(machine)

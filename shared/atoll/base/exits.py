@@ -12,7 +12,6 @@ from atoll.base import logs
 from atoll.base.errors import AtollError, UserError, exit_code_of, text_of
 from atoll.base.logs import get
 
-FAILED = "process.failed"
 NOT_INSTALLED = UserError.exit_code
 _EXTRAS = {
     "jax": "learner",
@@ -59,7 +58,7 @@ def last_word_in(line: str) -> str:
         told = json.loads(line)
     except ValueError:
         return ""
-    if not isinstance(told, dict) or told.get("event") != FAILED:
+    if not isinstance(told, dict) or told.get("event") != "process.failed":
         return ""
     return text_of({name: str(told[name]) for name in ("what", "got", "allowed", "todo") if name in told})
 
@@ -67,6 +66,6 @@ def last_word_in(line: str) -> str:
 def _tell(error: AtollError) -> None:
     """Say what ends this program: a text on standard error, or one more line where its log is JSON."""
     if logs.outlet.last_word_as_json:
-        log.error(FAILED, kind=type(error).__name__, exit_code=exit_code_of(error), **error.parts())
+        log.error("process.failed", kind=type(error).__name__, exit_code=exit_code_of(error), **error.parts())
     else:
         print(f"atoll: {error}", file=sys.stderr)  # noqa: T201  (a command line speaks)
