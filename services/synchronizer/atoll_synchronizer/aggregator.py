@@ -48,7 +48,7 @@ class Aggregator:
         self._sizes = run.layout.fragment_sizes()
         self._correction = correction_of(run.protocol)
         self._ready: dict[PushKey, PendingContribution] = {}
-        self._compasses: dict[int, MomentumReference] = {}
+        self._momentum_referencees: dict[int, MomentumReference] = {}
         self._folds: dict[int, FragmentFold] = {}
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
 
@@ -96,7 +96,7 @@ class Aggregator:
     async def merged(self, fragment: int) -> Vector:
         """Return the merged pseudo-gradient of the fragment's round and begin a new sum."""
         fold = self._folds.pop(fragment)
-        self._compasses.pop(fragment, None)
+        self._momentum_referencees.pop(fragment, None)
         result = await off_loop(self._sizes[fragment], fold.result)
         return result.pseudo_gradient
 
@@ -109,17 +109,17 @@ class Aggregator:
         corrections = None
         if self._correction is not None:
             slices = self._run.layout.slices(command.key.fragment)
-            momentum_reference = self._compass(command.key.fragment, state[MOMENTUM])
+            momentum_reference = self._momentum_reference(command.key.fragment, state[MOMENTUM])
             corrections = self._correction.corrections(
                 waiting.pseudo_gradient, waiting.norms, momentum_reference, slices
             )
         fold.add(waiting.pseudo_gradient, waiting.norms, command.weight, command.staleness_weight, corrections)
 
-    def _compass(self, fragment: int, momentum: Vector) -> MomentumReference:
+    def _momentum_reference(self, fragment: int, momentum: Vector) -> MomentumReference:
         """Return the measured momentum of a fragment; it is measured again when it is another one."""
-        momentum_reference = self._compasses.get(fragment)
+        momentum_reference = self._momentum_referencees.get(fragment)
         if momentum_reference is None or momentum_reference.momentum is not momentum:
-            momentum_reference = self._compasses[fragment] = MomentumReference.of(
+            momentum_reference = self._momentum_referencees[fragment] = MomentumReference.of(
                 momentum, self._run.layout.slices(fragment)
             )
         return momentum_reference

@@ -21,11 +21,6 @@ Pseudo-gradients and momentum are both *subtracted* from the global values, so t
 what RDA takes for a tensor, too: the rows of one tensor in one fragment. Slices without length, and fragments whose
 momentum is zero (version 0, or after a restart), are kept, and so are slices whose correction float32 could not hold: a
 pseudo-gradient that is finite never becomes one that is not.
-
-The momentum is that of the version the round is on, which the same head names as its values; a contribution is corrected
-while it is folded, in the same pass, before its age counts. So a replay in the order that the head lists corrects to the
-same bits, whoever owns the shard: nothing is kept here. Norms and cosines are sums in float64, and so is the length of what
-comes out, which RDA needs; a slice is changed by one float32 combination of v and m.
 """
 
 from __future__ import annotations
@@ -65,7 +60,13 @@ class MomentumReference:
 
 @dataclass(frozen=True, slots=True)
 class Heloco:
-    """The constants: c_ok, k_s, beta_max, k_d, kappa of the paper, in this order."""
+    """The constants: c_ok, k_s, beta_max, k_d, kappa of the paper, in this order.
+
+    The momentum is that of the version the round is on, which the same head names as its values; a contribution is corrected
+    while it is folded, in the same pass, before its age counts. So a replay in the order that the head lists corrects to the
+    same bits, whoever owns the shard: nothing is kept here. Norms and cosines are sums in float64, and so is the length of what
+    comes out, which RDA needs; a slice is changed by one float32 combination of v and m.
+    """
 
     cosine: float
     shrink: float
