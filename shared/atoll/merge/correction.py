@@ -68,11 +68,11 @@ class Heloco:
     comes out, which RDA needs; a slice is changed by one float32 combination of v and m.
     """
 
-    cosine: float
-    shrink: float
-    shrink_max: float
-    rotate: float
-    doubt: float
+    cosine: float = 0.2
+    shrink: float = 0.5
+    shrink_max: float = 0.5
+    rotate: float = 1.0
+    doubt: float = 3.0
 
     def corrections(
         self,
@@ -114,12 +114,4 @@ class Heloco:
 
 def correction_of(settings: ProtocolSettings) -> Heloco | None:
     """Return the correction that a run has agreed on, None for none."""
-    if settings.correction == "none":
-        return None
-    return Heloco(
-        cosine=settings.heloco_cosine,
-        shrink=settings.heloco_shrink,
-        shrink_max=settings.heloco_shrink_max,
-        rotate=settings.heloco_rotate,
-        doubt=settings.heloco_doubt,
-    )
+    return None if settings.correction == "none" else Heloco()
