@@ -113,7 +113,9 @@ def _averaged(settings: ProtocolSettings, piece: FragmentSlice, parts: list[Numb
         return mean
     lengths = [float(np.linalg.norm(part)) for part, _ in heard]
     radial = sum(weight * length for length, (_, weight) in zip(lengths, heard, strict=True)) / total
-    directions = [weight * part / length for length, (part, weight) in zip(lengths, heard, strict=True) if length > 1e-18]
+    directions = [
+        weight * part / length for length, (part, weight) in zip(lengths, heard, strict=True) if length > 1e-18
+    ]
     if not directions:
         return np.zeros(piece.size)
     direction: Numbers = np.sum(directions, axis=0) / total
@@ -137,7 +139,11 @@ def check_step(
         restart = settings.outer_restart_versions and after.number % settings.outer_restart_versions == 0
         kept = after.state["momentum"].astype(np.float64)
         _close("the momentum of a version is that of its step", kept, 0.0 * following if restart else following, 1.0)
-    slack = 1.0 if "carry" not in after.state else 1.0 + 200.0 * float(np.abs(after.state["carry"].astype(np.float64)).max())
+    slack = (
+        1.0
+        if "carry" not in after.state
+        else 1.0 + 200.0 * float(np.abs(after.state["carry"].astype(np.float64)).max())
+    )
     _close("the values of a version are those of its step", after.unrounded, target, slack)
     _check_average(settings, before, after)
 
