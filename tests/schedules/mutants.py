@@ -67,7 +67,8 @@ HANDLE, FOLD_ALL, FOLD = Shard.handle, Shard._fold, FragmentRound.fold
 ENTER, SEEN, WRITE = FragmentLedger.enter_into, Tenure._seen, ShardStore._write
 COMMIT, HEAD, READ, READ_STATE = ShardStore.commit, ShardStore._head, ShardStore._read, ShardStore._read_state
 DO, DRAIN, STORED, FETCH = ShardService._do, Session.drain, CommitAttempt.stored, Aggregator.fetch
-LEASE_INIT, SHARE, TAKE, GIVE_BACK = LeaseKeeper.__init__, StateLender.share, data_leases.take, data_leases.give_back
+LEASE_INIT: Any = LeaseKeeper.__init__
+SHARE, TAKE, GIVE_BACK = StateLender.share, data_leases.take, data_leases.give_back
 RENEW, ADVANCED = data_leases.renew, delta_chain._advanced
 
 
