@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from atoll.base.errors import ProtocolMisuse
 from schedules import campaign, tuning
 from schedules.faults import KINDS, Happening, drawn
 from schedules.minimise import minimised
@@ -22,7 +21,7 @@ from schedules.processes import Process, ProcessLoop
 from schedules.schedule import draw, play
 from schedules.world import World
 
-SCHEDULES = int(os.environ.get("SCHEDULES", "16"))
+SCHEDULES = int(os.environ.get("SCHEDULES", "12"))
 AT_ONCE = ("head before chunks", "no fence", "farewell before pushes", "tokens of one commit", "downlink not settled")
 """Mutants that the first schedules catch; `make bench-dst` hunts all of them."""
 ONCE_BROKEN = (3, 22)
@@ -203,5 +202,4 @@ def test_a_constant_that_production_has_not_is_an_error(monkeypatch: pytest.Monk
     """A schedule that no longer tunes what it means to tune would say less than it seems to."""
     monkeypatch.setitem(tuning.TUNED, "NO_SUCH_CONSTANT", 1.0)
 
-    with pytest.raises(ProtocolMisuse, match="no such constants"):
-        play(0)
+    assert "production has no such constants" in play(0).violation
