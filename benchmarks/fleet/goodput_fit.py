@@ -2,7 +2,7 @@
 
 Of the twelve published cells (arXiv 2604.21428, Table 1) the four of *one* learner are fitted, rigid and elastic at
 both sizes; they were chosen for that before any error of the simulation was looked at (not before the figures were
-known: see docs/goodput.md).
+known: see docs/explanation/goodput.md).
 
     restart_s                the rigid job, by least squares over its two cells
     downscale_s, upscale_s   the elastic job, whose two cells they meet

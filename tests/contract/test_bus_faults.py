@@ -25,7 +25,7 @@ from support.links import GreetingServer, LinkProxy
 
 pytestmark = pytest.mark.connected
 MIB = 1 << 20
-SOON_S = 10.0
+SOON_S = 120.0
 OPTIONS = BusOptions(
     try_s=1.0, total_s=30.0, gone_s=0.2, patience_s=3.0, reconnect_s=0.1, watch_s=0.3, echo_s=0.3, window=4
 )

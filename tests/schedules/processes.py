@@ -98,7 +98,8 @@ class Process(ProcessTasks):
         """Close what is left of the tasks, at the end of a schedule: before, they might touch what still lives."""
         self.on_doom = Process.kill
         for task in list(self.tasks):
-            setattr(task, "_log_destroy_pending", False)  # noqa: B010  (asyncio's, for tasks that are meant to be dropped)
+            # It is meant to be dropped, and nobody needs to hear of it.
+            setattr(task, "_log_destroy_pending", False)  # noqa: B010
             coroutine = task.get_coro()
             with contextlib.suppress(BaseException):
                 if coroutine is not None:

@@ -204,14 +204,6 @@ def is_hardened(text: str) -> list[str]:
     return complaints
 
 
-def broken_links(text: str, folder: Path) -> list[str]:
-    """Return the relative links of a Markdown text in `folder` that lead nowhere."""
-    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
-    targets = re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose)
-    relative = [target.split("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
-    return [target for target in relative if not (folder / target).exists()]
-
-
 def untested(modules: dict[str, str], tests: dict[str, str]) -> list[str]:
     """Return modules that no test names: not by its file name, not by an import, not in `TESTED_BY`.
 
@@ -312,24 +304,6 @@ def test_every_decision_is_in_the_index() -> None:
     assert len({name[:4] for name in decisions}) == len(decisions)
 
 
-def test_relative_links_lead_somewhere() -> None:
-    """Every relative link in a Markdown file resolves."""
-    found = {
-        str(path.relative_to(ROOT)): broken_links(path.read_text(encoding="utf-8"), path.parent)
-        for path in project_files(".md")
-    }
-
-    assert {path: links for path, links in found.items() if links} == {}
-
-
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    """Anchors, addresses and code are no links to files; a missing file is reported."""
-    (tmp_path / "there.md").touch()
-    text = "[a](there.md#x) [b](https://example.org) [c](#here) `[d](code.md)` [e](gone.md)"
-
-    assert broken_links(text, tmp_path) == ["gone.md"]
-
-
 def compose() -> dict[str, Any]:
     """Return docker-compose.yml with its anchors resolved."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -385,7 +359,7 @@ def test_the_hub_accepts_its_configuration() -> None:
     """nats-server itself reads infra/nats/hub.conf and finds nothing wrong."""
     server = Path(sysconfig.get_path("scripts")) / "nats-server"
     result = subprocess.run(
-        [server, "-t", "-c", ROOT / "infra/nats/hub.conf"], capture_output=True, text=True, timeout=30, check=False
+        [server, "-t", "-c", ROOT / "infra/nats/hub.conf"], capture_output=True, text=True, timeout=240, check=False
     )
 
     assert result.returncode == 0, result.stderr

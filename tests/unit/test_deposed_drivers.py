@@ -25,7 +25,7 @@ from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import ShardStore
 from support.protocol_world import one_commit
 
-DEADLINE_S = 20.0
+DEADLINE_S = 240.0
 
 
 async def founded(broker: MemoryBroker, run: str) -> RunRecord:

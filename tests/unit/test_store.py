@@ -225,7 +225,7 @@ async def test_what_a_broker_loses_while_values_are_measured_is_stored_again(
     stored, ended = asyncio.Event(), threading.Event()
 
     def slow(values: Vector) -> float:
-        ended.wait(10.0)
+        ended.wait(240.0)
         return norm(values)
 
     async def attempted(made: CommitAttempt, bus: Bus) -> StoredBlobs:

@@ -170,7 +170,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """A learner's heartbeat. Token-fragments are tokens counted once per fragment (see docs/protocol.md)."""
+    """A learner's heartbeat. Token-fragments are tokens counted once per fragment (see docs/explanation/protocol.md)."""
 
     learner: Name
     incarnation: Count
@@ -263,7 +263,7 @@ class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the tape; `fields` depends on `kind` (docs/protocol.md lists them)."""
+    """One line of the tape; `fields` depends on `kind` (docs/explanation/protocol.md lists them)."""
 
     kind: str
     who: str
