@@ -17,10 +17,11 @@ BENCH_FLAGS = $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 EXPERIMENTS = $(notdir $(basename $(wildcard benchmarks/experiments/*.toml)))
 EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),--scale $(SCALE)) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only $(ONLY)) $(if $(LIST),--list) $(if $(PUBLISHED),--published docs/results/raw)
 
-# The tests that start processes of their own are one worker's, all others the other's (tests/conftest.py).
-TWO_WORKERS = --numprocesses 2 --dist loadgroup
+# Two workers; tests that start many processes of their own take turns (tests/conftest.py).
+PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses 2 --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
+SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput chaos dst bench-dst experiment experiments results results-check clean
+.PHONY: help setup demo test test-all coverage lines lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput chaos dst bench-dst experiment experiments results results-check clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -37,14 +38,15 @@ help:  ## list the targets and the variables
 #: JOBS=2              how many cells run at a time (experiment, experiments)
 #: PUBLISHED=1         cells of the pages in docs/results count as done, made with whatever sources (experiment, experiments)
 #: LIST=1              only say how many cells are left and how long they take (experiment, experiments)
-#: SEED=7              the seed of a benchmark (bench and every bench-..., chaos), of the order of tests (test), or of the one
+#: SEED=7              the seed of a benchmark (bench and every bench-..., chaos), of the order of tests (test, test-all), or of the one
 #:                     schedule to show (dst)
 #: RATES=1,4,16        faults per minute of the storms (chaos)
 #: KILLS=200           how many kills end the gauntlet (chaos)
 #: GAUNTLET=32         faults per minute of the gauntlet (chaos)
 #: ONLY=storm-4        do this run alone; what was measured before is kept (chaos); rows with AXIS=VALUE (experiment)
-#: SCHEDULES=2000      how many simulated fault schedules are played (dst, bench-dst, test)
-#: ARGS="-k round"     more arguments for pytest (test)
+#: SCHEDULES=2000      how many simulated fault schedules are played (dst, bench-dst, test, test-all)
+#: ARGS="-k round"     more arguments for pytest (test, test-all, coverage)
+#: LOAD=8              so many processes keep the machine busy meanwhile (test, test-all)
 
 setup: $(READY)  ## make .venv from uv.lock; needs Python 3.11 or newer and git
 
@@ -54,8 +56,21 @@ $(READY): uv.lock pyproject.toml infra/bootstrap.txt infra/setup.sh
 demo: $(READY)  ## train across three islands on this machine and write a report
 	$(VENV)/bin/atoll up --again --out $(or $(OUT),runs/demo)
 
-test: $(READY)  ## run the tests (all but those marked slow)
-	$(if $(SCHEDULES),SCHEDULES=$(SCHEDULES)) $(PY) -m pytest --durations 15 $(TWO_WORKERS) $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
+test: $(READY)  ## run the first tier of the tests: every module, every contract, a run, a takeover; five minutes
+	$(SCHEDULED) $(PYTEST) -m "not second_tier"
+
+test-all: $(READY)  ## run the second tier: all the tests that `make test` leaves out
+	$(SCHEDULED) $(PYTEST) -m second_tier
+
+coverage: $(READY)  ## run the first tier and hold each package's branch coverage against its floor
+	mkdir -p build/coverage && rm -f build/coverage/.data*
+	$(PY) -m coverage run -m pytest -q --numprocesses 2 --dist loadgroup -m "not second_tier" $(ARGS)
+	$(PY) -m coverage combine -q
+	$(PY) -m coverage json -q -o build/coverage/coverage.json
+	$(PY) -m tests.coverage_floors build/coverage/coverage.json
+
+lines: $(READY)  ## count the lines of code that training needs, and the rest
+	$(PY) infra/count_lines.py
 
 lint: $(READY)  ## check style, formatting, import contracts and declared dependencies
 	$(PY) -m ruff check .

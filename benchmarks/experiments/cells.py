@@ -276,10 +276,11 @@ def _fitting(pending: Sequence[GridCell], paces: Paces, within_s: float, began_s
 
 
 def verbs(cell: GridCell, out: Path) -> list[list[str]]:
-    """Return the commands of a cell: `atoll sim train` or `atoll sim baseline`, and before it the data-parallel warm start."""
+    """Return the commands of a cell: `atoll sim train` or a baseline's, and before it the data-parallel warm start."""
     config = out / "cell.toml"
     config.write_text(toml({name: json.loads(value) for name, value in cell.settings}), encoding="utf-8")
-    program = [sys.executable, "-m", "atoll.cli", "sim"]
+    train = [sys.executable, "-m", "atoll.cli", "sim", "train"]
+    baseline = [sys.executable, "-m", "benchmarks.baselines"]
     warm = round(cell.warm * cell.tokens)
     tokens = ["--tokens", str(cell.tokens - warm)]
     common = [
@@ -295,13 +296,12 @@ def verbs(cell: GridCell, out: Path) -> list[list[str]]:
     apart = (
         [] if any(name == EVALUATE for name, _ in cell.settings) else ["--set", f"{EVALUATE}={cell.tokens // POINTS}"]
     )
-    verb = ["baseline", "--method", cell.method, "--evaluations", str(POINTS)]
-    verb = verb if cell.method != "atoll" else ["train", *apart]
+    verb = [*baseline, "--method", cell.method, "--evaluations", str(POINTS)]
+    verb = verb if cell.method != "atoll" else [*train, *apart]
     if not warm:
-        return [[*program, *verb, *common, *tokens]]
+        return [[*verb, *common, *tokens]]
     first = [
-        *program,
-        "baseline",
+        *baseline,
         "--method",
         "data-parallel",
         "--config",
@@ -317,7 +317,7 @@ def verbs(cell: GridCell, out: Path) -> list[list[str]]:
         ["--set", "train.tokens_before=0"] if any(name == "train.tokens_before" for name, _ in cell.settings) else []
     )
     begin = ["--set", f"learner.initial_model={out / 'warm' / 'model.safetensors'}"]
-    return [first, [*program, *verb, *common, *tokens, *begin]]
+    return [first, [*verb, *common, *tokens, *begin]]
 
 
 def toml(settings: Mapping[str, Value]) -> str:

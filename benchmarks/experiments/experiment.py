@@ -34,7 +34,7 @@ from benchmarks.lib.results import write
 from benchmarks.lib.source_digest import source_digest
 
 BUILD = Path("build/experiments")
-ROOTS = ("atoll_simulator",)
+ROOTS = ("atoll_simulator", "benchmarks.baselines")
 
 
 @dataclass(frozen=True, slots=True)

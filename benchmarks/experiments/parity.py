@@ -1,6 +1,6 @@
 """A first look at quality: data-parallel training beside Atoll at equal tokens. `make bench-parity`.
 
-For each seed and M in {2, 4}: one process trains data-parallel with M times the batch (`atoll_simulator.baselines`), and
+For each seed and M in {2, 4}: one process trains data-parallel with M times the batch (`benchmarks.baselines`), and
 `atoll up` trains M learners over two shards as real processes; both see the same number of tokens of the same corpus and
 are measured on the same held-out bytes. A cell that is done is kept under `build/parity/` and not run again while the
 sources are the same, so the benchmark can be stopped and resumed. The goal is to be no worse than our first probe's best
@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from atoll_learner.process import prepare_work
-from atoll_simulator.baseline_run import baseline_settings
+from benchmarks.baselines.run import baseline_settings
 from benchmarks.experiments.experiment import prepare
 from benchmarks.lib.results import Figure, sources, write
 
@@ -88,7 +88,7 @@ def cell(name: str, run, corpus: Path, learners: int, tokens: int, seed: int) ->
 def run_dp(corpus: Path, learners: int, tokens: int, seed: int, out: Path) -> dict[str, float]:
     """Train data-parallel in this machine's one process: the batch of M learners in every step."""
     del out
-    from atoll_simulator.baselines import train_baseline  # noqa: PLC0415  (JAX only where it is needed)
+    from benchmarks.baselines.lockstep import train_baseline  # noqa: PLC0415  (JAX only where it is needed)
 
     settings = baseline_settings(
         None, (f"seed={seed}", f"protocol.tokens_target={tokens}", f"data.dir={corpus.resolve()}")

@@ -1,4 +1,4 @@
-"""An experiment as its TOML file asks it. docs/how-to/experiments.md shows how to write one; `grid` makes the cells that answer it."""
+"""An experiment as its TOML file asks it (docs/how-to/experiments.md); `grid` makes the cells that answer it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def read(path: Path) -> tuple[Experiment, str]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise SettingsError("this is no experiment", got=f"{path}: {error}", todo="see docs/how-to/experiments.md") from error
+        raise SettingsError(
+            "this is no experiment", got=f"{path}: {error}", todo="see docs/how-to/experiments.md"
+        ) from error
     except OSError as error:
         known = ", ".join(sorted(found.stem for found in path.parent.glob("*.toml"))) or "none here"
         raise SettingsError(

@@ -66,7 +66,7 @@ class LearnerSettings(Section):
             peer when it restarts.
         checkpoint_every_s: seconds between two checkpoints; the learner also writes one when it leaves.
         drain_s: longest time that leaving may take, in seconds.
-        encode: where pseudo-gradients are encoded: "host", "device" (if possible), or "auto" (on an accelerator, else the host).
+        encode: where pseudo-gradients are encoded: "host", "device" (if possible), or "auto" (an accelerator, else the host).
         spill_bytes: global fragments of this size and more are kept in scratch files and not in memory.
         scratch_dir: folder of the scratch files; none for the system's folder of temporary files, as long as it has room.
     """

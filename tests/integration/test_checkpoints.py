@@ -204,6 +204,7 @@ def test_a_place_that_cannot_be_searched_is_no_checkpoint_and_no_crash(
     assert "learner.checkpoint_dir" in said[0]["todo"]
 
 
+@pytest.mark.second_tier
 def test_a_kill_in_the_middle_of_a_save_leaves_the_former_checkpoint(tmp_path: Path) -> None:
     """SIGKILL while the temporary folder is there, again and again: what is found afterwards is whole, and not older."""
     like = {f"array-{i}": np.zeros(1 << 20, np.float32) for i in range(8)}

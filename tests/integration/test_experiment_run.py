@@ -11,6 +11,8 @@ from benchmarks.experiments.experiment import main
 from benchmarks.experiments.experiment_page import load
 from benchmarks.experiments.questions import FOLDER
 
+pytestmark = pytest.mark.second_tier
+
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["model.size=1", "model.context=32", "train.batch=2", "data.lease_blocks=2", "protocol.fragments=2"]
 

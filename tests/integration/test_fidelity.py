@@ -7,7 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from benchmarks.fleet.fidelity import RUN, compare, pace_of, run_real, run_simulated
+from support import caches
+
+pytestmark = pytest.mark.second_tier
 
 SLACK: Final = 3.0
 """A machine that runs other tests is not paced well: three times the bounds of the benchmark."""
@@ -31,7 +36,7 @@ SMALL: Final[dict[str, Any]] = {
 
 def test_real_processes_and_the_simulator_agree_and_a_wrong_pace_does_not(tmp_path: Path, data: Path) -> None:
     """Told how long real steps took, the simulator predicts the rest; told a quarter of that, it is seen to be wrong."""
-    settings = SMALL | {"data.dir": data, "learner.compile_cache": tmp_path / "cache"}
+    settings = SMALL | {"data.dir": data, "learner.compile_cache": caches.PROGRAMS}
     words, fewer = ["--tokens", "60000", "--seed", "3"], ["--tokens", "30000", "--seed", "3"]
     real = run_real(tmp_path / "real", words, settings)
     pace = pace_of(tmp_path / "real", real)

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_run_in_memory import MemoryWorld, parameters, settings
 
 from atoll.base.clock import Clock
 from atoll.bus.interface import Bus, Record
@@ -20,6 +19,7 @@ from atoll.run.heads import wait_for_heads
 from atoll.run.record import read_run
 from atoll.wire.messages import Contribution, Head, RunRecord, decode
 from atoll.wire.subjects import Subjects
+from support.memory_world import MemoryWorld, parameters, settings
 
 TOKENS = 600
 FRESH = -3.0
@@ -41,7 +41,7 @@ def heads(world: MemoryWorld) -> dict[str, Record]:
         bus = await world.bus()
         return await bus.get_records(Subjects(world.run).head("*"))
 
-    return {record.subject: record for record in world.home.submit(read()).result(10.0)}
+    return {record.subject: record for record in world.home.submit(read()).result(240.0)}
 
 
 def queued(world: MemoryWorld, learner: str) -> list[Contribution]:
@@ -57,7 +57,7 @@ def queued(world: MemoryWorld, learner: str) -> list[Contribution]:
             await consumer.close()
         return [manifest for manifest in found if manifest.learner == learner]
 
-    return world.home.submit(read()).result(20.0)
+    return world.home.submit(read()).result(240.0)
 
 
 def trains_a_little(island: IslandHandle) -> None:
@@ -137,7 +137,7 @@ def test_an_origin_published_over_trained_heads_leaves_nothing_behind(trained: M
         return await bus.purge(f"{subjects.prefix}.gl.c.*.0.*.*")
 
     before = heads(trained)
-    left = trained.home.submit(publish()).result(10.0)
+    left = trained.home.submit(publish()).result(240.0)
     after = heads(trained)
     trained.home.stop()
 

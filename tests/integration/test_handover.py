@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from test_takeover import end, unforked
+import pytest
 
 from atoll.run.links import byte_ledger
 from atoll.run.view import RunView
-from support.islands import DEADLINE_S, IslandProcess
+from support.islands import DEADLINE_S, IslandProcess, end, unforked
+
+pytestmark = pytest.mark.second_tier
 
 SHARED = {"ATOLL_PROTOCOL__SHARDS": "2"}
 

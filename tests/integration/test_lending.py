@@ -58,7 +58,7 @@ class LendingWorld:
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401
         """Run a coroutine on the loop to its end."""
-        return self.home.submit(work).result(20.0)
+        return self.home.submit(work).result(240.0)
 
 
 @pytest.fixture

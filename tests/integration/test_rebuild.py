@@ -27,6 +27,8 @@ from atoll.wire.messages import Head
 from atoll.wire.subjects import Subjects
 from support.islands import DEADLINE_S, SMALL, IslandProcess
 
+pytestmark = pytest.mark.second_tier
+
 SHARDS = 2
 TOKENS = 400_000
 

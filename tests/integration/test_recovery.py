@@ -14,12 +14,15 @@ from typing import Any
 
 import msgspec
 import psutil
+import pytest
 
 from atoll.bus.open import open_bus
 from atoll.protocol.data import DataLedger
 from atoll.wire.messages import RunRecord, decode
 from atoll.wire.subjects import Subjects
 from support.islands import DEADLINE_S, IslandProcess
+
+pytestmark = pytest.mark.second_tier
 
 # Slow enough that a restart costs fewer steps of the run than make a checkpoint stale.
 OFTEN = {"ATOLL_LEARNER__CHECKPOINT_EVERY_S": "1", "ATOLL_LEARNER__THROTTLE": "50"}

@@ -10,6 +10,8 @@ import pytest
 
 from support.islands import DEADLINE_S, IslandProcess
 
+pytestmark = pytest.mark.second_tier
+
 
 def test_a_second_learner_of_one_id_is_refused_and_the_first_trains_on(island: IslandProcess) -> None:
     """Exit code 2, the id, the host and process that hold it; the first leaves in good order later."""

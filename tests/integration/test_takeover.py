@@ -5,40 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections import defaultdict
 
-import msgspec
+import pytest
 
-from atoll.wire.messages import Event
-from support.islands import DEADLINE_S, IslandProcess
-
-
-def versions(rounds: list[Event]) -> dict[int, list[int]]:
-    """Return the versions each fragment was given, in the order of the tape."""
-    found: dict[int, list[int]] = defaultdict(list)
-    for event in rounds:
-        found[msgspec.json.decode(event.fields["fragment"])].append(msgspec.json.decode(event.fields["version"]))
-    return found
-
-
-def unforked(rounds: list[Event]) -> bool:
-    """Return whether no version of any fragment was made twice, and none is newer than one that follows it."""
-    return all(sorted(set(made)) == made for made in versions(rounds).values())
-
+from support.islands import DEADLINE_S, IslandProcess, end, unforked
 
 FOUR_BITS = {
     "ATOLL_PROTOCOL__CODEC_UP": "int4",
     "ATOLL_PROTOCOL__CODEC_DOWN": "int4",
     "ATOLL_PROTOCOL__KEYFRAME_VERSIONS": "5",
 }
-
-
-async def end(island: IslandProcess, learners: list[str]) -> None:
-    """Let the learners leave, then the shard, and wait for both."""
-    for name in learners:
-        island.process(name).terminate()
-    for name in learners:
-        assert island.process(name).wait(DEADLINE_S) == 0, island.log(name).read_text(encoding="utf-8")[-2000:]
 
 
 async def test_a_standby_takes_over_when_the_owner_is_killed(island: IslandProcess) -> None:
@@ -70,6 +46,7 @@ async def test_a_standby_takes_over_when_the_owner_is_killed(island: IslandProce
     assert unforked(await island.tape("round"))
 
 
+@pytest.mark.second_tier
 async def test_a_frozen_owner_that_wakes_up_finds_itself_deposed(island: IslandProcess) -> None:
     """What it had decided before it froze becomes visible nowhere; it stands by and takes over in its turn."""
     first = island.start("first", "synchronizer", "--shard", "0")

@@ -18,6 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import atoll
+from support import caches
 
 SMALL = (
     "model.layers=1",
@@ -82,7 +83,7 @@ def processes_of(out: Path) -> list[int]:
 
 def command_of(out: Path, corpus: Path, *words: str) -> list[str]:
     """Return the command of `atoll up` with a small model, whose programs all runs of this module compile once."""
-    asked = (*SMALL, f"learner.compile_cache={corpus.with_name('compiled')}")
+    asked = (*SMALL, f"learner.compile_cache={caches.PROGRAMS}")
     settings = [word for setting in asked for word in ("--set", setting)]
     return [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--corpus", str(corpus), *settings, *words]
 
@@ -182,6 +183,7 @@ def check_ledger(report: dict[str, object]) -> None:
     assert 32.0 < moved["bits_per_parameter_published"] < 33.0
 
 
+@pytest.mark.second_tier
 def test_a_killed_learner_returns_under_its_id_and_the_books_add_up(run_dir: Path, corpus: Path) -> None:
     """SIGKILL takes one life of a learner; the next begins where the run is, and every token has a fate."""
     process = start(run_dir, corpus, "--learners", "3", "--tokens", "0", "--seed", "4")
@@ -206,6 +208,7 @@ def test_a_killed_learner_returns_under_its_id_and_the_books_add_up(run_dir: Pat
     assert {link["link"]: link["processes"] for link in moved["links"]}["learner-2"] == 2
 
 
+@pytest.mark.second_tier
 def test_ctrl_c_drains_and_the_run_can_be_continued(run_dir: Path, corpus: Path) -> None:
     """The first Ctrl-C pushes what was trained and reports; the same folder goes on from there to a target."""
     process = start(run_dir, corpus, "--learners", "2", "--tokens", "0", "--seed", "5")
@@ -228,6 +231,7 @@ def test_ctrl_c_drains_and_the_run_can_be_continued(run_dir: Path, corpus: Path)
     assert "fresh" not in {wait_for_line(log, "learner.recovered", 2)["source"] for log in logs}
 
 
+@pytest.mark.second_tier
 def test_a_second_ctrl_c_stops_at_once(run_dir: Path, corpus: Path) -> None:
     """Two Ctrl-C leave with 130 and no process, whatever the run was doing."""
     process = start(run_dir, corpus, "--learners", "2", "--tokens", "100000000")
@@ -239,6 +243,7 @@ def test_a_second_ctrl_c_stops_at_once(run_dir: Path, corpus: Path) -> None:
     assert process.returncode in (0, 130)
 
 
+@pytest.mark.second_tier
 def test_a_run_whose_store_is_damaged_is_not_begun_anew_silently(run_dir: Path, finished: Path, corpus: Path) -> None:
     """What the folder remembers and the broker has lost is an error, exit code 3; the last report stays."""
     shutil.copytree(finished, run_dir)
@@ -255,6 +260,7 @@ def test_a_run_whose_store_is_damaged_is_not_begun_anew_silently(run_dir: Path, 
     assert report_of(run_dir) == before
 
 
+@pytest.mark.second_tier
 def test_damaged_token_shards_are_refused_before_anything_trains(run_dir: Path, finished: Path, corpus: Path) -> None:
     """A run that is continued with a truncated file says so, exit code 2; no learner was started for it."""
     shutil.copytree(finished, run_dir)
@@ -268,6 +274,7 @@ def test_damaged_token_shards_are_refused_before_anything_trains(run_dir: Path, 
     assert log.read_bytes() == before
 
 
+@pytest.mark.second_tier
 def test_a_disk_that_fills_and_empties_costs_no_token(run_dir: Path, corpus: Path) -> None:
     """Learners train on while nothing can be stored; with room again the broker recovers and the books are exact."""
     run_dir.mkdir()
@@ -305,6 +312,7 @@ def fill(ballast: Path) -> None:
             file.write(bytes(1 << 20))
 
 
+@pytest.mark.second_tier
 def test_a_learner_that_somebody_else_started_leaves_with_the_run(run_dir: Path, corpus: Path) -> None:
     """Its broker is about to end, so a guest is told to drain like everybody; its tokens have their fates too.
 
@@ -313,7 +321,7 @@ def test_a_learner_that_somebody_else_started_leaves_with_the_run(run_dir: Path,
     process = start(run_dir, corpus, "--learners", "1", "--tokens", "0", "--set", "run=guests")
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 2)
     url = (run_dir / "nats" / "url").read_text(encoding="utf-8")
-    told = {"data.dir": run_dir / "data", "learner.compile_cache": corpus.with_name("compiled"), "log.format": "json"}
+    told = {"data.dir": run_dir / "data", "learner.compile_cache": caches.PROGRAMS, "log.format": "json"}
     settings = [word for name, value in told.items() for word in ("--set", f"{name}={value}")]
     settings += [word for setting in SMALL for word in ("--set", setting)]
     words = ["learner", "--id", "guest", "--run", "guests", "--broker", url, *settings]

@@ -8,6 +8,8 @@ from atoll.protocol.shard import Shard
 from atoll.sim.dst import campaign
 from atoll.sim.dst.planted import BUGS, hunt, planted
 
+pytestmark = pytest.mark.second_tier
+
 SCHEDULES_MAX = 400
 LIVENESS = {"lease never expires", "removed reader stays owner", "early timer lost"}
 

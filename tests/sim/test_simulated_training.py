@@ -30,6 +30,7 @@ from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_simulator.scenario import Scenario, scenario_of
 from atoll_simulator.workshop import Ran, planned_run, run_sim
 from atoll_simulator.world import ProcessLife, SimulatedWorld
+from support import caches
 
 SCHEMA = Path(atoll.__file__).parent / "report" / "report.schema.json"
 SMALL: dict[str, object] = {
@@ -77,7 +78,7 @@ Simulate = Callable[..., Ran]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with token shards of some modules of the standard library, and compiled programs once there are any."""
+    """A folder with token shards of some modules of the standard library."""
     folder = tmp_path_factory.mktemp("shared")
     source = Path(os.__file__).parent
     prepare(files_of(sorted(source.glob("*.py"))[:60]), folder / "data", validation=0.1)
@@ -86,7 +87,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assignments(shared: Path, **changes: object) -> tuple[str, ...]:
     """Return the settings of a small run; `__` in a name stands for a dot."""
-    told = SMALL | {"data.dir": shared / "data", "learner.compile_cache": shared / "cache"}
+    told = SMALL | {"data.dir": shared / "data", "learner.compile_cache": caches.PROGRAMS}
     told |= {name.replace("__", "."): value for name, value in changes.items()}
     return tuple(f"{name}={value}" for name, value in told.items())
 
@@ -127,7 +128,7 @@ def check_schema(out: Path) -> None:
     """Check the report against the schema that the reports of `atoll up` are checked against."""
     program = Path(sys.executable).parent / "check-jsonschema"
     check = [str(program), "--schemafile", str(SCHEMA), str(out / "report.json")]
-    checked = subprocess.run(check, capture_output=True, text=True, timeout=60, check=False)
+    checked = subprocess.run(check, capture_output=True, text=True, timeout=240, check=False)
     assert checked.returncode == 0, checked.stdout
 
 
@@ -175,6 +176,7 @@ def test_a_run_without_faults_learns_and_every_token_is_merged(plain: Ran) -> No
     assert {"model.safetensors", "sample.txt", "report.html", "journal.jsonl"} <= {p.name for p in ran.out.iterdir()}
 
 
+@pytest.mark.second_tier
 def test_equal_seeds_give_equal_bytes_in_any_process(shared: Path, tmp_path: Path) -> None:
     """Two interpreters with other hash seeds write the same tape, journal and report under every kind of fault."""
     config = tmp_path / "faults.toml"
@@ -189,7 +191,7 @@ def test_equal_seeds_give_equal_bytes_in_any_process(shared: Path, tmp_path: Pat
         return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
     processes = [process(1), process(2)]
-    said = [one.communicate(timeout=300)[1] for one in processes]
+    said = [one.communicate(timeout=240)[1] for one in processes]
 
     assert [one.returncode for one in processes] == [0, 0], said
     for name in ("tape.jsonl", "journal.jsonl", "report.json", "validation.json"):
@@ -198,6 +200,7 @@ def test_equal_seeds_give_equal_bytes_in_any_process(shared: Path, tmp_path: Pat
     assert (tmp_path / "1" / "tape.jsonl").stat().st_size > 20_000
 
 
+@pytest.mark.second_tier
 def test_kills_cuts_and_takeovers_leave_exact_books_and_nobody_waits(simulate: Simulate) -> None:
     """An owner dies for good, a broker for two seconds, learners at random; one is cut off and one comes later."""
     ran = simulate(learners=4, standbys=1, config=FAULTS, protocol__tokens_target=120_000)
@@ -248,6 +251,7 @@ def endless(shared: Path, out: Path) -> list[str]:
     return [sys.executable, "-m", "atoll.cli", "sim", "train", "--tokens", "100000000", "--out", str(out), *told]
 
 
+@pytest.mark.second_tier
 def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) -> None:
     """Ctrl-C: what is trained is merged, the report is written, the exit code says that it was interrupted."""
     out = tmp_path / "run"
@@ -257,7 +261,7 @@ def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) ->
             if " training · " in line and " 0 commits" not in line:
                 process.send_signal(signal.SIGINT)
                 break
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=240)
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
 
     assert process.returncode == INTERRUPTED, said
@@ -266,6 +270,7 @@ def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) ->
     assert report["commits"] > 0
 
 
+@pytest.mark.second_tier
 def test_a_signal_before_the_first_step_is_not_lost(shared: Path, tmp_path: Path) -> None:
     """Ctrl-C while JAX is loaded or the step is compiled: heard, though nobody is there yet who could act on it."""
     out = tmp_path / "run"
@@ -274,7 +279,7 @@ def test_a_signal_before_the_first_step_is_not_lost(shared: Path, tmp_path: Path
         while not log.exists() and process.poll() is None:
             os.sched_yield()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=240)
 
     assert process.returncode == INTERRUPTED, said
     assert "Traceback" not in said

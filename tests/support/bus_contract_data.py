@@ -14,7 +14,7 @@ from atoll.wire.blobs import BlobRef
 from atoll.wire.subjects import Subjects
 
 MakeBus = Callable[[], Awaitable[Bus]]
-SOON_S = 5.0
+SOON_S = 120.0
 NEVER_S = 0.15
 MIB = 1 << 20
 

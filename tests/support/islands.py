@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from atoll.bus.open import open_bus
@@ -19,6 +21,7 @@ from atoll.protocol.ledger import Settlement, settle
 from atoll.run.ledger import closing_ledger
 from atoll.wire.messages import Event, decode
 from atoll.wire.subjects import Subjects
+from support import caches
 from support.links import unique_run
 
 DEADLINE_S = 240.0
@@ -54,7 +57,7 @@ class IslandProcess:
             "ATOLL_RUN": self.run,
             "ATOLL_BROKER__URL": url,
             "ATOLL_DATA__DIR": str(data),
-            "ATOLL_LEARNER__COMPILE_CACHE": str(data.with_name("compiled")),
+            "ATOLL_LEARNER__COMPILE_CACHE": str(caches.PROGRAMS),
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -132,7 +135,28 @@ class IslandProcess:
         return settle(closing_ledger(await self.tape("ledger")), int(SMALL["ATOLL_PROTOCOL__FRAGMENTS"]))
 
 
-@pytest.fixture(scope="module")
+def versions(rounds: list[Event]) -> dict[int, list[int]]:
+    """Return the versions each fragment was given, in the order of the tape."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for event in rounds:
+        found[msgspec.json.decode(event.fields["fragment"])].append(msgspec.json.decode(event.fields["version"]))
+    return found
+
+
+def unforked(rounds: list[Event]) -> bool:
+    """Return whether no version of any fragment was made twice, and none is newer than one that follows it."""
+    return all(sorted(set(made)) == made for made in versions(rounds).values())
+
+
+async def end(island: IslandProcess, learners: list[str]) -> None:
+    """Let the learners leave, then the shard, and wait for both."""
+    for name in learners:
+        island.process(name).terminate()
+    for name in learners:
+        assert island.process(name).wait(DEADLINE_S) == 0, island.log(name).read_text(encoding="utf-8")[-2000:]
+
+
+@pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Token shards of some modules of the standard library."""
     out = tmp_path_factory.mktemp("data") / "corpus"

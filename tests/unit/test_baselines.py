@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 import numpy.typing as npt
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from atoll.base.errors import SettingsError
-from atoll.cli.main import build
 from atoll.merge.global_update import AVERAGE, GlobalUpdate
 from atoll.merge.outer import Nesterov
 from atoll.settings import Settings
-from atoll_learner.compiling import enable_compile_cache
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.prepare import prepare
 from atoll_learner.export import load_safetensors
 from atoll_learner.model import Params, init_params
 from atoll_learner.process import LearnerWork, prepare_work
 from atoll_learner.train import init_optimizer, learning_rate, make_step
-from atoll_simulator.baseline_run import Request, baseline_settings, run_baseline
-from atoll_simulator.baselines import BaselineResult, Feeds, Method, report_of, train_baseline
+from benchmarks.baselines.__main__ import baseline
+from benchmarks.baselines.lockstep import BaselineResult, Feeds, Method, report_of, train_baseline
+from benchmarks.baselines.run import Request, baseline_settings, run_baseline
 
 TINY = ["model.size=1", "model.context=32", "train.batch=2", "data.lease_blocks=2"]
 STEP = 64
@@ -35,15 +34,6 @@ AVERAGED = (
     *("protocol.codec_up=f32", "protocol.correction=none", "protocol.merge=mean"),
     *("protocol.outer_lr=1", "protocol.outer_momentum=0"),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compile_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep compiled programs for the tests of this module: they train the same tiny model over and over."""
-    update: Callable[[str, object], None] = jax.config.update
-    enable_compile_cache(tmp_path_factory.mktemp("compiled"))
-    yield
-    update("jax_compilation_cache_dir", None)
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +197,7 @@ def test_the_average_is_that_of_a_run_over_every_version(corpus: Path, method: M
 
 def test_a_divergence_is_an_outcome(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters that are no numbers any more end the training with a report that says so, not with a figure."""
-    monkeypatch.setattr("atoll_simulator.baselines.learning_rate", lambda *_: math.nan)
+    monkeypatch.setattr("benchmarks.baselines.lockstep.learning_rate", lambda *_: math.nan)
     got = trained(corpus, "data-parallel", 2)
 
     assert (got.finite, got.final, got.steps) == (False, None, 2)
@@ -227,12 +217,14 @@ def test_what_cannot_be_trained_is_refused(
 
 
 def test_the_verb_writes_a_report_and_a_model(corpus: Path, tmp_path: Path) -> None:
-    """`atoll sim baseline --stop` leaves the first part of a longer schedule, from which another training can begin."""
-    words = ["sim", "baseline", "--method", "data-parallel", "--learners", "2", "--tokens", str(12 * STEP)]
+    """`--stop` leaves the first part of a longer schedule, from which another training can begin."""
+    words = ["--method", "data-parallel", "--learners", "2", "--tokens", str(12 * STEP)]
     words += ["--stop", str(4 * STEP), "--seed", "3", "--out", str(tmp_path), "--set", f"data.dir={corpus}"]
     for text in (*TINY, "protocol.average_versions=2"):
         words += ["--set", text]
-    result = CliRunner().invoke(build(), words)
+    app = typer.Typer()
+    app.command()(baseline)
+    result = CliRunner().invoke(app, words)
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
 
     assert result.exit_code == 0, result.output

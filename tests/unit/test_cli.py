@@ -12,22 +12,23 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.main import build
+from support.command_line import atoll
 from support.links import GreetingServer
 
 HEAVY = ("jax", "flax", "optax", "nats", "pyarrow", "tokenizers")
 
 
-def atoll(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def process(*words: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
-    env = {**{k: v for k, v in os.environ.items() if not k.startswith("ATOLL_")}, **(environment or {})}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
     command = [sys.executable, "-m", "atoll.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env, check=False)
 
 
 def test_building_the_command_line_loads_nothing_heavy() -> None:
     """What trains nothing must answer at once: no JAX, no broker client."""
     code = "import sys; from atoll.cli.main import build; build(); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
 
     assert not set(HEAVY) & set(done.stdout.split())
     assert build().info.name == "atoll"
@@ -98,7 +99,7 @@ def free_port() -> int:
 def test_an_unreachable_broker_gets_exit_code_3(tmp_path: Path) -> None:
     """The address is in the message."""
     port = free_port()
-    done = atoll(
+    done = process(
         "synchronizer", "--set", f"broker.url=nats://127.0.0.1:{port}", "--set", "broker.patience_s=1", "--shard", "0"
     )
 
@@ -112,7 +113,7 @@ async def test_a_broker_that_is_too_old_gets_exit_code_3() -> None:
     """The version got and the version needed are in the message."""
     async with GreetingServer("2.9.10") as old:
         words = ("synchronizer", "--set", f"broker.url={old.url}", "--set", "broker.patience_s=2", "--shard", "0")
-        done = await asyncio.to_thread(atoll, *words)
+        done = await asyncio.to_thread(process, *words)
 
     assert done.returncode == 3, done.stderr
     assert "2.9" in done.stderr

@@ -43,7 +43,7 @@ def test_a_killed_holder_gives_its_turn_back(tmp_path: Path) -> None:
     with turn(tmp_path, patience_s=0.0) as had:
         assert not had
     holder.send_signal(signal.SIGKILL)
-    holder.wait(30)
+    holder.wait(240)
     holder.stdout.close()
     with turn(tmp_path, patience_s=30.0) as had:
         assert had

@@ -53,7 +53,7 @@ def corrected(rule: Heloco, v: Vector, m: Vector, slices: tuple[FragmentSlice, .
         norm if correction is None else correction.norm
         for norm, correction in zip(norms, corrections.by_slice, strict=True)
     ]
-    assert slice_norms(slices, Encoded.exact(result)) == pytest.approx(said, rel=1e-5, abs=1e-6 * max(norms))
+    assert slice_norms(slices, Encoded.exact(result)) == pytest.approx(said, rel=1e-5, abs=4e-6 * max(norms))
     return result
 
 
@@ -144,7 +144,8 @@ def test_every_slice_is_corrected_as_the_paper_says(
     for tensor_slice in spans_of(*SIZES[:2]):
         here = slice(tensor_slice.offset, tensor_slice.offset + tensor_slice.size)
         wanted = reference(v[here].astype(np.float64), m[here].astype(np.float64), rule)
-        np.testing.assert_allclose(got[here], wanted, rtol=0, atol=4e-6 * np.abs(wanted).max(initial=1e-30))
+        # A correction may take nearly all of v away: what is left is as exact as v was.
+        np.testing.assert_allclose(got[here], wanted, rtol=0, atol=4e-6 * np.abs(v[here]).max(initial=1e-30))
 
 
 def test_a_slice_longer_than_a_block_is_one_slice() -> None:

@@ -234,6 +234,6 @@ def test_sharded_arrays_are_brought_together_piece_by_piece() -> None:
     """Two devices, in a process that has them: `two_devices.py` says what is compared."""
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(  # noqa: PLW1510
-        [sys.executable, str(TWO_DEVICES)], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, str(TWO_DEVICES)], env=environment, capture_output=True, text=True, timeout=240
     )
     assert (done.returncode, done.stdout.strip()) == (0, "as on the host"), done.stderr

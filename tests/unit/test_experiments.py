@@ -390,7 +390,7 @@ def test_a_warm_start_is_two_trainings(tmp_path: Path) -> None:
     first, second = verbs(cell, tmp_path)
     words = " ".join(first)
 
-    assert "baseline --method data-parallel" in words
+    assert "benchmarks.baselines --method data-parallel" in words
     assert "--seed 10003 --tokens 1000 --stop 100" in words
     assert words.endswith("--set train.tokens_before=0")
     assert "train" in second

@@ -21,7 +21,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import Beat, decode
 from atoll.wire.subjects import Subjects
 
-DEADLINE_S = 20.0
+DEADLINE_S = 240.0
 
 
 class Late:

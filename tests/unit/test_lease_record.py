@@ -16,7 +16,7 @@ from atoll.wire.subjects import Subjects
 from atoll_synchronizer.lease import LeaseKeeper
 from support.clocks import HandClock
 
-DEADLINE_S = 20.0
+DEADLINE_S = 240.0
 REASONS = (
     "malformed",
     "not finite",

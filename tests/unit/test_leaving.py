@@ -73,7 +73,7 @@ class LeavingScene:
         self.pushing_s = within_s
         if self.disk_returns:
             self.disk.may_end.set()
-            self.disk.finish(10.0)
+            self.disk.finish(240.0)
         if self.broker_away:
             raise BrokerUnavailable("the last pushes are not durable")
 
@@ -92,7 +92,7 @@ def scene(tmp_path: Path) -> Iterator[LeavingScene]:
     assert scene.disk.busy
     yield scene
     scene.disk.may_end.set()
-    assert scene.disk.finish(10.0)
+    assert scene.disk.finish(240.0)
 
 
 def test_a_checkpoint_that_never_ends_does_not_hold_up_the_goodbye(scene: LeavingScene) -> None:

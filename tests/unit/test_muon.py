@@ -23,7 +23,7 @@ from atoll_learner.train_settings import TrainSettings
 TRAIN = TrainSettings(batch=4, sequence=16, optimizer="muon", clip=1e9, weight_decay=0.0)
 ADAMW = TRAIN.model_copy(update={"optimizer": "adamw"})
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-FINISH_S = 30.0
+FINISH_S = 240.0
 LIFE = CheckpointNote(
     run="r", nonce="n", model="m", layout="l", learner="a", incarnation=1, anchors=(), steps=0, tokens=0, run_tokens=0,
     saved_at_s=0.0,

@@ -16,7 +16,7 @@ from atoll.wire.limits import Buffer
 from atoll.wire.traffic import BusStats
 
 MIB = 1 << 20
-SOON_S = 10.0
+SOON_S = 120.0
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from atoll_simulator import baseline_command, train_command
+from atoll_simulator import train_command
 from atoll_simulator.fleet import command as fleet_command
 from atoll_simulator.planner import command as plan_command
 
@@ -13,6 +13,6 @@ def register(app: typer.Typer) -> None:
     """Add the planner's verb, and the group with every simulation."""
     plan_command.register(app)
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    for register_verbs in (fleet_command.register, baseline_command.register, train_command.register):
+    for register_verbs in (fleet_command.register, train_command.register):
         register_verbs(group)
     app.add_typer(group, name="sim", help="Simulate runs in virtual time, from one seed.")

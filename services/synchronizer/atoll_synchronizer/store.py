@@ -141,7 +141,7 @@ class ShardStore:
             raise
         head = self._head(command, held, stored, effort)
         try:
-            revision = await self._write(head, held.revision, _commit_info(head, command))
+            revision = await self._write(head, held.revision, _commit_info(head, command), effort.reconnects)
         except RecordConflict:
             await self._disown(command.fragment, *stored.refs)
             raise
@@ -176,12 +176,12 @@ class ShardStore:
 
     async def keep(self, fragment: int, fragment_ledger: bytes) -> None:
         """Make the books of a fragment durable with the version it has. Raises what `commit` raises."""
-        held = self.holdings[fragment]
+        held, reconnects = self.holdings[fragment], self._bus.stats.reconnects
         blob = await self._bus.put_blob(
             self._subjects.ledger_stem(fragment, self._nonce(fragment_ledger)), fragment_ledger
         )
         head = msgspec.structs.replace(held.head, fragment_ledger=blob)
-        held.revision = await self._write(head, held.revision, head_info(head))
+        held.revision = await self._write(head, held.revision, head_info(head), reconnects)
         held.head, held.fragment_ledger, former = head, fragment_ledger, held.head.fragment_ledger
         self.fragment_ledger[fragment] = thawed(fragment_ledger)
         if former is not None and former.stem != blob.stem:
@@ -206,11 +206,16 @@ class ShardStore:
             for fragment, fragment_ledger in self.fragment_ledger.items()
         }
 
-    async def _write(self, head: Head, revision: int, info: dict[str, str | int | float | bool]) -> int:
-        """Write a head by compare-and-set; an earlier attempt whose answer was lost counts as this one."""
+    async def _write(
+        self, head: Head, revision: int, info: dict[str, str | int | float | bool], reconnects: int | None = None
+    ) -> int:
+        """Write a head by compare-and-set; an earlier attempt whose answer was lost counts as this one.
+
+        `reconnects` says on which connection what it newly names was stored: on a later one the head is not sent.
+        """
         subject, data = self._subjects.head(head.fragment), encode(head)
         try:
-            return await self._bus.put_record(subject, data, expected=revision, info=info)
+            return await self._bus.put_record(subject, data, expected=revision, info=info, reconnects=reconnects)
         except RecordConflict:
             there = await self._bus.get_record(subject)
             if there is None or there.data != data:
@@ -221,7 +226,9 @@ class ShardStore:
         """Remove everything of this fragment that former epochs wrote, each once the head names none of it."""
         held = self.holdings[fragment]
         named = [f"{ref.stem}.0" for ref in self._named(held.head)]
-        for epoch in range(max(1, self.epoch - SWEPT_EPOCHS), self.epoch):
+        # What founders wrote counts as epoch 0. The first owner has it removed in its time, like all that a commit supersedes.
+        first = 0 if self.epoch > 1 else 1
+        for epoch in range(max(first, self.epoch - SWEPT_EPOCHS), self.epoch):
             former = self._subjects.written_in(fragment, epoch)
             if epoch not in held.swept and not any(matches(old, chunk) for old in former for chunk in named):
                 held.swept |= {epoch}

@@ -145,7 +145,8 @@ class Pusher:
             sent_at_s=self._clock.wall(),
         )
         subject = self._subjects.contribution(self._run.protocol.shard_of(p), p, member.learner)
-        msg_id = f"{member.learner}-{member.incarnation}-{p}-{action.push}"
+        # Not the incarnation: a run that was rebuilt may give it out again, and the queue would take this push for the other's.
+        msg_id = f"{member.nonce}-{p}-{action.push}"
         info = {"fragment": p, "push": action.push, "base": action.base_version, "tokens": action.tokens}
         data = encode(manifest)
         await self._patiently(lambda: self._bus.publish(subject, data, msg_id=msg_id, info=info))

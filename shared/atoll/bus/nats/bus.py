@@ -140,11 +140,21 @@ class JetStreamBus:
         )
         return int(answer.get("purged", 0))
 
-    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+    async def put_record(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        reconnects: int | None = None,
+    ) -> int:
         """Write by compare-and-set and return the new revision; see `Bus`."""
         check_size(subject, data)
         plan = stream_of(self._plans, subject)
-        return await self._connection.call(records.put(self._jetstream, plan.name, (subject, data), expected, info))
+        return await self._connection.call(
+            records.put(self._jetstream, plan.name, (subject, data), expected, info, reconnects)
+        )
 
     async def get_record(self, subject: str) -> Record | None:
         """Return the leader's record; see `Bus`."""

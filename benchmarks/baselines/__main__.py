@@ -1,4 +1,4 @@
-"""`atoll sim baseline`: data-parallel training or synchronous DiLoCo, to compare runs with. It loads nothing early."""
+"""`python -m benchmarks.baselines`: train data-parallel or by synchronous DiLoCo, to compare runs with."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli.main import run_verb
 from atoll.cli.options import Assignments, Config, with_flags
-
-
-def register(group: typer.Typer) -> None:
-    """Add the verb to `atoll sim`."""
-    group.command(name="baseline", help="Train data-parallel or by synchronous DiLoCo, to compare a run with.")(
-        baseline
-    )
 
 
 def baseline(  # noqa: PLR0913  (one option each)
@@ -30,7 +24,11 @@ def baseline(  # noqa: PLR0913  (one option each)
     assignments: Assignments = None,
 ) -> None:
     """Train in this process, in lock-step, and write a report whose validation curve has the shape of a run's."""
-    from atoll_simulator.baseline_run import Request, run_baseline  # noqa: PLC0415  (a verb loads what it needs)
+    from benchmarks.baselines.run import Request, run_baseline  # noqa: PLC0415  (a verb loads what it needs)
 
     flags = tuple(with_flags(assignments, seed=seed, protocol__tokens_target=tokens))
     run_baseline(Request(method, learners, stop, evaluations, out, config, flags))
+
+
+if __name__ == "__main__":
+    run_verb(baseline)

@@ -1,6 +1,6 @@
 """A baseline from flags to files: settings as `atoll up` reads them, then training, then `report.json` and the model.
 
-The report says what `atoll_simulator.baselines.report_of` says, and where it comes from: settings, machine, commit. Lock-step
+The report says what `lockstep.report_of` says, and where it comes from: settings, machine, commit. Lock-step
 has no clock of its own here, so `wall_s` is what the training took on this machine.
 """
 
@@ -24,7 +24,7 @@ from atoll.settings import Settings, load
 from atoll_learner.process import limit_threads, prepare_work
 
 if TYPE_CHECKING:
-    from atoll_simulator.baselines import Method
+    from benchmarks.baselines.lockstep import Method
 
 log = get(__name__)
 
@@ -73,7 +73,7 @@ def run_baseline(request: Request) -> None:
 
     from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (JAX only after the thread limits are set)
     from atoll_learner.export import save_safetensors  # noqa: PLC0415
-    from atoll_simulator.baselines import report_of, train_baseline  # noqa: PLC0415
+    from benchmarks.baselines.lockstep import report_of, train_baseline  # noqa: PLC0415
 
     enable_compile_cache(settings.learner.compile_cache)
     trained = train_baseline(

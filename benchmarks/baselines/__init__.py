@@ -1,0 +1,1 @@
+"""What runs are compared with: data-parallel training and synchronous DiLoCo, in lock-step in one process."""

@@ -1,0 +1,42 @@
+"""Hold the branch coverage of each package against its floor: `make coverage` measures, and this reads what was found.
+
+A floor is what the tests reach today, rounded down. It may rise; to lower it is a decision.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.lib.results import Figure, write
+
+FLOORS = {
+    "shared/atoll/protocol": 95,
+    "shared/atoll/client": 85,
+    "services/synchronizer/atoll_synchronizer": 85,
+    "shared/atoll/merge": 90,
+    "shared/atoll/codec": 75,
+    "shared/atoll/bus": 88,
+}
+ROOMS = ("base", "model", "wire", "run", "archive", "local", "report", "cli")
+UNBOUND = [*(f"shared/atoll/{room}" for room in ROOMS), "services/learner", "services/simulator"]
+
+
+def figures(measured: dict[str, dict[str, dict[str, int]]]) -> list[Figure]:
+    """Return one figure per package, of the files that `coverage json` reports."""
+    made = []
+    for package in (*FLOORS, *UNBOUND):
+        found = [report["summary"] for path, report in measured.items() if path.startswith(f"{package}/")]
+        met = sum(one["covered_lines"] + one["covered_branches"] for one in found)
+        whole = sum(one["num_statements"] + one["num_branches"] for one in found)
+        share, floor = 100.0 * met / max(whole, 1), FLOORS.get(package)
+        how = f"{met} of {whole} statements and branches, by the tests of make test"
+        goal, holds = ("", None) if floor is None else (f"at least {floor} %", share >= floor)
+        made.append(Figure(package, round(share, 2), "%", goal, holds, how))
+    return made
+
+
+if __name__ == "__main__":
+    document = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    sys.exit(write("coverage", 0, figures(document["files"])))

@@ -1,0 +1,158 @@
+"""A whole run inside one process: shards and learners on the in-memory bus, around one loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+
+from atoll.base.errors import BlobGone
+from atoll.base.loop_thread import LoopThread
+from atoll.bus.interface import Bus
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.client.join import IslandHandle, JoinOptions, join
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, thawed
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.quarantine import MEASURES_MIN
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.heads import read_heads
+from atoll.run.ledger import closing_ledger
+from atoll.run.merged_model import MergedModel, read_merged
+from atoll.run.record import read_run
+from atoll.wire.messages import Event, decode
+from atoll.wire.subjects import Subjects
+from atoll_synchronizer.process import serve_run
+
+Opener = Callable[[], Coroutine[Any, Any, Bus]]
+
+STEP_S = 0.004
+
+
+MEAN = {"merge": "mean", "outer_lr": 1.0, "outer_momentum": 0.0, "correction": "none"}
+"""The outer step that takes the mean of what learners reached, for tests that rest on exact values."""
+
+
+def settings(**changes: object) -> ProtocolSettings:
+    """Return settings of a short run."""
+    base: dict[str, object] = {
+        "fragments": 4,
+        "interval_steps": 6,
+        "shards": 2,
+        "silence_s": 1.0,
+        "tokens_target": 6_000,
+    }
+    return msgspec.convert(base | changes, ProtocolSettings).check()
+
+
+def parameters(value: float = 0.0, width: int = 6) -> dict[str, jax.Array]:
+    """Return a small pytree of float32 arrays."""
+    return {
+        "a": jnp.full((width, 3), value, dtype=jnp.float32),
+        "b": jnp.full((5,), value, dtype=jnp.float32),
+        "c": jnp.full((), value, dtype=jnp.float32),
+    }
+
+
+class MemoryWorld:
+    """One broker, one loop for everybody, shards as futures, learners as threads."""
+
+    def __init__(self, run: str, protocol: ProtocolSettings, encode: str = "auto") -> None:
+        """Start the shards; they wait for the founder. Learners `encode` where it says."""
+        self.run, self.protocol, self.encode = run, protocol, encode
+        self.broker = MemoryBroker()
+        self.home = LoopThread("world")
+        self.shards = [self.home.submit(serve_run(self.bus, run, shard=s)) for s in range(protocol.shards)]
+        self.final: dict[str, Any] = {}
+        self.errors: list[BaseException] = []
+
+    async def bus(self) -> Bus:
+        """Open one more bus on the shared broker."""
+        return MemoryBus(self.run, self.broker)
+
+    def join(self, learner: str, params: dict[str, jax.Array] | None = None) -> IslandHandle:
+        """Join as `learner`."""
+        given = parameters() if params is None else params
+        return join(
+            self.bus,
+            run=self.run,
+            learner=learner,
+            params=given,
+            protocol=self.protocol,
+            options=JoinOptions(home=self.home, encode=self.encode),
+        )
+
+    def train(self, learner: str, towards: float, pace: float = 1.0, steps_max: int = 100_000) -> None:
+        """Pull every parameter towards a value until the run is over; 10 tokens a step."""
+        with self.join(learner) as island:
+            params = island.params
+            steps = 0
+            while not island.done and steps < steps_max:
+                params = jax.tree.map(lambda leaf: leaf + 0.05 * (towards - leaf), params)
+                time.sleep(STEP_S * pace)
+                params = island.step(params, tokens=10, loss=1.0)
+                steps += 1
+            self.final[learner] = params
+
+    def go(self, *work: Callable[[], None]) -> None:
+        """Run the learners side by side to their end, then wait for the shards."""
+
+        def guarded(one: Callable[[], None]) -> None:
+            try:
+                one()
+            except Exception as error:  # noqa: BLE001  (whatever ends a learner's thread fails the test)
+                self.errors.append(error)
+
+        threads = [threading.Thread(target=guarded, args=(one,)) for one in work]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(240.0)
+        assert not self.errors
+        assert [shard.result(timeout=240.0) for shard in self.shards] == ["token target reached"] * len(self.shards)
+
+    def merged(self) -> MergedModel:
+        """Return the run's values as a reader finds them."""
+
+        async def read() -> MergedModel:
+            bus = await self.bus()
+            record = await read_run(bus, Subjects(self.run))
+            assert record is not None
+            return await read_merged(bus, record)
+
+        return self.home.submit(read()).result(240.0)
+
+    def ledger(self) -> Ledger:
+        """Return all shards' closing ledgers, added together."""
+
+        async def read() -> Ledger:
+            bus = await self.bus()
+            entries = await bus.replay(Subjects(self.run).event("ledger", "*"))
+            await bus.close()
+            return closing_ledger(decode(Event, entry.data) for entry in entries)
+
+        return self.home.submit(read()).result(240.0)
+
+    def usual(self) -> bool:
+        """Return whether the shards know of every fragment what is usual, and not from the learner "mad" alone."""
+
+        async def read() -> list[FragmentLedger]:
+            bus = await self.bus()
+            record = await read_run(bus, Subjects(self.run))
+            assert record is not None
+            heads = await read_heads(bus, Subjects(self.run), record.layout)
+            refs = [head.fragment_ledger for head in heads.values() if head.fragment_ledger is not None]
+            return [thawed(await bus.get_blob(ref, LEDGER_BYTES_MAX)) for ref in refs]
+
+        try:
+            fragment_ledger = self.home.submit(read()).result(240.0)
+        except BlobGone:  # a commit wrote newer books between the two reads
+            return False
+        known = [each for each in fragment_ledger if len(each.measures) >= MEASURES_MIN]
+        return len(known) == self.protocol.fragments and all(
+            any(measure.learner != "mad" for measure in each.measures) for each in known
+        )
