@@ -21,7 +21,7 @@ EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses 2 --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all coverage lines lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput chaos dst bench-dst experiment experiments results results-check clean
+.PHONY: help setup demo test test-all coverage lines lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst experiment experiments results results-check clean
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -92,6 +92,12 @@ docs: $(READY)  ## read the documentation in a browser, and see changes at once
 
 docs-build: $(READY)  ## build the documentation into build/docs/site; a broken link fails
 	$(PY) infra/docs/docs_site.py
+
+newest-nats: $(READY)  ## test the NATS adapter on the newest nats-py in the allowed range (skips without an index)
+	infra/newest_nats.sh $(VENV)
+
+trace: $(READY)  ## count the modules and functions that one contribution passes on its way
+	$(PY) -m benchmarks.network.trace $(if $(SEED),--seed $(SEED))
 
 bench: $(READY)  ## measure what the protocol costs a learner's step
 	$(PY) -m benchmarks.network.overhead $(BENCH_FLAGS)

@@ -26,9 +26,10 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
+from atoll.protocol.fragment_slot import FragmentSlot
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import FragmentRound, Offer
-from atoll.protocol.shard import FragmentSlot, Shard
+from atoll.protocol.shard import Shard
 from atoll.protocol.tenure import LeaseSeen, Tenure
 from atoll.sim.dst.broker import Gone, NoReader, Record
 from atoll.sim.dst.faults import Faults
