@@ -12,7 +12,7 @@ import pytest
 from atoll.base.errors import FrameRejected, ProtocolMisuse
 from atoll.codec import Encoded
 from atoll.codec.kernels.plain import STRETCH
-from atoll.merge.fold import SMALL, FragmentFold, MergeResult, Method, slice_norms, token_weight, validated_norms
+from atoll.merge.fold import SMALL, FragmentFold, MergeResult, Method, slice_norms, validated_norms
 from atoll.model.layout import FragmentSlice
 
 Vector = npt.NDArray[np.float32]
@@ -221,13 +221,6 @@ def test_an_empty_fold_has_no_result() -> None:
     """A merge of nothing is a mistake of the caller."""
     with pytest.raises(ProtocolMisuse, match="nothing"):
         FragmentFold(spans_of({"w": 2})).result()
-
-
-def test_weights_are_quantity_times_rate() -> None:
-    """Twice the tokens in the same steps weigh four times as much; the same tokens in half the steps, twice."""
-    assert token_weight(1000, 10) == 100_000.0
-    assert token_weight(2000, 10) == 4 * token_weight(1000, 10)
-    assert token_weight(1000, 5) == 2 * token_weight(1000, 10)
 
 
 @pytest.mark.parametrize("method", ["mean", "rda"])
