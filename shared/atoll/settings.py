@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from atoll.base.errors import SettingsError
 from atoll.bus.options import BusOptions
@@ -151,7 +150,7 @@ def _protocol(value: object) -> ProtocolSettings:
         raise ValueError(str(error)) from error
 
 
-class Settings(BaseSettings):
+class Settings(Section):
     """Everything that a process of Atoll can be told.
 
     Attributes:
@@ -170,10 +169,6 @@ class Settings(BaseSettings):
         sim: the scenario of `atoll sim train`.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid", arbitrary_types_allowed=True
-    )
-
     run: str = "local"
     seed: int = Field(default=0, ge=0, le=1 << 62)
     health_file: Path | None = None
@@ -187,19 +182,6 @@ class Settings(BaseSettings):
     archive: ArchiveSettings = ArchiveSettings()
     log: LogSettings = LogSettings()
     sim: dict[str, Any] = Field(default_factory=dict)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take nothing but what `load` merged: one reader of the environment, one order of precedence."""
-        del settings_cls, env_settings, dotenv_settings, file_secret_settings
-        return (init_settings,)
 
 
 def bus_options(settings: Settings) -> BusOptions:

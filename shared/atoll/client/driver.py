@@ -45,7 +45,6 @@ from atoll.codec import Read
 from atoll.codec.kernels import Vector
 from atoll.model.pytrees import gather, look
 from atoll.protocol.events import (
-    Action,
     Adopted,
     CallHeard,
     DrainOrdered,
@@ -289,6 +288,7 @@ class IslandDriver:
         return HeadHeard(at_s=self.clock.monotonic(), fragment=fragment, version=version, cause_id=cause)
 
     def _on_fact(self, fact: Event) -> None:
+        """Let the machine take a fact in and begin what it commands."""
         if self.recorder.broke:
             return
         try:
@@ -297,21 +297,18 @@ class IslandDriver:
             self._fail(error)
             return
         for action in actions:
-            self._do(action)
+            if isinstance(action, Push):
+                p = action.fragment
+                with self._lock:
+                    self._encoding.add(p)
+                origin = self._sent[p] if action.onward else self._anchors[p].values
+                self._spawn(self._push(action, self._snapshot, origin, self._at_home.get(p)))
+            elif isinstance(action, FetchFragment):
+                self._spawn(self._fetch(action))
+            elif isinstance(action, Leave):
+                self.left.set()
 
     # --- commands -----------------------------------------------------------------------------------------------------
-
-    def _do(self, action: Action) -> None:
-        if isinstance(action, Push):
-            with self._lock:
-                self._encoding.add(action.fragment)
-            p = action.fragment
-            origin = self._sent[p] if action.onward else self._anchors[p].values
-            self._spawn(self._push(action, self._snapshot, origin, self._at_home.get(p)))
-        elif isinstance(action, FetchFragment):
-            self._spawn(self._fetch(action))
-        elif isinstance(action, Leave):
-            self.left.set()
 
     async def _push(self, action: Push, snapshot: Mapping[str, Any], origin: Vector, anchor: Placed | None) -> None:
         reason, p = "", action.fragment
@@ -322,7 +319,8 @@ class IslandDriver:
         async with self._pushing:
             try:
                 if self._encoder and anchor is not None and self._encoder.reads(p, snapshot):
-                    self._encoded(p)
+                    with self._lock:
+                        self._encoding.discard(p)
                     make = partial(self._encoder.encode, p, anchor, snapshot)
                     await self._pusher.push_made(action, make, loss)
                 else:
@@ -355,13 +353,9 @@ class IslandDriver:
                 if self._anchors[fragment].values is origin:
                     self._sent[fragment] = theta
         finally:
-            self._encoded(fragment)
+            with self._lock:
+                self._encoding.discard(fragment)  # what is being sent of it cannot change any more
         return lambda start, stop: theta[start:stop]
-
-    def _encoded(self, fragment: int) -> None:
-        """Let a fragment be adopted again: what is being sent of it cannot change any more."""
-        with self._lock:
-            self._encoding.discard(fragment)
 
     async def _fetch(self, action: FetchFragment) -> None:
         p = action.fragment
