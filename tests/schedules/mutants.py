@@ -50,8 +50,8 @@ from atoll_synchronizer import store as _store
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.intake import QUEUE_POLL_S, FactIntake
+from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import ShardStore
 from schedules.schedule import play
