@@ -84,9 +84,15 @@ def _heads_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     put = MemoryBus.put_record
 
     async def watched(
-        bus: MemoryBus, subject: str, data: bytes, *, expected: int | None, info: Info | None = None
+        bus: MemoryBus,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        reconnects: int | None = None,
     ) -> int:
-        revision = await put(bus, subject, data, expected=expected, info=info)
+        revision = await put(bus, subject, data, expected=expected, info=info, reconnects=reconnects)
         if ".gl.head." in subject:
             # A test may forge a head that every reader refuses; such a head belongs to no history.
             try:
