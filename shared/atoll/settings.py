@@ -131,10 +131,13 @@ class LogSettings(Section):
     Attributes:
         format: "json" (a line for each event), "console" (for people), or "auto": JSON unless the output is a terminal.
         level: the least serious level that is written.
+        dump_dir: where the last facts of its machines are written when something of ours fails, or on SIGUSR1 (`atoll replay`);
+            if it is not set, `atoll-facts` where the system keeps temporary files.
     """
 
     format: Literal["auto", "json", "console"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
+    dump_dir: Path | None = None
 
 
 def _protocol(value: object) -> ProtocolSettings:
