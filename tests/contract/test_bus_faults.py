@@ -149,6 +149,22 @@ async def test_a_lost_acknowledgement_and_a_rival_is_a_conflict(
         await bus.close()
 
 
+async def test_a_record_of_a_former_connection_is_not_sent(broker: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
+    """What it names was acknowledged before the connection was lost, and a power cut may have taken it."""
+    async with LinkProxy(broker.port) as link:
+        bus = await open_bus(link.url)
+        stored = bus.stats.reconnects
+        await link.cut()
+        link.heal()
+        await until(lambda: bus.stats.reconnects > stored)
+        subject = f"atoll.{run}.gl.head.0"
+
+        with pytest.raises(BrokerUnavailable, match="the connection was lost before"):
+            await bus.put_record(subject, b"x", expected=0, reconnects=stored)
+        assert await bus.get_record(subject) is None
+        assert await bus.put_record(subject, b"x", expected=0, reconnects=bus.stats.reconnects) > 0
+
+
 async def test_a_frozen_broker_is_waited_for(fragile: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
     """SIGSTOP for five seconds: the loop stays free, the watchdog acts, and every write happens exactly once."""
     bus, subjects = await open_bus(fragile.url), Subjects(run)

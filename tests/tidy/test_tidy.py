@@ -116,14 +116,6 @@ def is_hardened(text: str) -> list[str]:
     return complaints
 
 
-def broken_links(text: str, folder: Path) -> list[str]:
-    """Return the relative links of a Markdown text in `folder` that lead nowhere."""
-    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
-    targets = re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose)
-    relative = [target.split("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
-    return [target for target in relative if not (folder / target).exists()]
-
-
 def has_a_short_head(text: str) -> list[str]:
     """What a module is for fits a glance; the rest stands where it is needed, or in docs/."""
     body = ast.parse(text).body
@@ -286,24 +278,6 @@ def test_every_decision_is_in_the_index() -> None:
 
     assert [name for name in decisions if f"({name})" not in index] == []
     assert len({name[:4] for name in decisions}) == len(decisions)
-
-
-def test_relative_links_lead_somewhere() -> None:
-    """Every relative link in a Markdown file resolves."""
-    found = {
-        str(path.relative_to(ROOT)): broken_links(path.read_text(encoding="utf-8"), path.parent)
-        for path in project_files(".md")
-    }
-
-    assert {path: links for path, links in found.items() if links} == {}
-
-
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    """Anchors, addresses and code are no links to files; a missing file is reported."""
-    (tmp_path / "there.md").touch()
-    text = "[a](there.md#x) [b](https://example.org) [c](#here) `[d](code.md)` [e](gone.md)"
-
-    assert broken_links(text, tmp_path) == ["gone.md"]
 
 
 def compose() -> dict[str, Any]:

@@ -42,9 +42,17 @@ class ForgetfulBus(MemoryBus):
 
     loses = False
 
-    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+    async def put_record(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        reconnects: int | None = None,
+    ) -> int:
         """Write; say that nobody answered, if so told."""
-        revision = await super().put_record(subject, data, expected=expected, info=info)
+        revision = await super().put_record(subject, data, expected=expected, info=info, reconnects=reconnects)
         if self.loses:
             self.loses = False
             raise BrokerUnavailable("no answer")

@@ -45,9 +45,17 @@ class DeafBus(MemoryBus):
 
     heir: ShardStore | None = None
 
-    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+    async def put_record(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        reconnects: int | None = None,
+    ) -> int:
         """Write; once an heir is waiting, let it fence before the answer is looked for."""
-        revision = await super().put_record(subject, data, expected=expected, info=info)
+        revision = await super().put_record(subject, data, expected=expected, info=info, reconnects=reconnects)
         if self.heir is not None:
             heir, self.heir = self.heir, None
             await heir.open(2)

@@ -219,6 +219,9 @@ class SimulatedLearner:
             raise session.driver.failure
         bound_s = self._trade.settings.learner.drain_s
         deadline_s = self._clock.monotonic() + bound_s
+        # A lease that is granted after all others were given back would be nobody's.
+        if isinstance(supply.pending, asyncio.Task):
+            await asyncio.wait({supply.pending}, timeout=bound_s / RETURN_SHARE)
         supply.publish()
         try:
             async with asyncio.timeout(bound_s / RETURN_SHARE):

@@ -271,10 +271,18 @@ class LinkedBus(MemoryBus):
         await self._down(0)
         return count
 
-    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+    async def put_record(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        reconnects: int | None = None,
+    ) -> int:
         """Write by compare-and-set; see `Bus`."""
         await self._up(len(data))
-        revision = await super().put_record(subject, data, expected=expected, info=info)
+        revision = await super().put_record(subject, data, expected=expected, info=info, reconnects=reconnects)
         await self._down(0)
         return revision
 

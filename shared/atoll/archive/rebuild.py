@@ -264,14 +264,14 @@ async def _restore_piece(bus: Bus, subjects: Subjects, shelf: CheckpointStore, s
     subject = subjects.head(piece.head.fragment)
     if await bus.get_record(subject) is not None:
         return
-    head = piece.head
+    head, reconnects = piece.head, bus.stats.reconnects
     written = [await _restore_blob(bus, shelf, shard, head.keyframe, (piece.frame, StoredFrame))]
     for ref, found in ((head.state, piece.state), (head.fragment_ledger, piece.fragment_ledger)):
         if ref is not None and found is not None:
             written.append(await _restore_blob(bus, shelf, shard, ref, (found, Cut)))
     head = msgspec.structs.replace(head, deltas=(), superseded=())
     try:
-        await bus.put_record(subject, encode(head), expected=0, info=head_info(head))
+        await bus.put_record(subject, encode(head), expected=0, info=head_info(head), reconnects=reconnects)
     except RecordConflict:
         # Somebody rebuilding beside us was faster, and the run may have gone on: what its head does not name is litter.
         there = await bus.get_record(subject)

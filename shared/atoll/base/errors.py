@@ -27,12 +27,18 @@ AtollError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
+INTERRUPTED: Final = 130
+
 
 class AtollError(Exception):
     """Root of the tree.
 
-    A message says what was wrong, what was got, what is allowed and what to do. Command lines print it without a
-    traceback and leave with `exit_code`.
+    A message says what was wrong, what was got, what is allowed and what to do. There is one way to tell an error
+    (`parts`): `text_of` for a terminal, the parts as they are for a JSON log (`atoll.base.exits`), `on_one_line` for a
+    reason inside another log line. A command line prints no traceback and leaves with `exit_code`.
     """
 
     exit_code = 1
@@ -45,13 +51,32 @@ class AtollError(Exception):
         self.todo = todo
         super().__init__(self.explain())
 
+    def parts(self) -> dict[str, str]:
+        """Return the parts that are known, in order: what a JSON log holds of an error."""
+        parts = {"what": self.what, "got": self.got, "allowed": self.allowed, "todo": self.todo}
+        return {name: str(part) for name, part in parts.items() if part is not None}
+
     def explain(self) -> str:
-        """Return the message, one line per part that is known."""
-        lines = [self.what]
-        lines += [f"  got:     {self.got}"] if self.got is not None else []
-        lines += [f"  allowed: {self.allowed}"] if self.allowed is not None else []
-        lines += [f"  to do:   {self.todo}"] if self.todo is not None else []
-        return "\n".join(lines)
+        """Return the message for a terminal, one line per part that is known."""
+        return text_of(self.parts())
+
+
+def text_of(parts: Mapping[str, str]) -> str:
+    """Return the parts of an error as a terminal shows them."""
+    labels = {"got": "  got:     ", "allowed": "  allowed: ", "todo": "  to do:   "}
+    return "\n".join([parts.get("what", ""), *(label + parts[name] for name, label in labels.items() if name in parts)])
+
+
+def on_one_line(text: str) -> str:
+    """Return a message of several lines as one, for a log."""
+    return "; ".join(line.strip() for line in text.splitlines()) if "\n" in text else text
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return what a program leaves with: the code of our own errors, 130 after Ctrl-C, 1 for anything else."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return error.exit_code if isinstance(error, AtollError) else AtollError.exit_code
 
 
 class UserError(AtollError):

@@ -129,11 +129,22 @@ class Bus(Protocol):
     async def purge(self, subject_filter: str) -> int:
         """Delete every stored message that matches and return how many there were."""
 
-    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+    async def put_record(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        reconnects: int | None = None,
+    ) -> int:
         """Write the record if its revision is still `expected` (0: it must not exist; None: whatever it is).
 
         Returns the new revision. Raises `RecordConflict` if somebody else wrote first. A time-out is settled by reading
         back: if the stored value is ours, its revision is returned.
+
+        `reconnects` is what `stats` said when everything that the record names was stored. On a later connection the record
+        is not sent, and `BrokerUnavailable` is raised: a broker that lost power may have lost what it acknowledged before.
         """
 
     async def get_record(self, subject: str) -> Record | None:

@@ -19,8 +19,8 @@ from atoll.codec.kernels import Vector
 from atoll.run.delta_chain import digest_of_values, keyframe_of
 from atoll.run.heads import head_info
 from atoll.run.record import check_run
-from atoll.wire.blobs import Upload
-from atoll.wire.messages import Head, RunRecord, encode
+from atoll.wire.blobs import BlobRef, Upload
+from atoll.wire.messages import Head, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 
 
@@ -53,6 +53,7 @@ async def publish_origin(
         )
     identity = identity or this_process()
     for fragment in values:
+        reconnects = bus.stats.reconnects
         nonce, vector = identity.nonce(4), await asyncio.to_thread(values.__getitem__, fragment)
         keyframe = await bus.put_blob(subjects.global_stem(fragment, 0, nonce), Upload(keyframe_of(vector)))
         bus.stats.frame_bytes_up += keyframe.size_bytes
@@ -67,6 +68,19 @@ async def publish_origin(
             digest=await asyncio.to_thread(digest_of_values, vector),
         )
         try:
-            await bus.put_record(subjects.head(fragment), encode(head), expected=0, info=head_info(head))
+            await bus.put_record(
+                subjects.head(fragment), encode(head), expected=0, info=head_info(head), reconnects=reconnects
+            )
         except RecordConflict:
-            await bus.purge(f"{keyframe.stem}.*")
+            await _disown(bus, subjects, fragment, keyframe)
+
+
+async def _disown(bus: Bus, subjects: Subjects, fragment: int, keyframe: BlobRef) -> None:
+    """Remove a keyframe that another founder's head made superfluous, unless the head names it after all.
+
+    The answer to our write may have been lost, and a shard's fence stand on it by the time at which we ask again.
+    """
+    record = await bus.get_record(subjects.head(fragment))
+    head = None if record is None else decode(Head, record.data)
+    if head is not None and keyframe not in (head.keyframe, *head.superseded):
+        await bus.purge(f"{keyframe.stem}.*")

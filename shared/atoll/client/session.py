@@ -176,7 +176,7 @@ class Session:
             subjects = Subjects(self.run.run)
             farewell = encode(await self._beat())
             for shard in range(self.run.protocol.shards):
-                msg_id = f"bye-{self.member.learner}-{self.member.incarnation}-{shard}"
+                msg_id = f"bye-{self.member.nonce}-{shard}"
                 subject = subjects.farewell(shard, self.member.learner)
                 await self.bus.publish(subject, farewell, msg_id=msg_id, info={"incarnation": self.member.incarnation})
             await self.bus.tell(subjects.beat(self.member.learner), farewell)

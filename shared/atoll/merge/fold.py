@@ -52,11 +52,6 @@ SMALL = 128
 CLAIM_TOLERANCE = 1e-3
 
 
-def token_weight(tokens: int, steps: int) -> float:
-    """Return w = tokens^2 / steps: quantity times rate (Sec. 3.2)."""
-    return tokens * tokens / steps
-
-
 @dataclass(frozen=True, slots=True)
 class MergeResult:
     """A merged pseudo-gradient, flat float32, with the weights that counted and the number of contributions behind it."""

@@ -118,7 +118,9 @@ class Subjects:
         return f"{self.prefix}.st.b.{fragment}.{nonce}"
 
     def written_in(self, fragment: int, epoch: int) -> tuple[str, ...]:
-        """Return filters of all chunks of a fragment that an owner wrote in the tenure `epoch`."""
+        """Return filters of all chunks of a fragment that an owner wrote in the tenure `epoch`; 0 is that of founders."""
+        if epoch == 0:
+            return (f"{self.prefix}.gl.c.{fragment}.0.*.*",)
         return (
             f"{self.prefix}.gl.c.{fragment}.*.{epoch}.>",
             f"{self.prefix}.gl.d.{fragment}.*.{epoch}.>",

@@ -199,8 +199,17 @@ class MemoryBus:
         """Delete what matches and return how many; see `Bus`."""
         return (await self._stream(subject_filter)).purge(subject_filter)
 
-    async def put_record(self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None) -> int:
+    async def put_record(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        reconnects: int | None = None,
+    ) -> int:
         """Write by compare-and-set and return the new revision; see `Bus`."""
+        del reconnects  # there is one connection
         check_size(subject, data)
         stream = await self._stream(subject)
         note = None if info is None else info_text(info)

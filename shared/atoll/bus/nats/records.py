@@ -12,10 +12,17 @@ import base64
 import secrets
 from typing import Any
 
-from atoll.base.errors import RecordConflict
+from atoll.base.errors import BrokerUnavailable, RecordConflict
 from atoll.base.waiting import Unanswered
 from atoll.bus.interface import Record
-from atoll.bus.nats.jetstream_api import NO_MESSAGE, WRONG_SEQUENCE, ApiRefusal, JetStream, PublishAck, RetryOptions
+from atoll.bus.nats.jetstream_api import (
+    NO_MESSAGE,
+    WRONG_SEQUENCE,
+    ApiRefusal,
+    JetStream,
+    JetStreamPatience,
+    PublishAck,
+)
 from atoll.wire.limits import INFO_HEADER, Info, info_text
 
 _PAGE_MESSAGES = 500
@@ -41,17 +48,26 @@ def conflict(subject: str, expected: int | None, current: int) -> RecordConflict
 
 
 async def put(
-    jetstream: JetStream, stream: str, record: tuple[str, bytes], expected: int | None, info: Info | None
+    jetstream: JetStream,
+    stream: str,
+    record: tuple[str, bytes],
+    expected: int | None,
+    info: Info | None,
+    reconnects: int | None,
 ) -> int:
-    """Write `record` (subject, data) if its revision is `expected` and return the new revision."""
+    """Write `record` (subject, data) if its revision is `expected` and return the new revision; see `Bus`."""
     subject, data = record
     nonce = secrets.token_hex(12)
     headers = headers_of(nonce, info)
     if expected is not None:
         headers["Nats-Expected-Last-Subject-Sequence"] = str(expected)
-    patience = RetryOptions(jetstream.connection)
+    patience = JetStreamPatience(jetstream.connection)
     while True:
         try:
+            if reconnects is not None:
+                # Only what is connected knows how often it was: nothing comes between this and the sending.
+                await jetstream.connection.ready(jetstream.connection.options.try_s)
+                _check_connection(subject, reconnects, jetstream.connection.stats.reconnects)
             return await jetstream.store_once(subject, data, headers)
         except (Unanswered, ApiRefusal) as reason:
             refused = isinstance(reason, ApiRefusal)
@@ -64,6 +80,17 @@ async def put(
             if refused or (expected is not None and revision != expected):
                 raise conflict(subject, expected, revision) from reason
             await patience.after(subject, reason)
+
+
+def _check_connection(subject: str, stored: int, now: int) -> None:
+    """Refuse to send a record on a later connection than the one on which everything that it names was stored."""
+    if now != stored:
+        raise BrokerUnavailable(
+            f"the connection was lost before {subject} was written",
+            got=f"reconnect {now}",
+            allowed=f"reconnect {stored}, by which everything that the record names was stored",
+            todo="nothing: it is stored again, since the broker may have lost power",
+        )
 
 
 async def _read_back(jetstream: JetStream, stream: str, subject: str) -> tuple[int, str]:

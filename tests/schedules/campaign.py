@@ -1,0 +1,350 @@
+"""`python -m schedules`: play schedules from seeds until one fails, the time is up or enough are played.
+
+    --minutes M, --schedules N   how long, or how many (default: 200 schedules)
+    --first S                    the first seed; the others follow it
+    --resume FILE                go on where the campaign in FILE ended, with this commit, and write down how far this one came
+    --results                    write the figures to `build/results/dst.json`
+    --seed S [--only 3,7,12]     play this one schedule, or only some of its happenings, and print its whole log
+    --mutants [NAME]             plant each known bug, or one, and show what it takes to catch it
+
+Leaves with 0 when all held, 1 after broken safety, 4 when something that must happen did not, 2 for wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.results import Figure, write
+from schedules.faults import KINDS
+from schedules.minimise import minimised
+from schedules.mutants import MUTANTS, Caught, hunt
+from schedules.schedule import Outcome, play
+
+CHUNK = 10
+SHOWN_LINES = 30
+SAY_S = 10.0
+SCHEDULES = 200
+MUTANTS_MAX = 400
+EXIT = {"": 0, "safety": 1, "liveness": 4}
+COVERED = (
+    *KINDS,
+    "crashes of hosts",
+    "crashes of learners",
+    "crashes at an await",
+    "freezes",
+    "lost up",
+    "lost down",
+    "answers lost",
+    "messages doubled",
+    "requests sent again",
+    "requests given up",
+    "lost writes found",
+    "records of a former connection",
+    "compare-and-sets refused",
+    "acknowledged chunks lost",
+    "refused for want of room",
+    "redeliveries by silence",
+    "deliveries repeated",
+    "acks of removed readers",
+    "readers that found themselves removed",
+    "contributions of another founding",
+    "blobs of several pieces",
+    "uploads resumed",
+    "tenures",
+    "fences",
+    "commits",
+    "commits of several",
+    "merged late",
+    "keyframes",
+    "versions by delta alone",
+    "versions computed again",
+    "pushes",
+    "last pushes",
+    "contributions settled",
+    "residuals checked",
+    "changes of the data ledger",
+    "data units inherited",
+    "starts from a checkpoint",
+    "starts from a peer's state",
+    "starts afresh",
+    "ids taken over",
+    "stores lost",
+    "rebuilds",
+    "fragments rebuilt",
+    "lives",
+    "farewells",
+    "callbacks",
+)
+"""What is counted: schedules in which nothing goes wrong would hold everything as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a campaign did: how many schedules, in how long, in how much time of a core, what happened, and a failure."""
+
+    first: int
+    schedules: int
+    took_s: float
+    core_s: float
+    tally: Counter[str]
+    failure: Outcome | None
+
+
+def chunk(first: int, count: int) -> tuple[int, float, Counter[str], Outcome | None]:
+    """Play some schedules; return how many, the seconds of a core, what happened, and the failure that ended it."""
+    tally: Counter[str] = Counter()
+    gc.collect()
+    gc.freeze()  # a schedule collects its own garbage, and need not look at the interpreter's
+    began_s = time.process_time()
+    for number in range(count):
+        outcome = play(first + number)
+        tally.update(outcome.tally)
+        if outcome.violation:
+            return number + 1, time.process_time() - began_s, tally, outcome
+    return count, time.process_time() - began_s, tally, None
+
+
+def _chunks(first: int, schedules: int | None, until_s: float | None) -> Iterator[tuple[int, int]]:
+    """Yield seeds and counts until there are enough, or the time is up."""
+    given = 0
+    while (schedules is None or given < schedules) and (until_s is None or time.monotonic() < until_s):
+        count = CHUNK if schedules is None else min(CHUNK, schedules - given)
+        yield first + given, count
+        given += count
+
+
+def played(first: int, schedules: int | None, minutes: float | None, workers: int) -> Played:
+    """Play schedules on `workers` processes, and say now and then how far it has come."""
+    began_s = said_s = time.monotonic()
+    wanted = _chunks(first, schedules, None if minutes is None else began_s + 60.0 * minutes)
+    total, core_s, tally, failure = 0, 0.0, Counter[str](), None
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        under_way: set[Future[tuple[int, float, Counter[str], Outcome | None]]] = set()
+        while failure is None:
+            while len(under_way) < 2 * workers and (next_one := next(wanted, None)) is not None:
+                under_way.add(pool.submit(chunk, *next_one))
+            if not under_way:
+                break
+            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            for future in done:
+                count, used_s, happened, failed = future.result()
+                total, core_s = total + count, core_s + used_s
+                tally.update(happened)
+                failure = failure or failed
+            if time.monotonic() - said_s >= SAY_S:
+                said_s = time.monotonic()
+                say(progress(total, said_s - began_s, tally))
+        pool.shutdown(cancel_futures=True)
+    took_s = time.monotonic() - began_s
+    say(progress(total, took_s, tally))
+    return Played(first, total, took_s, core_s, tally, failure)
+
+
+def campaign(chosen: argparse.Namespace) -> int:
+    """Play schedules, print what was covered, and a failure if there is one; return the exit code."""
+    first = chosen.first
+    state = None if chosen.resume is None else resumed(chosen.resume, first)
+    if state is not None:
+        first = state["next"]
+    schedules = chosen.schedules or (None if chosen.minutes else SCHEDULES)
+    done = played(first, schedules, chosen.minutes, chosen.workers)
+    say(covered(done.tally))
+    if state is not None:
+        keep(chosen.resume, state, done)
+    if chosen.results:
+        write_results(done)
+    if done.failure is None:
+        say(f"schedules: all held in {done.schedules} (seeds {first} to {first + done.schedules - 1})")
+        return 0
+    say(told(done.failure))
+    return EXIT[done.failure.kind]
+
+
+# --- campaigns that go on -------------------------------------------------------------------------------------------------
+
+
+class MixedCommits(Exception):
+    """The campaign in a file is of other sources."""
+
+
+def resumed(path: Path, first: int) -> dict[str, Any]:
+    """Return the state of a campaign, a new one where there is none; raise `MixedCommits` for one of another commit."""
+    now = commit()
+    if not path.exists():
+        return {
+            "commit": now,
+            "first": first,
+            "next": first,
+            "schedules": 0,
+            "core_s": 0.0,
+            "tally": {},
+            "failures": [],
+        }
+    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if state["commit"] != now:
+        raise MixedCommits(f"{path} is of commit {state['commit']}, this is {now}: give another file, or remove it")
+    return state
+
+
+def keep(path: Path, state: dict[str, Any], done: Played) -> None:
+    """Write down how far a campaign has come; a schedule that failed is not played again."""
+    state["next"] = done.first + done.schedules if done.failure is None else max(done.failure.seed + 1, state["next"])
+    state["schedules"] += done.schedules
+    state["core_s"] += done.core_s
+    state["tally"] = dict(Counter(state["tally"]) + done.tally)
+    if done.failure is not None:
+        state["failures"].append({"seed": done.failure.seed, "what": done.failure.what})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+    failed = len(state["failures"])
+    say(f"{state['schedules']} schedules of this commit are played, {failed} failed; the next is {state['next']}")
+
+
+def figures_of(done: Played) -> list[Figure]:
+    """Return what a campaign did, as figures."""
+    failure = done.failure
+    last = done.first + done.schedules - 1
+    how = f"seeds {done.first} to {last}" if failure is None else f"seed {failure.seed}: {failure.what}"
+    per_core = done.schedules / max(done.core_s, 1e-9)
+    covered_by = [Figure(name, done.tally[name], "", "", None, "over all schedules") for name in COVERED]
+    return [
+        Figure("schedules played", done.schedules, "schedules", "no violation", failure is None, how),
+        Figure("violations", int(failure is not None), "", "0", failure is None, how),
+        Figure("schedules per second of one core", per_core, "per s", "", None, f"{done.core_s:.0f} s of cores"),
+        *covered_by,
+    ]
+
+
+def write_results(done: Played) -> int:
+    """Write the figures of a campaign where every benchmark does."""
+    return write("dst", done.first, figures_of(done))
+
+
+# --- what is said ---------------------------------------------------------------------------------------------------------
+
+
+def progress(total: int, took_s: float, tally: Counter[str]) -> str:
+    """Return one line of progress."""
+    rate = total / max(took_s, 1e-9)
+    return (
+        f"{total} schedules in {took_s:.0f} s: {rate:.1f} per s; "
+        f"{tally['callbacks']} callbacks, {tally['commits']} commits, {tally['tenures']} tenures"
+    )
+
+
+def covered(tally: Counter[str]) -> str:
+    """Return what happened in all schedules together, as a table."""
+    return "\n".join(f"  {name:<40} {tally[name]:>12}" for name in COVERED)
+
+
+def told(failure: Outcome) -> str:
+    """Return all that is needed to see a failure again: seed, commit, command, and the happenings that it needs."""
+
+    def breaks(only: frozenset[int]) -> bool:
+        return play(failure.seed, only=only).what == failure.what
+
+    needed = minimised(failure.happenings, breaks)
+    log = play(failure.seed, only=needed, log=True).log
+    numbers = ",".join(str(number) for number in sorted(needed)) or "none"
+    return "\n".join(
+        [
+            *(f"  | {line[:240]}" for line in log[-SHOWN_LINES:]),
+            f"{failure.kind} violated in seed {failure.seed}, commit {commit()}:",
+            failure.violation,
+            f"{len(needed)} of {len(failure.happenings)} happenings are needed:",
+            *(f"  {each.told()}" for each in failure.happenings if each.number in needed),
+            f"the whole schedule: make dst SEED={failure.seed}",
+            f"the small one:      PYTHONPATH=tests .venv/bin/python -m schedules --seed {failure.seed} --only {numbers}",
+        ]
+    )
+
+
+def commit() -> str:
+    """Return the commit that is simulated, marked when there are changes; 'unknown' outside a repository."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)  # noqa: S607
+        changes = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)  # noqa: S607
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
+
+
+def replay(seed: int, only: frozenset[int] | None) -> int:
+    """Play one schedule, print its log and how it ended; return the exit code."""
+    outcome = play(seed, only=only, log=True)
+    say("\n".join(outcome.log))
+    say(covered(outcome.tally))
+    for each in outcome.happenings:
+        say(f"  {each.told()}")
+    say(f"seed {seed}: {outcome.kind + ' violated: ' + outcome.violation if outcome.violation else 'all held'}")
+    return EXIT[outcome.kind]
+
+
+def mutants_table(first: int, schedules_max: int, name: str) -> int:
+    """Hunt every mutant, or one, print a line for each, and return 1 if one got away."""
+    say(f"{'mutant':<44} {'schedules':>9} {'seconds':>8}  what caught it")
+    found: list[Caught] = []
+    for mutant in MUTANTS if name == "all" else [name]:
+        found.append(hunt(mutant, first, schedules_max))
+        one = found[-1]
+        say(f"{mutant:<44} {one.schedules:>9} {one.took_s:>8.1f}  {one.kind}: {one.what or 'NOT CAUGHT'}")
+    return int(not all(one.what for one in found))
+
+
+def say(text: str) -> None:
+    """Print, also into a pipe, at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the command line says and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m schedules", description="Deterministic simulation of a run.")
+    parser.add_argument("--minutes", type=_positive, help="how long to play")
+    parser.add_argument("--schedules", type=_count, help=f"how many to play (default {SCHEDULES})")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--seed", type=int, help="play this one schedule and print its whole log")
+    parser.add_argument("--only", type=_numbers, help="with --seed: only these happenings, 'none' for none")
+    parser.add_argument("--resume", type=Path, help="go on with the campaign in this file")
+    parser.add_argument("--results", action="store_true", help="write the figures to build/results/dst.json")
+    parser.add_argument("--mutants", nargs="?", const="all", choices=["all", *MUTANTS], metavar="NAME")
+    parser.add_argument("--workers", type=_count, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    chosen = parser.parse_args(arguments)
+    if chosen.seed is not None:
+        return replay(chosen.seed, chosen.only)
+    if chosen.mutants is not None:
+        return mutants_table(chosen.first, chosen.schedules or MUTANTS_MAX, chosen.mutants)
+    try:
+        return campaign(chosen)
+    except MixedCommits as error:
+        say(str(error))
+        return 2
+
+
+def _positive(text: str) -> float:
+    if not 0.0 < float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return float(text)
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
+def _numbers(text: str) -> frozenset[int]:
+    return frozenset() if text == "none" else frozenset(int(number) for number in text.split(","))

@@ -1,0 +1,251 @@
+"""One life of a learner: production's session, boundary, driver, leases, lender and supply around a training of small sums.
+
+join ─► its own checkpoint, a peer's state or a fresh one ─► batch, step, boundary … ─► data back, drain, goodbye
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from atoll.base.errors import AtollError, BrokerUnavailable
+from atoll.base.identity import Identity
+from atoll.client.adoption import AdoptableFragment
+from atoll.client.join import believed
+from atoll.client.optimizer_state import packed_bytes_max
+from atoll.client.peer_recovery import borrow
+from atoll.client.session import JoinRequest, Session
+from atoll.client.step_hook import StepHook, planned
+from atoll.model.pytrees import gather
+from atoll.wire.messages import RunRecord
+from atoll_learner.data.batches import BatchReader
+from atoll_learner.feed import Supply
+from schedules import values
+from schedules.network import ScheduleBus
+from schedules.processes import Process
+
+if TYPE_CHECKING:
+    from schedules.world import World
+
+BLOCK_TOKENS = 9
+SEQUENCE = 4
+BATCH = 2
+RECOVER_S = 5.0
+DRAIN_S = 90.0
+CHECKPOINT_STEPS = 5
+LOOK_S = 0.2
+
+
+class Corpus:
+    """Blocks of tokens that say where they are from: (epoch, place, offset) as one number."""
+
+    def __init__(self, blocks: int) -> None:
+        """Have so many blocks in every epoch."""
+        self.blocks = blocks
+        self.block_tokens = BLOCK_TOKENS
+
+    def block_at(self, seed: int, epoch: int, place: int) -> int:
+        """Return the block at a place of an epoch, unlike any other's."""
+        del seed
+        return epoch * self.blocks + place
+
+    def block(self, number: int) -> Any:  # noqa: ANN401  (int32)
+        """Return its tokens."""
+        return np.arange(BLOCK_TOKENS, dtype=np.int32) + number * BLOCK_TOKENS
+
+
+class Learner:
+    """One process that is, or wants to be, the learner `name`."""
+
+    def __init__(self, world: World, process: Process, name: str, bus: ScheduleBus, identity: Identity) -> None:
+        """Prepare; `live` does the work."""
+        self.world = world
+        self.process = process
+        self.name = name
+        self.bus = bus
+        self.identity = identity
+        self.stop = asyncio.Event()
+        self.session: Session | None = None
+        self.joined = self.left = False
+        self.spoil = False
+        self._taken: list[AdoptableFragment] = []
+        self.dice = random.Random(f"{world.seed}/{process.name}")
+        self.numbers = np.random.default_rng(self.dice.getrandbits(32))
+
+    async def live(self) -> None:
+        """Join, train until told to leave, leave."""
+        params = self.world.params(self.dice)
+        session = self.session = Session(self._request(params), self._opened, self.process, self.identity)
+        boundary = StepHook(session, self.process)
+        try:
+            ready = await session.open()
+            self._check_frames(session, ready)
+            boundary.enter(params, ready)
+            await session.begin(dict(boundary.leaves))
+            self._watch(session)
+            self.world.joined(self)
+            state, cursor = await self._recovered(session, boundary)
+            supply = await self._supply(session, cursor)
+            boundary.begin()
+            await self._train(session, boundary, supply, state)
+            await self._leave(session, supply)
+        finally:
+            await session.shut()
+
+    async def _opened(self) -> ScheduleBus:
+        return self.bus
+
+    def _request(self, params: Mapping[str, Any]) -> JoinRequest:
+        world = self.world
+        layout, origin = planned(params, world.settings.fragments, ("e",))
+        record = RunRecord(
+            run=world.run,
+            founder=self.name,
+            nonce=self.identity.nonce(8),
+            founded_at_s=self.process.wall(),
+            layout=layout,
+            protocol=world.settings,
+            data="corpus",
+            seed=world.seed,
+        )
+        return JoinRequest(
+            learner=self.name, record=record, origin=origin, data_blocks=world.data_blocks, encode="host"
+        )
+
+    # --- what is checked ----------------------------------------------------------------------------------------------
+
+    def _watch(self, session: Session) -> None:
+        """Look at every frame on its way to the training loop."""
+        driver = session.driver
+        take_ready = driver.take_ready
+
+        def checked() -> list[AdoptableFragment]:
+            self._taken = take_ready()
+            self._check_frames(session, self._taken)
+            return self._taken
+
+        driver.take_ready = checked  # type: ignore[method-assign]
+
+    def _check_frames(self, session: Session, ready: list[AdoptableFragment]) -> None:
+        for item in ready:
+            frame = item.frame
+            known = self.world.safety.digests.get((session.run.nonce, frame.fragment, frame.version))
+            got = values.digest_of(frame.values)
+            self.world.check(known == got, "who holds a version holds its values", (frame.fragment, frame.version))
+
+    def _check_adopted(self, boundary: StepHook, taken: list[AdoptableFragment]) -> None:
+        """After an overwrite the learner's values are those of the version."""
+        if self.world.settings.adoption != "overwrite":
+            return
+        layout = self.world.layout
+        for item in taken:
+            got = gather(layout, boundary.leaves, item.frame.fragment)
+            same = np.array_equal(got, item.frame.values)
+            self.world.check(same, "who adopts a version trains on from it", item.frame.fragment)
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    async def _recovered(self, session: Session, boundary: StepHook) -> tuple[dict[str, Any], Mapping[Any, Any]]:
+        """Return the inner state to go on with, and the place in the data."""
+        kept = self.world.disks.get(self.name)
+        fresh = self._state(0)
+        if kept is not None:
+            self.world.tally["starts from a checkpoint"] += 1
+            return {name: array.copy() for name, array in kept[0].items()}, kept[1]
+        if boundary.run_tokens > 0 and not boundary.done:
+            loan = await borrow(session.bus, session.run, self.name, packed_bytes_max(fresh), RECOVER_S)
+            borrowed = believed(loan, fresh, 0.0)
+            if borrowed is not None:
+                self.world.tally["starts from a peer's state"] += 1
+                self.world.check_loan(borrowed)
+                return borrowed.state, {}
+        self.world.tally["starts afresh"] += 1
+        return fresh, {}
+
+    def _state(self, step: int) -> dict[str, Any]:
+        """Return the inner state after so many steps: every number of it says the step and the run."""
+        mark = np.float32(step)
+        return {"count": np.full((3,), mark), "mu": np.full((200,), mark), "nu": np.full((150,), mark)}
+
+    async def _supply(self, session: Session, cursor: Mapping[Any, Any]) -> Supply:
+        corpus: Any = Corpus(self.world.data_blocks)
+        reader = BatchReader(corpus, SEQUENCE, BATCH, session.run.seed)
+        supply = Supply(session.leases, asyncio.get_running_loop().create_task, reader, self.world.lease_blocks)
+        if cursor:
+            try:
+                for grant in await session.leases.resume(cursor):
+                    self.world.tally["data units inherited"] += 1
+                    supply._grant(grant)
+            except AtollError:
+                self.world.tally["data not resumed"] += 1
+        supply.want()
+        return supply
+
+    async def _train(self, session: Session, boundary: StepHook, supply: Supply, state: dict[str, Any]) -> None:
+        step_s = self.world.step_s_of(self.name)
+        params: dict[str, Any] = boundary.params
+        while not self._over(session, boundary):
+            batch = await self._batch(session, boundary, supply)
+            if batch is None:
+                break
+            self.world.read(self.name, batch)
+            await asyncio.sleep(step_s * (0.8 + 0.4 * self.dice.random()))
+            params = self._stepped(params)
+            self._taken = []
+            params = boundary.step(params, tokens=self.world.tokens_of(batch), loss=1.0)
+            self._check_adopted(boundary, self._taken)
+            donated, state = state, self._state(session.driver.machine.steps + 1)
+            for array in donated.values():
+                array[:] = -1.0  # a donated buffer belongs to the step that took it
+            session.lender.share(state, donated=True)
+            if session.driver.machine.steps % CHECKPOINT_STEPS == 0:
+                kept = {name: array.copy() for name, array in state.items()}
+                self.world.disks[self.name] = (kept, supply._reader.progress())
+
+    def _stepped(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters after a step: whole numbers are added, the same for nobody else."""
+        stepped = {
+            name: leaf + self.numbers.integers(-2, 3, leaf.shape).astype(np.float32) for name, leaf in params.items()
+        }
+        if self.spoil:
+            self.spoil = False
+            first = next(iter(stepped))
+            stepped[first].reshape(-1)[0] = np.inf
+        return stepped
+
+    def _over(self, session: Session, boundary: StepHook) -> bool:
+        return boundary.done or self.stop.is_set() or session.driver.failure is not None
+
+    async def _batch(self, session: Session, boundary: StepHook, supply: Supply) -> Any:  # noqa: ANN401  (int32)
+        while (batch := supply.poll()) is None:
+            if self._over(session, boundary):
+                return None
+            supply.want()
+            if isinstance(supply.pending, asyncio.Task):
+                await asyncio.wait({supply.pending}, timeout=LOOK_S)
+            await asyncio.sleep(0.01)
+        return batch
+
+    async def _leave(self, session: Session, supply: Supply) -> None:
+        if session.driver.failure is not None:
+            raise session.driver.failure
+        # A lease that is granted after all others were given back would be nobody's.
+        if isinstance(supply.pending, asyncio.Task):
+            await asyncio.wait({supply.pending}, timeout=DRAIN_S / 4.0)
+        supply.publish()
+        try:
+            async with asyncio.timeout(DRAIN_S / 4.0):
+                await session.leases.give_back()
+            self.world.disks.pop(self.name, None)
+        except (AtollError, TimeoutError):
+            self.world.tally["data not returned"] += 1
+        try:
+            await session.drain(DRAIN_S)
+        except TimeoutError as error:
+            raise BrokerUnavailable("the last pushes are not durable", got=self.name) from error
+        self.left = True
+        self.world.left(self)

@@ -1,0 +1,575 @@
+"""Mutants: named patches of production's machines and drivers, each of which a schedule must catch.
+
+A simulation that finds nothing proves nothing until it is shown what it would find. Some were real: those say so, and each
+stands for a fault that once was in the code (docs/lab/LOG.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from atoll.archive import rebuild as _rebuild
+from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, BrokerUnavailable, BusError, RecordConflict
+from atoll.bus.memory import bus as _bus
+from atoll.client import data_leases as _leases
+from atoll.client.peer_recovery import StateLender
+from atoll.client.pushing import Pusher
+from atoll.client.session import Session
+from atoll.merge.downlink import CARRY, DownlinkQuantiser
+from atoll.protocol.data import DataLedger, LeaseWatch
+from atoll.protocol.events import (
+    Acknowledge,
+    Action,
+    ArmTimer,
+    Commit,
+    ContributionReady,
+    Event,
+    Keep,
+    LearnerLeft,
+    QueueDrained,
+    TimerFired,
+)
+from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.round import FragmentRound, Offer
+from atoll.protocol.shard import FragmentSlot, Shard
+from atoll.protocol.tenure import LeaseSeen, Tenure
+from atoll.run import delta_chain as _chain
+from atoll.run.heads import head_info
+from atoll.wire.blobs import Download, Upload
+from atoll.wire.messages import Head, decode, encode
+from atoll_synchronizer import store as _store
+from atoll_synchronizer.aggregator import Aggregator
+from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
+from atoll_synchronizer.garbage_collector import GarbageCollector
+from atoll_synchronizer.intake import QUEUE_POLL_S, FactIntake
+from atoll_synchronizer.lease import LeaseKeeper
+from atoll_synchronizer.service import ShardService
+from atoll_synchronizer.store import ShardStore
+from schedules.schedule import play
+
+# Modules whose names are patched where they are used.
+data_leases: Any = _leases
+rebuild: Any = _rebuild
+delta_chain: Any = _chain
+store_module: Any = _store
+memory_bus: Any = _bus
+
+# What the patches build on, as production has it.
+HANDLE, FOLD_ALL, FOLD = Shard.handle, Shard._fold, FragmentRound.fold
+ENTER, SEEN, WRITE = FragmentLedger.enter_into, Tenure._seen, ShardStore._write
+COMMIT, HEAD, READ, READ_STATE = ShardStore.commit, ShardStore._head, ShardStore._read, ShardStore._read_state
+DO, DRAIN, STORED, FETCH = ShardService._do, Session.drain, CommitAttempt.stored, Aggregator.fetch
+LEASE_INIT: Any = LeaseKeeper.__init__
+SHARE, TAKE, GIVE_BACK = StateLender.share, data_leases.take, data_leases.give_back
+RENEW, ADVANCED = data_leases.renew, delta_chain._advanced
+
+
+# --- the machines -----------------------------------------------------------------------------------------------------------
+
+
+def forget_settled(self: SettledPushes, push: int) -> None:
+    """Nothing is remembered, so a redelivery is taken for new."""
+    del self, push
+
+
+def any_base(self: FragmentRound, offer: Offer) -> str:
+    """Too old and too new are folded as well."""
+    del self, offer
+    return ""
+
+
+def acknowledge_when_ready(self: Shard, event: Event) -> list[Action]:
+    """A contribution is acknowledged when it becomes ready, before its commit."""
+    actions = HANDLE(self, event)
+    early = [Acknowledge(key=event.key, fate="merged")] if isinstance(event, ContributionReady) else []
+    return [*early, *actions]
+
+
+def fold_twice(self: FragmentRound, offer: Offer, cause_id: str) -> Action:
+    """A folded contribution is listed twice."""
+    command = FOLD(self, offer, cause_id)
+    self.shares.append(self.shares[-1])
+    return command
+
+
+def open_too_early(self: Shard, slot: FragmentSlot, ready: list[Offer], at_s: float, cause_id: str) -> list[Action]:
+    """A final contribution opens its round before the others that waited with it are folded."""
+    return [action for offer in ready for action in FOLD_ALL(self, slot, [offer], at_s, cause_id)]
+
+
+def acknowledge_unkept(self: Shard, event: Event) -> list[Action]:
+    """Refusals are acknowledged before anything durable knows of them."""
+    actions = HANDLE(self, event)
+    return actions if isinstance(event, LearnerLeft) else [each for each in actions if not isinstance(each, Keep)]
+
+
+def dismiss_unkept(self: Shard, event: Event) -> list[Action]:
+    """Farewells are dismissed before anything durable knows of them."""
+    actions = HANDLE(self, event)
+    return [each for each in actions if not isinstance(each, Keep)] if isinstance(event, LearnerLeft) else actions
+
+
+def ledger_of_later(self: Shard, event: Event) -> list[Action]:
+    """A ledger is kept as it stands when all that a fact led to is decided, even commits that never happen. It was real."""
+    return [
+        replace(each, fragment_ledger=self.slots[each.fragment].fragment_ledger.frozen(self.ledger))
+        if isinstance(each, Keep)
+        else each
+        for each in HANDLE(self, event)
+    ]
+
+
+def reports_only(self: FragmentLedger, ledger: Ledger) -> None:
+    """An heir takes over what learners reported, and not what was settled."""
+    ENTER(FragmentLedger(reports=self.reports), ledger)
+
+
+def reports_forgotten(self: FragmentLedger, ledger: Ledger) -> bytes:
+    """The ledger does not carry what learners reported."""
+    del ledger
+    return msgspec.json.encode(FragmentLedger(self.settled))
+
+
+def early_timer_lost(self: Shard, event: Event) -> list[Action]:
+    """A due timer that fires a tick early is not armed again: the fragment rests for ever. It was real."""
+    actions = HANDLE(self, event)
+    if isinstance(event, TimerFired) and event.name.startswith("due/") and len(actions) == 1:
+        return [each for each in actions if not (isinstance(each, ArmTimer) and each.name == event.name)]
+    return actions
+
+
+def steal(self: Tenure, fact: LeaseSeen) -> list[Action]:
+    """A candidate takes any lease it sees, however fresh, and does not fence (see `no_fence`)."""
+    return SEEN(self, replace(fact, released=fact.released or not fact.ours))
+
+
+def never_expires(self: Tenure, fact: LeaseSeen) -> list[Action]:
+    """Only a lease that was released is taken; that of a dead owner is respected for ever."""
+    self.moved_s = fact.at_s
+    return SEEN(self, fact)
+
+
+# --- the shard's drivers ----------------------------------------------------------------------------------------------------
+
+
+async def no_fence(self: ShardStore, fragment: int) -> tuple[Head, int]:
+    """A new owner reads the head without writing its epoch into it."""
+    record = await self._bus.get_record(self._subjects.head(fragment))
+    if record is None:
+        raise BrokerUnavailable("no head")
+    return decode(Head, record.data), record.revision
+
+
+async def any_epoch(self: ShardStore, fragment: int) -> tuple[Head, int]:
+    """A fence does not look whether a later owner has fenced."""
+    while True:
+        record = await self._bus.get_record(self._subjects.head(fragment))
+        if record is None:
+            raise BrokerUnavailable("no head")
+        fenced = msgspec.structs.replace(decode(Head, record.data), epoch=self.epoch)
+        with contextlib.suppress(RecordConflict):
+            return fenced, await self._write(fenced, record.revision, head_info(fenced))
+
+
+async def load_before_fence(self: ShardStore, fragment: int) -> Any:  # noqa: ANN401  (a holding)
+    """A new owner reads the ledger first and fences then: a commit between the two is forgotten."""
+    for _ in range(4):
+        head, revision = await no_fence(self, fragment)
+        with contextlib.suppress(BlobGone, BlobCorrupt):
+            held = await READ(self, fragment, head, revision)
+            fenced, revision = await self._fence(fragment)
+            held.head, held.revision = fenced, revision
+            return held
+    raise BrokerUnavailable("no head")
+
+
+async def ledger_not_read(self: ShardStore, fragment: int, head: Head, revision: int) -> Any:  # noqa: ANN401
+    """An heir begins with an empty ledger: what comes again after the takeover is new to it."""
+    held = await READ(self, fragment, head, revision)
+    self.fragment_ledger.pop(fragment, None)
+    return held
+
+
+async def overwrite(self: ShardStore, head: Head, revision: int, info: Any, reconnects: int | None = None) -> int:  # noqa: ANN401
+    """Heads are written whatever their revision is."""
+    del revision, reconnects
+    return await self._bus.put_record(self._subjects.head(head.fragment), encode(head), expected=None, info=info)
+
+
+async def any_connection(self: ShardStore, head: Head, revision: int, info: Any, reconnects: int | None = None) -> int:  # noqa: ANN401
+    """A head is sent on whatever connection there is. It was real."""
+    del reconnects
+    return await WRITE(self, head, revision, info)
+
+
+async def head_first(self: CommitAttempt, bus: Any) -> StoredBlobs:  # noqa: ANN401  (a bus)
+    """The head becomes visible before the chunks it names are durable."""
+    del bus
+    refs = {}
+    for name, (stem, upload) in self.uploads.items():
+        for number in range(len(upload._source)):
+            upload.make(number)
+        refs[name] = upload.ref(stem)
+    self.measuring = self.measuring or asyncio.create_task(self._measure())
+    await self.measuring
+    return StoredBlobs(refs["state"], refs["books"], refs.get("keyframe"), refs.get("delta"))
+
+
+async def purge_first(self: ShardStore, command: Commit, pseudo_gradient: Any) -> Any:  # noqa: ANN401
+    """What a commit supersedes is deleted before the new head is visible."""
+    state = self.holdings[command.fragment].head.state
+    if state is not None:
+        await self.garbage_collector.remove(f"{state.stem}.*")
+    return await COMMIT(self, command, pseudo_gradient)
+
+
+async def purge_when_refused(self: ShardStore, fragment: int, *ours: Any) -> None:  # noqa: ANN401
+    """A commit that was refused deletes its chunks, although a fence may stand on them. It was real."""
+    del fragment
+    await self.garbage_collector.remove(*(f"{ref.stem}.*" for ref in ours))
+
+
+async def removing_fails(self: GarbageCollector, *subject_filters: str) -> None:
+    """Removing is part of the commit: when it fails, the commit is done again. It was real."""
+    for each in subject_filters:
+        await self._bus.purge(each)
+
+
+async def removed_reader_waits(self: FactIntake) -> None:
+    """An owner whose reader was removed goes on owning, without ever reading again. It was real."""
+    while True:
+        try:
+            delivery = await self._queue.next(QUEUE_POLL_S)  # type: ignore[union-attr]
+            if delivery is None:
+                proven = await self._queue.drained()  # type: ignore[union-attr]
+                self._tell(QueueDrained(at_s=self._now_s(), proven=proven))
+                continue
+            await self._on_delivery(delivery)
+        except (BusError, BrokerUnavailable):
+            await asyncio.sleep(QUEUE_POLL_S)
+
+
+def acknowledge_apart(self: ShardService, action: Action) -> None:
+    """Acknowledgements do not wait in the lane behind the commit and the ledger that they rest on."""
+    if isinstance(action, Acknowledge):
+        self.background.spawn(self.lanes._execute(action, self.clock.monotonic()))
+        return
+    DO(self, action)
+
+
+async def leave_early(self: Session, within_s: float) -> None:
+    """A learner says farewell without having pushed what it holds."""
+    machine = self.driver.machine
+    for interval in machine.intervals.values():
+        interval.from_tokens = machine.tokens
+    await DRAIN(self, within_s)
+
+
+class _Wall:
+    """A clock whose monotonic reading is the wall's."""
+
+    def __init__(self, clock: Any) -> None:  # noqa: ANN401
+        self.wall = self.monotonic = clock.wall
+
+
+def lease_on_wall(self: LeaseKeeper, *known: Any) -> None:  # noqa: ANN401
+    """How long a lease has stood still is measured by a clock that is set."""
+    *before, clock, identity = known
+    LEASE_INIT(self, *before, _Wall(clock), identity)
+
+
+async def removed_when_read(self: Aggregator, key: Any, manifest: Any) -> float:  # noqa: ANN401
+    """The chunks of a contribution are removed as soon as they are read, not when its fate is durable."""
+    norm = await FETCH(self, key, manifest)
+    with contextlib.suppress(AtollError):
+        await self._bus.purge(f"{manifest.blob.stem}.*")
+    return norm
+
+
+# --- versions: keyframes, deltas, retries, removal --------------------------------------------------------------------------
+
+
+def tokens_of_this_commit(self: ShardStore, command: Commit, held: Any, stored: Any, effort: Any) -> Head:  # noqa: ANN401
+    """A head counts the tokens of its own commit only."""
+    head = HEAD(self, command, held, stored, effort)
+    return msgspec.structs.replace(head, tokens_merged=sum(share.tokens for share in command.shares))
+
+
+def frames_not_kept(self: ShardStore, command: Commit, held: Any, stored: Any, effort: Any) -> Head:  # noqa: ANN401
+    """A head does not name the frames that learners may still be reading."""
+    return msgspec.structs.replace(HEAD(self, command, held, stored, effort), superseded=())
+
+
+def delta_left_out(self: ShardStore, command: Commit, held: Any, stored: Any, effort: Any) -> Head:  # noqa: ANN401
+    """A head with a keyframe of its own does not name its delta's predecessors, one without names only its own."""
+    head = HEAD(self, command, held, stored, effort)
+    return msgspec.structs.replace(head, deltas=head.deltas[-1:])
+
+
+async def keyframe_once(self: CommitAttempt, bus: Any) -> StoredBlobs:  # noqa: ANN401
+    """No keyframe is made where there is a delta."""
+    if "delta" in self.uploads:
+        self.uploads.pop("keyframe", None)
+    return await STORED(self, bus)
+
+
+async def carry_forgotten(self: ShardStore, ref: Any, elements: int) -> Any:  # noqa: ANN401
+    """An heir begins without what rounding took from the versions before."""
+    state = await READ_STATE(self, ref, elements)
+    return {name: np.zeros_like(array) if name == CARRY else array for name, array in state.items()}
+
+
+def nothing_settled(self: DownlinkQuantiser, values: Any, following: Any, delta: Any, carry: Any) -> None:  # noqa: ANN401
+    """The values that a shard goes on from are not those that learners put together."""
+    del self, values, following
+    delta.codes[:], delta.scales[:], carry[:] = 0, 0.0, 0
+
+
+async def chain_unchecked(bus: Any, run: Any, head: Head, held: Any, values: Any) -> bool:  # noqa: ANN401
+    """A reader that is two versions behind takes the newest delta alone, and does not compare what came out."""
+    if len(head.deltas) > 1 and held[0] < head.version - 1:
+        head = msgspec.structs.replace(head, deltas=head.deltas[-1:])
+    await ADVANCED(bus, run, head, held, values)
+    return True
+
+
+def state_bound(elements: int) -> int:
+    """The largest outer state is computed with a factor too little."""
+    return 2 * elements
+
+
+async def stored_once(self: CommitAttempt, bus: Any) -> StoredBlobs:  # noqa: ANN401
+    """What was acknowledged before the connection was lost counts as stored."""
+    self.measuring = self.measuring or asyncio.create_task(self._measure())
+    refs = await self._attempt(bus)
+    await self.measuring
+    self.reconnects = bus.stats.reconnects
+    return refs
+
+
+def ids_kept(self: Upload) -> None:
+    """What may be lost is sent again under ids that the broker knows."""
+    self._stored.clear()
+
+
+def counted_pieces(self: Upload) -> list[int]:
+    """An upload that goes on sends as many pieces as are missing, not those that are."""
+    return list(range(len(self._stored), len(self._source)))
+
+
+async def scrambled(source: Any, download: Download) -> bytes:  # noqa: ANN401
+    """Pieces of a blob are taken in the order in which they come."""
+    parts = []
+    async with contextlib.aclosing(source.pieces(download)) as pieces:
+        async for portion in pieces:
+            parts += [bytes(piece) for _, piece in portion]
+    return b"".join(parts)
+
+
+async def swept_unseen(self: ShardStore, fragment: int) -> None:
+    """What former epochs wrote is swept although the head may name it."""
+    for epoch in range(1, self.epoch):
+        await self.garbage_collector.remove(*self._subjects.written_in(fragment, epoch))
+
+
+def left_for_ever(self: GarbageCollector, fragment: int, *subject_filters: str) -> None:
+    """What a commit leaves is never removed."""
+    del self, fragment, subject_filters
+
+
+# --- learners: residuals, lending, data -------------------------------------------------------------------------------------
+
+
+def residual_dropped(self: Pusher, fragment: int, residue: Any) -> None:  # noqa: ANN401
+    """What rounding took from a push is not added to the next one."""
+    del self, fragment, residue
+
+
+def residual_replaced(self: Pusher, fragment: int, residue: Any) -> None:  # noqa: ANN401
+    """What rounding took is kept twice as large as it is."""
+    if residue is not None:
+        self._residues[fragment] = residue + residue
+
+
+def lent_by_reference(self: StateLender, state: Any, *, donated: bool) -> None:  # noqa: ANN401
+    """A state that the next step overwrites is lent without a copy."""
+    del donated
+    SHARE(self, state, donated=False)
+
+
+def granted_twice(ledger: DataLedger, learner: str, incarnation: int, blocks: int) -> Any:  # noqa: ANN401
+    """Positions that were granted count as untouched."""
+    after, grant = TAKE(ledger, learner, incarnation, blocks)
+    return msgspec.structs.replace(after, epoch=ledger.epoch, next_position=ledger.next_position), grant
+
+
+def returned_unread(ledger: DataLedger, learner: str, incarnation: int, progress: Any) -> DataLedger:  # noqa: ANN401
+    """A unit that is given back begins anew for the next one."""
+    after = GIVE_BACK(ledger, learner, incarnation, progress)
+    returned = tuple(msgspec.structs.replace(grant, read=0) for grant in after.returned)
+    found: DataLedger = msgspec.structs.replace(after, returned=returned)
+    return found
+
+
+def bury_the_living(self: LeaseWatch, ledger: DataLedger, now_s: float) -> set[Any]:
+    """Whoever else holds data is taken for dead."""
+    del self, now_s
+    return {grant.holder for grant in ledger.grants}
+
+
+def finished_not_struck(ledger: DataLedger, learner: str, incarnation: int, progress: Any) -> DataLedger:  # noqa: ANN401
+    """A unit that was read whole is counted and stays leased."""
+    after = RENEW(ledger, learner, incarnation, progress)
+    gone = tuple(grant for grant in ledger.grants if grant.key not in {each.key for each in after.grants})
+    found: DataLedger = msgspec.structs.replace(after, grants=(*after.grants, *gone))
+    return found
+
+
+def released_below(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+    """A rebuilt lease begins at epoch 0: no owner is above the heads."""
+    if named.get("host") == rebuild.REBUILDER and "epoch" in named:
+        named["epoch"] = 0
+    return LEASE(*arguments, **named)
+
+
+LEASE = rebuild.Lease
+
+Patch = tuple[Any, str, Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """Patches, and where they show: happenings per minute and settings that make it likely, what is drawn otherwise."""
+
+    patches: tuple[Patch, ...]
+    weather: Mapping[str, float] | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
+SMALL = {"chunk_bytes": 1024, "rows": 60}
+FREEZES = {"freeze": 30.0, "freeze at an await": 30.0, "join": 10.0}
+POWER = {"power cut": 40.0, "requests lost": 20.0, "join": 10.0}
+FULL = {"disk full": 30.0, "requests lost": 20.0}
+COMING = {"join": 30.0, "leave": 20.0, "messages late": 30.0}
+DELTAS = {"codec_down": "int4", "keyframe_versions": 5}
+CROWD = {"grace_gamma": 0.0, "learners": 3, "quorum": 1, "interval_steps": 2, "ending": "apart"}
+CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
+
+MUTANTS: dict[str, Mutant] = {
+    "no dedupe": Mutant(((SettledPushes, "note", forget_settled),)),
+    "any base": Mutant(((FragmentRound, "refusal", any_base),)),
+    "ack before commit": Mutant(((Shard, "handle", acknowledge_when_ready),)),
+    "counted twice": Mutant(((FragmentRound, "fold", fold_twice),)),
+    "opened too early": Mutant(
+        ((Shard, "_fold", open_too_early),), {"leave": 60.0, "join": 80.0, "messages slow": 30.0}, CROWD
+    ),
+    "refusal acked before kept": Mutant(((Shard, "handle", acknowledge_unkept),)),
+    "farewell dismissed before kept": Mutant(((Shard, "handle", dismiss_unkept),)),
+    "acks beside the lane": Mutant(((ShardService, "_do", acknowledge_apart),)),
+    "ledger of a later moment": Mutant(
+        ((Shard, "handle", ledger_of_later),), {**CRASHES, "chunk damaged": 30.0, "leave": 15.0, "messages late": 20.0}
+    ),
+    "lost fates": Mutant(((FragmentLedger, "enter_into", reports_only),), CRASHES),
+    "lost reports": Mutant(((FragmentLedger, "frozen", reports_forgotten),)),
+    "ledger not read at takeover": Mutant(((ShardStore, "_read", ledger_not_read),), CRASHES),
+    "ledger read before the fence": Mutant(
+        ((ShardStore, "_load", load_before_fence),), {**FREEZES, "clock ahead": 12.0, "messages late": 20.0}
+    ),
+    "no fence": Mutant(((ShardStore, "_fence", no_fence),)),
+    "revision not checked": Mutant(((ShardStore, "_write", overwrite),), FREEZES),
+    "lease stolen, no fence": Mutant(((Tenure, "_seen", steal), (ShardStore, "_fence", no_fence))),
+    "lease never expires": Mutant(((Tenure, "_seen", never_expires),), CRASHES),
+    "head before chunks": Mutant(((CommitAttempt, "stored", head_first),)),
+    "purge before head": Mutant(((ShardStore, "commit", purge_first),)),
+    "purge of a refused commit": Mutant(
+        ((ShardStore, "_disown", purge_when_refused),),
+        {"answers lost": 40.0, "cut down": 40.0, "freeze at an await": 20.0},
+    ),
+    "purge is part of the commit": Mutant(((GarbageCollector, "remove", removing_fails),), {"cut both ways": 40.0}),
+    "removed reader stays owner": Mutant(((FactIntake, "read_queue", removed_reader_waits),), FREEZES),
+    "early timer lost": Mutant(((Shard, "handle", early_timer_lost),), {"clock ahead": 6.0}),
+    "farewell before pushes": Mutant(((Session, "drain", leave_early),)),
+    "fence of any epoch": Mutant(((ShardStore, "_fence", any_epoch),), FREEZES),
+    "lease on wall time": Mutant(((LeaseKeeper, "__init__", lease_on_wall),), {"wall clock set": 40.0, "crash": 10.0}),
+    "contributions removed when read": Mutant(((Aggregator, "fetch", removed_when_read),)),
+    "tokens of one commit": Mutant(((ShardStore, "_head", tokens_of_this_commit),)),
+    "frames not kept for readers": Mutant(((ShardStore, "_head", frames_not_kept),)),
+    "deltas left out": Mutant(((ShardStore, "_head", delta_left_out),), None, DELTAS),
+    "no keyframe beside deltas": Mutant(
+        ((CommitAttempt, "stored", keyframe_once),), None, DELTAS | {"keyframe_versions": 2}
+    ),
+    "carry lost at takeover": Mutant(((ShardStore, "_read_state", carry_forgotten),), CRASHES, DELTAS),
+    "downlink not settled": Mutant(((DownlinkQuantiser, "settle", nothing_settled),), None, DELTAS),
+    "chain unchecked": Mutant(((delta_chain, "_advanced", chain_unchecked),), None, DELTAS),
+    "outer state bounded too low": Mutant(
+        ((store_module, "state_bytes_max", state_bound),), CRASHES, {"outer_momentum": 0.3}
+    ),
+    "stored before a reconnect": Mutant(((CommitAttempt, "stored", stored_once),), POWER, SMALL),
+    "head on a later connection": Mutant(((ShardStore, "_write", any_connection),), POWER),
+    "lost pieces under known ids": Mutant(((Upload, "forget", ids_kept),), POWER, SMALL),
+    "upload resumed by count": Mutant(((Upload, "missing", counted_pieces),), FULL, SMALL),
+    "pieces in any order": Mutant(((memory_bus, "whole", scrambled),), None, SMALL),
+    "former epochs swept unseen": Mutant(((ShardStore, "_sweep", swept_unseen),), CRASHES, DELTAS),
+    "leftovers never removed": Mutant(((GarbageCollector, "leave", left_for_ever),), {}),
+    "residual dropped": Mutant(
+        ((Pusher, "_keep", residual_dropped),), {}, {"codec_up": "int4", "error_feedback": True}
+    ),
+    "residual doubled": Mutant(
+        ((Pusher, "_keep", residual_replaced),), {}, {"codec_up": "int4", "error_feedback": True}
+    ),
+    "state lent by reference": Mutant(((StateLender, "share", lent_by_reference),), COMING),
+    "data granted twice": Mutant(((data_leases, "take", granted_twice),)),
+    "data returned unread": Mutant(((data_leases, "give_back", returned_unread),), COMING, {"learners": 3}),
+    "live data leases buried": Mutant(((LeaseWatch, "dead", bury_the_living),), {"join": 12.0}, {"learners": 3}),
+    "finished data stays leased": Mutant(((data_leases, "renew", finished_not_struck),)),
+    "rebuilt lease below the heads": Mutant(
+        ((rebuild, "Lease", released_below),),
+        {"store lost": 10.0, "crash": 10.0},
+        {"archive_every_s": 2, "storm_s": 20.0},
+    ),
+}
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Patch a mutant in for the length of a block."""
+    patches = MUTANTS[name].patches
+    originals = [(target, attribute, getattr(target, attribute)) for target, attribute, _ in patches]
+    try:
+        for target, attribute, patch in patches:
+            setattr(target, attribute, patch)
+        yield
+    finally:
+        for target, attribute, original in originals:
+            setattr(target, attribute, original)
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """How many schedules, and seconds, it took until a mutant was caught, and by what; `what` is empty when it never was."""
+
+    name: str
+    schedules: int
+    took_s: float
+    kind: str
+    what: str
+
+
+def hunt(name: str, first: int, schedules_max: int) -> Caught:
+    """Play schedules from seed `first` with a mutant planted, where it shows, until one fails."""
+    mutant, began_s = MUTANTS[name], time.process_time()
+    with planted(name):
+        for number in range(schedules_max):
+            outcome = play(first + number, weather=mutant.weather, fixed=mutant.fixed)
+            if outcome.violation:
+                return Caught(name, number + 1, time.process_time() - began_s, outcome.kind, outcome.what)
+    return Caught(name, schedules_max, time.process_time() - began_s, "", "")

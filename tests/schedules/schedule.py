@@ -1,0 +1,235 @@
+"""One schedule from one seed: settings and faults are drawn, the run is founded, stormed upon, healed and drained."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import random
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import structlog
+
+from atoll.base.errors import AtollError
+from atoll.client.pushing import Pusher
+from atoll.protocol.events import Event, Push, PushKey
+from atoll.protocol.invariants import ShardWatch, check_island, check_shard
+from atoll.protocol.island import Island
+from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.shard import Shard
+from atoll_simulator.loop import _group
+from schedules.drawing import Plan, plan_of, settings_of
+from schedules.faults import Happening, drawn
+from schedules.processes import ProcessLoop
+from schedules.tuning import tuned
+from schedules.world import NotLive, World
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a schedule ended: `violation` is empty when all held, `kind` is "safety" or "liveness"."""
+
+    seed: int
+    violation: str
+    kind: str
+    tally: Counter[str]
+    log: list[str]
+    happenings: list[Happening] = field(default_factory=list)
+
+    @property
+    def what(self) -> str:
+        """Return the first line of the violation: what was broken, without the circumstances."""
+        return self.violation.partition("\n")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a seed draws."""
+
+    settings: ProtocolSettings
+    plan: Plan
+    happenings: list[Happening]
+
+
+def draw(seed: int, weather: Mapping[str, float] | None = None, **fixed: Any) -> Drawn:  # noqa: ANN401
+    """Return what a seed draws; `weather` and `fixed` settings in place of what would be drawn."""
+    dice = random.Random(seed)
+    settings, plan = settings_of(dice), plan_of(dice)
+    for name, value in fixed.items():
+        holder = settings if hasattr(settings, name) else plan
+        if holder is settings:
+            settings = msgspec.structs.replace(settings, **{name: value}).check()
+        else:
+            plan = replace(plan, **{name: value})
+    return Drawn(settings, plan, drawn(dice, plan.storm_s, weather))
+
+
+def play(
+    seed: int,
+    *,
+    only: frozenset[int] | None = None,
+    log: bool = False,
+    weather: Mapping[str, float] | None = None,
+    fixed: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """Play the schedule of a seed, with all its happenings or `only` some, to its end or to what must not be."""
+    what = draw(seed, weather, **(fixed or {}))
+    happenings = [each for each in what.happenings if only is None or each.number in only]
+    kept: list[str] | None = [] if log else None
+    made: Any = ProcessLoop  # asyncio's class has methods that nothing here asks for
+    loop: ProcessLoop = made(random.Random(f"{seed}/threads"))
+    worlds: list[World] = []
+
+    async def main() -> None:
+        world = World(seed, what.settings, what.plan, happenings, kept)
+        worlds.append(world)
+        loop.set_exception_handler(lambda _, context: on_unheard(world, context))
+        world.note("world", what.settings)
+        world.note("world", what.plan)
+        nonces = random.Random(f"{seed}/nonce")
+        with tuned(what.plan.chunk_bytes, lambda size: nonces.randbytes(size).hex(), world.vault), watched(world):
+            await world.play()
+
+    violation = kind = ""
+    with telling(kept, worlds), tidied(worlds):
+        try:
+            loop.run_until_complete(main())
+        except NotLive as error:
+            violation, kind = error.explain(), "liveness"
+        except Exception as error:  # noqa: BLE001  (whatever a driver raises is a finding, with its seed)
+            violation, kind = f"{type(error).__name__}: {error}", "safety"
+        tally = worlds[0].tally if worlds else Counter[str]()
+        tally["callbacks"] += loop.callbacks
+        tally["virtual ms"] += int(1e3 * loop.now_s)
+        loop.close()
+    return Outcome(seed, violation, kind, tally, kept or [], happenings)
+
+
+@contextlib.contextmanager
+def tidied(worlds: list[World]) -> Iterator[None]:
+    """Collect garbage after a schedule and never in it: a dead coroutine that is collected runs its `finally`."""
+    hook, enabled = sys.unraisablehook, gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        sys.unraisablehook = lambda _: None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for world in worlds:
+                world.bury()
+            worlds.clear()
+            gc.collect()
+        sys.unraisablehook = hook
+        if enabled:
+            gc.enable()
+
+
+def on_unheard(world: World, context: dict[str, Any]) -> None:
+    """An exception that nobody awaits is a finding unless it is one of ours that says that the broker is away."""
+    error = context.get("exception")
+    world.note("loop", context.get("message"), repr(error))
+    if error is not None and not isinstance(error, AtollError):
+        world.fail(error)
+
+
+@contextlib.contextmanager
+def watched(world: World) -> Iterator[None]:
+    """Check every machine after every fact, and write down what it made of it."""
+    shard_handle, island_handle = Shard.handle, Island.handle
+
+    def name() -> str:
+        process = _group.get()
+        return getattr(process, "name", "nobody")
+
+    def on_shard(self: Shard, event: Event) -> list[Any]:
+        try:
+            actions = shard_handle(self, event)
+            watch = self.__dict__.setdefault("watch", ShardWatch())
+            world.note(name(), event, "->", actions)
+            watch.see(actions)
+            check_shard(self)
+        except Exception as error:
+            world.fail(error)
+            raise
+        return actions
+
+    def on_island(self: Island, event: Event) -> list[Any]:
+        try:
+            actions = island_handle(self, event)
+            world.note(name(), event, "->", actions)
+            check_island(self)
+        except Exception as error:
+            world.fail(error)
+            raise
+        return actions
+
+    Shard.handle, Island.handle = on_shard, on_island  # type: ignore[method-assign]
+    try:
+        with residuals_watched(world):
+            yield
+    finally:
+        Shard.handle, Island.handle = shard_handle, island_handle  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def residuals_watched(world: World) -> Iterator[None]:
+    """Check that nothing is lost to rounding: what a push sends and what is kept for the next make what it was to send."""
+    push, busy, begun = Pusher.push, Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+
+    async def watched_push(self: Pusher, action: Push, origin: Any, theta: Any, loss: Any) -> None:  # noqa: ANN401
+        place = (id(self), action.fragment)
+        alone = not busy[place]
+        busy[place] += 1
+        begun[place] += 1
+        turn = begun[place]
+        before, truth = self._residues.get(action.fragment), origin - theta(0, origin.size)
+        try:
+            await push(self, action, origin, theta, loss)
+        finally:
+            busy[place] -= 1
+        member = self._member
+        key = PushKey(member.learner, member.incarnation, action.fragment, action.push)
+        sent = world.safety.contributions.get(key, (None, None))[1]
+        if not alone or turn != begun[place] or sent is None or not world.settings.error_feedback:
+            return
+        kept = self._residues.get(action.fragment)
+        wanted = truth if before is None else truth + before
+        missed = np.abs(sent + (0.0 if kept is None else kept) - wanted).max()
+        world.tally["residuals checked"] += 1
+        world.check(bool(missed <= 1e-3), "what rounding takes is sent with the next push", (key, float(missed)))
+
+    Pusher.push = watched_push  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Pusher.push = push  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def telling(kept: list[str] | None, worlds: list[World]) -> Iterator[None]:
+    """Send production's log lines into the log of the schedule, or nowhere: they would cost more than the schedule."""
+    before = structlog.get_config()
+
+    def keep(_logger: object, method: str, event: Any) -> str:  # noqa: ANN401
+        if worlds:
+            process = _group.get()
+            said = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
+            worlds[0].note(getattr(process, "name", "nobody"), f"[{method}] {event['event']}", said)
+        raise structlog.DropEvent
+
+    level = logging.DEBUG if kept is not None else logging.CRITICAL
+    structlog.configure(
+        processors=[keep], wrapper_class=structlog.make_filtering_bound_logger(level), cache_logger_on_first_use=False
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -1,0 +1,187 @@
+"""What the numbers of a version must be, computed apart from production: float64, from the contributions that its head lists.
+
+Decoding a frame is production's (`atoll.codec`), all arithmetic is not: weights, freshness, means, radial averages, the
+correction, the outer step, its average, and the sum of what was rounded and what was kept for later.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from atoll.codec import KEYFRAME, FrameDecoder
+from atoll.codec.arrays import unpack_arrays
+from atoll.model.layout import FragmentSlice
+from atoll.protocol.invariants import require
+from atoll.protocol.settings import ProtocolSettings
+from atoll.wire.messages import Head, Included
+
+Numbers = npt.NDArray[np.float64]
+Vector = npt.NDArray[np.float32]
+State = dict[str, npt.NDArray[Any]]
+
+STATE_BYTES_MAX = 1 << 24
+CLOSE = 2e-5
+
+
+def decoded(pieces: list[bytes], elements: int, codec: str) -> Vector:
+    """Return the numbers of a frame."""
+    frame = FrameDecoder(elements, codec)
+    frame.take_all(list(enumerate(pieces)))
+    return frame.encoded().expanded()
+
+
+def digest_of(values: Vector) -> str:
+    """Return the digest that a head says."""
+    return str(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values).tobytes()))
+
+
+@dataclass(slots=True)
+class Version:
+    """A version of a fragment as the broker has it: values, and the state that belongs to them."""
+
+    number: int
+    values: Vector
+    state: State
+
+    @property
+    def unrounded(self) -> Numbers:
+        """Return what the values would be without rounding."""
+        exact = self.values.astype(np.float64)
+        return exact + self.state["carry"].astype(np.float64) if "carry" in self.state else exact
+
+
+def staleness_weight(settings: ProtocolSettings, age: int) -> float:
+    """Return how much of a late contribution is heard."""
+    gate = 0.5 * (1.0 + math.cos(math.pi * age / (settings.age_max + 1))) if settings.age_law == "gate" else 1.0
+    return float(settings.age_damping**age) * gate
+
+
+def corrected(settings: ProtocolSettings, part: Numbers, momentum: Numbers) -> Numbers | None:
+    """Return a slice bent towards the momentum; None where what is left of it is too little to say."""
+    length, reference = float(np.linalg.norm(part)), float(np.linalg.norm(momentum))
+    if settings.correction == "none" or length <= 1e-18 or reference <= 1e-18:
+        return part
+    cosine = float(part @ momentum) / (length * reference)
+    if abs(cosine - settings.heloco_cosine) < 1e-6 or abs(cosine) < 1e-9:
+        return None
+    if cosine >= settings.heloco_cosine:
+        return part
+    confidence = length / (length + settings.heloco_doubt * reference)
+    if cosine < 0.0:
+        beta = min(-settings.heloco_shrink * cosine * confidence, settings.heloco_shrink_max)
+        bent: Numbers = part - (beta * cosine * length / reference) * momentum
+        return bent if np.linalg.norm(bent) > 0.02 * length else None
+    turn = min(settings.heloco_rotate * (1.0 - cosine) * confidence, 1.0)
+    mixed: Numbers = (1.0 - turn) * part / length + turn * momentum / reference
+    return mixed * (length / float(np.linalg.norm(mixed)))
+
+
+def merged(
+    settings: ProtocolSettings,
+    slices: tuple[FragmentSlice, ...],
+    shares: list[tuple[Included, Vector]],
+    momentum: Numbers | None,
+) -> Numbers:
+    """Return the merged pseudo-gradient; NaN where rounding alone decides."""
+    fresh = [staleness_weight(settings, share.age) for share, _ in shares]
+    weights = np.array([each * share.tokens**2 / share.steps for each, (share, _) in zip(fresh, shares, strict=True)])
+    result = np.zeros(shares[0][1].size)
+    for piece in slices:
+        here = slice(piece.offset, piece.offset + piece.size)
+        parts: list[Numbers] = []
+        for _, vector in shares:
+            part = vector[here].astype(np.float64)
+            bent = part if momentum is None else corrected(settings, part, momentum[here])
+            parts.append(np.full(piece.size, np.nan) if bent is None else bent)
+        result[here] = max(fresh) * _averaged(settings, piece, parts, weights)
+    return result
+
+
+def _averaged(settings: ProtocolSettings, piece: FragmentSlice, parts: list[Numbers], weights: Numbers) -> Numbers:
+    total = float(weights.sum())
+    if total == 0.0:
+        return np.zeros(piece.size)
+    heard = [(part, weight) for part, weight in zip(parts, weights, strict=True) if weight > 0.0]
+    mean: Numbers = np.sum([weight * part for part, weight in heard], axis=0) / total
+    if settings.merge == "mean" or piece.direct or len(parts) == 1:
+        return mean
+    lengths = [float(np.linalg.norm(part)) for part, _ in heard]
+    radial = sum(weight * length for length, (_, weight) in zip(lengths, heard, strict=True)) / total
+    directions = [
+        weight * part / length for length, (part, weight) in zip(lengths, heard, strict=True) if length > 1e-18
+    ]
+    if not directions:
+        return np.zeros(piece.size)
+    direction: Numbers = np.sum(directions, axis=0) / total
+    norm = float(np.linalg.norm(direction))
+    if not norm > 1e-4:  # nothing but rounding is left, or NaN
+        return np.full(piece.size, np.nan)
+    scaled: Numbers = radial * direction / norm
+    return scaled
+
+
+def check_step(
+    settings: ProtocolSettings, slices: tuple[FragmentSlice, ...], before: Version, after: Version, shares: list[Any]
+) -> None:
+    """Check that a version is the outer step from the one before with what its head lists."""
+    momentum = before.state["momentum"].astype(np.float64) if "momentum" in before.state else None
+    push = merged(settings, slices, shares, momentum)
+    target = before.unrounded - settings.outer_lr * push
+    if momentum is not None:
+        following = settings.outer_momentum * momentum + push
+        target = target - settings.outer_lr * settings.outer_momentum * following
+        restart = settings.outer_restart_versions and after.number % settings.outer_restart_versions == 0
+        kept = after.state["momentum"].astype(np.float64)
+        _close("the momentum of a version is that of its step", kept, 0.0 * following if restart else following, 1.0)
+    slack = (
+        1.0
+        if "carry" not in after.state
+        else 1.0 + 200.0 * float(np.abs(after.state["carry"].astype(np.float64)).max())
+    )
+    _close("the values of a version are those of its step", after.unrounded, target, slack)
+    _check_average(settings, before, after)
+
+
+def _check_average(settings: ProtocolSettings, before: Version, after: Version) -> None:
+    if not settings.average_versions:
+        return
+    gain = 1.0 / settings.average_versions
+    weight = (1.0 - gain) * float(before.state["average_weight"]) + gain
+    former, values = before.state["average"].astype(np.float64), after.values.astype(np.float64)
+    wanted = former + (gain / weight) * (values - former)
+    _close("the average of a version follows its values", after.state["average"].astype(np.float64), wanted, 1.0)
+
+
+def _close(what: str, got: Numbers, wanted: Numbers, slack: float) -> None:
+    known = ~np.isnan(wanted)
+    scale = CLOSE * slack * (1.0 + (np.abs(wanted[known]).max() if known.any() else 0.0))
+    worst = float(np.abs(got - wanted)[known].max()) if known.any() else 0.0
+    require(worst <= scale, what, (worst, scale))
+
+
+def state_of(data: bytes) -> State:
+    """Return the arrays of an outer state."""
+    return unpack_arrays(data, STATE_BYTES_MAX)
+
+
+def initial_state(settings: ProtocolSettings, values: Vector) -> State:
+    """Return the state of version 0."""
+    state: State = {}
+    if settings.outer_momentum:
+        state["momentum"] = np.zeros(values.size, dtype=np.float32)
+    if settings.codec_down != KEYFRAME:
+        state["carry"] = np.zeros(values.size, dtype=np.float32)
+    if settings.average_versions:
+        state["average"], state["average_weight"] = values, np.zeros(())
+    return state
+
+
+def is_keyframe(head: Head) -> bool:
+    """Return whether a head's version is stored whole."""
+    return head.key_version == head.version
