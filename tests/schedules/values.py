@@ -21,7 +21,7 @@ from atoll.protocol.invariants import require
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import Head, Included
 
-# Of Table 3 of arXiv 2606.00271.
+# HeLoCo's constants, from its paper (arXiv 2606.00271) and not from the code that is checked here.
 COSINE, SHRINK, SHRINK_MAX, ROTATE, DOUBT = 0.2, 0.5, 0.5, 1.0, 3.0
 
 Numbers = npt.NDArray[np.float64]
