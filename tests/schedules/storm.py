@@ -32,7 +32,7 @@ RECONNECT_S = 1.0
 DRIFT = 0.1
 
 
-class Storm:
+class ScheduleStorm:
     """The faults of one world, from `begin` to `heal`."""
 
     def __init__(self, world: World, happenings: list[Happening]) -> None:

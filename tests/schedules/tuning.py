@@ -51,7 +51,7 @@ def tuned(chunk_bytes: int, nonce: Callable[[int], str], store: Any) -> Iterator
         (blobs, "secrets", Chance),
         (rebuild, "secrets", Chance),
         (checkpoint_store, "time", store),
-        (archivist, "open_vault", lambda _: store),
+        (archivist, "open_archive", lambda _: store),
         (archivist, "_in_thread", store.in_thread),
     ]
     changed += [(module, "matches", _matches) for module in _production() if getattr(module, "matches", 0) is matches]
