@@ -498,7 +498,7 @@ MUTANTS: dict[str, Mutant] = {
     "early timer lost": Mutant(((Shard, "handle", early_timer_lost),), {"clock ahead": 6.0}),
     "farewell before pushes": Mutant(((Session, "drain", leave_early),)),
     "fence of any epoch": Mutant(((ShardStore, "_fence", any_epoch),), FREEZES),
-    "lease on wall time": Mutant(((LeaseKeeper, "__init__", lease_on_wall),), {"wall clock set": 40.0, "crash": 10.0}),
+    "lease on wall time": Mutant(((LeaseKeeper, "__init__", lease_on_wall),), {"wall clock set": 60.0}),
     "contributions removed when read": Mutant(((Aggregator, "fetch", removed_when_read),)),
     "tokens of one commit": Mutant(((ShardStore, "_head", tokens_of_this_commit),)),
     "frames not kept for readers": Mutant(((ShardStore, "_head", frames_not_kept),)),
@@ -525,7 +525,9 @@ MUTANTS: dict[str, Mutant] = {
     "residual doubled": Mutant(
         ((Pusher, "_keep", residual_replaced),), {}, {"codec_up": "int4", "error_feedback": True}
     ),
-    "state lent by reference": Mutant(((StateLender, "share", lent_by_reference),), COMING),
+    "state lent by reference": Mutant(
+        ((StateLender, "share", lent_by_reference),), COMING, {"learners": 3, "slow_threads": 1.0}
+    ),
     "data granted twice": Mutant(((data_leases, "take", granted_twice),)),
     "data returned unread": Mutant(((data_leases, "give_back", returned_unread),), COMING, {"learners": 3}),
     "live data leases buried": Mutant(((LeaseWatch, "dead", bury_the_living),), {"join": 12.0}, {"learners": 3}),
