@@ -1,1 +1,1 @@
-"""Deterministic simulation of production's drivers: a seed decides a run with all its faults (docs/explanation/schedules.md)."""
+"""Deterministic simulation of production's drivers: a seed decides a run and all its faults (docs/explanation/schedules.md)."""
