@@ -269,8 +269,8 @@ def replays(seeds: Sequence[int]) -> list[Figure]:
 
 def notices(seeds: Sequence[int]) -> list[Figure]:
     """Return how well all rows can be met when a failure is noticed late, and how when failures prolong a stall."""
-    late = {(RIGID,): ("restart_s", "notice_s"), (ELASTIC,): FITS[ELASTIC,]}
-    anew = {(RIGID,): FITS[RIGID,], (ELASTIC,): FITS[ELASTIC,]}
+    late: Mapping[tuple[str, ...], tuple[str, ...]] = {(RIGID,): ("restart_s", "notice_s"), (ELASTIC,): FITS[ELASTIC,]}
+    anew: Mapping[tuple[str, ...], tuple[str, ...]] = {(RIGID,): FITS[RIGID,], (ELASTIC,): FITS[ELASTIC,]}
     figures = []
     for words, start, fits in (
         ("noticed late", changed(FleetParameters(), notice_s=4.0, restart_s=84.0), late),

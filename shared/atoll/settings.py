@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from atoll.base.errors import SettingsError
 from atoll.bus.options import BusOptions
@@ -132,10 +131,13 @@ class LogSettings(Section):
     Attributes:
         format: "json" (a line for each event), "console" (for people), or "auto": JSON unless the output is a terminal.
         level: the least serious level that is written.
+        dump_dir: where the last facts of its machines are written when something of ours fails, or on SIGUSR1 (`atoll replay`);
+            if it is not set, `atoll-facts` where the system keeps temporary files.
     """
 
     format: Literal["auto", "json", "console"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
+    dump_dir: Path | None = None
 
 
 def _protocol(value: object) -> ProtocolSettings:
@@ -148,7 +150,7 @@ def _protocol(value: object) -> ProtocolSettings:
         raise ValueError(str(error)) from error
 
 
-class Settings(BaseSettings):
+class Settings(Section):
     """Everything that a process of Atoll can be told.
 
     Attributes:
@@ -167,10 +169,6 @@ class Settings(BaseSettings):
         sim: the scenario of `atoll sim train`.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid", arbitrary_types_allowed=True
-    )
-
     run: str = "local"
     seed: int = Field(default=0, ge=0, le=1 << 62)
     health_file: Path | None = None
@@ -184,19 +182,6 @@ class Settings(BaseSettings):
     archive: ArchiveSettings = ArchiveSettings()
     log: LogSettings = LogSettings()
     sim: dict[str, Any] = Field(default_factory=dict)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take nothing but what `load` merged: one reader of the environment, one order of precedence."""
-        del settings_cls, env_settings, dotenv_settings, file_secret_settings
-        return (init_settings,)
 
 
 def bus_options(settings: Settings) -> BusOptions:

@@ -15,7 +15,7 @@ PAGES = sorted([*(ROOT / "docs" / "tutorial").glob("*.md"), *(ROOT / "docs" / "h
 def marked(path: Path) -> object:
     """Return a page as a parameter: long ones are for the longer tier, and all take turns with other processes."""
     text = path.read_text(encoding="utf-8")
-    marks = [pytest.mark.xdist_group("processes"), *([pytest.mark.slow] if SLOW in text else [])]
+    marks = [pytest.mark.xdist_group("processes"), *([pytest.mark.second_tier] if SLOW in text else [])]
     return pytest.param(path, marks=marks, id=f"{path.parent.name}/{path.stem}")
 
 

@@ -142,7 +142,7 @@ def test_docstrings_become_markdown() -> None:
     assert markdown(text) == "One.\n\n**Attributes**\n\n- `a`: first and more.\n- `b_s`: second."
 
 
-@pytest.mark.slow
+@pytest.mark.second_tier
 def test_the_site_is_built_and_loads_nothing() -> None:
     """Zensical finds no broken link or heading, and no page asks another machine for a script, style, font or picture."""
     built = subprocess.run(

@@ -1,1 +1,1 @@
-"""Deterministic simulation of production's drivers: a seed decides a run and all its faults (docs/explanation/schedules.md)."""
+"""Simulated schedules of faults: the production drivers in virtual time, checked against safety properties."""

@@ -38,9 +38,10 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
+from atoll.protocol.fragment_slot import FragmentSlot
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import FragmentRound, Offer
-from atoll.protocol.shard import FragmentSlot, Shard
+from atoll.protocol.shard import Shard
 from atoll.protocol.tenure import LeaseSeen, Tenure
 from atoll.run import delta_chain as _chain
 from atoll.run.heads import head_info
@@ -50,8 +51,9 @@ from atoll_synchronizer import store as _store
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
 from atoll_synchronizer.garbage_collector import GarbageCollector
+from atoll_synchronizer.intake import QUEUE_POLL_S, FactIntake
 from atoll_synchronizer.lease import LeaseKeeper
-from atoll_synchronizer.service import QUEUE_POLL_S, ShardService
+from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import ShardStore
 from schedules.schedule import play
 
@@ -227,14 +229,14 @@ async def purge_first(self: ShardStore, command: Commit, pseudo_gradient: Any) -
     """What a commit supersedes is deleted before the new head is visible."""
     state = self.holdings[command.fragment].head.state
     if state is not None:
-        await self.garbage.remove(f"{state.stem}.*")
+        await self.garbage_collector.remove(f"{state.stem}.*")
     return await COMMIT(self, command, pseudo_gradient)
 
 
 async def purge_when_refused(self: ShardStore, fragment: int, *ours: Any) -> None:  # noqa: ANN401
     """A commit that was refused deletes its chunks, although a fence may stand on them. It was real."""
     del fragment
-    await self.garbage.remove(*(f"{ref.stem}.*" for ref in ours))
+    await self.garbage_collector.remove(*(f"{ref.stem}.*" for ref in ours))
 
 
 async def removing_fails(self: GarbageCollector, *subject_filters: str) -> None:
@@ -243,14 +245,14 @@ async def removing_fails(self: GarbageCollector, *subject_filters: str) -> None:
         await self._bus.purge(each)
 
 
-async def removed_reader_waits(self: ShardService, consumer: Any) -> None:  # noqa: ANN401
+async def removed_reader_waits(self: FactIntake) -> None:
     """An owner whose reader was removed goes on owning, without ever reading again. It was real."""
     while True:
         try:
-            delivery = await consumer.next(QUEUE_POLL_S)
+            delivery = await self._queue.next(QUEUE_POLL_S)  # type: ignore[union-attr]
             if delivery is None:
-                proven = await consumer.drained()
-                self._on_fact(QueueDrained(at_s=self.clock.monotonic(), proven=proven))
+                proven = await self._queue.drained()  # type: ignore[union-attr]
+                self._tell(QueueDrained(at_s=self._now_s(), proven=proven))
                 continue
             await self._on_delivery(delivery)
         except (BusError, BrokerUnavailable):
@@ -260,7 +262,7 @@ async def removed_reader_waits(self: ShardService, consumer: Any) -> None:  # no
 def acknowledge_apart(self: ShardService, action: Action) -> None:
     """Acknowledgements do not wait in the lane behind the commit and the ledger that they rest on."""
     if isinstance(action, Acknowledge):
-        self.background.spawn(self._execute(action))
+        self.background.spawn(self.lanes._execute(action, self.clock.monotonic()))
         return
     DO(self, action)
 
@@ -377,7 +379,7 @@ async def scrambled(source: Any, download: Download) -> bytes:  # noqa: ANN401
 async def swept_unseen(self: ShardStore, fragment: int) -> None:
     """What former epochs wrote is swept although the head may name it."""
     for epoch in range(1, self.epoch):
-        await self.garbage.remove(*self._subjects.written_in(fragment, epoch))
+        await self.garbage_collector.remove(*self._subjects.written_in(fragment, epoch))
 
 
 def left_for_ever(self: GarbageCollector, fragment: int, *subject_filters: str) -> None:
@@ -494,7 +496,7 @@ MUTANTS: dict[str, Mutant] = {
         ((ShardStore, "_disown", purge_when_refused),), LATE_ANSWERS, {"storm_s": 20.0, "hosts": 2}
     ),
     "purge is part of the commit": Mutant(((GarbageCollector, "remove", removing_fails),), {"cut both ways": 40.0}),
-    "removed reader stays owner": Mutant(((ShardService, "_read_queue", removed_reader_waits),), FREEZES),
+    "removed reader stays owner": Mutant(((FactIntake, "read_queue", removed_reader_waits),), FREEZES),
     "early timer lost": Mutant(((Shard, "handle", early_timer_lost),), {"clock ahead": 6.0}),
     "farewell before pushes": Mutant(((Session, "drain", leave_early),)),
     "fence of any epoch": Mutant(((ShardStore, "_fence", any_epoch),), FREEZES),

@@ -92,7 +92,7 @@ async def test_an_owner_keeps_what_its_head_names_and_no_more(desk: StoreDesk) -
 
         assert before <= await desk.chunks() <= desk.named(store) | before
         before = {stem for stem in desk.named(store) if ".st.b." not in stem}
-    await store.garbage.sweep()
+    await store.garbage_collector.sweep()
     assert await desk.chunks() == desk.named(store)
 
 
@@ -115,7 +115,7 @@ async def test_what_a_dead_owner_left_is_swept_by_its_heir(desk: StoreDesk) -> N
         assert len(await desk.chunks() - desk.named(heir)) >= 4
         await heir.commit(one_commit(version), STEP)
 
-    await heir.garbage.sweep()
+    await heir.garbage_collector.sweep()
     assert await desk.chunks() == desk.named(heir)
     third = await desk.owner(3)
     assert third.holdings[0].head.version == 5
@@ -213,7 +213,7 @@ async def test_a_commit_that_failed_goes_on_where_it_was(desk: StoreDesk, monkey
     assert steps == {1: 1}
     assert len(bus.stored) == len(set(bus.stored)) == 3
     assert store.holdings[0].values.tobytes() == smooth.holdings[0].values.tobytes()
-    await store.garbage.sweep()
+    await store.garbage_collector.sweep()
     assert await desk.chunks() == desk.named(store)
 
 

@@ -80,12 +80,12 @@ def _middle(values: Iterable[float]) -> float | None:
 
 @dataclass(slots=True)
 class _Heard:
-    """The newest life of a learner: when it was heard, whether it trains, its step times."""
+    """The newest life of a learner: when it was heard, whether it trains, the step time that it told last."""
 
     incarnation: int
     at_s: float
     training: bool = False
-    steps_s: list[float] = field(default_factory=list)
+    step_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -184,13 +184,9 @@ class RoundModel:
         if beat.incarnation == heard.incarnation:
             heard.at_s, heard.training = beat.at_s, beat.training
             if beat.training and beat.step_s > 0.0:
-                heard.steps_s.append(beat.step_s)
+                heard.step_s = beat.step_s
 
     # --- what follows from them -----------------------------------------------------------------------------------------
-
-    def step_s_of(self, heard: _Heard) -> float | None:
-        """Return the average step time of a learner."""
-        return _average(heard.steps_s, self._settings.average_decay)
 
     def live(self, at_s: float, *, isolated: bool = False) -> set[str]:
         """Return the learners that train and are not silent; those in quarantine only if asked for."""
@@ -198,14 +194,14 @@ class RoundModel:
             name
             for name, heard in self._learners.items()
             if heard.training
-            and at_s - heard.at_s <= max(self._settings.silence_s, SILENT_STEPS * (self.step_s_of(heard) or 0.0))
+            and at_s - heard.at_s <= max(self._settings.silence_s, SILENT_STEPS * (heard.step_s or 0.0))
             and (isolated or not 0 < self._settings.offences_max <= self._offences[name, heard.incarnation])
         }
 
     def step_s(self, at_s: float) -> float | None:
         """Return the median step time of the live learners."""
         names = self.live(at_s) or self.live(at_s, isolated=True)
-        times_s = (self.step_s_of(self._learners[name]) for name in names)
+        times_s = (self._learners[name].step_s for name in names)
         return _middle(step_s for step_s in times_s if step_s is not None)
 
     def window_s(self, at_s: float) -> float:
@@ -449,27 +445,34 @@ class IslandModel:
             return []
         if isinstance(fact, DrainOrdered):
             return self._drained()
-        own, fragment = self._own[fact.fragment], fact.fragment  # type: ignore[attr-defined]  # all others name one
+        return self._told_of(fact.fragment, self._own[fact.fragment], fact)  # type: ignore[attr-defined]
+
+    def _told_of(self, fragment: int, own: _Own, fact: Event) -> list[object]:
+        """Take a fact of one fragment."""
+        wanted: list[object] = []
         if isinstance(fact, CallHeard):
-            return self._called(fragment, own, fact.version)
-        if isinstance(fact, HeadHeard):
-            return self._learned(fragment, own, fact.version)
-        if isinstance(fact, FragmentFetched):
-            own.fetching, own.known = False, max(own.known, fact.version)
-            if self._draining:
-                return []
-            own.ready = fact.version
-            return self._fetch(fragment, own) if own.known > fact.version else []
-        if isinstance(fact, FetchFailed):
+            wanted = self._called(fragment, own, fact.version)
+        elif isinstance(fact, HeadHeard):
+            wanted = self._learned(fragment, own, fact.version)
+        elif isinstance(fact, Adopted):
+            wanted = self._adopted(fragment, own, fact.version)
+        elif isinstance(fact, PushSettled):
+            wanted = self._settled(fragment, own, fact)
+        elif isinstance(fact, PushRefused):
+            wanted = self._fetch(fragment, own) if own.sent == fact.push else []
+        elif isinstance(fact, FragmentFetched | FetchFailed):
             own.fetching = False
+            wanted = self._fetched(fragment, own, fact.version) if isinstance(fact, FragmentFetched) else []
+        else:
+            raise TypeError(f"the model does not know {fact}")
+        return wanted
+
+    def _fetched(self, fragment: int, own: _Own, version: int) -> list[object]:
+        own.known = max(own.known, version)
+        if self._draining:
             return []
-        if isinstance(fact, Adopted):
-            return self._adopted(fragment, own, fact.version)
-        if isinstance(fact, PushSettled):
-            return self._settled(fragment, own, fact)
-        if isinstance(fact, PushRefused):
-            return self._fetch(fragment, own) if own.sent == fact.push else []
-        raise AssertionError(f"the model does not know {fact}")
+        own.ready = version
+        return self._fetch(fragment, own) if own.known > version else []
 
     def _called(self, fragment: int, own: _Own, version: int) -> list[object]:
         if own.anchor > version or self._draining:

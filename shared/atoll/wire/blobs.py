@@ -104,6 +104,7 @@ class Upload:
     def __init__(self, source: Pieces) -> None:
         """Begin with nothing stored."""
         self._source = source
+        self.in_memory = isinstance(source, Cut)
         self.nonce = secrets.token_hex(6)
         self._made: dict[int, tuple[int, bytes]] = {}
         self._stored: set[int] = set()
@@ -130,7 +131,7 @@ class Upload:
 
         What must be computed is computed in worker threads, `MADE_AHEAD` pieces ahead of the reader.
         """
-        if isinstance(self._source, Cut):
+        if self.in_memory:
             for number in self.missing():
                 yield number, self.make(number)
             return

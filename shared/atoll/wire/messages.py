@@ -98,7 +98,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     Its values are `keyframe`, those of `key_version`, and the `deltas` after it (`atoll.run.delta_chain`), and have
     this `digest`. `state` is the outer-optimizer state that belongs to them, `superseded` are frames that the head
-    before this one named (kept until the next commit, for readers that are in the middle of them). `books` says which
+    before this one named (kept until the next commit, for readers that are in the middle of them). `cause_id` is what made
+    its round end (`atoll.protocol.reasons`). `fragment_ledger` says which
     contributions of the fragment have a fate; an owner may write the same version again with newer books, and a new
     owner does with its own epoch.
     """
@@ -117,6 +118,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     included: tuple[Included, ...] = ()
     tokens_merged: int = 0
     superseded: tuple[BlobRef, ...] = ()
+    cause_id: Name = ""
     schema: int = SCHEMA
 
 

@@ -1,4 +1,4 @@
-"""How fresh a late pseudo-gradient is."""
+"""How much a contribution counts: token weights, and the staleness weight of a late one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 
 from atoll.base.errors import SettingsError
 from atoll.protocol.events import PushKey
-from atoll.protocol.round import FragmentRound, Offer, damping
+from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.weights import staleness_weight, token_weight
 
 
 @pytest.mark.parametrize("age_max", [0, 1, 2, 8])
@@ -19,10 +20,17 @@ def test_the_gate_falls_from_one_to_nothing_where_contributions_are_refused(age_
     ages = np.arange(age_max + 2)
     wanted = 0.5 * (1.0 + np.cos(np.pi * ages / (age_max + 1)))
 
-    assert [damping(power, int(age)) for age in ages] == [factor ** int(age) for age in ages]
-    np.testing.assert_allclose([damping(gate, int(age)) for age in ages], wanted * factor**ages, atol=1e-12)
-    assert damping(gate, 0) == 1.0
-    assert damping(gate, age_max + 1) < 1e-12
+    assert [staleness_weight(power, int(age)) for age in ages] == [factor ** int(age) for age in ages]
+    np.testing.assert_allclose([staleness_weight(gate, int(age)) for age in ages], wanted * factor**ages, atol=1e-12)
+    assert staleness_weight(gate, 0) == 1.0
+    assert staleness_weight(gate, age_max + 1) < 1e-12
+
+
+def test_weights_are_quantity_times_rate() -> None:
+    """Twice the tokens in the same steps weigh four times as much; the same tokens in half the steps, twice."""
+    assert token_weight(1000, 10) == 100_000.0
+    assert token_weight(2000, 10) == 4 * token_weight(1000, 10)
+    assert token_weight(1000, 5) == 2 * token_weight(1000, 10)
 
 
 def test_a_fold_says_how_fresh_it_is() -> None:
@@ -38,11 +46,6 @@ def test_a_fold_says_how_fresh_it_is() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"heloco_cosine": -0.1},
-        {"heloco_shrink_max": 1.5},
-        {"heloco_doubt": float("nan")},
-        {"heloco_rotate": -1.0},
-        {"heloco_shrink": -1.0},
         {"average_versions": -1},
         {"outer_restart_versions": -1},
     ],
