@@ -518,7 +518,9 @@ MUTANTS: dict[str, Mutant] = {
     "head on a later connection": Mutant(((ShardStore, "_write", any_connection),), POWER),
     "lost pieces under known ids": Mutant(((Upload, "forget", ids_kept),), POWER, SMALL),
     "upload resumed by count": Mutant(((Upload, "missing", counted_pieces),), FULL, SMALL),
-    "pieces in any order": Mutant(((memory_bus, "whole", scrambled),), None, SMALL),
+    "pieces in any order": Mutant(
+        ((memory_bus, "whole", scrambled),), CRASHES, SMALL | {"chunk_bytes": 600, "learners": 3}
+    ),
     "former epochs swept unseen": Mutant(((ShardStore, "_sweep", swept_unseen),), CRASHES, DELTAS),
     "leftovers never removed": Mutant(((GarbageCollector, "leave", left_for_ever),), {}),
     "residual dropped": Mutant(
