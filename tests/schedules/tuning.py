@@ -25,7 +25,7 @@ TUNED: Final[dict[str, float]] = {
     "TOLD_EVERY_S": 9.0,
     "LEAVE_S": 10.0,
     "HOLD_S": 2.0,
-    "PAGE_PIECES": 2,
+    "PAGE_PIECES": 1,
     "LAST_MARK_S": 8.0,
 }
 """Constants by name, wherever production has them, and what they are in a schedule."""
