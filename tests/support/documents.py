@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 420.0
+DEADLINE_S = 900.0
 OWN = ("runs", "build", ".git", ".pytest_cache", ".hypothesis")
 MARK = "DOCUMENT_OF_A_TEST"
 SHELLS = ("bash", "console")
