@@ -35,7 +35,7 @@ hypothesis_settings.register_profile("ci", hypothesis_settings.get_profile("atol
 hypothesis_settings.register_profile(
     "mutants",
     hypothesis_settings.get_profile("ci"),
-    max_examples=25,
+    max_examples=8,
     phases=[Phase.explicit, Phase.generate],
     database=None,
 )

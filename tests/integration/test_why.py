@@ -22,7 +22,7 @@ from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.cli.main import build
 from atoll.cli.why import lines
-from atoll.client.join import join
+from atoll.client.join import JoinOptions, join
 from atoll.protocol.reasons import commit_id, head_id, push_id
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.round_history import RoundHistory
@@ -43,7 +43,9 @@ def trained(run: str, opener: Opener, home: LoopThread) -> None:
     def train(learner: str) -> None:
         try:
             params = {"w": jnp.zeros((8, 2)), "v": jnp.zeros((5,))}
-            with join(opener, run=run, learner=learner, params=params, protocol=SETTINGS, home=home) as island:
+            with join(
+                opener, run=run, learner=learner, params=params, protocol=SETTINGS, options=JoinOptions(home=home)
+            ) as island:
                 params = island.params
                 while not island.done:
                     params = jax.tree.map(lambda leaf: leaf + 0.1 * (1.0 - leaf), params)

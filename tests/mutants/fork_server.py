@@ -150,23 +150,25 @@ class ForkServer:
     def _begin(self, session: pytest.Session, mutant: Mutant) -> Trial | None:
         """Fork for a mutant; None where no test enters its function."""
         file = str(Path(mutant.file).resolve())
-        if mutant.scope is None:
-            numbers = sorted(range(len(session.items)), key=self._took_s.__getitem__)
-        else:
-            numbers = self._tests_of.get((file, mutant.scope[1]), [])
-        if not numbers:
+        entering = self._tests_of.get((file, mutant.scope[1]), []) if mutant.scope else self._tests_of_file(file)
+        if not entering:
             self._tell(mutant, Verdict("unreached", "", 0.0))
             return None
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(reader)
-            self._try(session, mutant, [session.items[number] for number in numbers], writer)
+            self._try(mutant, [session.items[number] for number in entering], writer)
         os.close(writer)
-        limit_s = PATIENCE_S + PATIENCE_FACTOR * sum(self._took_s[number] for number in numbers)
+        limit_s = PATIENCE_S + PATIENCE_FACTOR * sum(self._took_s[number] for number in entering)
         return Trial(mutant, pid, reader, time.monotonic(), limit_s)
 
-    def _try(self, session: pytest.Session, mutant: Mutant, items: list[pytest.Item], writer: int) -> None:
+    def _tests_of_file(self, file: str) -> list[int]:
+        """Return the tests that enter any function of a file, the quickest first; all where it has none that is entered."""
+        entering = {number for (where, _), tests in self._tests_of.items() if where == file for number in tests}
+        return sorted(entering or range(len(self._took_s)), key=self._took_s.__getitem__)
+
+    def _try(self, mutant: Mutant, items: list[pytest.Item], writer: int) -> None:
         """Play the tests against a mutant in this fork, and end it."""
         os.setsid()
         _hush()

@@ -77,16 +77,21 @@ def main(names: list[str]) -> int:
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     missed = [result["name"] for result in results if not result["caught"]]
-    print(
-        f"{len(results) - len(missed)} of {len(results)} caught" + (f"; missed: {', '.join(missed)}" if missed else "")
-    )
+    tail = f"; missed: {', '.join(missed)}" if missed else ""
+    _say(f"{len(results) - len(missed)} of {len(results)} caught{tail}")
     return int(bool(missed))
 
 
 def _shown(result: dict[str, Any]) -> dict[str, Any]:
     caught = f"{result['took_s']:5.1f} s  {result['by']}" if result["caught"] else f"MISSED  {result['said']}"
-    print(f"{result['name']:36} {caught}", flush=True)
+    _say(f"{result['name']:36} {caught}")
     return result
+
+
+def _say(line: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Results:
             "took_s": round(verdict.took_s, 3),
         }
         if verdict.fate != "killed":
-            print(f"  {verdict.fate:9} {mutant.file}:{mutant.line} {mutant.before}  ->  {mutant.after}", flush=True)
+            _say(f"  {verdict.fate:9} {mutant.file}:{mutant.line} {mutant.before}  ->  {mutant.after}")
         if time.monotonic() - self._said_s > 10.0:
             self._said_s = time.monotonic()
             self.write({})
@@ -83,6 +83,12 @@ def score(results: Results, names: set[str]) -> dict[str, Any]:
     }
 
 
+def _say(line: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main() -> int:
     """Try mutants; return 1 where a package's score is below what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -101,7 +107,7 @@ def main() -> int:
         present |= {mutant.name for mutant in every}
         chosen = [m for m in every if asked.only in m.file][:: asked.sample]
         todo = [m for m in chosen if results.known.get(m.name, {}).get("fate") != "killed"]
-        print(f"{name}: {len(every)} mutants, {len(todo)} to try", flush=True)
+        _say(f"{name}: {len(every)} mutants, {len(todo)} to try")
         if todo:
             server = ForkServer(todo, asked.jobs, asked.minutes, lambda m, v, p=name: results.note(p, m, v))
             quiet = ["-p", "no:terminal", "-p", "no:randomly", "-p", "no:cacheprovider"]
@@ -113,7 +119,7 @@ def main() -> int:
     results.known = {name: verdict for name, verdict in results.known.items() if name in present}
     results.write(scores)
     for name, got in scores.items():
-        print(f"{name}: {got['killed']} of {got['tried']} killed ({100 * got['score']:.1f} %), {got['mutants']} in all")
+        _say(f"{name}: {got['killed']} of {got['tried']} killed ({100 * got['score']:.1f} %), {got['mutants']} in all")
     return int(any(got["score"] < asked.floor for got in scores.values()))
 
 

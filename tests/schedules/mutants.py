@@ -38,9 +38,10 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
+from atoll.protocol.fragment_slot import FragmentSlot
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import FragmentRound, Offer
-from atoll.protocol.shard import FragmentSlot, Shard
+from atoll.protocol.shard import Shard
 from atoll.protocol.tenure import LeaseSeen, Tenure
 from atoll.run import delta_chain as _chain
 from atoll.run.heads import head_info
@@ -50,8 +51,8 @@ from atoll_synchronizer import store as _store
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.intake import QUEUE_POLL_S, FactIntake
+from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import ShardStore
 from schedules.schedule import play
@@ -68,7 +69,8 @@ HANDLE, FOLD_ALL, FOLD = Shard.handle, Shard._fold, FragmentRound.fold
 ENTER, SEEN, WRITE = FragmentLedger.enter_into, Tenure._seen, ShardStore._write
 COMMIT, HEAD, READ, READ_STATE = ShardStore.commit, ShardStore._head, ShardStore._read, ShardStore._read_state
 DO, DRAIN, STORED, FETCH = ShardService._do, Session.drain, CommitAttempt.stored, Aggregator.fetch
-LEASE_INIT, SHARE, TAKE, GIVE_BACK = LeaseKeeper.__init__, StateLender.share, data_leases.take, data_leases.give_back
+LEASE_INIT: Any = LeaseKeeper.__init__
+SHARE, TAKE, GIVE_BACK = StateLender.share, data_leases.take, data_leases.give_back
 RENEW, ADVANCED = data_leases.renew, delta_chain._advanced
 
 
@@ -212,6 +214,7 @@ async def any_connection(self: ShardStore, head: Head, revision: int, info: Any,
 
 async def head_first(self: CommitAttempt, bus: Any) -> StoredBlobs:  # noqa: ANN401  (a bus)
     """The head becomes visible before the chunks it names are durable."""
+    del bus
     refs = {}
     for name, (stem, upload) in self.uploads.items():
         for number in range(len(upload._source)):
@@ -279,11 +282,10 @@ class _Wall:
         self.wall = self.monotonic = clock.wall
 
 
-def lease_on_wall(
-    self: LeaseKeeper, bus: Any, subjects: Any, shard: int, settings: Any, clock: Any, identity: Any = None
-) -> None:
+def lease_on_wall(self: LeaseKeeper, *known: Any) -> None:  # noqa: ANN401
     """How long a lease has stood still is measured by a clock that is set."""
-    LEASE_INIT(self, bus, subjects, shard, settings, _Wall(clock), identity)
+    *before, clock, identity = known
+    LEASE_INIT(self, *before, _Wall(clock), identity)
 
 
 async def removed_when_read(self: Aggregator, key: Any, manifest: Any) -> float:  # noqa: ANN401
@@ -415,7 +417,8 @@ def returned_unread(ledger: DataLedger, learner: str, incarnation: int, progress
     """A unit that is given back begins anew for the next one."""
     after = GIVE_BACK(ledger, learner, incarnation, progress)
     returned = tuple(msgspec.structs.replace(grant, read=0) for grant in after.returned)
-    return msgspec.structs.replace(after, returned=returned)
+    found: DataLedger = msgspec.structs.replace(after, returned=returned)
+    return found
 
 
 def bury_the_living(self: LeaseWatch, ledger: DataLedger, now_s: float) -> set[Any]:
@@ -428,7 +431,8 @@ def finished_not_struck(ledger: DataLedger, learner: str, incarnation: int, prog
     """A unit that was read whole is counted and stays leased."""
     after = RENEW(ledger, learner, incarnation, progress)
     gone = tuple(grant for grant in ledger.grants if grant.key not in {each.key for each in after.grants})
-    return msgspec.structs.replace(after, grants=(*after.grants, *gone))
+    found: DataLedger = msgspec.structs.replace(after, grants=(*after.grants, *gone))
+    return found
 
 
 def released_below(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -455,6 +459,8 @@ class Mutant:
 SMALL = {"chunk_bytes": 1024, "rows": 60}
 FREEZES = {"freeze": 30.0, "freeze at an await": 30.0, "join": 10.0}
 POWER = {"power cut": 40.0, "requests lost": 20.0, "join": 10.0}
+FULL = {"disk full": 30.0, "requests lost": 20.0}
+COMING = {"join": 30.0, "leave": 20.0, "messages late": 30.0}
 DELTAS = {"codec_down": "int4", "keyframe_versions": 5}
 CROWD = {"grace_gamma": 0.0, "learners": 3, "quorum": 1, "interval_steps": 2, "ending": "apart"}
 CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
@@ -511,9 +517,7 @@ MUTANTS: dict[str, Mutant] = {
     "stored before a reconnect": Mutant(((CommitAttempt, "stored", stored_once),), POWER, SMALL),
     "head on a later connection": Mutant(((ShardStore, "_write", any_connection),), POWER),
     "lost pieces under known ids": Mutant(((Upload, "forget", ids_kept),), POWER, SMALL),
-    "upload resumed by count": Mutant(
-        ((Upload, "missing", counted_pieces),), {"disk full": 30.0, "requests lost": 20.0}, SMALL
-    ),
+    "upload resumed by count": Mutant(((Upload, "missing", counted_pieces),), FULL, SMALL),
     "pieces in any order": Mutant(((memory_bus, "whole", scrambled),), None, SMALL),
     "former epochs swept unseen": Mutant(((ShardStore, "_sweep", swept_unseen),), CRASHES, DELTAS),
     "leftovers never removed": Mutant(((GarbageCollector, "leave", left_for_ever),), {}),
@@ -523,13 +527,9 @@ MUTANTS: dict[str, Mutant] = {
     "residual doubled": Mutant(
         ((Pusher, "_keep", residual_replaced),), {}, {"codec_up": "int4", "error_feedback": True}
     ),
-    "state lent by reference": Mutant(
-        ((StateLender, "share", lent_by_reference),), {"join": 30.0, "leave": 20.0, "messages late": 30.0}
-    ),
+    "state lent by reference": Mutant(((StateLender, "share", lent_by_reference),), COMING),
     "data granted twice": Mutant(((data_leases, "take", granted_twice),)),
-    "data returned unread": Mutant(
-        ((data_leases, "give_back", returned_unread),), {"leave": 20.0, "join": 20.0}, {"learners": 3}
-    ),
+    "data returned unread": Mutant(((data_leases, "give_back", returned_unread),), COMING, {"learners": 3}),
     "live data leases buried": Mutant(((LeaseWatch, "dead", bury_the_living),), {"join": 12.0}, {"learners": 3}),
     "finished data stays leased": Mutant(((data_leases, "renew", finished_not_struck),)),
     "rebuilt lease below the heads": Mutant(

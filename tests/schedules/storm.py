@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from atoll.archive.checkpoint_store import CheckpointStore
 from schedules.faults import Happening
 from schedules.network import DOWN, UP, Weather
 from schedules.processes import NEVER, Process
@@ -173,18 +174,15 @@ class Storm:
 
     def _lose_store(self, happening: Happening) -> None:
         """The broker's disk dies; its place is taken by an empty one, and whoever serves a shard restores the run."""
-        from atoll.archive.checkpoint_store import CheckpointStore
-        from schedules.world import RUN
-
         world = self.world
         if not world.plan.archive_every_s or world.rebuilds or world.vault.away:
             return
-        if not any(mark.complete for mark in CheckpointStore(world.vault, RUN).marks()):
+        if not any(mark.complete for mark in CheckpointStore(world.vault, world.run).marks()):
             return
         world.tally["stores lost"] += 1
         world.rebuilding = world.rebuilds = True
         world.broker.crash()
-        world.broker.lose_all(RUN)
+        world.broker.lose_all(world.run)
         world.safety.lost()
         for host in list(world.hosts):
             if world.dice.random() < 0.7:

@@ -46,11 +46,6 @@ def test_a_fold_says_how_fresh_it_is() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"heloco_cosine": -0.1},
-        {"heloco_shrink_max": 1.5},
-        {"heloco_doubt": float("nan")},
-        {"heloco_rotate": -1.0},
-        {"heloco_shrink": -1.0},
         {"average_versions": -1},
         {"outer_restart_versions": -1},
     ],

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from atoll.archive.checkpoint_store import CheckpointStore
-from atoll.archive.object_store import open_vault
+from atoll.archive.object_store import open_archive
 from atoll.archive.rebuild import rebuild
 from atoll.base import fact_dumps, scratch_arrays
 from atoll.base.clock import SystemClock
@@ -62,7 +62,7 @@ async def serve(settings: Settings) -> None:
     life = loop.create_task(live(settings.health_file))
     try:
         if settings.synchronizer.restore:
-            shelf = CheckpointStore(open_vault(settings.synchronizer.restore), settings.run)
+            shelf = CheckpointStore(open_archive(settings.synchronizer.restore), settings.run)
             await rebuild(bus, shelf, SystemClock(), first=shard or 0)
         record = await wait_for_run(bus, settings.run, stop)
         if record is None:

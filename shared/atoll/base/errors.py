@@ -1,33 +1,28 @@
 """Everything Atoll raises on purpose, as one tree.
 
-    AtollError
-    ├── UserError                exit code 2: something the person can change
-    │   ├── SettingsError        a setting is unknown, out of range or contradicts another
-    │   ├── DataError            a text, token shard or corpus cannot be used
-    │   ├── LayoutMismatch       this model is not the run's model
-    │   ├── IdentityTaken        a live learner already answers to this id
-    │   └── CheckpointError      a checkpoint is truncated, foreign or damaged
-    ├── EnvironmentFault         exit code 3: the machine or the network, not the person
-    │   ├── BrokerUnavailable    no broker answers, it is too old, or JetStream is off
-    │   ├── PortBusy             something else listens on the port
-    │   ├── StorageFull          a disk or a stream has no room left
-    │   ├── Quarantined          shards refuse what this learner sends: its results cannot be used
-    │   ├── ArchiveUnavailable   the archive cannot be reached, read or written
-    │   ├── RunReplaced          the broker holds no such run, or another founding of it than this process joined
-    │   └── RunLost              the broker answers, and its store has lost a part of the run
-    ├── BusError                 what one bus call can answer besides its result
-    │   ├── RecordConflict       compare-and-set lost: someone else wrote first
-    │   ├── BlobGone             the chunks were purged or never completed
-    │   ├── BlobCorrupt          the bytes do not match their digest
-    │   └── QueueFull            the work queue refuses more for this subject
-    ├── PeerMisbehaved           a message that no correct peer sends
-    │   └── FrameRejected        a tensor frame is malformed, oversized or not finite
-    └── ProtocolMisuse           our own bug: an event the machine cannot accept
-
-There is one way to tell an error (`parts`): `text_of` for a terminal, the parts as they are for a JSON log
-(`atoll.base.exits`), `on_one_line` for a reason inside another log line; and one rule of exit codes (`exit_code_of`).
-A message says what was wrong, what was got, what is allowed and what to do.
-Command lines print it without a traceback and leave with `exit_code`.
+AtollError
+├── UserError                exit code 2: something the person can change
+│   ├── SettingsError        a setting is unknown, out of range or contradicts another
+│   ├── DataError            a text, token shard or corpus cannot be used
+│   ├── LayoutMismatch       this model is not the run's model
+│   ├── IdentityTaken        a live learner already answers to this id
+│   └── CheckpointError      a checkpoint is truncated, foreign or damaged
+├── EnvironmentFault         exit code 3: the machine or the network, not the person
+│   ├── BrokerUnavailable    no broker answers, it is too old, or JetStream is off
+│   ├── PortBusy             something else listens on the port
+│   ├── StorageFull          a disk or a stream has no room left
+│   ├── Quarantined          shards refuse what this learner sends: its results cannot be used
+│   ├── ArchiveUnavailable   the archive cannot be reached, read or written
+│   ├── RunReplaced          the broker holds no such run, or another founding of it than this process joined
+│   └── RunLost              the broker answers, and its store has lost a part of the run
+├── BusError                 what one bus call can answer besides its result
+│   ├── RecordConflict       compare-and-set lost: someone else wrote first
+│   ├── BlobGone             the chunks were purged or never completed
+│   ├── BlobCorrupt          the bytes do not match their digest
+│   └── QueueFull            the work queue refuses more for this subject
+├── PeerMisbehaved           a message that no correct peer sends
+│   └── FrameRejected        a tensor frame is malformed, oversized or not finite
+└── ProtocolMisuse           our own bug: an event the machine cannot accept
 """
 
 from __future__ import annotations
@@ -39,7 +34,12 @@ INTERRUPTED: Final = 130
 
 
 class AtollError(Exception):
-    """Root of the tree. `exit_code` is what a command line leaves with."""
+    """Root of the tree.
+
+    A message says what was wrong, what was got, what is allowed and what to do. There is one way to tell an error
+    (`parts`): `text_of` for a terminal, the parts as they are for a JSON log (`atoll.base.exits`), `on_one_line` for a
+    reason inside another log line. A command line prints no traceback and leaves with `exit_code`.
+    """
 
     exit_code = 1
 

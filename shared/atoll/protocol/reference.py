@@ -80,7 +80,7 @@ def _middle(values: Iterable[float]) -> float | None:
 
 @dataclass(slots=True)
 class _Heard:
-    """The newest life of a learner: when it was heard, whether it trains, the step time it reported last."""
+    """The newest life of a learner: when it was heard, whether it trains, the step time that it told last."""
 
     incarnation: int
     at_s: float
@@ -445,27 +445,34 @@ class IslandModel:
             return []
         if isinstance(fact, DrainOrdered):
             return self._drained()
-        own, fragment = self._own[fact.fragment], fact.fragment  # type: ignore[attr-defined]  # all others name one
+        return self._told_of(fact.fragment, self._own[fact.fragment], fact)  # type: ignore[attr-defined]
+
+    def _told_of(self, fragment: int, own: _Own, fact: Event) -> list[object]:
+        """Take a fact of one fragment."""
+        wanted: list[object] = []
         if isinstance(fact, CallHeard):
-            return self._called(fragment, own, fact.version)
-        if isinstance(fact, HeadHeard):
-            return self._learned(fragment, own, fact.version)
-        if isinstance(fact, FragmentFetched):
-            own.fetching, own.known = False, max(own.known, fact.version)
-            if self._draining:
-                return []
-            own.ready = fact.version
-            return self._fetch(fragment, own) if own.known > fact.version else []
-        if isinstance(fact, FetchFailed):
+            wanted = self._called(fragment, own, fact.version)
+        elif isinstance(fact, HeadHeard):
+            wanted = self._learned(fragment, own, fact.version)
+        elif isinstance(fact, Adopted):
+            wanted = self._adopted(fragment, own, fact.version)
+        elif isinstance(fact, PushSettled):
+            wanted = self._settled(fragment, own, fact)
+        elif isinstance(fact, PushRefused):
+            wanted = self._fetch(fragment, own) if own.sent == fact.push else []
+        elif isinstance(fact, FragmentFetched | FetchFailed):
             own.fetching = False
+            wanted = self._fetched(fragment, own, fact.version) if isinstance(fact, FragmentFetched) else []
+        else:
+            raise TypeError(f"the model does not know {fact}")
+        return wanted
+
+    def _fetched(self, fragment: int, own: _Own, version: int) -> list[object]:
+        own.known = max(own.known, version)
+        if self._draining:
             return []
-        if isinstance(fact, Adopted):
-            return self._adopted(fragment, own, fact.version)
-        if isinstance(fact, PushSettled):
-            return self._settled(fragment, own, fact)
-        if isinstance(fact, PushRefused):
-            return self._fetch(fragment, own) if own.sent == fact.push else []
-        raise AssertionError(f"the model does not know {fact}")
+        own.ready = version
+        return self._fetch(fragment, own) if own.known > version else []
 
     def _called(self, fragment: int, own: _Own, version: int) -> list[object]:
         if own.anchor > version or self._draining:
