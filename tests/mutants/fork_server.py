@@ -164,9 +164,11 @@ class ForkServer:
         return Trial(mutant, pid, reader, time.monotonic(), limit_s)
 
     def _tests_of_file(self, file: str) -> list[int]:
-        """Return the tests that enter any function of a file, the quickest first; all where it has none that is entered."""
+        """Return the tests that enter a function of a file, or none of any: those look at constants; the quickest first."""
         entering = {number for (where, _), tests in self._tests_of.items() if where == file for number in tests}
-        return sorted(entering or range(len(self._took_s)), key=self._took_s.__getitem__)
+        somewhere = {number for tests in self._tests_of.values() for number in tests}
+        chosen = entering | (set(range(len(self._took_s))) - somewhere)
+        return sorted(chosen if entering else range(len(self._took_s)), key=self._took_s.__getitem__)
 
     def _try(self, mutant: Mutant, items: list[pytest.Item], writer: int) -> None:
         """Play the tests against a mutant in this fork, and end it."""
@@ -250,8 +252,9 @@ def _made_anew(file: str, tree: ast.Module) -> str:
     }
     for name, value in changed.items():
         if dataclasses.is_dataclass(value):
-            new, known = value.__init__, old[name].__init__
+            new, known = vars(value)["__init__"], vars(old[name])["__init__"]
             known.__defaults__, known.__kwdefaults__ = new.__defaults__, new.__kwdefaults__
+            old[name].__dataclass_fields__.update(value.__dataclass_fields__)
             continue
         for other in list(sys.modules.values()):
             if getattr(other, "__dict__", {}).get(name, other) is old[name]:

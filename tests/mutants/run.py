@@ -14,6 +14,7 @@ import json
 import sys
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def main() -> int:
         todo = [m for m in chosen if results.known.get(m.name, {}).get("fate") != "killed"]
         _say(f"{name}: {len(every)} mutants, {len(todo)} to try")
         if todo:
-            server = ForkServer(todo, asked.jobs, asked.minutes, lambda m, v, p=name: results.note(p, m, v))
+            server = ForkServer(todo, asked.jobs, asked.minutes, partial(results.note, name))
             quiet = ["-p", "no:terminal", "-p", "no:randomly", "-p", "no:cacheprovider"]
             tests = [f"--deselect={slow}" for slow in package["slow"]] + [str(ROOT / test) for test in package["tests"]]
             status = pytest.main([*quiet, "--hypothesis-profile", "mutants", *tests], plugins=[server])

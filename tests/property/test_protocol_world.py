@@ -13,7 +13,7 @@ from support.protocol_world import ProtocolWorld
 NAMES = ("a", "b", "c")
 INDEX = st.integers(0, 7)
 PROFILE = settings(
-    max_examples=2 * settings.default.max_examples,
+    max_examples=2 * settings().max_examples,
     stateful_step_count=50,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

@@ -47,14 +47,13 @@ class Plain:
     def update(self, params: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
         """Take one step."""
         momentum = (MOMENTUM_SHARE * state[MOMENTUM] + pseudo_gradient).astype(np.float32)
-        moved = params - LR * (pseudo_gradient + MOMENTUM_SHARE * momentum)
-        moved = moved.astype(np.float32)
+        moved: Vector = (params - LR * (pseudo_gradient + MOMENTUM_SHARE * momentum)).astype(np.float32)
         return moved, {MOMENTUM: momentum, LATEST: moved}
 
 
 def rules(optimizer: OuterOptimizer, **asked: Any) -> GlobalUpdate:  # noqa: ANN401  (settings of any type)
     """Return the rules of a run."""
-    agreed = {"correction": "none", "outer_lr": LR, "outer_momentum": MOMENTUM_SHARE} | asked
+    agreed: dict[str, Any] = {"correction": "none", "outer_lr": LR, "outer_momentum": MOMENTUM_SHARE} | asked
     return GlobalUpdate(optimizer, ProtocolSettings(**agreed).check())
 
 
