@@ -160,12 +160,12 @@ def test_a_dump_is_replayed_by_the_command(tmp_path: Path) -> None:
     """The lines of a logbook, and an exit code that says whether it breaks again."""
     from atoll.base import fact_dumps  # noqa: PLC0415
     from atoll.protocol.events import Committed, TimerFired  # noqa: PLC0415
-    from atoll.protocol.recorder import Recorder  # noqa: PLC0415
+    from atoll.protocol.recorder import FactRecorder  # noqa: PLC0415
     from atoll.protocol.shard import Shard  # noqa: PLC0415
 
     fact_dumps.policy.folder = tmp_path
     try:
-        recorder = Recorder("shard-0", Shard(SETTINGS, 0, {0: 0, 1: 0}))
+        recorder = FactRecorder("shard-0", Shard(SETTINGS, 0, {0: 0, 1: 0}))
         recorder.handle(TimerFired(at_s=1.0, name="due/0"))
         sound = fact_dumps.dump(recorder, "somebody asked")
         with pytest.raises(Exception, match="nobody asked for"):

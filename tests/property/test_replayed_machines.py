@@ -12,7 +12,7 @@ from atoll.base.errors import DataError, ProtocolMisuse
 from atoll.protocol.balance import Balance, HostHeard
 from atoll.protocol.events import Committed, FetchFailed, TimerFired
 from atoll.protocol.island import Island
-from atoll.protocol.recorder import Recorder, Replay
+from atoll.protocol.recorder import FactRecorder, Replay
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.protocol.snapshots import freeze, thaw
@@ -23,9 +23,9 @@ SETTINGS = ProtocolSettings(fragments=3, shards=1, interval_steps=6, quorum=2, s
 ACTS = ("step", "beat", "tick", "deliver", "again", "read", "spoil", "hear", "lose", "work", "commit", "join", "die")
 
 
-def recorded(machine: Any, name: str, facts_min: int) -> tuple[Recorder, list[list[Any]]]:  # noqa: ANN401  (any machine)
+def recorded(machine: Any, name: str, facts_min: int) -> tuple[FactRecorder, list[list[Any]]]:  # noqa: ANN401  (any machine)
     """Record a machine from now on; the list fills with the commands of every fact."""
-    recorder, answers = Recorder(name, machine, facts_min), list[list[Any]]()
+    recorder, answers = FactRecorder(name, machine, facts_min), list[list[Any]]()
     handle = type(machine).handle
 
     def told(fact: Any) -> list[Any]:  # noqa: ANN401
@@ -69,7 +69,7 @@ def test_a_dump_of_a_shard_replays_to_the_same_commands(facts_min: int, acts: li
     """Also when the beginning was dropped: the snapshot stands for it."""
     world = ProtocolWorld(SETTINGS)
     recorder, answers = recorded(world.shard, "shard-0", facts_min)
-    islands: dict[int, tuple[Recorder, list[list[Any]]]] = {}
+    islands: dict[int, tuple[FactRecorder, list[list[Any]]]] = {}
     for learner in "abc":
         world.join(learner)
     for name, learner, number in acts:
@@ -89,10 +89,10 @@ def test_a_dump_of_a_shard_replays_to_the_same_commands(facts_min: int, acts: li
 
 def test_a_dump_of_a_tenure_and_of_a_balance_replays() -> None:
     """The two machines of a synchronizer process beside its shards."""
-    tenure = Recorder("tenure-0", Tenure(3.0), 2)
+    tenure = FactRecorder("tenure-0", Tenure(3.0), 2)
     seen = [tenure.handle(LeaseSeen(at_s=float(n), revision=7, epoch=4)) for n in range(6)]
     seen.append(tenure.handle(LeaseWritten(at_s=6.0, revision=8)))
-    balance = Recorder("host-a", Balance("a", 3.0), 2)
+    balance = FactRecorder("host-a", Balance("a", 3.0), 2)
     heard = [
         balance.handle(HostHeard(at_s=n / 10, host="ba"[n % 2], wants=frozenset({0, 1, 2}), owns=owns))
         for n, owns in enumerate([frozenset(), frozenset({0, 1, 2})] * 3)
@@ -106,7 +106,7 @@ def test_a_dump_of_a_tenure_and_of_a_balance_replays() -> None:
 
 def test_a_dump_ends_with_the_fact_that_broke_the_machine_and_so_does_its_logbook() -> None:
     """A commit that nobody asked for is our own bug: the replay breaks at the same place."""
-    recorder = Recorder("shard-0", Shard(SETTINGS, 0, dict.fromkeys(range(3), 0)))
+    recorder = FactRecorder("shard-0", Shard(SETTINGS, 0, dict.fromkeys(range(3), 0)))
     recorder.handle(TimerFired(at_s=1.0, name="due/0"))
     with pytest.raises(ProtocolMisuse, match="nobody asked for"):
         recorder.handle(Committed(at_s=2.0, fragment=0, version=1))
@@ -122,7 +122,7 @@ def test_a_dump_ends_with_the_fact_that_broke_the_machine_and_so_does_its_logboo
 
 def test_a_dump_holds_no_password_and_garbage_is_no_dump() -> None:
     """Reasons may name a broker by its URL."""
-    recorder = Recorder("a", Island(SETTINGS, {0: 0}))
+    recorder = FactRecorder("a", Island(SETTINGS, {0: 0}))
     recorder.handle(FetchFailed(at_s=0.0, fragment=0, version=1, reason="nats://ann:secret@host:4222 is away"))
     text = b"\n".join(recorder.lines("a test"))
 

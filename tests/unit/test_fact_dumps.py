@@ -12,7 +12,7 @@ import pytest
 from atoll.base import fact_dumps
 from atoll.base.errors import BrokerUnavailable, ProtocolMisuse, RecordConflict, SettingsError
 from atoll.protocol.island import Island
-from atoll.protocol.recorder import Recorder
+from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.settings import ProtocolSettings
 
 
@@ -24,9 +24,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     fact_dumps.policy.folder = None
 
 
-def recorder(name: str) -> Recorder:
+def recorder(name: str) -> FactRecorder:
     """Return a recorder that is dumped with all others."""
-    made = Recorder(name, Island(ProtocolSettings(), {0: 0}))
+    made = FactRecorder(name, Island(ProtocolSettings(), {0: 0}))
     fact_dumps.keep(made)
     return made
 

@@ -11,7 +11,7 @@ from atoll.base.errors import BlobGone, BrokerUnavailable, StorageFull
 from atoll.base.retry import RETRY_S, RETRY_S_MAX, Pauses, Retry, patiently
 
 
-class Clock:
+class PausedClock:
     """Time that passes only in pauses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ class Attempt:
 
 async def test_what_passes_is_tried_again_after_pauses_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to a bound; and it is tried for ever, because what follows rests on it."""
-    clock = Clock(monkeypatch)
+    clock = PausedClock(monkeypatch)
     attempt = Attempt(*[BrokerUnavailable("away"), StorageFull("full")] * 5)
 
     assert await patiently(attempt) == "done"
@@ -52,7 +52,7 @@ async def test_what_passes_is_tried_again_after_pauses_that_double(monkeypatch: 
 
 async def test_what_waiting_cannot_mend_gets_through_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And unchanged."""
-    clock = Clock(monkeypatch)
+    clock = PausedClock(monkeypatch)
     with pytest.raises(BlobGone):
         await patiently(Attempt(BlobGone("gone")))
 
@@ -61,7 +61,7 @@ async def test_what_waiting_cannot_mend_gets_through_at_once(monkeypatch: pytest
 
 async def test_work_that_does_not_get_on_is_given_up_and_work_that_does_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The patience counts from the last progress."""
-    clock, left = Clock(monkeypatch), 10
+    clock, left = PausedClock(monkeypatch), 10
 
     async def slow() -> None:
         nonlocal left
@@ -79,7 +79,7 @@ async def test_work_that_does_not_get_on_is_given_up_and_work_that_does_is_not(m
 
 async def test_the_patience_without_a_measure_counts_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """It bounds the whole."""
-    clock = Clock(monkeypatch)
+    clock = PausedClock(monkeypatch)
     with pytest.raises(StorageFull):
         await Retry("a record", patience_s=1.0, now_s=clock).result(Attempt(*[StorageFull("full")] * 99))
 
@@ -88,7 +88,7 @@ async def test_the_patience_without_a_measure_counts_from_the_beginning(monkeypa
 
 async def test_the_log_names_the_attempts_and_does_not_fill(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts 1, 2, 4, 8."""
-    Clock(monkeypatch)
+    PausedClock(monkeypatch)
     with structlog.testing.capture_logs() as logged:
         await patiently(Attempt(*[BrokerUnavailable("away")] * 12), "an event")
 

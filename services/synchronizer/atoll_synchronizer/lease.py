@@ -25,7 +25,7 @@ from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
 from atoll.protocol.ledger import Ledger, newest
-from atoll.protocol.recorder import Recorder
+from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
 from atoll.wire.messages import Lease, decode, encode
@@ -57,7 +57,7 @@ class LeaseKeeper:
         self._identity = identity or this_process()
         self._nonce = self._identity.nonce(8)
         self._machine = Tenure(settings.lease_s)
-        self.recorder = Recorder(f"tenure-{shard}", self._machine)
+        self.recorder = FactRecorder(f"tenure-{shard}", self._machine)
         fact_dumps.keep(self.recorder)
         self._ledger: Ledger | None = None
         self._leaving = False

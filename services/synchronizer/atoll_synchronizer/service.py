@@ -2,7 +2,7 @@
 
     FactIntake   ── facts ──► Shard.handle ── commands ─┬─► FragmentLanes: fold, commit, keep, acknowledge, in order
     timers       ── facts ──►      │                    ├─► Aggregator: fetch ── fact: ready or spoiled ──► Shard.handle
-    LeaseKeeper  ── owns?          └ Recorder           └─► call, timer, finish, stand down
+    LeaseKeeper  ── owns?          └ FactRecorder           └─► call, timer, finish, stand down
 
 The machine (`atoll.protocol.shard`) decides; `intake` turns messages into facts, `lanes` turns commands into work. A broker
 that is away makes everything here wait and try again (`atoll.base.retry`). Only one thing ends a candidacy against its
@@ -44,7 +44,7 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.ledger import Ledger, parts
-from atoll.protocol.recorder import Recorder
+from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
 from atoll_synchronizer.aggregator import Aggregator
@@ -68,7 +68,7 @@ class ShardService:
     """One candidacy for one shard of a founded run, on the running loop: standby, owner, finished or deposed."""
 
     machine: Shard
-    recorder: Recorder
+    recorder: FactRecorder
     report: RoundReporter
     lanes: FragmentLanes
 
@@ -146,7 +146,7 @@ class ShardService:
         self.machine = Shard(
             self.run.protocol, self.shard, versions, fragment_ledger=self.store.copied_ledgers(), ledger=former
         )
-        self.recorder = Recorder(self.context.name, self.machine)
+        self.recorder = FactRecorder(self.context.name, self.machine)
         fact_dumps.keep(self.recorder)
         self.ledger = self.machine.ledger
         self.report = RoundReporter(self.context, self.machine, self.event_log)

@@ -24,7 +24,7 @@ from atoll.base.logs import get, say_in_this_task
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.protocol.balance import BEATS_PER_LEASE, Balance, HandOver, HostHeard, LookAtLeases
-from atoll.protocol.recorder import Recorder
+from atoll.protocol.recorder import FactRecorder
 from atoll.run.record import the_run
 from atoll.settings import ArchiveSettings
 from atoll.wire.messages import Presence, RunRecord, decode, encode
@@ -63,7 +63,7 @@ class Host:
         self._archive = archive
         self._subjects = Subjects(run.run)
         self._balance = Balance(self.name, run.protocol.lease_s)
-        self._recorder = Recorder(f"host-{self.name}", self._balance)
+        self._recorder = FactRecorder(f"host-{self.name}", self._balance)
         fact_dumps.keep(self._recorder)
         self._services: dict[int, ShardService] = {}
         self._moving: dict[int, asyncio.Task[None]] = {}

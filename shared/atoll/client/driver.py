@@ -61,7 +61,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.island import Island
 from atoll.protocol.reasons import call_id, head_id
-from atoll.protocol.recorder import Recorder
+from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.steps import Heartbeats, StepTimes
 from atoll.run.heads import GlobalFragment, fetch_newest, read_heads
 from atoll.run.record import is_over
@@ -94,7 +94,7 @@ class IslandDriver:
         self.clock = clock
         self.subjects = Subjects(run.run)
         self.machine = Island(run.protocol, {p: frame.version for p, frame in anchors.items()})
-        self.recorder = Recorder(f"island-{member.learner}-{member.incarnation}", self.machine)
+        self.recorder = FactRecorder(f"island-{member.learner}-{member.incarnation}", self.machine)
         fact_dumps.keep(self.recorder)
         self.report = StepReport()
         self.steps = StepTimes()

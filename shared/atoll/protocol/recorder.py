@@ -1,6 +1,6 @@
 """The last facts of one machine, kept while it works and replayable afterwards: one wrapper for every machine.
 
-    driver ── fact ──► Recorder.handle ──► machine.handle ──► commands
+    driver ── fact ──► FactRecorder.handle ──► machine.handle ──► commands
                           │ append
                           ▼
        former state + its facts │ newer state + its facts        (what came before is forgotten)
@@ -67,7 +67,7 @@ class Stretch:
     facts: list[Fact]
 
 
-class Recorder:
+class FactRecorder:
     """A machine under a `name`, and its last facts. Not safe for two threads; `lines` may be called from any."""
 
     def __init__(self, name: str, machine: Machine, facts_min: int = FACTS_MIN) -> None:
@@ -158,7 +158,7 @@ class Replay:
     def play(self) -> Iterator[tuple[Fact, list[Command]]]:
         """Yield each fact with the commands that it leads to; raise what the machine, or an invariant, raises."""
         for fact in self.facts:
-            commands = self.machine.handle(fact)  # type: ignore[arg-type]  # as in `Recorder.handle`
+            commands = self.machine.handle(fact)  # type: ignore[arg-type]  # as in `FactRecorder.handle`
             if isinstance(self.machine, Shard):
                 check_shard(self.machine)
             elif isinstance(self.machine, Island):
