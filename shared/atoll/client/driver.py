@@ -23,6 +23,7 @@ from typing import Any, SupportsFloat
 import msgspec
 import numpy as np
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import (
     AtollError,
@@ -41,7 +42,6 @@ from atoll.client.losses import LossReader
 from atoll.client.membership import dismissal
 from atoll.client.pushing import Pusher
 from atoll.codec import Read
-from atoll.codec.kernels import Vector
 from atoll.model.pytrees import gather, look
 from atoll.protocol.events import (
     Action,
