@@ -21,7 +21,7 @@ EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses 2 --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all coverage lines lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput chaos dst bench-dst experiment experiments results results-check clean
+.PHONY: help setup demo test test-all coverage lines lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -44,6 +44,8 @@ help:  ## list the targets and the variables
 #: KILLS=200           how many kills end the gauntlet (chaos)
 #: GAUNTLET=32         faults per minute of the gauntlet (chaos)
 #: ONLY=storm-4        do this run alone; what was measured before is kept (chaos); rows with AXIS=VALUE (experiment)
+#: RESUME=build/dst.json  the file of a campaign that goes on from night to night (dst)
+#: SAMPLE=10           try every tenth mutant (mutants); ONLY=round.py those of one file, FRESH=1 also those that are known
 #: SCHEDULES=2000      how many simulated fault schedules are played (dst, bench-dst, test, test-all)
 #: ARGS="-k round"     more arguments for pytest (test, test-all, coverage)
 #: LOAD=8              so many processes keep the machine busy meanwhile (test, test-all)
@@ -72,6 +74,15 @@ coverage: $(READY)  ## run the first tier and hold each package's branch coverag
 lines: $(READY)  ## count the lines of code that training needs, and the rest
 	$(PY) infra/count_lines.py
 
+mutants: $(READY)  ## change protocol, merge and outer in every small way and see which changes the tests notice
+	$(PY) tests/mutants/run.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only $(ONLY)) $(if $(FRESH),--fresh)
+
+mutants-planted: $(READY)  ## make every mistake of tests/mutants/planted.toml and see what catches it, and how soon
+	$(PY) tests/mutants/planted.py $(ONLY)
+
+mutants-page: $(READY)  ## write docs/results/mutants.md from what the two found
+	$(PY) tests/mutants/page.py
+
 lint: $(READY)  ## check style, formatting, import contracts and declared dependencies
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -85,7 +96,19 @@ compose-check: $(READY)  ## check docker-compose.yml against its schema and the 
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	$(VENV)/bin/hadolint infra/docker/Dockerfile
 
-check: lint types compose-check test  ## all of the above, as CI does
+check: lint types compose-check docs-build test  ## all of the above, as CI does
+
+docs: $(READY)  ## read the documentation in a browser, and see changes at once
+	$(PY) infra/docs/docs_site.py --serve
+
+docs-build: $(READY)  ## build the documentation into build/docs/site; a broken link fails
+	$(PY) infra/docs/docs_site.py
+
+newest-nats: $(READY)  ## test the NATS adapter on the newest nats-py in the allowed range (skips without an index)
+	infra/newest_nats.sh $(VENV)
+
+trace: $(READY)  ## count the modules and functions that one contribution passes on its way
+	$(PY) -m benchmarks.network.trace $(if $(SEED),--seed $(SEED))
 
 bench: $(READY)  ## measure what the protocol costs a learner's step
 	$(PY) -m benchmarks.network.overhead $(BENCH_FLAGS)
@@ -126,7 +149,7 @@ bench-bandwidth: $(READY)  ## compute the published bandwidth figures from the p
 bench-bytes: $(READY)  ## measure the bytes per trained token by ledger and at the sockets, beside data-parallel training
 	$(PY) -m benchmarks.network.bytes_moved $(BENCH_FLAGS)
 
-bench-goodput: $(READY)  ## fit the simulated fleets on four of the paper's cells and check the others (docs/goodput.md)
+bench-goodput: $(READY)  ## fit the simulated fleets on four of the paper's cells and check the others (docs/explanation/goodput.md)
 	$(PY) -m benchmarks.fleet.goodput_fit $(BENCH_FLAGS)
 
 bench-fidelity: $(READY)  ## run one scenario by real processes and by the simulator, and compare what comes out
@@ -138,11 +161,11 @@ bench-simulator: $(READY)  ## measure how fast simulated learners step, beside a
 chaos: $(READY)  ## kill and freeze everything at random, and read from the tape what it cost
 	$(PY) -m benchmarks.faults.chaos $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(GAUNTLET),--gauntlet $(GAUNTLET)) $(if $(ONLY),--only $(ONLY))
 
-dst: $(READY)  ## play simulated schedules of faults on all cores until a promise breaks, the time is up or enough are played
-	$(PY) -m atoll.sim.dst $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED))
+dst: $(READY)  ## play simulated schedules of faults on all cores until one fails, the time is up or enough are played
+	PYTHONPATH=tests $(PY) -m schedules --results $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED)) $(if $(RESUME),--resume $(RESUME))
 
-bench-dst: $(READY)  ## plant every known bug and measure how many simulated schedules it takes to catch it
-	$(PY) -m benchmarks.fleet.dst $(BENCH_FLAGS) $(if $(SCHEDULES),--schedules $(SCHEDULES))
+bench-dst: $(READY)  ## plant every mutant and measure how many simulated schedules it takes to catch it
+	PYTHONPATH=tests $(PY) -m benchmarks.fleet.dst $(BENCH_FLAGS) $(if $(SCHEDULES),--schedules $(SCHEDULES))
 
 experiment: $(READY)  ## run one experiment of benchmarks/experiments, or go on with it
 	$(PY) -m benchmarks.experiments.experiment $(or $(NAME),$(error give NAME=…, one of $(EXPERIMENTS))) $(EXPERIMENT_FLAGS)

@@ -1,5 +1,7 @@
 """The whole protocol in one process: two islands, one shard, an in-memory bus.
 
+    python examples/two_islands.py                              under a minute
+
 Two learners look for a straight line, but each sees points at one place only, through which many lines go: alone, the
 left one finds the slope 2 and the right one 1. The merged model must go through both places, and so finds 3.
 Everything here is what a real run uses, only the bus lives in memory.
@@ -28,7 +30,7 @@ RUN = "tour"
 # A line is found to the last digit: pseudo-gradients shrink by magnitudes, and one ten times longer than usual is
 # nobody's fault.
 PROTOCOL = ProtocolSettings(
-    fragments=2, interval_steps=8, shards=1, silence_s=2.0, tokens_target=30_000, outlier_ratio=0.0
+    fragments=2, interval_steps=8, shards=1, silence_s=2.0, tokens_target=90_000, outlier_ratio=0.0
 )
 STEP_S = 0.005
 

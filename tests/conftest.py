@@ -7,6 +7,7 @@ import inspect
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase
@@ -17,12 +18,12 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import PeerMisbehaved
 from atoll.bus.memory.bus import MemoryBus
 from atoll.bus.server import EmbeddedBroker
-from atoll.protocol.reference import HeadModel
 from atoll.wire.limits import Info
 from atoll.wire.messages import Head, decode
 from support import caches
 from support.clocks import JumpingClock
 from support.links import unique_run
+from support.reference_machines import HeadModel
 
 caches.share()
 
@@ -35,7 +36,7 @@ hypothesis_settings.register_profile("ci", hypothesis_settings.get_profile("atol
 hypothesis_settings.register_profile(
     "mutants",
     hypothesis_settings.get_profile("ci"),
-    max_examples=25,
+    max_examples=8,
     phases=[Phase.explicit, Phase.generate],
     database=None,
 )
@@ -84,9 +85,15 @@ def _heads_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     put = MemoryBus.put_record
 
     async def watched(
-        bus: MemoryBus, subject: str, data: bytes, *, expected: int | None, info: Info | None = None
+        bus: MemoryBus,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        **more: Any,  # noqa: ANN401  (as the bus takes it)
     ) -> int:
-        revision = await put(bus, subject, data, expected=expected, info=info)
+        revision = await put(bus, subject, data, expected=expected, info=info, **more)
         if ".gl.head." in subject:
             # A test may forge a head that every reader refuses; such a head belongs to no history.
             try:

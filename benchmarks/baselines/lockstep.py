@@ -36,11 +36,12 @@ import numpy.typing as npt
 from atoll.base.errors import SettingsError
 from atoll.codec import Encoded, format_of
 from atoll.merge.correction import MomentumReference, correction_of
-from atoll.merge.fold import Corrections, FragmentFold, slice_norms, token_weight
+from atoll.merge.fold import Corrections, FragmentFold, slice_norms
 from atoll.merge.global_update import averaged_in
 from atoll.merge.outer import MOMENTUM, make_outer
 from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather
+from atoll.protocol.weights import token_weight
 from atoll.settings import Settings
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.evaluate import EXPORT_TOKENS_MAX, FOLLOW_TOKENS_MAX

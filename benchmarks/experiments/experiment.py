@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.atomic_files import hold
-from atoll.base.errors import AtollError, EnvironmentFault, SettingsError
-from atoll.base.exits import INTERRUPTED
+from atoll.base.errors import INTERRUPTED, AtollError, EnvironmentFault, SettingsError
 from atoll_learner.data.shards import TokenShards
 from benchmarks.experiments.aggregation import answers, figures
 from benchmarks.experiments.cells import CellStore, Crew, Paces, cell_of, left, verbs

@@ -41,7 +41,7 @@ STEP: Final = {"sim.step_s": 1.0}
 _LOCKSTEP: Final = ("model.", "train.", "data.lease_blocks", "protocol.average_versions")
 _MERGING: Final = (
     *("fragments", "interval_steps", "merge", "outer", "outer_lr", "outer_momentum", "codec_up"),
-    *("correction", "heloco_cosine", "heloco_shrink", "heloco_shrink_max", "heloco_rotate", "heloco_doubt"),
+    "correction",
 )
 _READS: Final[dict[str, tuple[str, ...]]] = {
     "data-parallel": _LOCKSTEP,

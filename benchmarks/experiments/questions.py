@@ -1,4 +1,4 @@
-"""An experiment as its TOML file asks it. docs/experiments.md shows how to write one; `grid` makes the cells that answer it."""
+"""An experiment as its TOML file asks it (docs/how-to/experiments.md); `grid` makes the cells that answer it."""
 
 from __future__ import annotations
 
@@ -85,11 +85,13 @@ def read(path: Path) -> tuple[Experiment, str]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise SettingsError("this is no experiment", got=f"{path}: {error}", todo="see docs/experiments.md") from error
+        raise SettingsError(
+            "this is no experiment", got=f"{path}: {error}", todo="see docs/how-to/experiments.md"
+        ) from error
     except OSError as error:
         known = ", ".join(sorted(found.stem for found in path.parent.glob("*.toml"))) or "none here"
         raise SettingsError(
-            "there is no such experiment", got=path.stem, allowed=known, todo="see docs/experiments.md"
+            "there is no such experiment", got=path.stem, allowed=known, todo="see docs/how-to/experiments.md"
         ) from error
     return parse(text, str(path)), text
 
@@ -101,7 +103,7 @@ def parse(text: str, origin: str) -> Experiment:
         experiment = msgspec.convert(table, Experiment)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise SettingsError(
-            "this is no experiment", got=f"{origin}: {error}", todo="see docs/experiments.md"
+            "this is no experiment", got=f"{origin}: {error}", todo="see docs/how-to/experiments.md"
         ) from error
     for name in [*experiment.measures, *(p.y for p in experiment.plots), *(g.measure for g in experiment.goals)]:
         if name not in MEASURES:

@@ -32,7 +32,7 @@ import msgspec
 import psutil
 
 from atoll.archive.checkpoint_store import CheckpointStore
-from atoll.archive.object_store import open_vault
+from atoll.archive.object_store import open_archive
 from atoll.archive.rebuild import rebuild
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError
@@ -158,7 +158,7 @@ async def heard_of(url: str) -> Known:
 
 async def compare() -> tuple[bool, str]:
     """Rebuild on a broker of our own and compare every byte with the archive."""
-    shelf = CheckpointStore(open_vault(str(OUT / "archive")), RUN)
+    shelf = CheckpointStore(open_archive(str(OUT / "archive")), RUN)
     with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
         bus = await open_bus(broker.url, RUN, name="bench")
         try:

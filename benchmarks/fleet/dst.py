@@ -1,7 +1,7 @@
-"""What the simulation finds, as a table: `make bench-dst`.
+"""What the schedules of faults find, as a table: `make bench-dst`.
 
-First schedules are played as `make dst` does, so many or for so long; every promise must hold. Then every planted bug is
-hunted, from the same seed, in the weather that makes it likely (`atoll.sim.dst.planted`); every one must be caught.
+First schedules are played as `make dst` does, so many or for so long; all must hold. Then every mutant is hunted, from the
+same seed, where it shows (`tests/schedules/mutants.py`); every one must be caught.
 """
 
 from __future__ import annotations
@@ -10,54 +10,27 @@ import argparse
 import os
 import sys
 
-from atoll.sim.dst import campaign
-from atoll.sim.dst.planted import BUGS, hunt
 from benchmarks.lib.results import Figure, write
+from schedules import campaign
+from schedules.mutants import MUTANTS, hunt
 
-SCHEDULES_MAX = 4000
-SHARE_PLAYED = 0.5
-
-
-def played(schedules: int | None, minutes: float, first: int) -> list[Figure]:
-    """Play so many schedules, or for so long, on all cores; return the rate and what they were made of."""
-    workers = os.cpu_count() or 1
-    done = campaign.played(first, schedules, None if schedules else minutes, workers)
-    count, tally, failure = done.played, done.tally, done.failure
-    how = f"seeds {first} to {first + count - 1}" if failure is None else f"seed {failure.seed}: {failure.violation}"
-    rate = count / done.took_s
-    made_of = [
-        Figure(f"{name} per schedule", tally[name] / count, "", "", None, "mean over these schedules")
-        for name in (
-            "events",
-            "commits",
-            "tenures",
-            "crashes of candidates",
-            "freezes",
-            "answers lost",
-            "deposed writes refused",
-        )
-    ]
-    return [
-        Figure("schedules played", count, "schedules", "every promise holds", failure is None, how),
-        Figure("rate", rate, "per s", "", None, f"{workers} processes"),
-        *made_of,
-    ]
+SCHEDULES_MAX = 400
+SHARE_PLAYED = 0.3
 
 
 def main() -> int:
-    """Play, hunt, write; return 1 if a promise broke or a bug got away."""
+    """Play, hunt, write; return 1 if a schedule failed or a mutant got away."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--schedules", type=int, help="play so many, however long it takes")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    figures = played(chosen.schedules, SHARE_PLAYED * chosen.minutes, chosen.seed)
-    for bug in BUGS:
-        caught = hunt(bug, chosen.seed, SCHEDULES_MAX)
-        how = (
-            f"{caught.took_s:.1f} s; {caught.kind}: {caught.violation.splitlines()[0]}" if caught.violation else "never"
-        )
-        figures.append(Figure(f"planted: {bug}", caught.schedules, "schedules", "caught", bool(caught.violation), how))
+    minutes = None if chosen.schedules else SHARE_PLAYED * chosen.minutes
+    figures = campaign.figures_of(campaign.played(chosen.seed, chosen.schedules, minutes, os.cpu_count() or 1))
+    for name in MUTANTS:
+        caught = hunt(name, chosen.seed, SCHEDULES_MAX)
+        how = f"{caught.took_s:.1f} s of a core; {caught.kind}: {caught.what}" if caught.what else "never"
+        figures.append(Figure(f"mutant: {name}", caught.schedules, "schedules", "caught", bool(caught.what), how))
     return write("bench-dst", chosen.seed, figures)
 
 

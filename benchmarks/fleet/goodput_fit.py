@@ -2,7 +2,7 @@
 
 Of the twelve published cells (arXiv 2604.21428, Table 1) the four of *one* learner are fitted, rigid and elastic at
 both sizes; they were chosen for that before any error of the simulation was looked at (not before the figures were
-known: see docs/goodput.md).
+known: see docs/explanation/goodput.md).
 
     restart_s                the rigid job, by least squares over its two cells
     downscale_s, upscale_s   the elastic job, whose two cells they meet
@@ -269,8 +269,8 @@ def replays(seeds: Sequence[int]) -> list[Figure]:
 
 def notices(seeds: Sequence[int]) -> list[Figure]:
     """Return how well all rows can be met when a failure is noticed late, and how when failures prolong a stall."""
-    late = {(RIGID,): ("restart_s", "notice_s"), (ELASTIC,): FITS[ELASTIC,]}
-    anew = {(RIGID,): FITS[RIGID,], (ELASTIC,): FITS[ELASTIC,]}
+    late: Mapping[tuple[str, ...], tuple[str, ...]] = {(RIGID,): ("restart_s", "notice_s"), (ELASTIC,): FITS[ELASTIC,]}
+    anew: Mapping[tuple[str, ...], tuple[str, ...]] = {(RIGID,): FITS[RIGID,], (ELASTIC,): FITS[ELASTIC,]}
     figures = []
     for words, start, fits in (
         ("noticed late", changed(FleetParameters(), notice_s=4.0, restart_s=84.0), late),

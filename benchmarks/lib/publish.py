@@ -1,4 +1,4 @@
-"""Writes the pages of `docs/results/` from `build/results/*.json`: `make results`. No figure there is typed by hand.
+"""Writes the pages of `docs/results/` from `build/results/*.json`: `make results`. No figure of a table is typed by hand.
 
 A target whose figures are computed from kept extracts (`chaos`) has its extracts copied to `docs/results/raw/` and its plots
 drawn beside the page. `make results-check` computes those figures again from the copies alone and compares them with the
@@ -24,6 +24,7 @@ from benchmarks.faults.metrics import figures
 from benchmarks.faults.plots import plots
 from benchmarks.lib import history
 from benchmarks.lib.results import RESULTS
+from benchmarks.lib.summaries import on_top
 
 FOLDER = Path("docs/results")
 RAW = "raw"
@@ -103,7 +104,7 @@ written and read in the same time, on the same cores.
 """,
     "bench-bytes": """\
 One run of `atoll up`, real processes, four bits up and down, every process behind a relay that counts the bytes it copies. The
-*ledger* is what the processes say of themselves, in the run's report ([`moved`](../report.md)); the *count at the sockets* is
+*ledger* is what the processes say of themselves, in the run's report ([`moved`](../reference/report.md)); the *count at the sockets* is
 the relays'. What a step of data-parallel training moves is computed, by the planner's formula. Founding the run, joining,
 leaving, heartbeats and the tape are in our bytes. What is measured, and why so small a batch will do, is said in
 [`benchmarks/network/bytes_moved.py`](../../benchmarks/network/bytes_moved.py).
@@ -156,7 +157,7 @@ The admission interval was set before the fit but not blind: a hand calculation 
 What other intervals give when the stalls are fitted again is listed (*admission every*).
 
 What is simulated, and where every number comes from, is said in
-[docs/goodput.md](../goodput.md); the fit is [`benchmarks/fleet/goodput_fit.py`](../../benchmarks/fleet/goodput_fit.py). Rings in the
+[docs/explanation/goodput.md](../explanation/goodput.md); the fit is [`benchmarks/fleet/goodput_fit.py`](../../benchmarks/fleet/goodput_fit.py). Rings in the
 plot are the paper's figures.
 
 ![goodput against the number of chips](bench-goodput-goodput.svg)
@@ -197,7 +198,7 @@ def publish(target: str, document: dict[str, Any], folder: Path) -> None:
     for path in sorted(RESULTS.glob(f"{target}-*.svg")):
         shutil.copyfile(path, folder / path.name)
     page_path = folder / f"{target}.md"
-    page_path.write_text(page(target, document), encoding="utf-8")
+    page_path.write_text(on_top(page(target, document), target, document["figures"]), encoding="utf-8")
     history.add(target, document, folder / history.HISTORY.name)
     print(f"written {page_path}")
 
@@ -206,7 +207,8 @@ def publish_experiment(target: str, raw: Path, folder: Path) -> None:
     """Write raw file, page and plots of one experiment."""
     shutil.copyfile(raw, folder / RAW / raw.name)
     kept = experiment_page.load(raw)
-    for name, text in {f"{target}.md": experiment_page.page(kept), **experiment_page.svgs(kept)}.items():
+    page_text = on_top(experiment_page.page(kept), target, [])
+    for name, text in {f"{target}.md": page_text, **experiment_page.svgs(kept)}.items():
         (folder / name).write_text(text, encoding="utf-8")
     print(f"written {folder / target}.md")
 
@@ -232,7 +234,8 @@ def page_differences(raw: Path, folder: Path) -> list[str]:
     """Return the lines in which an experiment's page differs from what its raw file gives."""
     path = folder / f"{raw.name.removesuffix('.json.zst')}.md"
     told = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    again = experiment_page.page(experiment_page.load(raw)).splitlines()
+    target = raw.name.removesuffix(".json.zst")
+    again = on_top(experiment_page.page(experiment_page.load(raw)), target, []).splitlines()
     changed = difflib.ndiff(told, again)
     return [f"{path.name}: {line}" for line in changed if line[:2] in {"- ", "+ "}]
 

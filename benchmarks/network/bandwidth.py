@@ -1,7 +1,8 @@
 """Published bandwidth figures beside ours, from the graph of compute and communication: `make bench-bandwidth`.
 
 Nothing is measured and nothing is random: a figure follows from its assumptions, which stand in its last column. Two sets
-of assumptions are asked for every row; what was fitted is said where it was fitted. See `literature` and docs/planning.md.
+of assumptions are asked for every row; what was fitted is said where it was fitted. See `literature` and
+docs/explanation/planning.md.
 """
 
 from __future__ import annotations

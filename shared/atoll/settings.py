@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from atoll.base.errors import SettingsError
 from atoll.bus.options import BusOptions
@@ -40,7 +39,13 @@ class Section(BaseModel):
 
 
 class BrokerSettings(Section):
-    """Where the broker is and how long to try before giving up."""
+    """The broker, and how long a process tries to reach it.
+
+    Attributes:
+        url: address of the broker.
+        patience_s: seconds for which a process tries to reach the broker before it gives up.
+        stream_bytes_max: largest size of each of the run's streams on the broker's disk.
+    """
 
     url: str = "nats://127.0.0.1:4222"
     patience_s: float = Field(default=30.0, gt=0, le=3600)
@@ -50,13 +55,20 @@ class BrokerSettings(Section):
 class LearnerSettings(Section):
     """One learner process.
 
-    `throttle` stretches every step by that factor (for tests of slow islands). `initial_model` is a safetensors file that
-    the run begins from instead of random values; who joins a run that exists takes the run's values. In `checkpoint_dir`
-    the state of the inner optimizer and the place in the data are kept, every `checkpoint_every_s` seconds and on leaving;
-    without it a learner that restarts asks a peer. `drain_s` bounds what leaving may take. `encode` says where pseudo-gradients
-    are made: on the `host`, on the `device` if that is possible, or there if it is an accelerator. Global fragments of
-    `spill_bytes` and more lie in scratch files in `scratch_dir` (where the system keeps temporary files, if not said, as long
-    as there is room) and not in memory.
+    Attributes:
+        id: name of the learner in the run; no two live processes may share it.
+        throttle: every step takes this many times as long; for tests of slow islands.
+        initial_model: safetensors file that a new run begins from instead of random values. A learner that joins an
+            existing run takes the run's values.
+        compile_cache: folder in which JAX keeps compiled programs.
+        threads: threads of the process; 0 lets the libraries decide.
+        checkpoint_dir: folder for the state of the inner optimizer and the place in the data. A learner without it asks a
+            peer when it restarts.
+        checkpoint_every_s: seconds between two checkpoints; the learner also writes one when it leaves.
+        drain_s: longest time that leaving may take, in seconds.
+        encode: where pseudo-gradients are encoded: "host", "device" (if possible), or "auto" (an accelerator, else the host).
+        spill_bytes: global fragments of this size and more are kept in scratch files and not in memory.
+        scratch_dir: folder of the scratch files; none for the system's folder of temporary files, as long as it has room.
     """
 
     id: str = "learner-0"
@@ -73,17 +85,25 @@ class LearnerSettings(Section):
 
 
 class DataSettings(Section):
-    """Where the token shards lie, and how many blocks a learner leases at once: also how widely its text is mixed."""
+    """The token shards that learners read.
+
+    Attributes:
+        dir: folder of the token shards, as `atoll data prepare` writes it.
+        lease_blocks: blocks that a learner leases at a time; also how widely its text is mixed.
+    """
 
     dir: Path = Path("corpus")
     lease_blocks: int = Field(default=64, ge=1, le=65536)
 
 
 class SynchronizerSettings(Section):
-    """One synchronizer process: the only shard it serves, or a fair share of all beside other processes.
+    """One synchronizer process.
 
-    `restore` is the URL of an archive from which a run that the broker does not have is rebuilt. Arrays of `spill_bytes` and
-    more lie in scratch files in `scratch_dir` (where the system keeps temporary files, if not said) and not in memory.
+    Attributes:
+        shard: the only shard that it serves; none for a fair share of all shards beside other processes.
+        restore: URL of an archive from which the process rebuilds a run that the broker does not have; empty for none.
+        spill_bytes: arrays of this size and more are kept in scratch files and not in memory.
+        scratch_dir: folder of the scratch files; none for the system's folder of temporary files.
     """
 
     shard: int | None = Field(default=None, ge=0)
@@ -95,8 +115,10 @@ class SynchronizerSettings(Section):
 class ArchiveSettings(Section):
     """Where shards keep checkpoints outside the broker (see `atoll.archive`).
 
-    `url` is a folder, `file://…` or `s3://bucket/prefix`; empty means no archive. A mark is made every `every_s` seconds of
-    the run's age (0: none), and the newest `keep` marks that every shard has made are kept.
+    Attributes:
+        url: a folder, `file://…` or `s3://bucket/prefix`; empty for no archive.
+        every_s: a mark is made every so many seconds of the run's age; 0 for never.
+        keep: how many of the newest marks that every shard has made are kept.
     """
 
     url: str = ""
@@ -105,10 +127,18 @@ class ArchiveSettings(Section):
 
 
 class LogSettings(Section):
-    """How a process logs: `auto` is JSON unless the output is a terminal."""
+    """How a process logs.
+
+    Attributes:
+        format: "json" (a line for each event), "console" (for people), or "auto": JSON unless the output is a terminal.
+        level: the least serious level that is written.
+        dump_dir: where the last facts of its machines are written when something of ours fails, or on SIGUSR1 (`atoll replay`);
+            if it is not set, `atoll-facts` where the system keeps temporary files.
+    """
 
     format: Literal["auto", "json", "console"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
+    dump_dir: Path | None = None
 
 
 def _protocol(value: object) -> ProtocolSettings:
@@ -121,12 +151,24 @@ def _protocol(value: object) -> ProtocolSettings:
         raise ValueError(str(error)) from error
 
 
-class Settings(BaseSettings):
-    """Everything a process of Atoll can be told. `health_file` is what a service touches while it lives."""
+class Settings(Section):
+    """Everything that a process of Atoll can be told.
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid", arbitrary_types_allowed=True
-    )
+    Attributes:
+        run: id of the run.
+        seed: seed of the model's first values, of the order of the data and of sampling.
+        health_file: file that a service touches while it is healthy (`atoll health` reads it); none for no file.
+        broker: the broker.
+        protocol: what all processes of the run agree on.
+        learner: one learner process.
+        model: dimensions of the reference learner's model.
+        train: the reference learner's optimizer and schedule.
+        data: the token shards.
+        synchronizer: one synchronizer process.
+        archive: checkpoints outside the broker.
+        log: how a process logs.
+        sim: the scenario of `atoll sim train`.
+    """
 
     run: str = "local"
     seed: int = Field(default=0, ge=0, le=1 << 62)
@@ -141,19 +183,6 @@ class Settings(BaseSettings):
     archive: ArchiveSettings = ArchiveSettings()
     log: LogSettings = LogSettings()
     sim: dict[str, Any] = Field(default_factory=dict)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take nothing but what `load` merged: one reader of the environment, one order of precedence."""
-        del settings_cls, env_settings, dotenv_settings, file_secret_settings
-        return (init_settings,)
 
 
 def bus_options(settings: Settings) -> BusOptions:

@@ -16,7 +16,7 @@ from moto.server import ThreadedMotoServer
 from obstore.store import MemoryStore
 
 from atoll.archive import object_store as places
-from atoll.archive.object_store import ArchiveStore, FolderArchive, S3Archive, open_vault, resolved
+from atoll.archive.object_store import ArchiveStore, FolderArchive, S3Archive, open_archive, resolved
 from atoll.base.errors import ArchiveUnavailable, CheckpointError, RecordConflict, SettingsError
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.data_leases import DataLeases
@@ -58,10 +58,10 @@ def bucket() -> Iterator[str]:
 def vault(request: pytest.FixtureRequest, tmp_path: Path, run: str) -> ArchiveStore:
     """An empty vault of each kind."""
     if request.param == "folder":
-        return open_vault((tmp_path / "archive").as_uri())
+        return open_archive((tmp_path / "archive").as_uri())
     if request.param == "memory":
         return S3Archive(MemoryStore(), "memory")
-    return open_vault(f"{request.getfixturevalue('bucket')}/{run}")
+    return open_archive(f"{request.getfixturevalue('bucket')}/{run}")
 
 
 @pytest.fixture
@@ -95,13 +95,13 @@ def test_what_is_no_place_for_an_archive_is_refused() -> None:
     """The message says what is allowed and repeats no secret."""
     for url in ("", "http://host/x", "s3://", "file://host/x"):
         with pytest.raises(SettingsError, match="no place for an archive"):
-            open_vault(url)
+            open_archive(url)
     with pytest.raises(SettingsError, match="no user name") as refusal:
-        open_vault("s3://key:hunter2@bucket/x")
+        open_archive("s3://key:hunter2@bucket/x")
     assert "hunter2" not in str(refusal.value)
     for url in ("s3://key:hunter2@[bucket/x", "~nobody-of-this-name/x"):
         with pytest.raises(SettingsError, match="cannot be read") as refusal:
-            open_vault(url)
+            open_archive(url)
         assert "hunter2" not in str(refusal.value)
 
 
@@ -110,11 +110,11 @@ def test_a_folder_is_the_same_place_for_every_process(tmp_path: Path, monkeypatc
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
-    assert open_vault("~/archive").where == open_vault("archive").where == str(tmp_path / "archive")
+    assert open_archive("~/archive").where == open_archive("archive").where == str(tmp_path / "archive")
     for url in ("s3:/bucket/x", "s3://bucket/x", "file:/folder"):
         assert resolved(url) == url
     with pytest.raises(SettingsError, match="no place for an archive"):
-        open_vault("s3:/bucket/x")
+        open_archive("s3:/bucket/x")
 
 
 def test_a_large_object_is_read_in_parts(bucket: str, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_large_object_is_read_in_parts(bucket: str, run: str, monkeypatch: pyt
         return ranged(store, path, start=start, end=end)  # type: ignore[arg-type]  # a store of whatever kind
 
     monkeypatch.setattr(obstore, "get_range", counted)
-    vault = open_vault(f"{bucket}/{run}")
+    vault = open_archive(f"{bucket}/{run}")
     for data in (b"", b"0123", b"0123456789"):
         vault.put("object", data)
         assert vault.get("object", 10) == data
@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:
 def test_a_store_that_nobody_answers_for_is_unavailable(bucket: str) -> None:
     """A bucket that does not exist is said in a line, without the credentials."""
     with pytest.raises(ArchiveUnavailable) as refusal:
-        open_vault(f"{bucket}-that-is-none/x").put("a", b"1")
+        open_archive(f"{bucket}-that-is-none/x").put("a", b"1")
     assert os.environ["AWS_SECRET_ACCESS_KEY"] not in str(refusal.value)
     assert len(str(refusal.value).splitlines()) < 6
 

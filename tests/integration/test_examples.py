@@ -1,83 +1,60 @@
-"""The examples do what their first lines promise, as a reader would run them."""
+"""The examples do what their first lines promise: those lines are run as they are, from the root of the repository."""
 
 from __future__ import annotations
 
-import os
+import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from atoll.bus.server import EmbeddedBroker
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
-DEADLINE_S = 240.0
+from support.documents import ROOT, Reader, documented
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker as a reader of the example has one."""
-    with EmbeddedBroker(tmp_path / "nats") as broker:
-        yield broker
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    """A reader at the root of the repository; no process outlives the test."""
+    reader = Reader(tmp_path / "atoll")
+    yield reader
+    left = reader.leave()
+    assert left == [], "processes were left behind"
 
 
-@dataclass
-class Programs:
-    """Programs of this environment; their output goes to files, for nobody reads a pipe while they run."""
-
-    folder: Path
-    started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-
-    def start(self, name: str, *words: str) -> None:
-        """Start `python <words>`."""
-        with (self.folder / name).open("wb") as output:
-            self.started[name] = subprocess.Popen(
-                [sys.executable, *words], stdout=output, stderr=output, env=ENVIRONMENT
-            )
-
-    def finish(self, name: str) -> str:
-        """Return what it said once it has ended well."""
-        self.started[name].wait(DEADLINE_S)
-        said = (self.folder / name).read_text(encoding="utf-8")
-        assert self.started[name].returncode == 0, said[-4000:]
-        return said
+def lines_of(example: str) -> list[str]:
+    """Return the commands at the head of an example."""
+    tree = ast.parse((ROOT / "examples" / example).read_text(encoding="utf-8"))
+    return documented(ast.get_docstring(tree) or "")
 
 
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    """Programs that end with the test, whatever happens."""
-    programs = Programs(tmp_path)
-    yield programs
-    for process in programs.started.values():
-        process.kill()
-        process.wait(DEADLINE_S)
+def test_commands_stand_before_their_explanation() -> None:
+    """Two spaces and more end a command; prose is none."""
+    assert documented("Title.\n\n    a -b c      what it is\n    d\n\nProse.") == ["a -b c", "d"]
 
 
-def test_two_islands_find_what_neither_sees(programs: Programs) -> None:
+def test_two_islands_find_what_neither_sees(reader: Reader) -> None:
     """Both end with the slope that goes through both places."""
-    programs.start("tour", str(EXAMPLES / "two_islands.py"))
-    said = programs.finish("tour")
+    [command] = lines_of("two_islands.py")
+    said = reader.type("tour", command).finish(reader.deadline_s)
     slopes = [float(number) for number in re.findall(r"'(?:left|right)': ([\d.]+)", said)]
 
     assert len(slopes) == 2, said
     assert slopes == pytest.approx([3.0, 3.0], abs=0.1)
 
 
-def test_your_own_loop_becomes_an_island(broker: EmbeddedBroker, programs: Programs) -> None:
+def test_your_own_loop_becomes_an_island(reader: Reader) -> None:
     """Two digits learners and a shard on a real broker: both classify held-out digits well."""
-    programs.start("shard", "-m", "atoll.cli", "synchronizer", "--run", "digits", "--broker", broker.url)
-    for name in "ab":
-        programs.start(name, str(EXAMPLES / "digits.py"), name, broker.url)
-    said = {name: programs.finish(name) for name in "ab"}
-    commits = programs.finish("shard").count("round.committed")
+    broker_line, shard_line, *learner_lines = lines_of("digits.py")
+    reader.terminals["broker"] = reader.type("broker", broker_line)
+    reader.wait_for(reader.terminals["broker"], "Server is ready")
+    started = {line: reader.type("process", line) for line in (shard_line, *learner_lines)}
+    reader.terminals |= started
+    said = [started[line].finish(reader.deadline_s) for line in learner_lines]
+    commits = started[shard_line].finish(reader.deadline_s).count("round.committed")
 
+    assert len(learner_lines) == 2
     assert commits >= 8
-    for name, text in said.items():
-        found = re.search(rf"{name}: accuracy on held-out digits ([\d.]+)", text)
+    for text in said:
+        found = re.search(r"accuracy on held-out digits ([\d.]+)", text)
         assert found, text
         assert float(found[1]) > 0.9

@@ -18,7 +18,7 @@ import pytest
 
 from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.checkpoints import Manifest
-from atoll.archive.object_store import open_vault
+from atoll.archive.object_store import open_archive
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.run.heads import read_heads
@@ -111,7 +111,7 @@ async def test_a_run_outlives_its_brokers_disk(reef: IslandProcess, broker: Embe
     shutil.rmtree(tmp_path / "nats")
     await asyncio.to_thread(broker.start)
     survivor = reef.refused(reef.process("b"), "b", 3)
-    shelf = CheckpointStore(open_vault(str(tmp_path / "archive")), reef.run)
+    shelf = CheckpointStore(open_archive(str(tmp_path / "archive")), reef.run)
     mark, manifests = shelf.newest()
     shown = reef.answer("archive", "show", str(tmp_path / "archive"), "--verify")
     start_shards(reef, "-again", "--restore", str(tmp_path / "archive"))

@@ -46,7 +46,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MutantVerdict:
     """What became of a mutant: killed by a test, out of time (killed, too), survived, or run by no test at all."""
 
     fate: str
@@ -58,7 +58,7 @@ class ForkServer:
     """Tries mutants in forks of a pytest session; `done` are the names of those with a verdict."""
 
     def __init__(
-        self, mutants: Sequence[Mutant], jobs: int, minutes: float, tell: Callable[[Mutant, Verdict], None]
+        self, mutants: Sequence[Mutant], jobs: int, minutes: float, tell: Callable[[Mutant, MutantVerdict], None]
     ) -> None:
         """Prepare; the work is done when the session would run its tests."""
         self._mutants = list(mutants)
@@ -150,23 +150,27 @@ class ForkServer:
     def _begin(self, session: pytest.Session, mutant: Mutant) -> Trial | None:
         """Fork for a mutant; None where no test enters its function."""
         file = str(Path(mutant.file).resolve())
-        if mutant.scope is None:
-            numbers = sorted(range(len(session.items)), key=self._took_s.__getitem__)
-        else:
-            numbers = self._tests_of.get((file, mutant.scope[1]), [])
-        if not numbers:
-            self._tell(mutant, Verdict("unreached", "", 0.0))
+        entering = self._tests_of.get((file, mutant.scope[1]), []) if mutant.scope else self._tests_of_file(file)
+        if not entering:
+            self._tell(mutant, MutantVerdict("unreached", "", 0.0))
             return None
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(reader)
-            self._try(session, mutant, [session.items[number] for number in numbers], writer)
+            self._try(mutant, [session.items[number] for number in entering], writer)
         os.close(writer)
-        limit_s = PATIENCE_S + PATIENCE_FACTOR * sum(self._took_s[number] for number in numbers)
+        limit_s = PATIENCE_S + PATIENCE_FACTOR * sum(self._took_s[number] for number in entering)
         return Trial(mutant, pid, reader, time.monotonic(), limit_s)
 
-    def _try(self, session: pytest.Session, mutant: Mutant, items: list[pytest.Item], writer: int) -> None:
+    def _tests_of_file(self, file: str) -> list[int]:
+        """Return the tests that enter a function of a file, or none of any: those look at constants; the quickest first."""
+        entering = {number for (where, _), tests in self._tests_of.items() if where == file for number in tests}
+        somewhere = {number for tests in self._tests_of.values() for number in tests}
+        chosen = entering | (set(range(len(self._took_s))) - somewhere)
+        return sorted(chosen if entering else range(len(self._took_s)), key=self._took_s.__getitem__)
+
+    def _try(self, mutant: Mutant, items: list[pytest.Item], writer: int) -> None:
         """Play the tests against a mutant in this fork, and end it."""
         os.setsid()
         _hush()
@@ -195,10 +199,10 @@ class ForkServer:
             if pipe in ready:
                 fate, _, by = os.read(pipe, 65536).decode(errors="replace").partition("\n")
                 # A fork that ends without a word was ended by its mutant.
-                verdict = Verdict(fate or "killed", by or ("" if fate else "the process died"), took_s)
+                verdict = MutantVerdict(fate or "killed", by or ("" if fate else "the process died"), took_s)
             elif took_s >= trial.limit_s:
                 os.killpg(trial.pid, signal.SIGKILL)
-                verdict = Verdict("killed", "time is up", took_s)
+                verdict = MutantVerdict("killed", "time is up", took_s)
             else:
                 continue
             del running[pipe]
@@ -248,8 +252,9 @@ def _made_anew(file: str, tree: ast.Module) -> str:
     }
     for name, value in changed.items():
         if dataclasses.is_dataclass(value):
-            new, known = value.__init__, old[name].__init__
+            new, known = vars(value)["__init__"], vars(old[name])["__init__"]
             known.__defaults__, known.__kwdefaults__ = new.__defaults__, new.__kwdefaults__
+            old[name].__dataclass_fields__.update(value.__dataclass_fields__)
             continue
         for other in list(sys.modules.values()):
             if getattr(other, "__dict__", {}).get(name, other) is old[name]:

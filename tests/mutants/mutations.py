@@ -87,9 +87,9 @@ def _function_text(lines: Sequence[str], first: int) -> str:
         opens = line.strip().startswith((")", "def ", "async def "))
         if line.strip() and (_indent(line) < depth or (_indent(line) == depth and not opens)):
             break
-        if _indent(line) == depth and line.strip().startswith(("def ", "async def ")) and len(kept) > 1:
-            if not all(one.strip().startswith("@") for one in kept):
-                break
+        decorated = all(one.strip().startswith("@") for one in kept)
+        if _indent(line) == depth and line.strip().startswith(("def ", "async def ")) and not decorated:
+            break
         kept.append(line)
     return "\n".join(kept)
 

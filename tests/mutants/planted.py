@@ -74,19 +74,28 @@ def main(names: list[str]) -> int:
     chosen = [mutant for mutant in book["mutant"] if not names or mutant["name"] in names]
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda mutant: _shown(tried(mutant, book["groups"][mutant["group"]])), chosen))
+    known = {one["name"]: one for one in (json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else [])}
+    known |= {one["name"]: one for one in results}
     OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    missed = [result["name"] for result in results if not result["caught"]]
-    print(
-        f"{len(results) - len(missed)} of {len(results)} caught" + (f"; missed: {', '.join(missed)}" if missed else "")
+    OUT.write_text(
+        json.dumps([known[m["name"]] for m in book["mutant"] if m["name"] in known], indent=1) + "\n", encoding="utf-8"
     )
+    missed = [result["name"] for result in results if not result["caught"]]
+    tail = f"; missed: {', '.join(missed)}" if missed else ""
+    _say(f"{len(results) - len(missed)} of {len(results)} caught{tail}")
     return int(bool(missed))
 
 
 def _shown(result: dict[str, Any]) -> dict[str, Any]:
     caught = f"{result['took_s']:5.1f} s  {result['by']}" if result["caught"] else f"MISSED  {result['said']}"
-    print(f"{result['name']:36} {caught}", flush=True)
+    _say(f"{result['name']:36} {caught}")
     return result
+
+
+def _say(line: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

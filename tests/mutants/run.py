@@ -14,11 +14,12 @@ import json
 import sys
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fork_server import ForkServer, Verdict, read
+from fork_server import ForkServer, MutantVerdict, read
 from mutations import Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,7 @@ class Results:
         self._said_s = 0.0
         self.tried = 0
 
-    def note(self, package: str, mutant: Mutant, verdict: Verdict) -> None:
+    def note(self, package: str, mutant: Mutant, verdict: MutantVerdict) -> None:
         """Keep a verdict."""
         self.tried += 1
         self.known[mutant.name] = {
@@ -53,7 +54,7 @@ class Results:
             "took_s": round(verdict.took_s, 3),
         }
         if verdict.fate != "killed":
-            print(f"  {verdict.fate:9} {mutant.file}:{mutant.line} {mutant.before}  ->  {mutant.after}", flush=True)
+            _say(f"  {verdict.fate:9} {mutant.file}:{mutant.line} {mutant.before}  ->  {mutant.after}")
         if time.monotonic() - self._said_s > 10.0:
             self._said_s = time.monotonic()
             self.write({})
@@ -83,6 +84,12 @@ def score(results: Results, names: set[str]) -> dict[str, Any]:
     }
 
 
+def _say(line: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main() -> int:
     """Try mutants; return 1 where a package's score is below what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -101,9 +108,9 @@ def main() -> int:
         present |= {mutant.name for mutant in every}
         chosen = [m for m in every if asked.only in m.file][:: asked.sample]
         todo = [m for m in chosen if results.known.get(m.name, {}).get("fate") != "killed"]
-        print(f"{name}: {len(every)} mutants, {len(todo)} to try", flush=True)
+        _say(f"{name}: {len(every)} mutants, {len(todo)} to try")
         if todo:
-            server = ForkServer(todo, asked.jobs, asked.minutes, lambda m, v, p=name: results.note(p, m, v))
+            server = ForkServer(todo, asked.jobs, asked.minutes, partial(results.note, name))
             quiet = ["-p", "no:terminal", "-p", "no:randomly", "-p", "no:cacheprovider"]
             tests = [f"--deselect={slow}" for slow in package["slow"]] + [str(ROOT / test) for test in package["tests"]]
             status = pytest.main([*quiet, "--hypothesis-profile", "mutants", *tests], plugins=[server])
@@ -113,7 +120,7 @@ def main() -> int:
     results.known = {name: verdict for name, verdict in results.known.items() if name in present}
     results.write(scores)
     for name, got in scores.items():
-        print(f"{name}: {got['killed']} of {got['tried']} killed ({100 * got['score']:.1f} %), {got['mutants']} in all")
+        _say(f"{name}: {got['killed']} of {got['tried']} killed ({100 * got['score']:.1f} %), {got['mutants']} in all")
     return int(any(got["score"] < asked.floor for got in scores.values()))
 
 

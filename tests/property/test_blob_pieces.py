@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,7 +97,10 @@ async def test_what_a_broker_lost_is_there_again_after_it_is_sent_again() -> Non
 def test_arrays_are_put_together_from_pieces_in_any_order(order: tuple[int, ...]) -> None:
     """Those before the first one wait until it says what is where."""
     rng = np.random.default_rng(0)
-    state = {"momentum": rng.normal(size=3 * CHUNK_BYTES // 4).astype(np.float32), "count": np.arange(5)}
+    state: dict[str, npt.NDArray[Any]] = {
+        "momentum": rng.normal(size=3 * CHUNK_BYTES // 4).astype(np.float32),
+        "count": np.arange(5),
+    }
     packed = PackedArrays(state)
     pieces = [bytes(packed.piece(number)) for number in range(len(packed))]
     assert len(pieces) == len(order)

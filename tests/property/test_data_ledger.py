@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -220,7 +221,7 @@ class Leasers(RuleBasedStateMachine):
 
 
 Leasers.TestCase.settings = settings(
-    max_examples=3 * settings.default.max_examples,
+    max_examples=max(60, 3 * settings().max_examples),
     stateful_step_count=STEPS,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -270,6 +271,32 @@ def test_ids_that_never_come_back_do_not_make_the_record_grow() -> None:
     assert len(encode(ledger)) < MESSAGE_BYTES_MAX // 2
     assert sum(read.values()) == 2 * pods + 1 == sums_by_epoch(ledger)[0].finished
     assert (read["z-holds"], read[OTHERS]) == (1, 2 * 52)
+
+
+def test_readers_beyond_a_bound_are_counted_together_those_that_read_least_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who holds something is named, however little it has read; the others' sum stays exact."""
+    monkeypatch.setattr("atoll.protocol.data.LEARNERS_NAMED_MAX", 3)
+    ledger, begun = take(DataLedger(blocks=1000), "holds", 1, 1)
+    ledger, held_for_long = take(renew(ledger, "holds", 1, {begun.key: (1, 1)}), "holds", 1, 4)
+    ledger = renew(ledger, "holds", 1, {held_for_long.key: (0, 4)})
+    named = []
+    for number in range(1, 7):
+        ledger, grant = take(ledger, f"pod-{number}", 1, number)
+        ledger = renew(ledger, f"pod-{number}", 1, {grant.key: (2, 2)})
+
+        assert (
+            len({share.learner for share in ledger.finished}) <= 3 + 2
+        )  # and one sum each of all others and of the epoch
+        assert sum(sums_by_learner(ledger).values()) == 1 + number * (number + 1) // 2
+        named.append([share.learner for share in ledger.finished])
+        assert "holds" in named[-1]
+
+    pods = [[number for number in range(1, 7) if f"pod-{number}" in names] for names in named]
+    assert pods[:3] == [[1], [1, 2], [2, 3]]
+    assert pods[-1] == [6]
+    assert sums_by_learner(ledger) == {"(others)": 1 + 2 + 3 + 4 + 5, "holds": 1, "pod-6": 6}
 
 
 def holding(*renewals: tuple[str, int]) -> DataLedger:

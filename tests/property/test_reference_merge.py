@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from atoll.base import buffer_pool
 from atoll.base.errors import ProtocolMisuse
 from atoll.codec import FORMATS, Encoded
 from atoll.merge.correction import Heloco, MomentumReference
@@ -28,6 +29,19 @@ RULE = Heloco(0.2, 0.5, 0.5, 1.0, 3.0)
 TINY = 1e-20
 SMALL = 128
 METHODS: tuple[Method, ...] = ("mean", "rda")
+
+
+@pytest.fixture(autouse=True)
+def _memory_holds_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hand out memory that holds no numbers: what is not written before it is read is noticed."""
+    empty = buffer_pool.empty
+
+    def poisoned(elements: int) -> Vector:
+        made = empty(elements)
+        made.fill(np.nan)
+        return made
+
+    monkeypatch.setattr(buffer_pool, "empty", poisoned)
 
 
 def slices_of(sizes: Sequence[int] = SIZES) -> tuple[FragmentSlice, ...]:
@@ -109,13 +123,17 @@ def drawn(kind: str, codec: str, seed: int) -> tuple[list[Encoded], list[float],
             [9.0] * 3,
             [1.0] * 3,
         )
+    elif kind == "nothing left":
+        vectors, weights, fresh = noise[:2], [1.0, 2.0], [0.0, 0.0]
     else:
         vectors, weights, fresh = [noise[0], -noise[1], noise[2]], [1.0, 2.0, 4.0], [0.0, 0.25, 0.0625]
     sent = [Encoded.of(np.asarray(vector, np.float32), FORMATS[codec]) for vector in vectors]
     return sent, weights, fresh, momentum
 
 
-@pytest.mark.parametrize("kind", ["anywhere", "cancelling", "alone and late", "one that moves", "all late"])
+@pytest.mark.parametrize(
+    "kind", ["anywhere", "cancelling", "alone and late", "one that moves", "all late", "nothing left"]
+)
 @pytest.mark.parametrize("codec", list(FORMATS))
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("method", METHODS)

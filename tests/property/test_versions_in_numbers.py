@@ -31,23 +31,29 @@ CARRIED = 2.0**-9
 """What rounding to bfloat16 takes of what is carried."""
 
 
+LATEST = "latest"
+
+
 class Plain:
-    """The same outer step as an optimizer that wants a fragment as a whole, as those of optax do."""
+    """The same outer step as an optimizer that wants a fragment as a whole, as those of optax do.
+
+    Its state looks into the values that it returns, as that of a look-ahead may.
+    """
 
     def init(self, params: Vector) -> State:
         """Return no momentum yet."""
-        return {MOMENTUM: np.zeros(params.size, np.float32)}
+        return {MOMENTUM: np.zeros(params.size, np.float32), LATEST: params}
 
     def update(self, params: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
         """Take one step."""
         momentum = (MOMENTUM_SHARE * state[MOMENTUM] + pseudo_gradient).astype(np.float32)
-        moved = params - LR * (pseudo_gradient + MOMENTUM_SHARE * momentum)
-        return moved.astype(np.float32), {MOMENTUM: momentum}
+        moved: Vector = (params - LR * (pseudo_gradient + MOMENTUM_SHARE * momentum)).astype(np.float32)
+        return moved, {MOMENTUM: momentum, LATEST: moved}
 
 
 def rules(optimizer: OuterOptimizer, **asked: Any) -> GlobalUpdate:  # noqa: ANN401  (settings of any type)
     """Return the rules of a run."""
-    agreed = {"correction": "none", "outer_lr": LR, "outer_momentum": MOMENTUM_SHARE} | asked
+    agreed: dict[str, Any] = {"correction": "none", "outer_lr": LR, "outer_momentum": MOMENTUM_SHARE} | asked
     return GlobalUpdate(optimizer, ProtocolSettings(**agreed).check())
 
 
@@ -87,6 +93,8 @@ def test_learners_hold_the_shards_bits_and_nothing_that_rounding_took_is_lost(
         lost = 2e-6 + version * (5e-7 + 1.5 * CARRIED * HALF_STEP[codec] * largest_step)
         np.testing.assert_allclose(values + carried, exact, rtol=0, atol=lost)
         np.testing.assert_allclose(state[MOMENTUM], momentum, rtol=0, atol=1e-6)
+        if LATEST in state:
+            np.testing.assert_allclose(state[LATEST], values + carried, rtol=0, atol=lost)
     if average:
         weights = (1.0 - 1.0 / average) ** np.arange(VERSIONS - 1, -1, -1)
         wanted = np.average(seen, axis=0, weights=weights)

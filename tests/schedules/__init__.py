@@ -1,1 +1,1 @@
-"""Deterministic simulation of the production drivers: one seed decides a whole run with all its faults (docs/dst.md)."""
+"""Simulated schedules of faults: the production drivers in virtual time, checked against safety properties."""

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from atoll.bus.subscriptions import BufferedSubscription
+from atoll.base.errors import StorageFull
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory.bus import MemoryBroker
-from atoll.bus.memory.streams import StoredMessage, MemoryStream, QueuePlace
+from atoll.bus.memory.streams import MemoryStream, QueuePlace, StoredMessage
 from atoll.bus.streams import stream_of, stream_plan
+from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.subjects import Subjects
-from atoll.base.errors import StorageFull
 from schedules.processes import ProcessLoop
 
 ACK_WAIT_S = 6.0
@@ -126,7 +126,9 @@ class ScheduleBroker(MemoryBroker):
 
     # --- the work queues ----------------------------------------------------------------------------------------------
 
-    def pull(self, stream: WatchedStream, place: QueuePlace, until_s: float, deliver: Callable[[StoredMessage, bool], None]) -> None:
+    def pull(
+        self, stream: WatchedStream, place: QueuePlace, until_s: float, deliver: Callable[[StoredMessage, bool], None]
+    ) -> None:
         """Deliver the next message of a place, when there is one before `until_s`."""
         if place.gone or not self.up:
             return
@@ -203,4 +205,4 @@ class ScheduleBroker(MemoryBroker):
         self.streams.clear()
         self.provision(run)
         for name, stream in self.streams.items():
-            stream._sequence = ends[name]  # no number is given out twice: see docs/dst.md
+            stream._sequence = ends[name]  # no number is given out twice: see docs/explanation/schedules.md

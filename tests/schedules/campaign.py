@@ -3,7 +3,7 @@
     --minutes M, --schedules N   how long, or how many (default: 200 schedules)
     --first S                    the first seed; the others follow it
     --resume FILE                go on where the campaign in FILE ended, with this commit, and write down how far this one came
-    --figures FILE               write the figures as JSON, for `build/results`
+    --results                    write the figures to `build/results/dst.json`
     --seed S [--only 3,7,12]     play this one schedule, or only some of its happenings, and print its whole log
     --mutants [NAME]             plant each known bug, or one, and show what it takes to catch it
 
@@ -27,6 +27,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.results import Figure, write
 from schedules.faults import KINDS
 from schedules.minimise import minimised
 from schedules.mutants import MUTANTS, Caught, hunt
@@ -163,9 +164,8 @@ def campaign(chosen: argparse.Namespace) -> int:
     say(covered(done.tally))
     if state is not None:
         keep(chosen.resume, state, done)
-    if chosen.figures is not None:
-        chosen.figures.parent.mkdir(parents=True, exist_ok=True)
-        chosen.figures.write_text(json.dumps(summary(done), indent=2) + "\n", encoding="utf-8")
+    if chosen.results:
+        write_results(done)
     if done.failure is None:
         say(f"schedules: all held in {done.schedules} (seeds {first} to {first + done.schedules - 1})")
         return 0
@@ -176,7 +176,7 @@ def campaign(chosen: argparse.Namespace) -> int:
 # --- campaigns that go on -------------------------------------------------------------------------------------------------
 
 
-class MixedCommits(Exception):  # noqa: N818  (a fact)
+class MixedCommits(Exception):
     """The campaign in a file is of other sources."""
 
 
@@ -184,7 +184,15 @@ def resumed(path: Path, first: int) -> dict[str, Any]:
     """Return the state of a campaign, a new one where there is none; raise `MixedCommits` for one of another commit."""
     now = commit()
     if not path.exists():
-        return {"commit": now, "first": first, "next": first, "schedules": 0, "core_s": 0.0, "tally": {}, "failures": []}
+        return {
+            "commit": now,
+            "first": first,
+            "next": first,
+            "schedules": 0,
+            "core_s": 0.0,
+            "tally": {},
+            "failures": [],
+        }
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if state["commit"] != now:
         raise MixedCommits(f"{path} is of commit {state['commit']}, this is {now}: give another file, or remove it")
@@ -201,21 +209,28 @@ def keep(path: Path, state: dict[str, Any], done: Played) -> None:
         state["failures"].append({"seed": done.failure.seed, "what": done.failure.what})
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-    say(f"{state['schedules']} schedules of this commit are played, {len(state['failures'])} failed; the next is {state['next']}")
+    failed = len(state["failures"])
+    say(f"{state['schedules']} schedules of this commit are played, {failed} failed; the next is {state['next']}")
 
 
-def summary(done: Played) -> dict[str, Any]:
-    """Return what a campaign did, as data."""
-    failure = None if done.failure is None else f"seed {done.failure.seed}: {done.failure.what}"
-    return {
-        "commit": commit(),
-        "first": done.first,
-        "schedules": done.schedules,
-        "took_s": done.took_s,
-        "core_s": done.core_s,
-        "failure": failure,
-        "tally": {name: done.tally[name] for name in COVERED},
-    }
+def figures_of(done: Played) -> list[Figure]:
+    """Return what a campaign did, as figures."""
+    failure = done.failure
+    last = done.first + done.schedules - 1
+    how = f"seeds {done.first} to {last}" if failure is None else f"seed {failure.seed}: {failure.what}"
+    per_core = done.schedules / max(done.core_s, 1e-9)
+    covered_by = [Figure(name, done.tally[name], "", "", None, "over all schedules") for name in COVERED]
+    return [
+        Figure("schedules played", done.schedules, "schedules", "no violation", failure is None, how),
+        Figure("violations", int(failure is not None), "", "0", failure is None, how),
+        Figure("schedules per second of one core", per_core, "per s", "", None, f"{done.core_s:.0f} s of cores"),
+        *covered_by,
+    ]
+
+
+def write_results(done: Played) -> int:
+    """Write the figures of a campaign where every benchmark does."""
+    return write("dst", done.first, figures_of(done))
 
 
 # --- what is said ---------------------------------------------------------------------------------------------------------
@@ -304,7 +319,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="play this one schedule and print its whole log")
     parser.add_argument("--only", type=_numbers, help="with --seed: only these happenings, 'none' for none")
     parser.add_argument("--resume", type=Path, help="go on with the campaign in this file")
-    parser.add_argument("--figures", type=Path, help="write the figures as JSON")
+    parser.add_argument("--results", action="store_true", help="write the figures to build/results/dst.json")
     parser.add_argument("--mutants", nargs="?", const="all", choices=["all", *MUTANTS], metavar="NAME")
     parser.add_argument("--workers", type=_count, default=os.cpu_count() or 1, help="processes (default: one per core)")
     chosen = parser.parse_args(arguments)

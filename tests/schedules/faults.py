@@ -90,6 +90,4 @@ def drawn(dice: random.Random, storm_s: float, weather: Mapping[str, float] | No
 
 def _rates(dice: random.Random) -> dict[str, float]:
     share = dice.choice((0.08, 0.2, 0.4))
-    return {
-        name: dice.choice(kind.per_min) for name, kind in KINDS.items() if name in ALWAYS or dice.random() < share
-    }
+    return {name: dice.choice(kind.per_min) for name, kind in KINDS.items() if name in ALWAYS or dice.random() < share}

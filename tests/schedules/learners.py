@@ -1,6 +1,6 @@
 """One life of a learner: production's session, boundary, driver, leases, lender and supply around a training of small sums.
 
-    join ─► its own checkpoint, a peer's state or a fresh one ─► batch, step, boundary … ─► data back, drain, goodbye
+join ─► its own checkpoint, a peer's state or a fresh one ─► batch, step, boundary … ─► data back, drain, goodbye
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atoll.base.errors import AtollError, BrokerUnavailable
-from atoll.model.pytrees import gather
 from atoll.base.identity import Identity
-from atoll.client.step_hook import StepHook, planned
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.join import believed
+from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.peer_recovery import borrow
 from atoll.client.session import JoinRequest, Session
-from atoll.client.optimizer_state import packed_bytes_max
+from atoll.client.step_hook import StepHook, planned
+from atoll.model.pytrees import gather
 from atoll.wire.messages import RunRecord
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.feed import Supply
@@ -208,7 +208,9 @@ class Learner:
 
     def _stepped(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters after a step: whole numbers are added, the same for nobody else."""
-        stepped = {name: leaf + self.numbers.integers(-2, 3, leaf.shape).astype(np.float32) for name, leaf in params.items()}
+        stepped = {
+            name: leaf + self.numbers.integers(-2, 3, leaf.shape).astype(np.float32) for name, leaf in params.items()
+        }
         if self.spoil:
             self.spoil = False
             first = next(iter(stepped))

@@ -12,9 +12,10 @@ ATTEMPTS_MAX = 60
 
 
 def minimised(happenings: list[Happening], breaks: Breaks, attempts_max: int = ATTEMPTS_MAX) -> frozenset[int]:
-    """Return a set of happenings with which a schedule still `breaks`: whole kinds are left out first, then parts, then single ones.
+    """Return a set of happenings with which a schedule still `breaks`.
 
-    A schedule with fewer happenings is another schedule from the first one left out on, so this finds a small set, not the least.
+    Whole kinds are left out first, then parts of the list, then single ones. A schedule with fewer happenings is another
+    schedule from the first one left out on, so this finds a small set, not the least.
     """
     left = attempts_max
     kept = frozenset(each.number for each in happenings)

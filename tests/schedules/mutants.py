@@ -38,9 +38,10 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
+from atoll.protocol.fragment_slot import FragmentSlot
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import FragmentRound, Offer
-from atoll.protocol.shard import FragmentSlot, Shard
+from atoll.protocol.shard import Shard
 from atoll.protocol.tenure import LeaseSeen, Tenure
 from atoll.run import delta_chain as _chain
 from atoll.run.heads import head_info
@@ -50,8 +51,9 @@ from atoll_synchronizer import store as _store
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
 from atoll_synchronizer.garbage_collector import GarbageCollector
+from atoll_synchronizer.intake import QUEUE_POLL_S, FactIntake
 from atoll_synchronizer.lease import LeaseKeeper
-from atoll_synchronizer.service import QUEUE_POLL_S, ShardService
+from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import ShardStore
 from schedules.schedule import play
 
@@ -67,7 +69,8 @@ HANDLE, FOLD_ALL, FOLD = Shard.handle, Shard._fold, FragmentRound.fold
 ENTER, SEEN, WRITE = FragmentLedger.enter_into, Tenure._seen, ShardStore._write
 COMMIT, HEAD, READ, READ_STATE = ShardStore.commit, ShardStore._head, ShardStore._read, ShardStore._read_state
 DO, DRAIN, STORED, FETCH = ShardService._do, Session.drain, CommitAttempt.stored, Aggregator.fetch
-LEASE_INIT, SHARE, TAKE, GIVE_BACK = LeaseKeeper.__init__, StateLender.share, data_leases.take, data_leases.give_back
+LEASE_INIT: Any = LeaseKeeper.__init__
+SHARE, TAKE, GIVE_BACK = StateLender.share, data_leases.take, data_leases.give_back
 RENEW, ADVANCED = data_leases.renew, delta_chain._advanced
 
 
@@ -211,6 +214,7 @@ async def any_connection(self: ShardStore, head: Head, revision: int, info: Any,
 
 async def head_first(self: CommitAttempt, bus: Any) -> StoredBlobs:  # noqa: ANN401  (a bus)
     """The head becomes visible before the chunks it names are durable."""
+    del bus
     refs = {}
     for name, (stem, upload) in self.uploads.items():
         for number in range(len(upload._source)):
@@ -225,14 +229,14 @@ async def purge_first(self: ShardStore, command: Commit, pseudo_gradient: Any) -
     """What a commit supersedes is deleted before the new head is visible."""
     state = self.holdings[command.fragment].head.state
     if state is not None:
-        await self.garbage.remove(f"{state.stem}.*")
+        await self.garbage_collector.remove(f"{state.stem}.*")
     return await COMMIT(self, command, pseudo_gradient)
 
 
 async def purge_when_refused(self: ShardStore, fragment: int, *ours: Any) -> None:  # noqa: ANN401
     """A commit that was refused deletes its chunks, although a fence may stand on them. It was real."""
     del fragment
-    await self.garbage.remove(*(f"{ref.stem}.*" for ref in ours))
+    await self.garbage_collector.remove(*(f"{ref.stem}.*" for ref in ours))
 
 
 async def removing_fails(self: GarbageCollector, *subject_filters: str) -> None:
@@ -241,14 +245,14 @@ async def removing_fails(self: GarbageCollector, *subject_filters: str) -> None:
         await self._bus.purge(each)
 
 
-async def removed_reader_waits(self: ShardService, consumer: Any) -> None:  # noqa: ANN401
+async def removed_reader_waits(self: FactIntake) -> None:
     """An owner whose reader was removed goes on owning, without ever reading again. It was real."""
     while True:
         try:
-            delivery = await consumer.next(QUEUE_POLL_S)
+            delivery = await self._queue.next(QUEUE_POLL_S)  # type: ignore[union-attr]
             if delivery is None:
-                proven = await consumer.drained()
-                self._on_fact(QueueDrained(at_s=self.clock.monotonic(), proven=proven))
+                proven = await self._queue.drained()  # type: ignore[union-attr]
+                self._tell(QueueDrained(at_s=self._now_s(), proven=proven))
                 continue
             await self._on_delivery(delivery)
         except (BusError, BrokerUnavailable):
@@ -258,7 +262,7 @@ async def removed_reader_waits(self: ShardService, consumer: Any) -> None:  # no
 def acknowledge_apart(self: ShardService, action: Action) -> None:
     """Acknowledgements do not wait in the lane behind the commit and the ledger that they rest on."""
     if isinstance(action, Acknowledge):
-        self.background.spawn(self._execute(action))
+        self.background.spawn(self.lanes._execute(action, self.clock.monotonic()))
         return
     DO(self, action)
 
@@ -278,9 +282,10 @@ class _Wall:
         self.wall = self.monotonic = clock.wall
 
 
-def lease_on_wall(self: LeaseKeeper, bus: Any, subjects: Any, shard: int, settings: Any, clock: Any, identity: Any = None) -> None:  # noqa: ANN401
+def lease_on_wall(self: LeaseKeeper, *known: Any) -> None:  # noqa: ANN401
     """How long a lease has stood still is measured by a clock that is set."""
-    LEASE_INIT(self, bus, subjects, shard, settings, _Wall(clock), identity)
+    *before, clock, identity = known
+    LEASE_INIT(self, *before, _Wall(clock), identity)
 
 
 async def removed_when_read(self: Aggregator, key: Any, manifest: Any) -> float:  # noqa: ANN401
@@ -374,7 +379,7 @@ async def scrambled(source: Any, download: Download) -> bytes:  # noqa: ANN401
 async def swept_unseen(self: ShardStore, fragment: int) -> None:
     """What former epochs wrote is swept although the head may name it."""
     for epoch in range(1, self.epoch):
-        await self.garbage.remove(*self._subjects.written_in(fragment, epoch))
+        await self.garbage_collector.remove(*self._subjects.written_in(fragment, epoch))
 
 
 def left_for_ever(self: GarbageCollector, fragment: int, *subject_filters: str) -> None:
@@ -412,7 +417,8 @@ def returned_unread(ledger: DataLedger, learner: str, incarnation: int, progress
     """A unit that is given back begins anew for the next one."""
     after = GIVE_BACK(ledger, learner, incarnation, progress)
     returned = tuple(msgspec.structs.replace(grant, read=0) for grant in after.returned)
-    return msgspec.structs.replace(after, returned=returned)
+    found: DataLedger = msgspec.structs.replace(after, returned=returned)
+    return found
 
 
 def bury_the_living(self: LeaseWatch, ledger: DataLedger, now_s: float) -> set[Any]:
@@ -425,7 +431,8 @@ def finished_not_struck(ledger: DataLedger, learner: str, incarnation: int, prog
     """A unit that was read whole is counted and stays leased."""
     after = RENEW(ledger, learner, incarnation, progress)
     gone = tuple(grant for grant in ledger.grants if grant.key not in {each.key for each in after.grants})
-    return msgspec.structs.replace(after, grants=(*after.grants, *gone))
+    found: DataLedger = msgspec.structs.replace(after, grants=(*after.grants, *gone))
+    return found
 
 
 def released_below(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -441,7 +448,7 @@ Patch = tuple[Any, str, Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Mutant:
+class DriverMutant:
     """Patches, and where they show: happenings per minute and settings that make it likely, what is drawn otherwise."""
 
     patches: tuple[Patch, ...]
@@ -452,70 +459,89 @@ class Mutant:
 SMALL = {"chunk_bytes": 1024, "rows": 60}
 FREEZES = {"freeze": 30.0, "freeze at an await": 30.0, "join": 10.0}
 POWER = {"power cut": 40.0, "requests lost": 20.0, "join": 10.0}
+LATE_ANSWERS = {"answers lost": 60.0, "cut down": 60.0, "messages late": 60.0}
+FULL = {"disk full": 30.0, "requests lost": 20.0}
+COMING = {"join": 30.0, "leave": 20.0, "messages late": 30.0}
 DELTAS = {"codec_down": "int4", "keyframe_versions": 5}
 CROWD = {"grace_gamma": 0.0, "learners": 3, "quorum": 1, "interval_steps": 2, "ending": "apart"}
 CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
 
-MUTANTS: dict[str, Mutant] = {
-    "no dedupe": Mutant(((SettledPushes, "note", forget_settled),)),
-    "any base": Mutant(((FragmentRound, "refusal", any_base),)),
-    "ack before commit": Mutant(((Shard, "handle", acknowledge_when_ready),)),
-    "counted twice": Mutant(((FragmentRound, "fold", fold_twice),)),
-    "opened too early": Mutant(
+MUTANTS: dict[str, DriverMutant] = {
+    "no dedupe": DriverMutant(((SettledPushes, "note", forget_settled),)),
+    "any base": DriverMutant(((FragmentRound, "refusal", any_base),)),
+    "ack before commit": DriverMutant(((Shard, "handle", acknowledge_when_ready),)),
+    "counted twice": DriverMutant(((FragmentRound, "fold", fold_twice),)),
+    "opened too early": DriverMutant(
         ((Shard, "_fold", open_too_early),), {"leave": 60.0, "join": 80.0, "messages slow": 30.0}, CROWD
     ),
-    "refusal acked before kept": Mutant(((Shard, "handle", acknowledge_unkept),)),
-    "farewell dismissed before kept": Mutant(((Shard, "handle", dismiss_unkept),)),
-    "acks beside the lane": Mutant(((ShardService, "_do", acknowledge_apart),)),
-    "ledger of a later moment": Mutant(
+    "refusal acked before kept": DriverMutant(((Shard, "handle", acknowledge_unkept),)),
+    "farewell dismissed before kept": DriverMutant(((Shard, "handle", dismiss_unkept),)),
+    "acks beside the lane": DriverMutant(((ShardService, "_do", acknowledge_apart),)),
+    "ledger of a later moment": DriverMutant(
         ((Shard, "handle", ledger_of_later),), {**CRASHES, "chunk damaged": 30.0, "leave": 15.0, "messages late": 20.0}
     ),
-    "lost fates": Mutant(((FragmentLedger, "enter_into", reports_only),), CRASHES),
-    "lost reports": Mutant(((FragmentLedger, "frozen", reports_forgotten),)),
-    "ledger not read at takeover": Mutant(((ShardStore, "_read", ledger_not_read),), CRASHES),
-    "ledger read before the fence": Mutant(
+    "lost fates": DriverMutant(((FragmentLedger, "enter_into", reports_only),), CRASHES),
+    "lost reports": DriverMutant(((FragmentLedger, "frozen", reports_forgotten),)),
+    "ledger not read at takeover": DriverMutant(((ShardStore, "_read", ledger_not_read),), CRASHES),
+    "ledger read before the fence": DriverMutant(
         ((ShardStore, "_load", load_before_fence),), {**FREEZES, "clock ahead": 12.0, "messages late": 20.0}
     ),
-    "no fence": Mutant(((ShardStore, "_fence", no_fence),)),
-    "revision not checked": Mutant(((ShardStore, "_write", overwrite),), FREEZES),
-    "lease stolen, no fence": Mutant(((Tenure, "_seen", steal), (ShardStore, "_fence", no_fence))),
-    "lease never expires": Mutant(((Tenure, "_seen", never_expires),), CRASHES),
-    "head before chunks": Mutant(((CommitAttempt, "stored", head_first),)),
-    "purge before head": Mutant(((ShardStore, "commit", purge_first),)),
-    "purge of a refused commit": Mutant(
-        ((ShardStore, "_disown", purge_when_refused),), {"answers lost": 40.0, "cut down": 40.0, "freeze at an await": 20.0}
+    "no fence": DriverMutant(((ShardStore, "_fence", no_fence),)),
+    "revision not checked": DriverMutant(((ShardStore, "_write", overwrite),), FREEZES),
+    "lease stolen, no fence": DriverMutant(((Tenure, "_seen", steal), (ShardStore, "_fence", no_fence))),
+    "lease never expires": DriverMutant(((Tenure, "_seen", never_expires),), CRASHES),
+    "head before chunks": DriverMutant(((CommitAttempt, "stored", head_first),)),
+    "purge before head": DriverMutant(((ShardStore, "commit", purge_first),)),
+    "purge of a refused commit": DriverMutant(
+        ((ShardStore, "_disown", purge_when_refused),), LATE_ANSWERS, {"storm_s": 20.0, "hosts": 2}
     ),
-    "purge is part of the commit": Mutant(((GarbageCollector, "remove", removing_fails),), {"cut both ways": 40.0}),
-    "removed reader stays owner": Mutant(((ShardService, "_read_queue", removed_reader_waits),), FREEZES),
-    "early timer lost": Mutant(((Shard, "handle", early_timer_lost),), {"clock ahead": 6.0}),
-    "farewell before pushes": Mutant(((Session, "drain", leave_early),)),
-    "fence of any epoch": Mutant(((ShardStore, "_fence", any_epoch),), FREEZES),
-    "lease on wall time": Mutant(((LeaseKeeper, "__init__", lease_on_wall),), {"wall clock set": 40.0, "crash": 10.0}),
-    "contributions removed when read": Mutant(((Aggregator, "fetch", removed_when_read),)),
-    "tokens of one commit": Mutant(((ShardStore, "_head", tokens_of_this_commit),)),
-    "frames not kept for readers": Mutant(((ShardStore, "_head", frames_not_kept),)),
-    "deltas left out": Mutant(((ShardStore, "_head", delta_left_out),), None, DELTAS),
-    "no keyframe beside deltas": Mutant(((CommitAttempt, "stored", keyframe_once),), None, DELTAS | {"keyframe_versions": 2}),
-    "carry lost at takeover": Mutant(((ShardStore, "_read_state", carry_forgotten),), CRASHES, DELTAS),
-    "downlink not settled": Mutant(((DownlinkQuantiser, "settle", nothing_settled),), None, DELTAS),
-    "chain unchecked": Mutant(((delta_chain, "_advanced", chain_unchecked),), None, DELTAS),
-    "outer state bounded too low": Mutant(((store_module, "state_bytes_max", state_bound),), CRASHES, {"outer_momentum": 0.3}),
-    "stored before a reconnect": Mutant(((CommitAttempt, "stored", stored_once),), POWER, SMALL),
-    "head on a later connection": Mutant(((ShardStore, "_write", any_connection),), POWER),
-    "lost pieces under known ids": Mutant(((Upload, "forget", ids_kept),), POWER, SMALL),
-    "upload resumed by count": Mutant(((Upload, "missing", counted_pieces),), {"disk full": 30.0, "requests lost": 20.0}, SMALL),
-    "pieces in any order": Mutant(((memory_bus, "whole", scrambled),), None, SMALL),
-    "former epochs swept unseen": Mutant(((ShardStore, "_sweep", swept_unseen),), CRASHES, DELTAS),
-    "leftovers never removed": Mutant(((GarbageCollector, "leave", left_for_ever),), {}),
-    "residual dropped": Mutant(((Pusher, "_keep", residual_dropped),), {}, {"codec_up": "int4", "error_feedback": True}),
-    "residual doubled": Mutant(((Pusher, "_keep", residual_replaced),), {}, {"codec_up": "int4", "error_feedback": True}),
-    "state lent by reference": Mutant(((StateLender, "share", lent_by_reference),), {"join": 30.0, "leave": 20.0, "messages late": 30.0}),
-    "data granted twice": Mutant(((data_leases, "take", granted_twice),)),
-    "data returned unread": Mutant(((data_leases, "give_back", returned_unread),), {"leave": 20.0, "join": 20.0}, {"learners": 3}),
-    "live data leases buried": Mutant(((LeaseWatch, "dead", bury_the_living),), {"join": 12.0}, {"learners": 3}),
-    "finished data stays leased": Mutant(((data_leases, "renew", finished_not_struck),)),
-    "rebuilt lease below the heads": Mutant(
-        ((rebuild, "Lease", released_below),), {"store lost": 10.0, "crash": 10.0}, {"archive_every_s": 2, "storm_s": 20.0}
+    "purge is part of the commit": DriverMutant(
+        ((GarbageCollector, "remove", removing_fails),), {"cut both ways": 40.0}
+    ),
+    "removed reader stays owner": DriverMutant(((FactIntake, "read_queue", removed_reader_waits),), FREEZES),
+    "early timer lost": DriverMutant(((Shard, "handle", early_timer_lost),), {"clock ahead": 6.0}),
+    "farewell before pushes": DriverMutant(((Session, "drain", leave_early),)),
+    "fence of any epoch": DriverMutant(((ShardStore, "_fence", any_epoch),), FREEZES),
+    "lease on wall time": DriverMutant(((LeaseKeeper, "__init__", lease_on_wall),), {"wall clock set": 60.0}),
+    "contributions removed when read": DriverMutant(((Aggregator, "fetch", removed_when_read),)),
+    "tokens of one commit": DriverMutant(((ShardStore, "_head", tokens_of_this_commit),)),
+    "frames not kept for readers": DriverMutant(((ShardStore, "_head", frames_not_kept),)),
+    "deltas left out": DriverMutant(((ShardStore, "_head", delta_left_out),), None, DELTAS),
+    "no keyframe beside deltas": DriverMutant(
+        ((CommitAttempt, "stored", keyframe_once),), None, DELTAS | {"keyframe_versions": 2}
+    ),
+    "carry lost at takeover": DriverMutant(((ShardStore, "_read_state", carry_forgotten),), CRASHES, DELTAS),
+    "downlink not settled": DriverMutant(((DownlinkQuantiser, "settle", nothing_settled),), None, DELTAS),
+    "chain unchecked": DriverMutant(((delta_chain, "_advanced", chain_unchecked),), None, DELTAS),
+    "outer state bounded too low": DriverMutant(
+        ((store_module, "state_bytes_max", state_bound),), CRASHES, {"outer_momentum": 0.3}
+    ),
+    "stored before a reconnect": DriverMutant(((CommitAttempt, "stored", stored_once),), POWER, SMALL),
+    "head on a later connection": DriverMutant(((ShardStore, "_write", any_connection),), POWER),
+    "lost pieces under known ids": DriverMutant(((Upload, "forget", ids_kept),), POWER, SMALL),
+    "upload resumed by count": DriverMutant(((Upload, "missing", counted_pieces),), FULL, SMALL),
+    "pieces in any order": DriverMutant(
+        ((memory_bus, "whole", scrambled),), CRASHES, SMALL | {"chunk_bytes": 600, "learners": 3}
+    ),
+    "former epochs swept unseen": DriverMutant(((ShardStore, "_sweep", swept_unseen),), CRASHES, DELTAS),
+    "leftovers never removed": DriverMutant(((GarbageCollector, "leave", left_for_ever),), {}),
+    "residual dropped": DriverMutant(
+        ((Pusher, "_keep", residual_dropped),), {}, {"codec_up": "int4", "error_feedback": True}
+    ),
+    "residual doubled": DriverMutant(
+        ((Pusher, "_keep", residual_replaced),), {}, {"codec_up": "int4", "error_feedback": True}
+    ),
+    "state lent by reference": DriverMutant(
+        ((StateLender, "share", lent_by_reference),), COMING, {"learners": 3, "slow_threads": 1.0}
+    ),
+    "data granted twice": DriverMutant(((data_leases, "take", granted_twice),)),
+    "data returned unread": DriverMutant(((data_leases, "give_back", returned_unread),), COMING, {"learners": 3}),
+    "live data leases buried": DriverMutant(((LeaseWatch, "dead", bury_the_living),), {"join": 12.0}, {"learners": 3}),
+    "finished data stays leased": DriverMutant(((data_leases, "renew", finished_not_struck),)),
+    "rebuilt lease below the heads": DriverMutant(
+        ((rebuild, "Lease", released_below),),
+        {"store lost": 10.0, "crash": 10.0},
+        {"archive_every_s": 2, "storm_s": 20.0},
     ),
 }
 

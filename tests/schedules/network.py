@@ -16,19 +16,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from atoll.wire.limits import check_size, info_text
-from atoll.bus.subscriptions import BufferedSubscription
-from atoll.wire.blobs import BlobRef, Portion
-from atoll.wire.limits import Buffer, Info
-from atoll.bus.interface import Record, StoredEvent, CoreMessage
-from atoll.bus.memory.bus import MemoryBus
-from atoll.bus.memory.streams import StoredMessage, QueuePlace
-from atoll.wire.blobs import Download, Upload
-from atoll.wire.subjects import Subjects, token
-from atoll.bus.streams import stream_of
-from atoll.base.waiting import all_of
 from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RecordConflict
+from atoll.base.waiting import all_of
+from atoll.bus.interface import CoreMessage, Record, StoredEvent
+from atoll.bus.memory.bus import MemoryBus
+from atoll.bus.memory.streams import QueuePlace, StoredMessage
+from atoll.bus.streams import stream_of
+from atoll.bus.subscriptions import BufferedSubscription
 from atoll.protocol.invariants import InvariantBroken
+from atoll.wire.blobs import BlobRef, Download, Portion, Upload
+from atoll.wire.limits import Buffer, Info, check_size, info_text
+from atoll.wire.subjects import Subjects, token
 from schedules.broker import ScheduleBroker, WatchedStream
 from schedules.processes import Process, ProcessLoop
 
@@ -42,7 +40,7 @@ UP, DOWN = "up", "down"
 
 
 @dataclass(slots=True)
-class Weather:
+class LinkWeather:
     """What happens to messages at this moment; shares of all messages, seconds."""
 
     delay_s: float = 0.004
@@ -53,7 +51,7 @@ class Weather:
     duplicates: float = 0.0
 
 
-class NoAnswer(Exception):  # noqa: N818  (a fact, no failure)
+class NoAnswer(Exception):
     """The broker says nothing to this request."""
 
 
@@ -71,7 +69,7 @@ class Network:
         self.loop = loop
         self.dice = dice
         self.tally = tally
-        self.weather = Weather()
+        self.weather = LinkWeather()
         self.cut: dict[str, dict[Process, int]] = {UP: {}, DOWN: {}}
         self._on_violation = on_violation
 
@@ -312,9 +310,7 @@ class ScheduleBus(MemoryBus):
     def say(self, effect: Callable[..., object], *arguments: object) -> None:
         """Have `effect` happen at the broker at most once, or twice; nobody answers."""
         if not self._closed:
-            self.network.send(
-                self.process, UP, self.network.weather.lost_messages, self._if_up, effect, arguments
-            )
+            self.network.send(self.process, UP, self.network.weather.lost_messages, self._if_up, effect, arguments)
 
     def _if_up(self, effect: Callable[..., object], arguments: tuple[object, ...]) -> None:
         if self.broker.up:
@@ -394,7 +390,13 @@ class ScheduleBus(MemoryBus):
     # --- records ------------------------------------------------------------------------------------------------------
 
     async def put_record(
-        self, subject: str, data: bytes, *, expected: int | None, info: Info | None = None, reconnects: int | None = None
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        reconnects: int | None = None,
     ) -> int:
         """Write by compare-and-set; an earlier attempt of ours is found by its id."""
         check_size(subject, data)

@@ -7,24 +7,43 @@ epoch is never followed by an earlier one, every durable push finds exactly one 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from atoll.archive.rebuild import REBUILDER
-from atoll.wire.blobs import BlobRef
 from atoll.bus.memory.streams import StoredMessage
-from atoll.wire.subjects import Subjects
-from atoll.run.delta_chain import frames_of
 from atoll.codec import KEYFRAME
-from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.data import DataLedger, sums_by_epoch
 from atoll.protocol.events import Acknowledge, Commit, Dismiss, PushKey, Share
+from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.invariants import Durable, InvariantBroken, require
+from atoll.run.delta_chain import frames_of
+from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Head, Included, Lease, Member, RunRecord, decode
+from atoll.wire.subjects import Subjects
 from schedules import values
 from schedules.broker import ScheduleBroker
 from schedules.values import Vector, Version
+
+LEASE_LOST = (
+    "crashes of hosts",
+    "freezes",
+    "clock ahead",
+    "requests sent again",
+    "messages slow",
+    "messages late",
+    "cut both ways",
+    "cut up",
+    "cut down",
+    "broker away",
+    "power cut",
+    "disk full",
+    "stores lost",
+    "host told to leave",
+)
+"""After these an owner may have failed to renew its lease in time."""
 
 
 class Safety:
@@ -113,9 +132,7 @@ class Safety:
         before = self.members.get(member.learner)
         if before is not None:
             same = member.incarnation == before.incarnation and member.nonce == before.nonce
-            require(
-                member.incarnation > before.incarnation or same, "an incarnation is claimed once", (before, member)
-            )
+            require(member.incarnation > before.incarnation or same, "an incarnation is claimed once", (before, member))
         self.members[member.learner] = member
 
     def _see_lease(self, lease: Lease) -> None:
@@ -129,17 +146,20 @@ class Safety:
         else:
             require(lease.epoch in (was, was + 1), "tenures are numbered without gaps", (was, lease))
             require(lease.epoch == was + 1, "a tenure has one owner", (was, lease))
+            renewed = before is not None and not before.released
+            excused = any(self.tally[kind] for kind in LEASE_LOST)
+            require(not renewed or excused, "no lease is taken from an owner that can renew it", (before, lease))
             self.tally["tenures"] += 1
         self.leases[lease.shard] = lease
 
     def _see_data(self, ledger: DataLedger) -> None:
-        units = [grant for grant in (*ledger.grants, *ledger.returned)]
+        units = (*ledger.grants, *ledger.returned)
         by_epoch: dict[int, list[tuple[int, int]]] = {}
         for unit in units:
             by_epoch.setdefault(unit.epoch, []).append((unit.start, unit.stop))
         for epoch, ranges in by_epoch.items():
             ranges.sort()
-            apart = all(one[1] <= other[0] for one, other in zip(ranges, ranges[1:], strict=False))
+            apart = all(one[1] <= other[0] for one, other in itertools.pairwise(ranges))
             require(apart, "a block of data is leased to one", (epoch, ranges))
         for row in sums_by_epoch(ledger):
             total = row.finished + row.leased + row.returned + row.untouched
@@ -157,9 +177,7 @@ class Safety:
         for grant in after.grants:
             former = held.get((grant.key, grant.holder))
             if former is not None:
-                require(
-                    grant.of != former.of or grant.read >= former.read, "reading never goes back", (former, grant)
-                )
+                require(grant.of != former.of or grant.read >= former.read, "reading never goes back", (former, grant))
 
     # --- heads --------------------------------------------------------------------------------------------------------
 
@@ -213,7 +231,9 @@ class Safety:
         self.versions[head.fragment] = Version(head.version, values_now, state)
         self.durable.versions[head.fragment] = head.version
         self.durable.tokens.setdefault(head.fragment, 0)
-        fragment_ledger = FragmentLedger() if head.fragment_ledger is None else thawed(b"".join(self._blob(head.fragment_ledger)))
+        fragment_ledger = (
+            FragmentLedger() if head.fragment_ledger is None else thawed(b"".join(self._blob(head.fragment_ledger)))
+        )
         self.durable.fragment_ledger[head.fragment] = fragment_ledger
         rebuilt = self.run.rebuilt
         require(rebuilt is not None or head.version == 0, "a run is founded with version 0", head)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from atoll.archive.checkpoint_store import CheckpointStore
 from schedules.faults import Happening
-from schedules.network import DOWN, UP, Weather
+from schedules.network import DOWN, UP, LinkWeather
 from schedules.processes import NEVER, Process
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ RECONNECT_S = 1.0
 DRIFT = 0.1
 
 
-class Storm:
+class FaultStorm:
     """The faults of one world, from `begin` to `heal`."""
 
     def __init__(self, world: World, happenings: list[Happening]) -> None:
@@ -71,7 +72,7 @@ class Storm:
         """End every fault."""
         self._raging = False
         world = self.world
-        world.network.weather = Weather()
+        world.network.weather = LinkWeather()
         for way in (UP, DOWN):
             world.network.cut[way].clear()
         world.broker.full = world.vault.away = False
@@ -111,7 +112,7 @@ class Storm:
 
     def _clear(self, field: str) -> None:
         network = self.world.network
-        network.weather = replace(network.weather, **{field: getattr(Weather(), field)})
+        network.weather = replace(network.weather, **{field: getattr(LinkWeather(), field)})
 
     def _cut(self, happening: Happening) -> None:
         process = self._someone(happening)
@@ -173,18 +174,15 @@ class Storm:
 
     def _lose_store(self, happening: Happening) -> None:
         """The broker's disk dies; its place is taken by an empty one, and whoever serves a shard restores the run."""
-        from atoll.archive.checkpoint_store import CheckpointStore
-        from schedules.world import RUN
-
         world = self.world
         if not world.plan.archive_every_s or world.rebuilds or world.vault.away:
             return
-        if not any(mark.complete for mark in CheckpointStore(world.vault, RUN).marks()):
+        if not any(mark.complete for mark in CheckpointStore(world.vault, world.run).marks()):
             return
         world.tally["stores lost"] += 1
         world.rebuilding = world.rebuilds = True
         world.broker.crash()
-        world.broker.lose_all(RUN)
+        world.broker.lose_all(world.run)
         world.safety.lost()
         for host in list(world.hosts):
             if world.dice.random() < 0.7:

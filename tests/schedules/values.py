@@ -21,6 +21,9 @@ from atoll.protocol.invariants import require
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import Head, Included
 
+# HeLoCo's constants, from its paper (arXiv 2606.00271) and not from the code that is checked here.
+COSINE, SHRINK, SHRINK_MAX, ROTATE, DOUBT = 0.2, 0.5, 0.5, 1.0, 3.0
+
 Numbers = npt.NDArray[np.float64]
 Vector = npt.NDArray[np.float32]
 State = dict[str, npt.NDArray[Any]]
@@ -68,16 +71,16 @@ def corrected(settings: ProtocolSettings, part: Numbers, momentum: Numbers) -> N
     if settings.correction == "none" or length <= 1e-18 or reference <= 1e-18:
         return part
     cosine = float(part @ momentum) / (length * reference)
-    if abs(cosine - settings.heloco_cosine) < 1e-6 or abs(cosine) < 1e-9:
+    if abs(cosine - COSINE) < 1e-6 or abs(cosine) < 1e-9:
         return None
-    if cosine >= settings.heloco_cosine:
+    if cosine >= COSINE:
         return part
-    confidence = length / (length + settings.heloco_doubt * reference)
+    confidence = length / (length + DOUBT * reference)
     if cosine < 0.0:
-        beta = min(-settings.heloco_shrink * cosine * confidence, settings.heloco_shrink_max)
+        beta = min(-SHRINK * cosine * confidence, SHRINK_MAX)
         bent: Numbers = part - (beta * cosine * length / reference) * momentum
         return bent if np.linalg.norm(bent) > 0.02 * length else None
-    turn = min(settings.heloco_rotate * (1.0 - cosine) * confidence, 1.0)
+    turn = min(ROTATE * (1.0 - cosine) * confidence, 1.0)
     mixed: Numbers = (1.0 - turn) * part / length + turn * momentum / reference
     return mixed * (length / float(np.linalg.norm(mixed)))
 
@@ -113,7 +116,9 @@ def _averaged(settings: ProtocolSettings, piece: FragmentSlice, parts: list[Numb
         return mean
     lengths = [float(np.linalg.norm(part)) for part, _ in heard]
     radial = sum(weight * length for length, (_, weight) in zip(lengths, heard, strict=True)) / total
-    directions = [weight * part / length for length, (part, weight) in zip(lengths, heard, strict=True) if length > 1e-18]
+    directions = [
+        weight * part / length for length, (part, weight) in zip(lengths, heard, strict=True) if length > 1e-18
+    ]
     if not directions:
         return np.zeros(piece.size)
     direction: Numbers = np.sum(directions, axis=0) / total
@@ -137,7 +142,11 @@ def check_step(
         restart = settings.outer_restart_versions and after.number % settings.outer_restart_versions == 0
         kept = after.state["momentum"].astype(np.float64)
         _close("the momentum of a version is that of its step", kept, 0.0 * following if restart else following, 1.0)
-    slack = 1.0 if "carry" not in after.state else 1.0 + 200.0 * float(np.abs(after.state["carry"].astype(np.float64)).max())
+    slack = (
+        1.0
+        if "carry" not in after.state
+        else 1.0 + 200.0 * float(np.abs(after.state["carry"].astype(np.float64)).max())
+    )
     _close("the values of a version are those of its step", after.unrounded, target, slack)
     _check_average(settings, before, after)
 

@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from atoll.archive.rebuild import rebuild
 from atoll.archive.checkpoint_store import CheckpointStore
-from atoll.bus.memory.streams import StoredMessage
+from atoll.archive.rebuild import rebuild
 from atoll.base.errors import AtollError, IdentityTaken, ProtocolMisuse
 from atoll.base.identity import Identity
-from atoll.client.step_hook import planned
+from atoll.bus.memory.streams import StoredMessage
 from atoll.client.join import Borrowed
+from atoll.client.step_hook import planned
 from atoll.model.layout import Layout
 from atoll.protocol.invariants import InvariantBroken, require
 from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.settings import ProtocolSettings
 from atoll.settings import ArchiveSettings
-from atoll_synchronizer.shard_assignment import Host
 from atoll_synchronizer.process import wait_for_run
+from atoll_synchronizer.shard_assignment import Host
 from schedules.archive import MemoryVault
 from schedules.broker import ScheduleBroker
 from schedules.drawing import Plan
@@ -39,7 +39,7 @@ from schedules.learners import BLOCK_TOKENS, SEQUENCE, Learner
 from schedules.network import Network, ScheduleBus
 from schedules.processes import OUTSIDE, Process, ProcessLoop
 from schedules.safety import Safety
-from schedules.storm import Storm
+from schedules.storm import FaultStorm
 
 RUN = "s"
 NAMES = ("a", "b", "c", "d")
@@ -138,7 +138,7 @@ class World:
         self.draining = self.healed = self.rebuilding = self.rebuilds = False
         self.windows: Counter[tuple[int, int]] = Counter()
         self.data_blocks, self.lease_blocks = plan.data_blocks, plan.lease_blocks
-        self.storm = Storm(self, happenings)
+        self.storm = FaultStorm(self, happenings)
         self.layout: Layout = planned(self.params(random.Random(seed)), settings.fragments, ("e",))[0]
         self._numbers: Counter[str] = Counter()
         self._steps_s = {name: 0.25 * 2.0 ** self.dice.uniform(-1.0, 1.0) for name in NAMES}
@@ -255,8 +255,10 @@ class World:
 
     def _is_bug(self, error: BaseException) -> bool:
         """Return whether a process ended as none of ours may."""
-        return not isinstance(error, AtollError) or type(error) is AtollError or isinstance(
-            error, ProtocolMisuse | InvariantBroken
+        return (
+            not isinstance(error, AtollError)
+            or type(error) is AtollError
+            or isinstance(error, ProtocolMisuse | InvariantBroken)
         )
 
     async def _serve(self, host: HostProcess) -> None:
@@ -465,7 +467,11 @@ class World:
             if learner.left:
                 theirs = (island.tokens, island.pushed, island.superseded, island.refused_local)
                 ours = (account.trained, account.pushed, account.superseded, account.refused_local)
-                require(account.left and ours == theirs, "the ledger holds what a learner said as it left", (name, ours, theirs))
+                require(
+                    account.left and ours == theirs,
+                    "the ledger holds what a learner said as it left",
+                    (name, ours, theirs),
+                )
             require(account.trained <= island.tokens, "nothing is counted that was not trained", (name, account))
 
     def _check_data(self) -> None:
@@ -488,9 +494,7 @@ class World:
             if not share.learner:
                 first, last = share.epoch * ledger.blocks, (share.epoch + 1) * ledger.blocks
                 there = sum(first <= block < last for block, _ in self.windows)
-                require(
-                    there >= WINDOWS * share.blocks, "what counts as read was read", (share, there, WINDOWS)
-                )
+                require(there >= WINDOWS * share.blocks, "what counts as read was read", (share, there, WINDOWS))
 
         if not any(self.tally[kind] for kind in READ_AGAIN):
             twice = [window for window, times in self.windows.items() if times > 1]

@@ -202,7 +202,7 @@ def members(group: int) -> list[psutil.Process]:
 @pytest.mark.parametrize("group", [FleetParameters, Exchange])
 def test_every_number_is_documented_with_its_default(group: type[FleetParameters | Exchange]) -> None:
     """In the page as in the help: name, default, and where it comes from."""
-    page = (ROOT / "docs" / "goodput.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "goodput.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `--")]
 
     for each in fields(group):

@@ -17,8 +17,7 @@ import jax
 import pytest
 
 import atoll
-from atoll.base.errors import AtollError, SettingsError
-from atoll.base.exits import INTERRUPTED
+from atoll.base.errors import INTERRUPTED, AtollError, SettingsError
 from atoll.bus.memory.bus import MemoryBroker
 from atoll.local.environment import flat, variables
 from atoll.local.options import UpRequest, plan

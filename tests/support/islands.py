@@ -8,18 +8,19 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from atoll.bus.interface import Record
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.ledger import Settlement, settle
 from atoll.run.ledger import closing_ledger
-from atoll.wire.messages import Event, decode
+from atoll.wire.messages import Event, Head, decode
 from atoll.wire.subjects import Subjects
 from support import caches
 from support.links import unique_run
@@ -39,7 +40,7 @@ SMALL = {
     "ATOLL_PROTOCOL__SHARDS": "1",
     "ATOLL_LEARNER__THREADS": "1",
     "ATOLL_LOG__FORMAT": "json",
-    "ATOLL_BROKER__PATIENCE_S": "5",
+    "ATOLL_BROKER__PATIENCE_S": "120",
 }
 
 
@@ -131,8 +132,21 @@ class IslandProcess:
         return [decode(Event, entry.data) for entry in entries]
 
     async def settlement(self) -> Settlement:
-        """Return the fates of the run from the ledger each shard closed with last."""
-        return settle(closing_ledger(await self.tape("ledger")), int(SMALL["ATOLL_PROTOCOL__FRAGMENTS"]))
+        """Return the fates of the run from the ledger each shard closed with last; its heads must know of the same tokens."""
+        settled = settle(closing_ledger(await self.tape("ledger")), int(SMALL["ATOLL_PROTOCOL__FRAGMENTS"]))
+        bus = await open_bus(self.url, self.run, name="reader", provision=False)
+        try:
+            check_heads(settled, await bus.get_records(Subjects(self.run).head("*")))
+        finally:
+            await bus.close()
+        return settled
+
+
+def check_heads(settled: Settlement, heads: Iterable[Record]) -> None:
+    """Compare the tokens that a run's heads say they hold with those that its ledgers say were merged."""
+    held = sum(decode(Head, record.data).tokens_merged for record in heads)
+    merged = settled.fates["merged"] + settled.fates["merged_late"]
+    assert held == merged, f"heads hold {held} token-fragments, ledgers {merged}"
 
 
 def versions(rounds: list[Event]) -> dict[int, list[int]]:

@@ -17,7 +17,7 @@ from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle, JoinOptions, join
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, thawed
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.quarantine import MEASURES_MIN
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_heads
@@ -27,6 +27,7 @@ from atoll.run.record import read_run
 from atoll.wire.messages import Event, decode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import serve_run
+from support.islands import check_heads
 
 Opener = Callable[[], Coroutine[Any, Any, Bus]]
 
@@ -43,7 +44,7 @@ def settings(**changes: object) -> ProtocolSettings:
         "fragments": 4,
         "interval_steps": 6,
         "shards": 2,
-        "silence_s": 1.0,
+        "silence_s": 10.0,
         "tokens_target": 6_000,
     }
     return msgspec.convert(base | changes, ProtocolSettings).check()
@@ -132,8 +133,11 @@ class MemoryWorld:
         async def read() -> Ledger:
             bus = await self.bus()
             entries = await bus.replay(Subjects(self.run).event("ledger", "*"))
+            heads = await bus.get_records(Subjects(self.run).head("*"))
             await bus.close()
-            return closing_ledger(decode(Event, entry.data) for entry in entries)
+            ledger = closing_ledger(decode(Event, entry.data) for entry in entries)
+            check_heads(settle(ledger, self.protocol.fragments), heads)
+            return ledger
 
         return self.home.submit(read()).result(240.0)
 

@@ -51,9 +51,10 @@ from atoll.protocol.events import (
 from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger, Settlement, settle
-from atoll.protocol.reference import FateModel, IslandModel, RoundModel
+from atoll.protocol.recorder import logbook_line
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from support.reference_machines import FateModel, IslandModel, RoundModel
 
 ROUNDS_MAX = 60
 
@@ -435,8 +436,7 @@ class ProtocolWorld:
 
     def _note(self, who: str, fact: Event, actions: list[Action]) -> None:
         """Keep one readable line per fact, for logbooks and for the last lines of a failure."""
-        done = ", ".join(_said(action) for action in actions) or "nothing"
-        self.log.append(f"{self.now_s:6.2f} {who:8} {_said(fact)} -> {done}")
+        self.log.append(logbook_line(who, fact, actions, self.now_s))
 
 
 def _reports(fragment_ledger: FragmentLedger) -> Ledger:
@@ -448,22 +448,3 @@ def _reports(fragment_ledger: FragmentLedger) -> Ledger:
         told.reported(learner, int(incarnation), *sums)
         told.accounts[name].left = report.left
     return told
-
-
-def _said(value: object) -> str:
-    """Return an event or command as `Name(what matters)`; numbers carry the first letter of what they number."""
-    shown = []
-    for name in ("learner", "key", "fragment", "version", "name", "push", "base_version", "attempt", "age", "fate"):
-        got = getattr(value, name, None)
-        if isinstance(got, tuple):
-            shown.append("/".join(str(part) for part in got))
-        elif isinstance(got, str) and got:
-            shown.append(got)
-        elif got is not None and got != "":
-            shown.append(f"{name[0]}{got}")
-    if isinstance(value, ArmTimer):
-        shown.append(f"at {value.due_s:.2f}")
-    if isinstance(value, Commit):
-        shown.append(f"of {len(value.shares)}: {value.end}")
-    reason = getattr(value, "reason", "")
-    return f"{type(value).__name__}({' '.join([*shown, *([reason] if reason else [])])})"

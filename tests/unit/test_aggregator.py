@@ -43,7 +43,7 @@ class Away(MemoryBus):
 
 async def test_an_outage_fills_no_memory_and_costs_no_piece_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many contributions are queued, so many have room; when the broker is back they go on where they were."""
-    monkeypatch.setattr("atoll_synchronizer.event_log.RETRY_S_MAX", 0.01)
+    monkeypatch.setattr("atoll.base.retry.RETRY_S_MAX", 0.01)
     made: list[FrameDecoder] = []
 
     class Counted(FrameDecoder):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 
-from atoll.bus.nats import buffers
-from atoll.bus.nats.buffers import ROOM_BYTES, room
+from atoll.base import buffer_pool
+from atoll.base.buffer_pool import ROOM_BYTES, ROOMS_KEPT, room
 
 
 def test_a_room_comes_back_when_nobody_looks_any_more() -> None:
     """Whoever holds a part of it keeps all of it; then it is the next one's."""
-    buffers._spent.clear()
+    buffer_pool._spent_rooms.clear()
     first = memoryview(room(ROOM_BYTES))
     first[:4] = b"mine"
     part = first[:4]
@@ -26,10 +26,10 @@ def test_a_room_comes_back_when_nobody_looks_any_more() -> None:
 
 def test_no_more_than_some_are_kept() -> None:
     """What a burst needed goes back to the system."""
-    many = [room(ROOM_BYTES) for _ in range(buffers.KEPT + 3)]
+    many = [room(ROOM_BYTES) for _ in range(ROOMS_KEPT + 3)]
     many.clear()
     gc.collect()
-    assert len(buffers._spent) == buffers.KEPT
+    assert len(buffer_pool._spent_rooms) == ROOMS_KEPT
 
 
 def test_other_sizes_are_memory_of_their_own() -> None:

@@ -10,8 +10,8 @@ import pytest
 from atoll.report.charts import (
     PALETTE,
     Series,
-    Share,
     ShareCurve,
+    SharePoint,
     TimelineBar,
     label,
     lines,
@@ -90,7 +90,7 @@ def test_a_stack_is_as_wide_as_its_parts() -> None:
 
 def test_shares_have_their_interval_their_rings_and_columns_on_a_logarithmic_axis() -> None:
     """Three columns that double are equally far apart; an interval beyond the whole ends at its frame."""
-    points = [Share(x, 0.98, 0.1, f"at {x}") for x in (100.0, 200.0, 400.0)]
+    points = [SharePoint(x, 0.98, 0.1, f"at {x}") for x in (100.0, 200.0, 400.0)]
     svg = shares_file([ShareCurve("ours", points, [(200.0, 0.5)])], {100: "100", 200: "200", 400: "400"}, "chips", "%")
     dots = [dot for dot in drawn(svg, "circle") if dot.get("r") == "2.5"]
     xs = [float(dot.get("cx", "nan")) for dot in dots]
@@ -104,7 +104,7 @@ def test_shares_have_their_interval_their_rings_and_columns_on_a_logarithmic_axi
 
 
 def test_one_column_alone_stands_in_the_middle() -> None:
-    svg = shares_file([ShareCurve("one", [Share(4096.0, 0.5, 0.0, "half")])], {4096: "4096"}, "chips", "%")
+    svg = shares_file([ShareCurve("one", [SharePoint(4096.0, 0.5, 0.0, "half")])], {4096: "4096"}, "chips", "%")
     frame = drawn(svg, "line")[0]
 
     assert float(drawn(svg, "circle")[0].get("cx", "nan")) == pytest.approx(

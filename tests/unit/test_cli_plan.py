@@ -202,7 +202,7 @@ def test_without_a_file_a_run_is_the_protocols_default() -> None:
 
 def examples() -> list[tuple[str, list[str]]]:
     """Return the commands of the page and the lines that it shows of their output."""
-    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "planning.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```console\n\$ atoll (plan .*)\n((?:.+\n)+?)```", page)
     return [(command, shown.splitlines()) for command, shown in blocks]
 

@@ -22,7 +22,7 @@ LEASE_S = 6.0
 
 
 @dataclass
-class HandClock:
+class LeaseClock:
     """A clock that a test moves."""
 
     now_s: float = 0.0
@@ -66,7 +66,7 @@ class Learners:
         """Begin with an empty ledger."""
         self.bus = ForgetfulBus(run, MemoryBroker())
         self.subjects = Subjects(run)
-        self.clock = HandClock()
+        self.clock = LeaseClock()
 
     async def join(self, learner: str) -> tuple[Member, DataLeases]:
         """Return the next life of a learner."""

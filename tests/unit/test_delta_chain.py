@@ -66,7 +66,7 @@ class ChainRun:
         """Make so many versions, and have nothing lie about that nobody needs."""
         for _ in range(versions):
             await self.store.commit(one_commit(self.head.version), drawn(self.head.version + 1))
-            await self.store.garbage.sweep()
+            await self.store.garbage_collector.sweep()
 
     async def read(self, held: GlobalFragment | None = None) -> tuple[Vector, int]:
         """Return what a reader gets of the newest head, and the bytes it read."""

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, SettingsError
 from atoll.client.adoption import AdoptableFragment, adopt
 from atoll.client.device_encoding import Encoder, checked, chosen

@@ -32,14 +32,10 @@ NAMED = attrgetter("name")
 every_format = pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))
 both_sets = pytest.mark.parametrize("kernels_of", BOTH, ids=["plain", "fast"])
 lossy_formats = pytest.mark.parametrize(
-    "form", [form for form in FORMATS.values() if FACTS[form.name].error], ids=lambda form: form.name
+    "form", [form for form in FORMATS.values() if FACTS[form.name].error], ids=NAMED
 )
-scaled_formats = pytest.mark.parametrize(
-    "form", [form for form in FORMATS.values() if form.levels], ids=lambda form: form.name
-)
-floating_formats = pytest.mark.parametrize(
-    "form", [form for form in FORMATS.values() if not form.levels], ids=lambda form: form.name
-)
+scaled_formats = pytest.mark.parametrize("form", [form for form in FORMATS.values() if form.levels], ids=NAMED)
+floating_formats = pytest.mark.parametrize("form", [form for form in FORMATS.values() if not form.levels], ids=NAMED)
 
 
 def drawn(elements: int, seed: int, spread: float = 3.0) -> Vector:

@@ -58,7 +58,7 @@ def test_packets_may_end_anywhere() -> None:
         feed(framer, CONVERSATION[cut:])
 
         assert framer.take() == FRAMES, cut
-        assert not framer.has_frames
+        assert not framer.frames
         assert framer.waiting_bytes == 0
 
 

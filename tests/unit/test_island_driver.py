@@ -11,8 +11,9 @@ import pytest
 from atoll.base.clock import SystemClock
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.adoption import AdoptableFragment
-from atoll.client.driver import IslandDriver, StepBoundary, StepReport
+from atoll.client.driver import IslandDriver
 from atoll.client.founding import publish_origin
+from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import CallHeard, HeadHeard
 from atoll.protocol.island import Island

@@ -214,7 +214,7 @@ class OvertakenBus(MemoryBus):
         if ".st." in ref.stem and self.owner is not None:
             owner, self.owner = self.owner, None
             await owner.advance()
-            await owner.store.garbage.sweep()
+            await owner.store.garbage_collector.sweep()
         return await super().get_blob(ref, size_bytes_max)
 
 

@@ -109,7 +109,7 @@ def drawn(seed: int) -> Vector:
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again at once."""
-    monkeypatch.setattr("atoll.client.pushing.RETRY_S", 0.0)
+    monkeypatch.setattr("atoll.base.retry.RETRY_S", 0.0)
 
 
 @pytest.mark.parametrize("codec", ["f32", "int4"])

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from atoll.base.errors import PeerMisbehaved
 from atoll.model.layout import Layout, TensorSpec, plan_layout
-from atoll.model.pytrees import Pieces, describe, gather, look, named_dtype, pack_raw, scatter, unpack_raw
+from atoll.model.pytrees import Pieces, describe, gather, look, named_dtype, scatter
 
 Leaves = dict[str, npt.NDArray[Any]]
 FLOATS = ["float16", "bfloat16", "float32"]
@@ -108,37 +107,6 @@ def test_other_dtypes_are_zero_and_left_alone(dtype: str) -> None:
     by_name = {s.tensor_name: vector[s.offset : s.offset + s.size].tolist() for s in layout.slices(0)}
     assert by_name == {"w": [1.0] * 3, "n": [0.0] * 3}
     assert set(scatter(layout, 0, vector, leaves)) == {"w"}
-
-
-@pytest.mark.parametrize("fragments", [1, 2, 5])
-@pytest.mark.parametrize("dtype", EVERY)
-def test_raw_bytes_survive_for_every_dtype(dtype: str, fragments: int) -> None:
-    """`pack_raw` and `unpack_raw` return every tensor of every dtype bit for bit."""
-    leaves = filled(dtype)
-    layout = planned(leaves, fragments)
-    back = {name: np.zeros_like(array) for name, array in leaves.items()}
-    for fragment in range(fragments):
-        put(back, unpack_raw(layout, pack_raw(layout, leaves, fragment), fragment))
-    assert same(leaves, back)
-
-
-def test_raw_bytes_of_a_strided_array() -> None:
-    """A transposed view is packed in the order of its rows."""
-    leaves = {"w": np.arange(6, dtype=np.float32).reshape(2, 3).T}
-    layout = planned(leaves, 1)
-    assert pack_raw(layout, leaves, 0) == np.ascontiguousarray(leaves["w"]).tobytes()
-
-
-@pytest.mark.parametrize("change", [-1, 1, -40])
-def test_raw_bytes_of_a_wrong_length_are_refused(change: int) -> None:
-    """Missing and surplus bytes are the peer's mistake."""
-    leaves = filled("float32")
-    layout = planned(leaves, 1)
-    data = pack_raw(layout, leaves, 0)
-    wrong = data[:change] if change < 0 else data + bytes(change)
-    with pytest.raises(PeerMisbehaved, match="wrong length") as caught:
-        unpack_raw(layout, wrong, 0)
-    assert (caught.value.got, caught.value.allowed) == (len(wrong), len(data))
 
 
 def test_describe_names_the_leaves_of_a_pytree() -> None:

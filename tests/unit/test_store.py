@@ -92,7 +92,7 @@ async def test_an_owner_keeps_what_its_head_names_and_no_more(desk: StoreDesk) -
 
         assert before <= await desk.chunks() <= desk.named(store) | before
         before = {stem for stem in desk.named(store) if ".st.b." not in stem}
-    await store.garbage.sweep()
+    await store.garbage_collector.sweep()
     assert await desk.chunks() == desk.named(store)
 
 
@@ -115,7 +115,7 @@ async def test_what_a_dead_owner_left_is_swept_by_its_heir(desk: StoreDesk) -> N
         assert len(await desk.chunks() - desk.named(heir)) >= 4
         await heir.commit(one_commit(version), STEP)
 
-    await heir.garbage.sweep()
+    await heir.garbage_collector.sweep()
     assert await desk.chunks() == desk.named(heir)
     third = await desk.owner(3)
     assert third.holdings[0].head.version == 5
@@ -213,7 +213,7 @@ async def test_a_commit_that_failed_goes_on_where_it_was(desk: StoreDesk, monkey
     assert steps == {1: 1}
     assert len(bus.stored) == len(set(bus.stored)) == 3
     assert store.holdings[0].values.tobytes() == smooth.holdings[0].values.tobytes()
-    await store.garbage.sweep()
+    await store.garbage_collector.sweep()
     assert await desk.chunks() == desk.named(store)
 
 
@@ -319,7 +319,7 @@ async def test_a_head_never_names_what_a_power_cut_took_before_it_was_sent(kind:
     await bus.close()
 
 
-class ForgetfulBus(MemoryBus):
+class ForgetfulStoreBus(MemoryBus):
     """A bus that loses the answer to a founder's head until a shard has fenced that head."""
 
     async def put_record(
@@ -343,7 +343,7 @@ class ForgetfulBus(MemoryBus):
 async def test_a_founder_never_removes_a_keyframe_that_a_fenced_head_names() -> None:
     """The answer to its write was lost, and the shard's fence stands on it."""
     desk = StoreDesk()
-    desk.bus = ForgetfulBus(desk.name, MemoryBroker())
+    desk.bus = ForgetfulStoreBus(desk.name, MemoryBroker())
 
     await publish_origin(desk.bus, desk.subjects, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
     store = await desk.owner(2)

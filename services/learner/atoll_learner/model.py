@@ -188,11 +188,6 @@ def embedding_names(settings: ModelSettings) -> tuple[str, ...]:
     return EMBEDDINGS[:1] if settings.tied else EMBEDDINGS
 
 
-def parameter_count(params: Params) -> int:
-    """Return how many numbers the model has."""
-    return sum(int(leaf.size) for leaf in params.values())
-
-
 def _name(path: tuple[object, ...]) -> str:
     """Return the Hugging Face name of a parameter path."""
     dotted = ".".join(str(part) for part in path)

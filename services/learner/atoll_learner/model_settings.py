@@ -28,7 +28,21 @@ SIZE_DEFAULT = "s"
 
 
 class ModelSettings(BaseModel):
-    """Dimensions of a Llama-shaped decoder; `describe` is what the run record keeps."""
+    """Dimensions of a Llama-shaped decoder; `describe` is what the run record keeps.
+
+    Attributes:
+        vocab: size of the vocabulary; it comes with the data.
+        layers: layers.
+        width: width of the residual stream; an even multiple of `heads`.
+        heads: attention heads.
+        kv_heads: heads of keys and values; `heads` must be a multiple of it.
+        ffn: width of the feed-forward layers.
+        context: longest sequence, in tokens.
+        tied: whether the output layer shares the embedding's weights.
+        rope_theta: base of the rotary position embedding.
+        norm_eps: what the normalisation adds to a variance.
+        compute: number format of the activations; parameters are float32.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

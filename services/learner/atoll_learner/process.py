@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base import scratch_arrays
+from atoll.base import fact_dumps, scratch_arrays
 from atoll.base.logs import configure, get
 from atoll.bus.open import open_bus
 from atoll.client.join import IslandHandle, JoinOptions, join
@@ -88,6 +88,8 @@ def train(settings: Settings) -> None:
     configure(settings.log.format, settings.log.level, role="learner", run=settings.run, learner=learner)
     began_s = time.monotonic()
     interrupt = Interrupt()
+    fact_dumps.policy.folder = settings.log.dump_dir
+    fact_dumps.dump_on_signal()
     work = prepare_work(settings)
     limit_threads(settings.learner.threads)
     scratch_arrays.policy.bytes_min, scratch_arrays.policy.folder = (

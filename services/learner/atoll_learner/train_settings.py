@@ -12,15 +12,26 @@ from atoll.settings import refusal
 
 
 class TrainSettings(BaseModel):
-    """The inner optimizer and its schedule.
+    """The inner optimizer and its schedule, by tokens of the run.
 
-    `batch` sequences of `sequence` tokens make a micro-batch; `accumulation` of them make a step. The learning rate
-    rises linearly over the first `warmup` share of the run's token target and falls as a cosine to `rate_min_ratio` of
-    `rate`. A run that continues another one (`learner.initial_model`) says in `tokens_before` how many tokens that had
-    trained: the schedule then covers both, and goes on where the first one stood.
+    The learning rate rises linearly during warm-up and then falls as a cosine. Without a token target it stays constant.
 
-    `optimizer` "muon" moves matrices by Muon, with `muon_momentum`, and everything else (embeddings, gains) by AdamW at the
-    same `rate`: Muon's steps are scaled to the root mean square that AdamW's usually have (arXiv 2502.16982).
+    Attributes:
+        batch: sequences of one micro-batch.
+        sequence: tokens of one sequence; the model's context, if not given.
+        accumulation: micro-batches of one step.
+        rate: largest learning rate.
+        rate_min_ratio: learning rate at the end, as a share of `rate`.
+        warmup: share of the run's token target during which the rate rises.
+        tokens_before: tokens that were trained before this run began from `learner.initial_model`; the schedule covers both
+            runs and goes on where the first one stood.
+        optimizer: "adamw"; or "muon", which moves matrices by Muon and everything else (embeddings, gains) by AdamW at the
+            same `rate`, because Muon's steps are scaled to the root mean square that AdamW's usually have (arXiv 2502.16982).
+        muon_momentum: momentum of Muon.
+        weight_decay: weight decay.
+        beta1: decay of AdamW's first moment.
+        beta2: decay of AdamW's second moment.
+        clip: largest global norm of a gradient; longer ones are shortened to it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

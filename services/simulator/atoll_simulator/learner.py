@@ -86,32 +86,32 @@ class StepPace:
         return more_s + self._mean_s * max(SMALLEST_STEP, drawn)
 
 
+@dataclass(frozen=True, slots=True)
+class LifeParts:
+    """What makes one life of a learner differ from another: it ends when `stop` is set, and calls `on_step` after each step."""
+
+    clock: Clock
+    identity: Identity
+    pace: StepPace
+    device: jax.Device
+    stop: asyncio.Event
+    on_step: Callable[[], None]
+
+
 class SimulatedLearner:
     """One incarnation of learner `name`, on the running loop."""
 
-    def __init__(  # noqa: PLR0913  (what makes one life differ from another)
-        self,
-        trade: Trade,
-        name: str,
-        bus: Bus,
-        *,
-        clock: Clock,
-        identity: Identity,
-        pace: StepPace,
-        device: jax.Device,
-        stop: asyncio.Event,
-        on_step: Callable[[], None],
-    ) -> None:
-        """Prepare; `live` does the work until `stop` is set, and says `on_step` after each step."""
+    def __init__(self, trade: Trade, name: str, bus: Bus, parts: LifeParts) -> None:
+        """Prepare; `live` does the work."""
         self._trade = trade
         self._name = name
         self._bus = bus
-        self._clock = clock
-        self._identity = identity
-        self._pace = pace
-        self._device = device
-        self._stop = stop
-        self._on_step = on_step
+        self._clock = parts.clock
+        self._identity = parts.identity
+        self._pace = parts.pace
+        self._device = parts.device
+        self._stop = parts.stop
+        self._on_step = parts.on_step
 
     async def live(self) -> None:
         """Join, train to the end, leave; raise what ends a real learner's process with an error."""

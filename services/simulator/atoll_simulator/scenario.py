@@ -35,9 +35,13 @@ class _Table(BaseModel):
 
 
 class LinkTable(_Table):
-    """A link: latency each way, megabits per second each way (0: no bound), share of core messages it loses.
+    """A link of one process. A link that the real bus would give up on at once is refused.
 
-    A link that the real bus would give up on at once is refused: see `LATENCY_S_MAX` and `MBIT_S_MIN`.
+    Attributes:
+        latency_s: latency each way, in seconds.
+        up_mbit_s: megabits per second up; 0 for no bound.
+        down_mbit_s: megabits per second down; 0 for no bound.
+        loss: share of the at-most-once messages that it loses.
     """
 
     latency_s: float = Field(default=0.001, ge=0.0, le=LATENCY_S_MAX)
@@ -64,7 +68,12 @@ class LinkTable(_Table):
 
 
 class FailureTable(_Table):
-    """Learners die at random: on average every `mtbi_s` of a learner's time (0: never), to start again after `return_s`."""
+    """Learners that die at random.
+
+    Attributes:
+        mtbi_s: mean time between two interruptions of a learner, in seconds (exponential); 0 for never.
+        return_s: seconds after which it starts again.
+    """
 
     mtbi_s: float = Field(default=0.0, ge=0.0, le=LONG_S)
     return_s: float = Field(default=10.0, ge=0.0, le=LONG_S)

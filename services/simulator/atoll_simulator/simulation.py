@@ -37,7 +37,7 @@ from atoll_learner.evaluate import FOLLOW_TOKENS_MAX, write_out
 from atoll_learner.train import make_evaluator
 from atoll_simulator.evaluator import SimulatedEvaluator
 from atoll_simulator.interrupting import Interrupted
-from atoll_simulator.learner import SimulatedLearner, StepPace, Trade
+from atoll_simulator.learner import LifeParts, SimulatedLearner, StepPace, Trade
 from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_simulator.scenario import Scenario
 from atoll_simulator.world import ProcessLife, SimulatedWorld
@@ -49,7 +49,7 @@ SHOW_REAL_S: Final = 1.0
 EVALUATIONS: Final = 25
 IDLE_S: Final = 86_400.0
 IDLE_STEPS: Final = 10.0
-TAPE_PAGE: Final = 1000
+EVENTS_PAGE: Final = 1000
 
 
 @dataclass(slots=True)
@@ -125,18 +125,18 @@ class Simulation:
             for helper in helpers:
                 helper.cancel()
 
-    async def tape(self) -> bytes:
-        """Return the whole tape, one JSON object per line: sequence, subject and event of each entry."""
+    async def events(self) -> bytes:
+        """Return the whole event log, one JSON object per line: sequence, subject and event of each entry."""
         lines: list[bytes] = []
         after = 0
         while True:
             events = Subjects(self._settings.run).event("*", "*")
-            entries = await self._bus.replay(events, after=after, limit=TAPE_PAGE)
+            entries = await self._bus.replay(events, after=after, limit=EVENTS_PAGE)
             for entry in entries:
                 after = entry.sequence
                 line = {"sequence": after, "subject": entry.subject, "event": msgspec.Raw(entry.data)}
                 lines.append(msgspec.json.encode(line) + b"\n")
-            if len(entries) < TAPE_PAGE:
+            if len(entries) < EVENTS_PAGE:
                 return b"".join(lines)
 
     def _evaluator(self) -> SimulatedEvaluator:
@@ -179,10 +179,7 @@ class Simulation:
         name = life.name
         scenario, mean_s = self._scenario, self._mean_s(name)
         dice = self.world.dice(name, life.number, "pace")
-        learner = SimulatedLearner(
-            self._trade,
-            name,
-            life.bus,
+        parts = LifeParts(
             clock=self.clock,
             identity=life.identity,
             pace=StepPace(mean_s, scenario.step_cv, dice, compile_s=scenario.compile_s.get(name, 0.0)),
@@ -190,7 +187,7 @@ class Simulation:
             stop=life.stop,
             on_step=self._on_step,
         )
-        await learner.live()
+        await SimulatedLearner(self._trade, name, life.bus, parts).live()
 
     def _mean_s(self, name: str) -> float:
         """Return how long a learner's steps take on average."""
@@ -295,7 +292,7 @@ def simulate(
         finally:
             lines = [msgspec.json.encode(line) + b"\n" for line in simulation.world.journal]
             folder.write("journal.jsonl", b"".join(lines))
-            folder.write("tape.jsonl", await simulation.tape())
+            folder.write("tape.jsonl", await simulation.events())
             journal.save()
         files.append(journal)
         return outcome

@@ -34,8 +34,8 @@ def train(  # noqa: PLR0913  (one option each)
     """Simulate the run that `atoll up` would start with the same settings, and report it in the same form.
 
     Steps take virtual seconds, gradients are computed for real. What happens to whom is the [sim] table of the settings;
-    docs/virtual-time.md describes it. The same seed on the same machine gives the same tape, byte by byte. Ctrl-C once
-    lets everybody leave in good order and reports; twice ends everything at once. Either way the exit code is 130.
+    docs/explanation/virtual-time.md describes it. The same seed on the same machine gives the same event log, byte by
+    byte. Ctrl-C once drains the run and reports; twice ends everything at once. Either way the exit code is 130.
     """
     from atoll_simulator.cores import one_thread_for_algebra  # noqa: PLC0415  (a verb loads what it needs when it runs)
 

@@ -12,8 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import AtollError, SettingsError
-from atoll.base.exits import INTERRUPTED
+from atoll.base.errors import INTERRUPTED, AtollError, SettingsError
 from atoll.base.logs import logging_to
 from atoll.local.console import PlainConsole, RunConsole, TerminalConsole
 from atoll.local.options import UpPlan, UpRequest, plan, shard_names, standby_names

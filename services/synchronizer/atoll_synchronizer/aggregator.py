@@ -1,6 +1,6 @@
 """The tensors of a shard: contributions on their way in, and the running sum of each fragment's round.
 
-The machine decides by keys; the workbench does what the commands say with the arrays behind those keys. A contribution
+The machine decides by keys; the aggregator does what the commands say with the arrays behind those keys. A contribution
 is read and *validated* before the machine hears that it is ready: right layout, right size, finite, its norms as claimed
 and within bounds. Each of its segments is checked and measured as it arrives. It stays encoded, and waits in the fold for no
 more than as many as are as large as a sum (`atoll.merge.accumulate`), so a shard needs O(fragment), whatever M is. No more than
@@ -17,6 +17,7 @@ from functools import partial
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved
 from atoll.base.offload import off_loop
+from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.codec import Encoded
 from atoll.merge.correction import MomentumReference, correction_of
@@ -25,7 +26,6 @@ from atoll.merge.outer import MOMENTUM, State
 from atoll.protocol.events import Fold, PushKey
 from atoll.run.blob_reader import FrameReader
 from atoll.wire.messages import Contribution, RunRecord
-from atoll_synchronizer.event_log import patiently
 
 READS_AT_ONCE = 8
 
@@ -48,7 +48,7 @@ class Aggregator:
         self._sizes = run.layout.fragment_sizes()
         self._correction = correction_of(run.protocol)
         self._ready: dict[PushKey, PendingContribution] = {}
-        self._compasses: dict[int, MomentumReference] = {}
+        self._momentum_references: dict[int, MomentumReference] = {}
         self._folds: dict[int, FragmentFold] = {}
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
 
@@ -77,14 +77,14 @@ class Aggregator:
         )
         async with self._reading:
             begun = partial(off_loop, elements, FrameReader.of, manifest.blob, elements, protocol.codec_up, slices)
-            arrival = await patiently(begun)
-            await patiently(lambda: arrival.receive(self._bus))
+            arrival = await patiently(begun, "a contribution")
+            await patiently(lambda: arrival.receive(self._bus), "a contribution")
         norms = validated_norms(arrival.frame.norms(), slices, manifest.norms, protocol.norm_max)
         self._ready[key] = PendingContribution(arrival.frame.encoded(), norms)
         return math.hypot(*norms)
 
     async def fold(self, command: Fold, state: State) -> None:
-        """Add a ready contribution to its fragment's sum and let its memory go; `state` is the fragment's outer state."""
+        """Add a ready contribution to its fragment's sum and free its memory; `state` is the fragment's outer state."""
         key = command.key
         waiting = self._ready.pop(key)
         fold = self._folds.get(key.fragment)
@@ -96,12 +96,12 @@ class Aggregator:
     async def merged(self, fragment: int) -> Vector:
         """Return the merged pseudo-gradient of the fragment's round and begin a new sum."""
         fold = self._folds.pop(fragment)
-        self._compasses.pop(fragment, None)
+        self._momentum_references.pop(fragment, None)
         result = await off_loop(self._sizes[fragment], fold.result)
         return result.pseudo_gradient
 
     def forget(self, key: PushKey) -> None:
-        """Let go of a contribution that will not be folded."""
+        """Drop a contribution that will not be folded."""
         self._ready.pop(key, None)
 
     def _add(self, fold: FragmentFold, waiting: PendingContribution, command: Fold, state: State) -> None:
@@ -109,17 +109,17 @@ class Aggregator:
         corrections = None
         if self._correction is not None:
             slices = self._run.layout.slices(command.key.fragment)
-            momentum_reference = self._compass(command.key.fragment, state[MOMENTUM])
+            momentum_reference = self._momentum_reference(command.key.fragment, state[MOMENTUM])
             corrections = self._correction.corrections(
                 waiting.pseudo_gradient, waiting.norms, momentum_reference, slices
             )
         fold.add(waiting.pseudo_gradient, waiting.norms, command.weight, command.staleness_weight, corrections)
 
-    def _compass(self, fragment: int, momentum: Vector) -> MomentumReference:
+    def _momentum_reference(self, fragment: int, momentum: Vector) -> MomentumReference:
         """Return the measured momentum of a fragment; it is measured again when it is another one."""
-        momentum_reference = self._compasses.get(fragment)
+        momentum_reference = self._momentum_references.get(fragment)
         if momentum_reference is None or momentum_reference.momentum is not momentum:
-            momentum_reference = self._compasses[fragment] = MomentumReference.of(
+            momentum_reference = self._momentum_references[fragment] = MomentumReference.of(
                 momentum, self._run.layout.slices(fragment)
             )
         return momentum_reference

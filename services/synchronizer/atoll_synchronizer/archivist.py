@@ -23,7 +23,7 @@ import msgspec
 
 from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.checkpoints import CheckpointObject, Manifest, Piece, due_mark, founding, next_mark_s, number
-from atoll.archive.object_store import open_vault
+from atoll.archive.object_store import open_archive
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, PeerMisbehaved, ProtocolMisuse
 from atoll.base.logs import get
@@ -260,4 +260,4 @@ def make_archivist(settings: ArchiveSettings, run: RunRecord, shard: int, clock:
     """Return who archives this shard, None when no archive is set."""
     if not settings.url or not settings.every_s:
         return None
-    return Archivist(CheckpointStore(open_vault(settings.url), run.run), run, shard, settings, clock)
+    return Archivist(CheckpointStore(open_archive(settings.url), run.run), run, shard, settings, clock)

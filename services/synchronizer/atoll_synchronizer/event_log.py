@@ -1,39 +1,15 @@
-"""What a shard writes down for whoever reads the run later, and the patience with which it does everything.
+"""What a synchronizer writes down for readers of the run: one event per round, refusal, quarantine and closed ledger.
 
-A broker that is away or full makes a shard wait and try again, never skip: what it does is ordered, and the next thing
-rests on the last. Only errors that waiting cannot mend get through.
+A broker that is away or full makes it wait and try again, never skip (`atoll.base.retry`).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
-
 from atoll.base.clock import Clock
-from atoll.base.errors import BrokerUnavailable, StorageFull
-from atoll.base.logs import get
+from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.wire.messages import encode, event
 from atoll.wire.subjects import Subjects
-
-log = get(__name__)
-
-T = TypeVar("T")
-
-RETRY_S_MAX = 5.0
-
-
-async def patiently(attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Return what `attempt` returns; while the broker is away or full, wait and try again."""
-    pause_s = 0.1
-    while True:
-        try:
-            return await attempt()
-        except (BrokerUnavailable, StorageFull) as error:
-            log.warning("broker.waiting", reason=str(error), pause_s=pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2.0 * pause_s, RETRY_S_MAX)
 
 
 class EventLog:
@@ -54,4 +30,4 @@ class EventLog:
         line = encode(event(kind, self._who, self._clock.wall(), **fields))
         msg_id = f"{kind}-{self._who}-{self.epoch}-{self._written}"
         subject = self._subjects.event(kind, self._who)
-        await patiently(lambda: self._bus.publish(subject, line, msg_id=msg_id, info={"kind": kind}))
+        await patiently(lambda: self._bus.publish(subject, line, msg_id=msg_id, info={"kind": kind}), "an event")

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from atoll.base import fact_dumps
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
 from atoll.base.identity import Identity, this_process
@@ -24,6 +25,7 @@ from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
 from atoll.protocol.ledger import Ledger, newest
+from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
 from atoll.wire.messages import Lease, decode, encode
@@ -55,6 +57,8 @@ class LeaseKeeper:
         self._identity = identity or this_process()
         self._nonce = self._identity.nonce(8)
         self._machine = Tenure(settings.lease_s)
+        self.recorder = FactRecorder(f"tenure-{shard}", self._machine)
+        fact_dumps.keep(self.recorder)
         self._ledger: Ledger | None = None
         self._leaving = False
         self._undecodable_s: float | None = None
@@ -132,7 +136,7 @@ class LeaseKeeper:
                 released=lease is not None and self._is_free(lease),
                 ours=lease is not None and lease.nonce == self._nonce,
             )
-            for action in self._machine.handle(seen):
+            for action in self.recorder.handle(seen):
                 await self._do(action, self._ledger if ledger is None else ledger)
         except (BusError, BrokerUnavailable, StorageFull) as error:
             log.warning("lease.unreadable", reason=str(error))
@@ -167,7 +171,7 @@ class LeaseKeeper:
                 revision = await self._bus.put_record(self._subject, lease, expected=action.revision)
             except RecordConflict:
                 return
-            self._machine.handle(LeaseWritten(at_s=self._clock.monotonic(), revision=revision))
+            self.recorder.handle(LeaseWritten(at_s=self._clock.monotonic(), revision=revision))
 
     def _lease(self, ledger: Ledger | None) -> Lease:
         return Lease(

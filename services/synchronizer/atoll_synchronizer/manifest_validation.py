@@ -1,4 +1,4 @@
-"""Between messages and facts: what a shard accepts from its queue, and the canonical line of a round.
+"""Between messages and facts: what a shard accepts from its queue.
 
 A manifest is believed only if it lies on the subject of the learner and fragment it names, carries the run's layout,
 and points at that learner's own chunks: subjects are what a broker can protect, so all else must agree with them.
@@ -6,21 +6,11 @@ and points at that learner's own chunks: subjects are what a broker can protect,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from atoll.base.errors import PeerMisbehaved
 from atoll.bus.interface import Delivery
-from atoll.protocol.events import Commit, ContributionArrived, LearnerBeat, PushKey
+from atoll.protocol.events import ContributionArrived, LearnerBeat, PushKey
 from atoll.wire.messages import Beat, Contribution, RunRecord, decode
 from atoll.wire.subjects import Subjects
-
-
-@dataclass(frozen=True, slots=True)
-class DecidedCommit:
-    """A commit as it was decided at `at_s`."""
-
-    command: Commit
-    at_s: float
 
 
 def read_manifest(delivery: Delivery, subjects: Subjects, run: RunRecord, shard: int) -> Contribution:
@@ -75,28 +65,3 @@ def beat_fact(beat: Beat, at_s: float) -> LearnerBeat:
         refused_local=beat.refused_local,
         run_tokens=beat.run_tokens,
     )
-
-
-def round_line(command: Commit, bytes_up: int) -> dict[str, object]:
-    """Return the part of a round's canonical line that was known when it was decided."""
-    return {
-        "fragment": command.fragment,
-        "version": command.base_version + 1,
-        "contributors": [
-            {
-                "learner": share.key.learner,
-                "incarnation": share.key.incarnation,
-                "push": share.key.push,
-                "age": share.age,
-                "tokens": share.tokens,
-                "weight": share.weight,
-            }
-            for share in command.shares
-        ],
-        "tokens": sum(share.tokens for share in command.shares),
-        "bytes_up": bytes_up,
-        "quorum_wait_s": round(command.quorum_s - command.called_s, 4),
-        "grace_s": round(command.grace_s, 4),
-        "end": command.end,
-        "live": command.live,
-    }

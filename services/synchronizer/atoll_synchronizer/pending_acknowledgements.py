@@ -1,8 +1,8 @@
-"""What the queue has handed to a shard and nobody has settled yet: manifests and farewells, until their fate is durable.
+"""What the queue has handed to a shard and is not settled yet: manifests and farewells, until their fate is durable.
 
 Settling is the last thing that happens to a contribution: its learner is told if it was refused, its place in line is
-emptied, its chunks are left to be removed (`litter`). A crash before that means that it is delivered once more, and found in
-the books.
+emptied, its chunks are left to the garbage collector. A crash before that means that it is delivered once more, and found in
+the fragment's ledger.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 
 from atoll.base.logs import get
+from atoll.base.retry import patiently
 from atoll.bus.interface import Bus, Delivery
 from atoll.protocol.events import Acknowledge, Dismiss, Isolate, PushKey
 from atoll.wire.messages import Contribution, Verdict, encode
 from atoll.wire.subjects import Subjects
-from atoll_synchronizer.event_log import EventLog, patiently
+from atoll_synchronizer.event_log import EventLog
 from atoll_synchronizer.garbage_collector import GarbageCollector
 
 log = get(__name__)
@@ -25,12 +26,12 @@ HOLD_S = 20.0
 class PendingAcknowledgements:
     """The unsettled deliveries of one tenure."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, tape: EventLog, garbage: GarbageCollector) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, event_log: EventLog, garbage_collector: GarbageCollector) -> None:
         """Hold nothing yet."""
         self._bus = bus
         self._subjects = subjects
-        self._tape = tape
-        self._litter = garbage
+        self._event_log = event_log
+        self._garbage_collector = garbage_collector
         self._contributions: dict[PushKey, tuple[Delivery, Contribution]] = {}
         self._farewells: dict[tuple[str, int], Delivery] = {}
 
@@ -43,7 +44,7 @@ class PendingAcknowledgements:
         self._farewells[learner, incarnation] = delivery
 
     def manifest(self, key: PushKey) -> Contribution:
-        """Return the manifest of a contribution that is in our hands."""
+        """Return the manifest of a pending contribution."""
         return self._contributions[key][1]
 
     def size_bytes(self, key: PushKey) -> int:
@@ -60,9 +61,9 @@ class PendingAcknowledgements:
         if action.fate == "refused":
             log.warning("contribution.refused", **action.key._asdict(), reason=action.reason)
             await self._tell(action.key, action.reason)
-            await self._tape.record("refused", **action.key._asdict(), reason=action.reason)
+            await self._event_log.record("refused", **action.key._asdict(), reason=action.reason)
         await patiently(delivery.ack)
-        self._litter.leave(action.key.fragment, f"{manifest.blob.stem}.*")
+        self._garbage_collector.leave(action.key.fragment, f"{manifest.blob.stem}.*")
 
     async def dismiss(self, action: Dismiss) -> None:
         """Remove a farewell from the queue."""
@@ -71,7 +72,7 @@ class PendingAcknowledgements:
             await patiently(farewell.ack)
 
     async def isolate(self, action: Isolate) -> None:
-        """Say on the tape and in the log that an incarnation is in quarantine; its next push is told so."""
+        """Write to event log and log that an incarnation is in quarantine; its next push is told so."""
         log.error(
             "learner.quarantined",
             learner=action.learner,
@@ -80,7 +81,7 @@ class PendingAcknowledgements:
             reason=action.reason,
             todo="look at that machine; its next incarnation begins with a clean record",
         )
-        await self._tape.record(
+        await self._event_log.record(
             "quarantined",
             learner=action.learner,
             incarnation=action.incarnation,
@@ -89,7 +90,7 @@ class PendingAcknowledgements:
         )
 
     async def keep_holding(self) -> None:
-        """Tell the queue now and then that what is in our hands is still being worked on."""
+        """Tell the queue now and then that we still work on what is pending."""
         while True:
             await asyncio.sleep(HOLD_S)
             for delivery, _ in list(self._contributions.values()):

@@ -1,9 +1,9 @@
 """A synchronizer as a process: open the bus, wait for the run to be founded, be a host for its shards, obey signals.
 
 A process wants one shard or all of them. Any number of processes may want the same shard: one owns it, the others stand
-by and take it over when its lease runs out (`atoll.protocol.tenure`), and they share what there is (`hosting`).
+by and take it over when its lease runs out (`atoll.protocol.tenure`), and they share what there is (`shard_assignment`).
 
-The first SIGTERM or SIGINT asks it to leave in good order (see `hosting`); the second stops it at once. Either way
+The first SIGTERM or SIGINT asks it to leave in good order (see `shard_assignment`); the second stops it at once. Either way
 nothing is lost: what is not committed is still queued.
 """
 
@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from atoll.archive.checkpoint_store import CheckpointStore
-from atoll.archive.object_store import open_vault
+from atoll.archive.object_store import open_archive
 from atoll.archive.rebuild import rebuild
-from atoll.base import scratch_arrays
+from atoll.base import fact_dumps, scratch_arrays
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, SettingsError
 from atoll.base.health import live
@@ -54,13 +54,15 @@ async def serve(settings: Settings) -> None:
     name = "synchronizer" if shard is None else f"shard-{shard}"
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    fact_dumps.policy.folder = settings.log.dump_dir
+    fact_dumps.dump_on_signal()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     bus = await open_bus(settings.broker.url, settings.run, name=name, options=bus_options(settings))
     life = loop.create_task(live(settings.health_file))
     try:
         if settings.synchronizer.restore:
-            shelf = CheckpointStore(open_vault(settings.synchronizer.restore), settings.run)
+            shelf = CheckpointStore(open_archive(settings.synchronizer.restore), settings.run)
             await rebuild(bus, shelf, SystemClock(), first=shard or 0)
         record = await wait_for_run(bus, settings.run, stop)
         if record is None:

@@ -1,13 +1,12 @@
-"""The shard's driver: messages become facts, commands become work. It decides nothing.
+"""One candidacy for one shard: it stands by, owns, and finishes, hands over or is deposed. It decides nothing itself.
 
-    hb.*  ─► LearnerBeat ─┐                        ┌─► Fetch ─► workbench ─► ContributionReady | ContributionSpoiled
-    queue ─► Contribution ┼─► Shard.handle ─► [...]┼─► Fold, Commit, Acknowledge   one lane per fragment, in order
-    timer ─► TimerFired  ─┘                        └─► PublishCall, ArmTimer, Finish, StandDown
+    FactIntake   ── facts ──► Shard.handle ── commands ─┬─► FragmentLanes: fold, commit, keep, acknowledge, in order
+    timers       ── facts ──►      │                    ├─► Aggregator: fetch ── fact: ready or spoiled ──► Shard.handle
+    LeaseKeeper  ── owns?          └ FactRecorder           └─► call, timer, finish, stand down
 
-Commands that concern tensors or the broker go through a lane per fragment, which executes them strictly in the order
-the machine gave them: a commit sees every fold before it, an acknowledgement never overtakes its commit. Lanes run
-concurrently. A broker that is away makes a lane wait and try again, never skip. A lane whose compare-and-set was refused
-does nothing more: somebody else owns the shard.
+The machine (`atoll.protocol.shard`) decides; `intake` turns messages into facts, `lanes` turns commands into work. A broker
+that is away makes everything here wait and try again (`atoll.base.retry`). Only one thing ends a candidacy against its
+will: a write or a lease of somebody else, because then somebody else owns the shard.
 """
 
 from __future__ import annotations
@@ -17,25 +16,19 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
+from atoll.base import fact_dumps
 from atoll.base.clock import Clock
-from atoll.base.errors import (
-    AtollError,
-    BrokerUnavailable,
-    BusError,
-    PeerMisbehaved,
-    RecordConflict,
-)
+from atoll.base.errors import AtollError, BrokerUnavailable, BusError, RecordConflict
 from atoll.base.identity import Identity
 from atoll.base.logs import get
-from atoll.bus.interface import Bus, Consumer, CoreMessage, Delivery, Subscription
+from atoll.base.retry import patiently
+from atoll.bus.interface import Bus
 from atoll.merge.outer import make_outer
 from atoll.protocol.events import (
     Acknowledge,
     Action,
     ArmTimer,
     Commit,
-    CommitRefused,
-    Committed,
     ContributionReady,
     ContributionSpoiled,
     Dismiss,
@@ -46,42 +39,38 @@ from atoll.protocol.events import (
     Fold,
     Isolate,
     Keep,
-    LearnerLeft,
     PublishCall,
-    QueueDrained,
     StandDown,
     TimerFired,
 )
 from atoll.protocol.ledger import Ledger, parts
+from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
-from atoll.wire.subjects import Subjects
-from atoll.wire.traffic import moved_by
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist
 from atoll_synchronizer.background_tasks import BackgroundTasks
-from atoll_synchronizer.event_log import EventLog, patiently
+from atoll_synchronizer.event_log import EventLog
+from atoll_synchronizer.intake import FactIntake
+from atoll_synchronizer.lanes import FragmentLanes, LaneTools
 from atoll_synchronizer.lease import LeaseKeeper
-from atoll_synchronizer.manifest_validation import (
-    DecidedCommit,
-    arrival,
-    beat_fact,
-    read_beat,
-    read_manifest,
-    round_line,
-)
-from atoll_synchronizer.overrun_monitor import OverrunMonitor
 from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
+from atoll_synchronizer.round_report import RoundReporter
+from atoll_synchronizer.shard_context import ShardContext
 from atoll_synchronizer.store import ShardStore
 
 log = get(__name__)
 
-QUEUE_POLL_S = 0.5
 HANDED_OVER = "handed over"
 
 
 class ShardService:
     """One candidacy for one shard of a founded run, on the running loop: standby, owner, finished or deposed."""
+
+    machine: Shard
+    recorder: FactRecorder
+    report: RoundReporter
+    lanes: FragmentLanes
 
     def __init__(
         self,
@@ -94,28 +83,30 @@ class ShardService:
         archivist: Archivist | None = None,
     ) -> None:
         """Prepare, on behalf of a process; `serve` does the work."""
+        self.context = ShardContext(bus, run, shard, clock)
         self.bus = bus
         self.run = run
         self.shard = shard
         self.clock = clock
         self.archivist = archivist
-        self.who = f"shard-{shard}"
-        self.subjects = Subjects(run.run)
+        self.subjects = self.context.subjects
         protocol = run.protocol
         self.store = ShardStore(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
         self.lease = LeaseKeeper(bus, self.subjects, shard, protocol, clock, identity)
-        self.tape = EventLog(bus, self.subjects, self.who, clock)
-        self.hands = PendingAcknowledgements(bus, self.subjects, self.tape, self.store.garbage)
-        self.bench = Aggregator(bus, run)
-        self.overrun = OverrunMonitor(protocol)
+        self.event_log = EventLog(bus, self.subjects, self.context.name, clock)
+        self.pending = PendingAcknowledgements(bus, self.subjects, self.event_log, self.store.garbage_collector)
+        self.aggregator = Aggregator(bus, run)
+        self.intake = FactIntake(self.context, self.pending, self.event_log, self._on_fact)
+        self.background = BackgroundTasks(self._on_failure)
         self.owning = self.draining = self._finished = False
         self._heir = ""
         self.gone = asyncio.Event()
-        self.commits = 0
-        self._lanes: dict[int, asyncio.Queue[Fold | DecidedCommit | Keep | Acknowledge | Dismiss]] = {}
-        self.background = BackgroundTasks(self._on_failure)
-        self._feeds: list[Subscription | Consumer] = []
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def commits(self) -> int:
+        """Return how many commits of this candidacy have become visible."""
+        return self.lanes.commits if hasattr(self, "lanes") else 0
 
     async def serve(self) -> str:
         """Wait until the shard is ours, then serve until the run is over; return why it ended.
@@ -135,8 +126,8 @@ class ShardService:
             ledger = self.store.ledger(self.machine.ledger)
             if reason != HANDED_OVER:
                 await self._record_ledger(ledger, reason)
-            await patiently(lambda: self.lease.release(ledger, closed=self._finished, to=self._heir))
-            await self.store.garbage.sweep()
+            await patiently(lambda: self.lease.release(ledger, closed=self._finished, to=self._heir), "the lease")
+            await self.store.garbage_collector.sweep()
             if self.archivist and reason != HANDED_OVER:
                 await self.archivist.close(self.bus, self.store, ledger, finished=self._finished)
             return reason
@@ -144,28 +135,27 @@ class ShardService:
             self.owning = False
             self.gone.set()
             await self.background.stop()
-            for feed in self._feeds:
-                await feed.close()
+            await self.intake.close()
 
     async def _take_over(self, former: Ledger | None) -> None:
         """Fence and load the fragments, begin to read the queue, and go on where the former owner was."""
         began_s = self.clock.monotonic()
-        self.tape.epoch = epoch = self.lease.epoch
-        await patiently(lambda: self.store.open(epoch))
+        self.event_log.epoch = epoch = self.lease.epoch
+        await patiently(lambda: self.store.open(epoch), "the fence")
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
         self.machine = Shard(
             self.run.protocol, self.shard, versions, fragment_ledger=self.store.copied_ledgers(), ledger=former
         )
+        self.recorder = FactRecorder(self.context.name, self.machine)
+        fact_dumps.keep(self.recorder)
         self.ledger = self.machine.ledger
-        for fragment in versions:
-            self._lanes[fragment] = asyncio.Queue()
-            self.background.spawn(self._work(fragment))
-        beats = await patiently(lambda: self.bus.listen(self.subjects.beat("*")))
-        queue, durable = self.subjects.contributions_of(self.shard), f"{self.who}-{epoch}"
-        consumer = await patiently(lambda: self.bus.consume(queue, durable=durable, takeover=True))
-        self._feeds = [beats, consumer]
-        self.background.spawn(self._hear_beats(beats), self._read_queue(consumer))
-        self.background.spawn(self.hands.keep_holding(), self.store.garbage.keep_sweeping())
+        self.report = RoundReporter(self.context, self.machine, self.event_log)
+        tools = LaneTools(self.aggregator, self.store, self.pending, self.report)
+        self.lanes = FragmentLanes(versions, tools, self.clock, self._on_fact)
+        self.background.spawn(*(self.lanes.work(fragment) for fragment in versions))
+        await self.intake.open(epoch)
+        self.background.spawn(self.intake.hear_beats(), self.intake.read_queue())
+        self.background.spawn(self.pending.keep_holding(), self.store.garbage_collector.keep_sweeping())
         if self.archivist:
             self.background.spawn(self.archivist.keep(self.bus, self.store, lambda: self.machine.ledger))
         self.owning = True
@@ -199,7 +189,7 @@ class ShardService:
             self._ended.set_result("left")
 
     def learners_present(self) -> bool:
-        """Return whether somebody may still push to this shard, which is ours."""
+        """Return whether a learner may still push to this shard, which is ours."""
         return bool(self.machine.present(self.clock.monotonic()))
 
     async def hand_over(self, to: str) -> None:
@@ -209,76 +199,18 @@ class ShardService:
         self._heir = to
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.run.protocol.lease_s):
-                await asyncio.gather(*(lane.join() for lane in self._lanes.values()))
+                await self.lanes.empty()
         if not self._ended.done():
             self._ended.set_result(HANDED_OVER)
         await self.gone.wait()
 
-    # --- facts --------------------------------------------------------------------------------------------------------
-
-    async def _hear_beats(self, beats: Any) -> None:  # noqa: ANN401  (Subscription)
-        async for core_message in beats:
-            try:
-                self._on_beat(core_message)
-            except PeerMisbehaved as error:
-                log.warning("beat.refused", subject=core_message.subject, reason=str(error))
-
-    def _on_beat(self, core_message: CoreMessage) -> None:
-        beat = read_beat(core_message.data, self.run)
-        if beat.state == "left":
-            return
-        self._on_fact(beat_fact(beat, self.clock.monotonic()))
-
-    async def _read_queue(self, consumer: Any) -> None:  # noqa: ANN401  (Consumer)
-        while True:
-            try:
-                delivery = await consumer.next(QUEUE_POLL_S)
-                if delivery is None:
-                    proven = await consumer.drained()
-                    self._on_fact(QueueDrained(at_s=self.clock.monotonic(), proven=proven))
-                    continue
-                await self._on_delivery(delivery)
-            except RecordConflict as error:
-                # Somebody who was frozen on his way to the shard removed our reader: without it we would own for nothing.
-                self._on_failure(error)
-                return
-            except (BusError, BrokerUnavailable) as error:
-                log.warning("queue.unreadable", reason=str(error))
-                await asyncio.sleep(QUEUE_POLL_S)
-
-    async def _on_delivery(self, delivery: Delivery) -> None:
-        """Turn a queued message into a fact; what no correct peer sends is removed and counted."""
-        try:
-            if ".bye." in delivery.subject:
-                self._on_farewell(delivery)
-                return
-            manifest = read_manifest(delivery, self.subjects, self.run, self.shard)
-        except PeerMisbehaved as error:
-            log.warning("contribution.malformed", subject=delivery.subject, reason=str(error))
-            await self.tape.record("refused", learner=delivery.subject.rpartition(".")[2], reason="malformed")
-            await delivery.ack()
-            return
-        arrived = arrival(manifest, self.clock.monotonic())
-        self.hands.take(arrived.key, delivery, manifest)
-        self._on_fact(arrived)
-
-    def _on_farewell(self, delivery: Delivery) -> None:
-        beat = read_beat(delivery.data, self.run)
-        ours = self.subjects.farewell(self.shard, beat.learner)
-        if delivery.subject != ours:
-            raise PeerMisbehaved("a farewell of somebody else", got=delivery.subject, allowed=ours)
-        now_s = self.clock.monotonic()
-        self.hands.take_farewell(beat.learner, beat.incarnation, delivery)
-        self._on_fact(beat_fact(beat, now_s))
-        self._on_fact(LearnerLeft(at_s=now_s, learner=beat.learner, incarnation=beat.incarnation))
+    # --- facts and commands -------------------------------------------------------------------------------------------
 
     def _on_fact(self, fact: Event) -> None:
         if self._heir:
             return
-        for action in self.machine.handle(fact):
+        for action in self.recorder.handle(fact):
             self._do(action)
-
-    # --- commands -----------------------------------------------------------------------------------------------------
 
     def _do(self, action: Action) -> None:
         if isinstance(action, ArmTimer):
@@ -287,14 +219,10 @@ class ShardService:
             self.background.spawn(self._call(action))
         elif isinstance(action, Fetch):
             self.background.spawn(self._fetch(action))
-        elif isinstance(action, Commit):
-            self._lanes[action.fragment].put_nowait(DecidedCommit(action, self.clock.monotonic()))
-        elif isinstance(action, Fold | Acknowledge):
-            self._lanes[action.key.fragment].put_nowait(action)
-        elif isinstance(action, Keep | Dismiss):
-            self._lanes[action.fragment].put_nowait(action)
+        elif isinstance(action, Fold | Commit | Keep | Acknowledge | Dismiss):
+            self.lanes.put(action)
         elif isinstance(action, Isolate):
-            self.background.spawn(self.hands.isolate(action))
+            self.background.spawn(self.pending.isolate(action))
         elif isinstance(action, Finish) and not self._ended.done():
             self.background.spawn(self._finish(action.reason))
         elif isinstance(action, StandDown) and not self._ended.done():
@@ -311,9 +239,10 @@ class ShardService:
             await self.bus.tell(self.subjects.call(action.fragment), encode(call))
         except (BusError, BrokerUnavailable) as error:
             log.warning("call.unsent", fragment=action.fragment, reason=str(error))
+        await self.report.called(action)
 
     async def _fetch(self, action: Fetch) -> None:
-        reason, norm = await self.bench.tried(action.key, self.hands.manifest(action.key))
+        reason, norm = await self.aggregator.tried(action.key, self.pending.manifest(action.key))
         now_s = self.clock.monotonic()
         if reason:
             self._on_fact(ContributionSpoiled(at_s=now_s, key=action.key, reason=reason, cause_id=action.cause_id))
@@ -323,67 +252,18 @@ class ShardService:
                 ContributionReady(at_s=now_s, key=action.key, norm=norm, base_norm=base_norm, cause_id=action.cause_id)
             )
 
-    async def _work(self, fragment: int) -> None:
-        """Execute one fragment's commands in order, until a write of ours is refused."""
-        lane = self._lanes[fragment]
-        try:
-            while True:
-                await self._execute(await lane.get())
-                lane.task_done()
-        except RecordConflict as error:
-            self._on_fact(CommitRefused(at_s=self.clock.monotonic(), fragment=fragment, reason=str(error)))
-            if not self._ended.done():
-                # The machine had finished and says nothing more; its last writes were refused all the same.
-                self._ended.set_exception(error)
-
-    async def _execute(self, action: Fold | DecidedCommit | Keep | Acknowledge | Dismiss) -> None:
-        if isinstance(action, Fold):
-            await self.bench.fold(action, self.store.holdings[action.key.fragment].state)
-        elif isinstance(action, Acknowledge):
-            self.bench.forget(action.key)
-            await self.hands.acknowledge(action)
-        elif isinstance(action, Dismiss):
-            await self.hands.dismiss(action)
-        elif isinstance(action, Keep):
-            await patiently(lambda: self.store.keep(action.fragment, action.fragment_ledger))
-        else:
-            await self._commit(action.command, action.at_s)
-
-    async def _commit(self, command: Commit, decided_s: float) -> None:
-        began_s = self.clock.monotonic()
-        pseudo_gradient = await self.bench.merged(command.fragment)
-        merged_s = self.clock.monotonic()
-        written = await patiently(lambda: self.store.commit(command, pseudo_gradient))
-        now_s = self.clock.monotonic()
-        version = command.base_version + 1
-        self.commits += 1
-        self._on_fact(Committed(at_s=now_s, fragment=command.fragment, version=version, cause_id=command.cause_id))
-        line = round_line(command, bytes_up=sum(self.hands.size_bytes(share.key) for share in command.shares))
-        line |= {
-            "bytes_down": written.frame_bytes,
-            "waited_s": round(decided_s - command.called_s, 4),
-            "merge_s": round(merged_s - began_s, 4),
-            "commit_s": round(now_s - merged_s, 4),
-            "run_tokens": self.machine.ledger.run_tokens,
-            "parameters": pseudo_gradient.size,
-        }
-        link = moved_by(self.bus.stats).told
-        log.info("round.committed", **{**line, "contributors": len(command.shares), "link": link})
-        self.overrun.see(now_s - (command.called_s or now_s), self.machine.step_s(now_s))
-        await self.tape.record("round", **line)
-
     # --- the rest -----------------------------------------------------------------------------------------------------
 
     async def _finish(self, reason: str) -> None:
         """End once every lane is empty."""
-        await asyncio.gather(*(lane.join() for lane in self._lanes.values()))
+        await self.lanes.empty()
         if not self._ended.done():
             self._finished = True
             self._ended.set_result(reason)
 
     async def _record_ledger(self, ledger: Ledger, reason: str) -> None:
         for number, part in enumerate(parts(ledger)):
-            await self.tape.record("ledger", ledger=part, part=number, reason=reason, commits=self.commits)
+            await self.event_log.record("ledger", ledger=part, part=number, reason=reason, commits=self.commits)
 
     async def _keep_lease(self) -> None:
         """Renew the lease; stand down when somebody else holds it."""
@@ -392,6 +272,7 @@ class ShardService:
             self._ended.set_exception(RecordConflict("this shard was deposed", got=reason))
 
     def _on_failure(self, error: BaseException) -> None:
+        fact_dumps.dump_if_our_bug(error, *([self.recorder] if hasattr(self, "recorder") else []), self.lease.recorder)
         if not self._ended.done():
             known = error if isinstance(error, AtollError) else AtollError(f"the shard's driver failed: {error!r}")
             self._ended.set_exception(known)

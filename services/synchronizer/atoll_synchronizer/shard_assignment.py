@@ -16,19 +16,22 @@ import asyncio
 import contextlib
 from typing import Any
 
+from atoll.base import fact_dumps
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get, say_in_this_task
+from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
-from atoll.protocol.balance import BEATS_PER_LEASE, Balance, HostHeard
+from atoll.protocol.balance import BEATS_PER_LEASE, Balance, HandOver, HostHeard, LookAtLeases
+from atoll.protocol.recorder import FactRecorder
 from atoll.run.record import the_run
 from atoll.settings import ArchiveSettings
 from atoll.wire.messages import Presence, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 from atoll_synchronizer.archivist import make_archivist
-from atoll_synchronizer.event_log import EventLog, patiently
+from atoll_synchronizer.event_log import EventLog
 from atoll_synchronizer.service import HANDED_OVER, ShardService
 
 log = get(__name__)
@@ -60,10 +63,12 @@ class Host:
         self._archive = archive
         self._subjects = Subjects(run.run)
         self._balance = Balance(self.name, run.protocol.lease_s)
+        self._recorder = FactRecorder(f"host-{self.name}", self._balance)
+        fact_dumps.keep(self._recorder)
         self._services: dict[int, ShardService] = {}
         self._moving: dict[int, asyncio.Task[None]] = {}
         self._leaving = False
-        self._tape = EventLog(bus, self._subjects, self.name, clock)
+        self._event_log = EventLog(bus, self._subjects, self.name, clock)
         self._served: set[int] = set()
 
     async def serve(self, stop: asyncio.Event) -> None:
@@ -117,7 +122,7 @@ class Host:
                 return
             log.info("shard.given_up", reason=reason, commits=service.commits)
             # The run that is there now need not be the one we knew: it may have been rebuilt.
-            self._run = await patiently(lambda: the_run(self._bus, self._subjects))
+            self._run = await patiently(lambda: the_run(self._bus, self._subjects), "the run record")
 
     def _move(self, shard: int, to: str) -> None:
         """Begin to hand a shard over, unless that is going on already."""
@@ -192,11 +197,13 @@ class Host:
             owns=frozenset(heard.owns),
             leaving=heard.leaving,
         )
-        if self._balance.hear(fact):
-            for service in self._services.values():
-                service.lease.nudge()
-        for move in self._balance.rebalance(self._own()):
-            self._move(move.shard, move.to)
+        others = [] if heard.name == self.name else self._recorder.handle(fact)
+        for action in (*others, *self._recorder.handle(self._own())):
+            if isinstance(action, HandOver):
+                self._move(action.shard, action.to)
+            elif isinstance(action, LookAtLeases):
+                for service in self._services.values():
+                    service.lease.nudge()
 
     async def _tell(self) -> None:
         while True:
@@ -204,14 +211,14 @@ class Host:
             await asyncio.sleep(self._run.protocol.lease_s / BEATS_PER_LEASE)
 
     async def _write_down_moved(self) -> None:
-        """Tell the tape now and then what our link has carried, so that it is known of a process that is killed."""
+        """Tell the event log now and then what our link has carried, so that it is known of a process that is killed."""
         while True:
             await asyncio.sleep(TOLD_EVERY_S)
             await self._record_moved()
 
     async def _record_moved(self) -> None:
         moved = moved_by(self._bus.stats)
-        await self._tape.record("moved", role="synchronizer", shards=sorted(self._served), moved=moved)
+        await self._event_log.record("moved", role="synchronizer", shards=sorted(self._served), moved=moved)
 
     async def _say(self) -> None:
         """Tell the other hosts what we own and want."""

@@ -5,7 +5,7 @@ The commit of version v + 1 of a fragment is four writes in this order, and a cr
     1. chunks of the new delta, keyframe or both      (nobody sees them yet)
     2. chunks of outer state, chunks of the books    (nobody sees them yet)
     3. the head, by compare-and-set                  <- the commit point: it names all three
-    4. purge of what was superseded                  (housekeeping, when readers are done: `litter`)
+    4. purge of what was superseded                  (housekeeping, when readers are done: `garbage_collector`)
 
 Frames that the new head does not name any more stay until the next commit, because a reader may be in the middle of them.
 What changes the books alone (a refusal, a farewell) is `keep`: new chunks of the books, and the head once more with the same
@@ -104,8 +104,8 @@ class ShardStore:
         self.epoch = 0
         self.holdings: dict[int, Holding] = {}
         self.fragment_ledger: dict[int, FragmentLedger] = {}
-        self._efforts: dict[int, CommitAttempt] = {}
-        self.garbage = GarbageCollector(bus)
+        self._attempts: dict[int, CommitAttempt] = {}
+        self.garbage_collector = GarbageCollector(bus)
 
     async def open(self, epoch: int) -> None:
         """Begin the tenure `epoch`: fence every head, then load its frame, state and books.
@@ -131,30 +131,30 @@ class ShardStore:
         if held.head.version != command.base_version:
             got = (command.fragment, held.head.version, command.base_version)
             raise ProtocolMisuse("a commit on another version than the one we hold", got=got)
-        effort = self._efforts.get(command.fragment)
-        if effort is None or effort.nonce != self._nonce(fragment_ledger):
-            effort = self._efforts[command.fragment] = await self._begun(command, held, pseudo_gradient)
+        attempt = self._attempts.get(command.fragment)
+        if attempt is None or attempt.nonce != self._nonce(fragment_ledger):
+            attempt = self._attempts[command.fragment] = await self._begun(command, held, pseudo_gradient)
         try:
-            stored = await effort.stored(self._bus)
+            stored = await attempt.stored(self._bus)
         except StorageFull:
-            await self.garbage.sweep()
+            await self.garbage_collector.sweep()
             raise
-        head = self._head(command, held, stored, effort)
+        head = self._head(command, held, stored, attempt)
         try:
-            revision = await self._write(head, held.revision, _commit_info(head, command), effort.reconnects)
+            revision = await self._write(head, held.revision, _commit_info(head, command), attempt.reconnects)
         except RecordConflict:
             await self._disown(command.fragment, *stored.refs)
             raise
-        del self._efforts[command.fragment]
+        del self._attempts[command.fragment]
         self._bus.stats.frame_bytes_up += stored.frame_bytes
-        new = effort.new
+        new = attempt.new
         self.holdings[command.fragment] = Holding(
-            head, revision, new.values, new.state, effort.norm, fragment_ledger, swept=held.swept
+            head, revision, new.values, new.state, attempt.norm, fragment_ledger, swept=held.swept
         )
         self.fragment_ledger[command.fragment] = thawed(fragment_ledger)
-        await self.garbage.sweep(command.fragment)
-        self.garbage.leave(command.fragment, *_chunks(*held.head.superseded, held.head.state))
-        await self.garbage.remove(*_chunks(held.head.fragment_ledger))
+        await self.garbage_collector.sweep(command.fragment)
+        self.garbage_collector.leave(command.fragment, *_chunks(*held.head.superseded, held.head.state))
+        await self.garbage_collector.remove(*_chunks(held.head.fragment_ledger))
         await self._sweep(command.fragment)
         return WrittenHead(head, stored.frame_bytes, stored.state.size_bytes, len(fragment_ledger))
 
@@ -163,16 +163,16 @@ class ShardStore:
         fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.fragment_ledger)
         protocol, subjects = self._run.protocol, self._subjects
         new = await asyncio.to_thread(self._advance.step, held.values, pseudo_gradient, held.state, version)
-        effort = CommitAttempt(nonce, new, self._bus.stats.reconnects)
-        effort.add("state", subjects.state_stem(fragment, version, nonce), PackedArrays(new.state))
-        effort.add("books", subjects.ledger_stem(fragment, nonce), Cut(command.fragment_ledger))
+        attempt = CommitAttempt(nonce, new, self._bus.stats.reconnects)
+        attempt.add("state", subjects.state_stem(fragment, version, nonce), PackedArrays(new.state))
+        attempt.add("books", subjects.ledger_stem(fragment, nonce), Cut(command.fragment_ledger))
         if new.delta is None or version - held.head.key_version >= protocol.keyframe_versions:
-            effort.add("keyframe", subjects.global_stem(fragment, version, nonce), keyframe_of(new.values))
+            attempt.add("keyframe", subjects.global_stem(fragment, version, nonce), keyframe_of(new.values))
         if new.delta is not None:
-            effort.add(
+            attempt.add(
                 "delta", subjects.delta_stem(fragment, version, nonce), EncodedFrame(protocol.codec_down, new.delta)
             )
-        return effort
+        return attempt
 
     async def keep(self, fragment: int, fragment_ledger: bytes) -> None:
         """Make the books of a fragment durable with the version it has. Raises what `commit` raises."""
@@ -185,7 +185,7 @@ class ShardStore:
         held.head, held.fragment_ledger, former = head, fragment_ledger, held.head.fragment_ledger
         self.fragment_ledger[fragment] = thawed(fragment_ledger)
         if former is not None and former.stem != blob.stem:
-            await self.garbage.remove(*_chunks(former))
+            await self.garbage_collector.remove(*_chunks(former))
 
     def _nonce(self, fragment_ledger: bytes) -> str:
         """Return what keeps our chunks apart from another owner's, and the same when an attempt is repeated."""
@@ -232,7 +232,7 @@ class ShardStore:
             former = self._subjects.written_in(fragment, epoch)
             if epoch not in held.swept and not any(matches(old, chunk) for old in former for chunk in named):
                 held.swept |= {epoch}
-                await self.garbage.remove(*former)
+                await self.garbage_collector.remove(*former)
 
     def _named(self, head: Head) -> set[BlobRef]:
         """Return everything that a head keeps from being removed."""
@@ -251,7 +251,7 @@ class ShardStore:
             return
         head = None if record is None else decode(Head, record.data)
         if head is not None and not self._named(head) & set(ours):
-            await self.garbage.remove(*_chunks(*ours))
+            await self.garbage_collector.remove(*_chunks(*ours))
 
     async def _fence(self, fragment: int) -> tuple[Head, int]:
         """Write the head again with our epoch, so that every compare-and-set of a former owner is refused from now on."""
@@ -303,22 +303,22 @@ class ShardStore:
                     await off_loop(len(piece), arriving.take, number, piece)
         return arriving.arrays()
 
-    def _head(self, command: Commit, held: Holding, stored: StoredBlobs, effort: CommitAttempt) -> Head:
+    def _head(self, command: Commit, held: Holding, stored: StoredBlobs, attempt: CommitAttempt) -> Head:
         version, former = command.base_version + 1, held.head
         deltas: tuple[Delta, ...] = ()
         if stored.delta is not None:
             made = stored.delta
-            newest = Delta(version, effort.nonce, made.chunks, made.size_bytes, made.digest)
+            newest = Delta(version, attempt.nonce, made.chunks, made.size_bytes, made.digest)
             deltas = continued(former.deltas, newest, at_keyframe=stored.keyframe is not None)
         head = Head(
             fragment=command.fragment,
             version=version,
             epoch=self.epoch,
-            nonce=effort.nonce,
+            nonce=attempt.nonce,
             layout=self._run.layout.fingerprint,
             keyframe=stored.keyframe or former.keyframe,
             key_version=version if stored.keyframe is not None else former.key_version,
-            digest=effort.digest,
+            digest=attempt.digest,
             deltas=deltas,
             state=stored.state,
             fragment_ledger=stored.fragment_ledger,
@@ -336,6 +336,7 @@ class ShardStore:
                 for share in command.shares
             ),
             tokens_merged=former.tokens_merged + sum(share.tokens for share in command.shares),
+            cause_id=command.cause_id,
         )
         kept = frames_of(self._subjects, head)
         gone = tuple(ref for ref in frames_of(self._subjects, former) if ref not in kept)

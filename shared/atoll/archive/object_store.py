@@ -183,7 +183,7 @@ class S3Archive:
                 raise _unavailable(self.where, _brief(error)) from error
 
 
-def open_vault(url: str) -> ArchiveStore:
+def open_archive(url: str) -> ArchiveStore:
     """Return the vault at `url`: a path (`~` is a home), `file://…` or `s3://bucket/prefix`. Nothing is read or made yet.
 
     Raises:

@@ -31,8 +31,14 @@ KEPT_BYTES_MAX: Final = 1 << 30
 KEPT_ELEMENTS: Final = 1 << 20
 KEPT_ELEMENTS_MAX: Final = 1 << 26
 
-# Its ends are safe to use from any thread, also from a garbage collection in the midst of `_taken`.
+ROOM_BYTES: Final = (1 << 20) + (1 << 12)
+"""Room for a piece of a blob with all that a broker sends along."""
+ROOMS_KEPT: Final = 24
+_ROOM_BYTES_MIN: Final = ROOM_BYTES // 2
+
+# Their ends are safe to use from any thread, also from a garbage collection in the midst of `_taken`.
 _spent: deque[mmap.mmap] = deque(maxlen=KEPT)
+_spent_rooms: deque[bytearray] = deque(maxlen=ROOMS_KEPT)
 
 
 class _Lent(np.ndarray[Any, Any]):
@@ -51,6 +57,21 @@ def empty(elements: int) -> Vector:
     if not KEPT_ELEMENTS <= elements <= KEPT_ELEMENTS_MAX:
         return np.empty(elements, dtype=np.float32)
     return lend(_taken(4 * elements), _keep, elements, np.float32)
+
+
+def room(size: int) -> bytearray | memoryview:
+    """Return so many bytes of anything, for the caller alone. What is small, or larger than a piece of a blob, is new.
+
+    A piece arrives, is checked, put where it belongs and forgotten, a hundred times for a fragment. New memory for each would
+    be a quarter of what fetching costs. `ROOMS_KEPT` rooms are enough for a reader's two pages and the one in use.
+    """
+    if not _ROOM_BYTES_MIN <= size <= ROOM_BYTES:
+        return bytearray(size)
+    try:
+        memory = _spent_rooms.popleft()
+    except IndexError:
+        memory = bytearray(ROOM_BYTES)
+    return lend(memory, _spent_rooms.append, ROOM_BYTES, np.uint8).data[:size]
 
 
 def _keep(memory: mmap.mmap) -> None:

@@ -1,38 +1,45 @@
 """Everything Atoll raises on purpose, as one tree.
 
-    AtollError
-    ├── UserError                exit code 2: something the person can change
-    │   ├── SettingsError        a setting is unknown, out of range or contradicts another
-    │   ├── DataError            a text, token shard or corpus cannot be used
-    │   ├── LayoutMismatch       this model is not the run's model
-    │   ├── IdentityTaken        a live learner already answers to this id
-    │   └── CheckpointError      a checkpoint is truncated, foreign or damaged
-    ├── EnvironmentFault         exit code 3: the machine or the network, not the person
-    │   ├── BrokerUnavailable    no broker answers, it is too old, or JetStream is off
-    │   ├── PortBusy             something else listens on the port
-    │   ├── StorageFull          a disk or a stream has no room left
-    │   ├── Quarantined          shards refuse what this learner sends: its results cannot be used
-    │   ├── ArchiveUnavailable   the archive cannot be reached, read or written
-    │   ├── RunReplaced          the broker holds no such run, or another founding of it than this process joined
-    │   └── RunLost              the broker answers, and its store has lost a part of the run
-    ├── BusError                 what one bus call can answer besides its result
-    │   ├── RecordConflict       compare-and-set lost: someone else wrote first
-    │   ├── BlobGone             the chunks were purged or never completed
-    │   ├── BlobCorrupt          the bytes do not match their digest
-    │   └── QueueFull            the work queue refuses more for this subject
-    ├── PeerMisbehaved           a message that no correct peer sends
-    │   └── FrameRejected        a tensor frame is malformed, oversized or not finite
-    └── ProtocolMisuse           our own bug: an event the machine cannot accept
-
-A message says what was wrong, what was got, what is allowed and what to do.
-Command lines print it without a traceback and leave with `exit_code`.
+AtollError
+├── UserError                exit code 2: something the person can change
+│   ├── SettingsError        a setting is unknown, out of range or contradicts another
+│   ├── DataError            a text, token shard or corpus cannot be used
+│   ├── LayoutMismatch       this model is not the run's model
+│   ├── IdentityTaken        a live learner already answers to this id
+│   └── CheckpointError      a checkpoint is truncated, foreign or damaged
+├── EnvironmentFault         exit code 3: the machine or the network, not the person
+│   ├── BrokerUnavailable    no broker answers, it is too old, or JetStream is off
+│   ├── PortBusy             something else listens on the port
+│   ├── StorageFull          a disk or a stream has no room left
+│   ├── Quarantined          shards refuse what this learner sends: its results cannot be used
+│   ├── ArchiveUnavailable   the archive cannot be reached, read or written
+│   ├── RunReplaced          the broker holds no such run, or another founding of it than this process joined
+│   └── RunLost              the broker answers, and its store has lost a part of the run
+├── BusError                 what one bus call can answer besides its result
+│   ├── RecordConflict       compare-and-set lost: someone else wrote first
+│   ├── BlobGone             the chunks were purged or never completed
+│   ├── BlobCorrupt          the bytes do not match their digest
+│   └── QueueFull            the work queue refuses more for this subject
+├── PeerMisbehaved           a message that no correct peer sends
+│   └── FrameRejected        a tensor frame is malformed, oversized or not finite
+└── ProtocolMisuse           our own bug: an event the machine cannot accept
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
+INTERRUPTED: Final = 130
+
 
 class AtollError(Exception):
-    """Root of the tree. `exit_code` is what a command line leaves with."""
+    """Root of the tree.
+
+    A message says what was wrong, what was got, what is allowed and what to do. There is one way to tell an error
+    (`parts`): `text_of` for a terminal, the parts as they are for a JSON log (`atoll.base.exits`), `on_one_line` for a
+    reason inside another log line. A command line prints no traceback and leaves with `exit_code`.
+    """
 
     exit_code = 1
 
@@ -44,13 +51,32 @@ class AtollError(Exception):
         self.todo = todo
         super().__init__(self.explain())
 
+    def parts(self) -> dict[str, str]:
+        """Return the parts that are known, in order: what a JSON log holds of an error."""
+        parts = {"what": self.what, "got": self.got, "allowed": self.allowed, "todo": self.todo}
+        return {name: str(part) for name, part in parts.items() if part is not None}
+
     def explain(self) -> str:
-        """Return the message, one line per part that is known."""
-        lines = [self.what]
-        lines += [f"  got:     {self.got}"] if self.got is not None else []
-        lines += [f"  allowed: {self.allowed}"] if self.allowed is not None else []
-        lines += [f"  to do:   {self.todo}"] if self.todo is not None else []
-        return "\n".join(lines)
+        """Return the message for a terminal, one line per part that is known."""
+        return text_of(self.parts())
+
+
+def text_of(parts: Mapping[str, str]) -> str:
+    """Return the parts of an error as a terminal shows them."""
+    labels = {"got": "  got:     ", "allowed": "  allowed: ", "todo": "  to do:   "}
+    return "\n".join([parts.get("what", ""), *(label + parts[name] for name, label in labels.items() if name in parts)])
+
+
+def on_one_line(text: str) -> str:
+    """Return a message of several lines as one, for a log."""
+    return "; ".join(line.strip() for line in text.splitlines()) if "\n" in text else text
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return what a program leaves with: the code of our own errors, 130 after Ctrl-C, 1 for anything else."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return error.exit_code if isinstance(error, AtollError) else AtollError.exit_code
 
 
 class UserError(AtollError):

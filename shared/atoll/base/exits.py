@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from atoll.base.errors import AtollError
+from atoll.base import logs
+from atoll.base.errors import AtollError, UserError, exit_code_of, text_of
+from atoll.base.logs import get
 
-INTERRUPTED = 130
-NOT_INSTALLED = 2
+NOT_INSTALLED = UserError.exit_code
 _EXTRAS = {
     "jax": "learner",
     "flax": "learner",
@@ -25,14 +27,18 @@ _EXTRAS = {
 }
 
 
+log = get(__name__)
+
+
 def guarded(call: Callable[[], Any]) -> None:
     """Call, and turn every expected error into one message and an exit code."""
     try:
         call()
     except AtollError as error:
-        _leave(f"atoll: {error}", error.exit_code)
-    except KeyboardInterrupt:
-        _leave("", INTERRUPTED)
+        _tell(error)
+        sys.exit(exit_code_of(error))
+    except KeyboardInterrupt as error:
+        sys.exit(exit_code_of(error))
     except BrokenPipeError:
         # The reader has gone; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -42,11 +48,24 @@ def guarded(call: Callable[[], Any]) -> None:
         if package not in _EXTRAS:
             raise
         todo = f"pip install 'atoll[{_EXTRAS[package]}]'"
-        _leave(f"atoll: this verb needs {package}, which is not installed\n  to do:   {todo}", NOT_INSTALLED)
+        _tell(UserError(f"this verb needs {package}, which is not installed", todo=todo))
+        sys.exit(NOT_INSTALLED)
 
 
-def _leave(message: str, code: int) -> None:
-    """Print `message`, if any, to standard error and leave with `code`."""
-    if message:
-        print(message, file=sys.stderr)  # noqa: T201  (a command line speaks)
-    sys.exit(code)
+def last_word_in(line: str) -> str:
+    """Return the error that ended a process, as a terminal shows it, if this line of its log tells one, else nothing."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return ""
+    if not isinstance(told, dict) or told.get("event") != "process.failed":
+        return ""
+    return text_of({name: str(told[name]) for name in ("what", "got", "allowed", "todo") if name in told})
+
+
+def _tell(error: AtollError) -> None:
+    """Say what ends this program: a text on standard error, or one more line where its log is JSON."""
+    if logs.outlet.last_word_as_json:
+        log.error("process.failed", kind=type(error).__name__, exit_code=exit_code_of(error), **error.parts())
+    else:
+        print(f"atoll: {error}", file=sys.stderr)  # noqa: T201  (a command line speaks)

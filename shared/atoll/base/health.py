@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 from pathlib import Path
 
 from atoll.base.clock import Clock
@@ -18,10 +19,12 @@ TOUCH_S = 2.0
 
 
 def show_life(file: Path | None) -> None:
-    """Touch `file`, if there is one. A full disk must not end a living process, so errors are ignored."""
+    """Touch `file` if there is one, with this process's id in it; a full disk must not end what is alive."""
     if file is not None:
         with contextlib.suppress(OSError):
             file.touch()
+            if file.read_bytes() != (own := b"%d" % os.getpid()):
+                file.write_bytes(own)
 
 
 async def live(file: Path | None) -> None:

@@ -11,22 +11,39 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import structlog
 
+from atoll.base.errors import on_one_line
+
 Format = Literal["auto", "json", "console"]
+
+
+@dataclass(slots=True)
+class Outlet:
+    """How this process speaks: whether the error that ends it is one more line of its JSON log."""
+
+    last_word_as_json: bool = False
+
+
+outlet = Outlet()
 
 
 def configure(form: Format = "auto", level: str = "info", **bound: str | int) -> None:
     """Send structured logs to standard error with `bound` on every line."""
     as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
+    # A verb that answers a person logs errors only, and its last word stays a text.
+    outlet.last_word_as_json = as_json and level != "error"
 
     def bind(
         _logger: structlog.types.WrappedLogger, _method: str, event: structlog.types.EventDict
     ) -> structlog.types.EventDict:
-        return {**bound, **event}
+        # Errors have messages of several lines; a log line is one.
+        told = {key: on_one_line(value) if isinstance(value, str) else value for key, value in event.items()}
+        return {**bound, **told}
 
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -66,9 +83,11 @@ def restored() -> Iterator[None]:
     """Leave logging, at the end of the block, as it was at its start."""
     root = logging.getLogger()
     handlers, threshold, events = root.handlers[:], root.level, structlog.get_config()
+    last_word_as_json = outlet.last_word_as_json
     try:
         yield
     finally:
+        outlet.last_word_as_json = last_word_as_json
         root.handlers[:] = handlers
         root.setLevel(threshold)
         structlog.configure(**events)

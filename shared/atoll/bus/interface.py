@@ -111,6 +111,8 @@ class Bus(Protocol):
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         """Store `payload` under `stem` and return where it lies once every piece is acknowledged.
 
+        Bytes are handed down: a buffer is cut into pieces as it lies in memory, an `Upload` yields the pieces that are missing.
+
         Idempotent: storing the same bytes under the same stem again changes nothing. An `Upload` that failed goes on where
         it was when it is given again. Raises `StorageFull` when the stream refuses for want of room after retries, and
         whatever making a piece raises.

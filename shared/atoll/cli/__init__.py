@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from atoll.base.exits import INTERRUPTED
+from atoll.base.errors import INTERRUPTED
 
 
 def main() -> None:

@@ -32,10 +32,10 @@ def show(
 ) -> None:
     """Print a line per checkpoint and one per shard in it; leave with 2 if there is none."""
     from atoll.archive.checkpoint_store import CheckpointStore  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.archive.object_store import open_vault  # noqa: PLC0415
+    from atoll.archive.object_store import open_archive  # noqa: PLC0415
     from atoll.base.errors import CheckpointError  # noqa: PLC0415
 
-    vault = open_vault(url)
+    vault = open_archive(url)
     found = {name.path.split("/")[0] for name in vault.names("")}
     runs = sorted(found) if run is None else [run]
     if not found & set(runs):

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 import typer
 
 from atoll.base.exits import guarded
-from atoll.cli import archive, fates, look, tap, top, up
+from atoll.cli import archive, fates, look, replay, tap, top, up, why
 
 GROUP = "atoll.commands"
 
@@ -38,6 +38,8 @@ def build() -> typer.Typer:
         tap.register,
         top.register,
         fates.register,
+        why.register,
+        replay.register,
         archive.register,
         look.register,
     ):

@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, SupportsFloat
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from atoll.base import fact_dumps
 from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import (
@@ -41,10 +41,10 @@ from atoll.client.device_encoding import Encoder, Placed, chosen
 from atoll.client.losses import LossReader
 from atoll.client.membership import dismissal
 from atoll.client.pushing import Pusher
+from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.codec import Read
 from atoll.model.pytrees import gather, look
 from atoll.protocol.events import (
-    Action,
     Adopted,
     CallHeard,
     DrainOrdered,
@@ -60,6 +60,8 @@ from atoll.protocol.events import (
     StepDone,
 )
 from atoll.protocol.island import Island
+from atoll.protocol.reasons import call_id, head_id
+from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.steps import Heartbeats, StepTimes
 from atoll.run.heads import GlobalFragment, fetch_newest, read_heads
 from atoll.run.record import is_over
@@ -79,27 +81,6 @@ class HeadTap(msgspec.Struct, frozen=True):
     version: int
 
 
-@dataclass(slots=True)
-class StepReport:
-    """What the training thread says of its newest step; `loss` may be a JAX scalar on its way (see `losses`)."""
-
-    step_s: float = 0.0
-    loss: SupportsFloat | None = None
-    overhead: float = 0.0
-    steps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StepBoundary:
-    """A step boundary: arrays by name as the step `completed` them, and as training `continued` after the adoptions."""
-
-    tokens: int
-    completed: Mapping[str, Any]
-    continued: Mapping[str, Any]
-    adopted: list[AdoptableFragment]
-    report: StepReport
-
-
 class IslandDriver:
     """Drives one incarnation's `Island` on the running loop. Create it on that loop."""
 
@@ -113,6 +94,8 @@ class IslandDriver:
         self.clock = clock
         self.subjects = Subjects(run.run)
         self.machine = Island(run.protocol, {p: frame.version for p, frame in anchors.items()})
+        self.recorder = FactRecorder(f"island-{member.learner}-{member.incarnation}", self.machine)
+        fact_dumps.keep(self.recorder)
         self.report = StepReport()
         self.steps = StepTimes()
         self.heartbeats = Heartbeats(run.protocol.silence_s)
@@ -213,7 +196,7 @@ class IslandDriver:
                     return
                 self.drain_wanted = self.drain_wanted or await is_over(self.bus, self.subjects, self.run)
                 for head in (await read_heads(self.bus, self.subjects, self.run.layout)).values():
-                    self._on_fact(self._head_fact(head.fragment, head.version, "resync"))
+                    self._on_fact(self._head_fact(head.fragment, head.version))
             except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
                 log.warning("resync.failed", reason=str(error))
 
@@ -226,8 +209,13 @@ class IslandDriver:
         """End the learner when a task that its island needs has failed."""
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.failure = error if isinstance(error, AtollError) else AtollError(f"the driver failed: {error!r}")
-            log.error("driver.failed", reason=repr(error))
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Have the next step raise `error`; the last facts of the machine are kept where it is a bug of ours."""
+        self.failure = error if isinstance(error, AtollError) else AtollError(f"the driver failed: {error!r}")
+        log.error("driver.failed", reason=repr(error))
+        fact_dumps.dump_if_our_bug(error, self.recorder)
 
     # --- facts --------------------------------------------------------------------------------------------------------
 
@@ -238,8 +226,10 @@ class IslandDriver:
         now_s = self.clock.monotonic()
         self._on_fact(StepDone(at_s=now_s, tokens=step.tokens))
         for item in step.adopted:
-            p = item.frame.fragment
-            self._on_fact(Adopted(at_s=now_s, fragment=p, version=item.frame.version))
+            p, version = item.frame.fragment, item.frame.version
+            cause = head_id(p, version)
+            self._on_fact(Adopted(at_s=now_s, fragment=p, version=version, cause_id=cause))
+            log.info("fragment.adopted", fragment=p, version=version, step=self.machine.steps, cause_id=cause)
             with self._lock:
                 self._anchors[p] = item.frame
                 self._at_home.pop(p, None)
@@ -253,7 +243,7 @@ class IslandDriver:
         call = decode(Call, core_message.data)
         self.run_tokens = max(self.run_tokens, call.run_tokens)
         if call.fragment in self.machine.intervals and call.fragment not in self._adopting:
-            cause = f"call/{call.fragment}/{call.version}/{call.attempt}"
+            cause = call_id(call.fragment, call.version, call.attempt)
             now_s = self.clock.monotonic()
             fact = CallHeard(
                 at_s=now_s, fragment=call.fragment, version=call.version, attempt=call.attempt, cause_id=cause
@@ -267,7 +257,7 @@ class IslandDriver:
         except msgspec.MsgspecError as error:
             raise PeerMisbehaved("a head tap without its info", got=str(error)) from error
         if said.fragment in self.machine.intervals:
-            self._on_fact(self._head_fact(said.fragment, said.version, "tap"))
+            self._on_fact(self._head_fact(said.fragment, said.version))
 
     def _on_verdict(self, core_message: CoreMessage) -> None:
         verdict = decode(Verdict, core_message.data)
@@ -293,28 +283,32 @@ class IslandDriver:
         elif control.verb == "drain":
             self.drain_wanted = True
 
-    def _head_fact(self, fragment: int, version: int, cause: str) -> HeadHeard:
-        return HeadHeard(
-            at_s=self.clock.monotonic(), fragment=fragment, version=version, cause_id=f"{cause}/{fragment}"
-        )
+    def _head_fact(self, fragment: int, version: int) -> HeadHeard:
+        cause = head_id(fragment, version)
+        return HeadHeard(at_s=self.clock.monotonic(), fragment=fragment, version=version, cause_id=cause)
 
     def _on_fact(self, fact: Event) -> None:
-        for action in self.machine.handle(fact):
-            self._do(action)
+        """Let the machine take a fact in and begin what it commands."""
+        if self.recorder.broke:
+            return
+        try:
+            actions = self.recorder.handle(fact)
+        except Exception as error:  # noqa: BLE001  (a callback of the loop: nobody else would hear of it)
+            self._fail(error)
+            return
+        for action in actions:
+            if isinstance(action, Push):
+                p = action.fragment
+                with self._lock:
+                    self._encoding.add(p)
+                origin = self._sent[p] if action.onward else self._anchors[p].values
+                self._spawn(self._push(action, self._snapshot, origin, self._at_home.get(p)))
+            elif isinstance(action, FetchFragment):
+                self._spawn(self._fetch(action))
+            elif isinstance(action, Leave):
+                self.left.set()
 
     # --- commands -----------------------------------------------------------------------------------------------------
-
-    def _do(self, action: Action) -> None:
-        if isinstance(action, Push):
-            with self._lock:
-                self._encoding.add(action.fragment)
-            p = action.fragment
-            origin = self._sent[p] if action.onward else self._anchors[p].values
-            self._spawn(self._push(action, self._snapshot, origin, self._at_home.get(p)))
-        elif isinstance(action, FetchFragment):
-            self._spawn(self._fetch(action))
-        elif isinstance(action, Leave):
-            self.left.set()
 
     async def _push(self, action: Push, snapshot: Mapping[str, Any], origin: Vector, anchor: Placed | None) -> None:
         reason, p = "", action.fragment
@@ -325,7 +319,8 @@ class IslandDriver:
         async with self._pushing:
             try:
                 if self._encoder and anchor is not None and self._encoder.reads(p, snapshot):
-                    self._encoded(p)
+                    with self._lock:
+                        self._encoding.discard(p)
                     make = partial(self._encoder.encode, p, anchor, snapshot)
                     await self._pusher.push_made(action, make, loss)
                 else:
@@ -336,9 +331,11 @@ class IslandDriver:
             except (BusError, BrokerUnavailable, StorageFull, RuntimeError) as error:
                 reason = "gave_up"
                 log.warning("push.gave_up", fragment=action.fragment, push=action.push, reason=str(error))
-        self._on_fact(
-            PushSettled(at_s=self.clock.monotonic(), fragment=action.fragment, push=action.push, reason=reason)
+        now_s = self.clock.monotonic()
+        settled = PushSettled(
+            at_s=now_s, fragment=action.fragment, push=action.push, reason=reason, cause_id=action.cause_id
         )
+        self._on_fact(settled)
 
     def _reader(self, fragment: int, snapshot: Mapping[str, Any], origin: Vector) -> Read:
         """Return how a fragment of the snapshot is read, and note what is sent where that will be asked for.
@@ -356,13 +353,9 @@ class IslandDriver:
                 if self._anchors[fragment].values is origin:
                     self._sent[fragment] = theta
         finally:
-            self._encoded(fragment)
+            with self._lock:
+                self._encoding.discard(fragment)  # what is being sent of it cannot change any more
         return lambda start, stop: theta[start:stop]
-
-    def _encoded(self, fragment: int) -> None:
-        """Let a fragment be adopted again: what is being sent of it cannot change any more."""
-        with self._lock:
-            self._encoding.discard(fragment)
 
     async def _fetch(self, action: FetchFragment) -> None:
         p = action.fragment
@@ -374,11 +367,15 @@ class IslandDriver:
         except (BusError, BrokerUnavailable, PeerMisbehaved, StorageFull) as error:
             log.warning("fetch.failed", fragment=p, version=action.version, reason=str(error))
             now_s = self.clock.monotonic()
-            self._on_fact(FetchFailed(at_s=now_s, fragment=p, version=action.version, reason=str(error)))
+            failed = FetchFailed(
+                at_s=now_s, fragment=p, version=action.version, reason=str(error), cause_id=action.cause_id
+            )
+            self._on_fact(failed)
             return
         with self._lock:
             self._ready[p] = frame, placed
-        self._on_fact(FragmentFetched(at_s=self.clock.monotonic(), fragment=p, version=frame.version))
+        now_s, cause = self.clock.monotonic(), head_id(p, frame.version)
+        self._on_fact(FragmentFetched(at_s=now_s, fragment=p, version=frame.version, cause_id=cause))
 
     async def _place(self, frame: GlobalFragment) -> Placed | None:
         """Return a fragment on its device, where pseudo-gradients are made there and it has room."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from atoll.base import scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
+from atoll.base.retry import Retry
 from atoll.bus.interface import Bus
 from atoll.codec import Encoded, FrameEncoder, Framing, MeasuredFrame, Read
 from atoll.protocol.events import Push
@@ -30,11 +31,8 @@ from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Contribution, Member, RunRecord, encode
 from atoll.wire.subjects import Subjects
 
-T = TypeVar("T")
-
 PUSH_PATIENCE_S = 60.0
-RETRY_S = 0.1
-RETRY_S_MAX = 5.0
+AWAY_OR_REFUSED = (BusError, BrokerUnavailable, StorageFull)
 
 
 class Pusher:
@@ -116,7 +114,14 @@ class Pusher:
         member = self._member
         stem = self._subjects.contribution_stem(member.learner, action.fragment, member.incarnation, action.push)
         try:
-            return await self._patiently(lambda: self._bus.put_blob(stem, upload), upload)
+            patience = Retry(
+                "a contribution's pieces",
+                on=AWAY_OR_REFUSED,
+                patience_s=PUSH_PATIENCE_S,
+                progress=lambda: len(upload.missing()),
+                now_s=self._clock.monotonic,
+            )
+            return await patience.result(lambda: self._bus.put_blob(stem, upload))
         except BaseException:
             with contextlib.suppress(BusError, BrokerUnavailable, StorageFull):
                 await self._bus.purge(f"{stem}.*")
@@ -149,19 +154,5 @@ class Pusher:
         msg_id = f"{member.nonce}-{p}-{action.push}"
         info = {"fragment": p, "push": action.push, "base": action.base_version, "tokens": action.tokens}
         data = encode(manifest)
-        await self._patiently(lambda: self._bus.publish(subject, data, msg_id=msg_id, info=info))
-
-    async def _patiently(self, attempt: Callable[[], Coroutine[Any, Any, T]], upload: Upload | None = None) -> T:
-        """Return what `attempt` returns, trying again with growing pauses; an upload that does not get on is given up."""
-        pause_s, missing, since_s = RETRY_S, -1, self._clock.monotonic()
-        while True:
-            try:
-                return await attempt()
-            except (BusError, BrokerUnavailable, StorageFull):
-                if upload is not None:
-                    left, now_s = len(upload.missing()), self._clock.monotonic()
-                    if left == missing and now_s > since_s + PUSH_PATIENCE_S:
-                        raise
-                    missing, since_s = left, since_s if left == missing else now_s
-                await asyncio.sleep(pause_s)
-                pause_s = min(2.0 * pause_s, RETRY_S_MAX)
+        queued = Retry("a contribution's manifest", on=AWAY_OR_REFUSED)
+        await queued.result(lambda: self._bus.publish(subject, data, msg_id=msg_id, info=info))

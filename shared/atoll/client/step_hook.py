@@ -20,8 +20,8 @@ import numpy as np
 from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.client.adoption import AdoptableFragment, adopt
-from atoll.client.driver import StepBoundary, StepReport
 from atoll.client.session import Session
+from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.model.layout import Layout, plan_layout
 from atoll.model.pytrees import describe, gather
 

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -179,4 +178,8 @@ def _shaped(flat: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    if name == "bfloat16":
+        import ml_dtypes  # noqa: PLC0415  (an extra: the command line loads this module without it)
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, EnvironmentFault, UserError
+from atoll.base.exits import last_word_in
 
 RESTART_PAUSE_S = 1.0
 PROVEN_S = 10.0
@@ -160,13 +161,16 @@ class ProcessGroup:
         self.kill(list(self._children))
 
     def last_words(self, name: str) -> str:
-        """Return the end of a child's log as far as it is plain text: its last message to a person."""
+        """Return the error that a child's log ends with, or the end of the log as far as it is plain text."""
         try:
             with self.log_path(name).open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _WORDS_BYTES))
                 lines = log.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return ""
+        told = next((word for line in reversed(lines) if (word := last_word_in(line))), "")
+        if told:
+            return told
         plain = [line for line in lines if line.strip() and not line.startswith("{")]
         begins = [i for i, line in enumerate(plain) if line.startswith("atoll: ")]
         return "\n".join(plain[begins[-1] :] if begins else plain[-_WORDS_LINES:])

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll.archive.checkpoint_store import CheckpointStore
-from atoll.archive.object_store import open_vault, resolved
+from atoll.archive.object_store import open_archive, resolved
 from atoll.archive.rebuild import rebuild
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, EnvironmentFault, RunLost, RunReplaced
@@ -96,7 +96,7 @@ async def rebuild_at(url: str, up: UpPlan, clock: Clock) -> RebuiltRecord:
     run = up.settings.run
     bus = await open_bus(url, run, name="up", options=bus_options(up.settings))
     try:
-        outcome = await rebuild(bus, CheckpointStore(open_vault(archive_url(up)), run), clock)
+        outcome = await rebuild(bus, CheckpointStore(open_archive(archive_url(up)), run), clock)
     finally:
         await bus.close()
     rebuilt = outcome.record.rebuilt
@@ -132,7 +132,7 @@ def _marks(up: UpPlan) -> list[int]:
     if not url:
         return []
     try:
-        return [mark.mark for mark in CheckpointStore(open_vault(url), up.settings.run).marks() if mark.complete]
+        return [mark.mark for mark in CheckpointStore(open_archive(url), up.settings.run).marks() if mark.complete]
     except AtollError:
         return []
 

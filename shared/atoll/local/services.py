@@ -119,6 +119,7 @@ class Services:
             "data.dir": str(self.data_dir),
             "learner.compile_cache": str(cache.absolute()),
             "log.format": "json",
+            "log.dump_dir": str(self._folder.path("logs").absolute()),
             "archive.url": archive_url(self._up),
         }
         if self._url:

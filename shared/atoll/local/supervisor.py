@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from atoll.base.clock import Clock, SystemClock
-from atoll.base.errors import AtollError, ProtocolMisuse
-from atoll.base.exits import INTERRUPTED
+from atoll.base.errors import INTERRUPTED, AtollError, ProtocolMisuse
 from atoll.base.logs import logging_to
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus

@@ -21,11 +21,6 @@ Pseudo-gradients and momentum are both *subtracted* from the global values, so t
 what RDA takes for a tensor, too: the rows of one tensor in one fragment. Slices without length, and fragments whose
 momentum is zero (version 0, or after a restart), are kept, and so are slices whose correction float32 could not hold: a
 pseudo-gradient that is finite never becomes one that is not.
-
-The momentum is that of the version the round is on, which the same head names as its values; a contribution is corrected
-while it is folded, in the same pass, before its age counts. So a replay in the order that the head lists corrects to the
-same bits, whoever owns the shard: nothing is kept here. Norms and cosines are sums in float64, and so is the length of what
-comes out, which RDA needs; a slice is changed by one float32 combination of v and m.
 """
 
 from __future__ import annotations
@@ -65,13 +60,19 @@ class MomentumReference:
 
 @dataclass(frozen=True, slots=True)
 class Heloco:
-    """The constants: c_ok, k_s, beta_max, k_d, kappa of the paper, in this order."""
+    """The constants: c_ok, k_s, beta_max, k_d, kappa of the paper, in this order.
 
-    cosine: float
-    shrink: float
-    shrink_max: float
-    rotate: float
-    doubt: float
+    The momentum is that of the version the round is on, which the same head names as its values; a contribution is corrected
+    while it is folded, in the same pass, before its age counts. So a replay in the order that the head lists corrects to the
+    same bits, whoever owns the shard: nothing is kept here. Norms and cosines are sums in float64, and so is the length of what
+    comes out, which RDA needs; a slice is changed by one float32 combination of v and m.
+    """
+
+    cosine: float = 0.2
+    shrink: float = 0.5
+    shrink_max: float = 0.5
+    rotate: float = 1.0
+    doubt: float = 3.0
 
     def corrections(
         self,
@@ -113,12 +114,4 @@ class Heloco:
 
 def correction_of(settings: ProtocolSettings) -> Heloco | None:
     """Return the correction that a run has agreed on, None for none."""
-    if settings.correction == "none":
-        return None
-    return Heloco(
-        cosine=settings.heloco_cosine,
-        shrink=settings.heloco_shrink,
-        shrink_max=settings.heloco_shrink_max,
-        rotate=settings.heloco_rotate,
-        doubt=settings.heloco_doubt,
-    )
+    return None if settings.correction == "none" else Heloco()

@@ -16,21 +16,7 @@ round it is shortened: a factor on weights alone would vanish there, and learner
 move the global values by their full step. One fresh contribution, however small, is enough for the full length.
 
 RDA is taken per slice (`FragmentSlice`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long,
-RDA keeps R. Slices marked `direct` (embeddings) take the mean. Where directions cancel there is none to keep: where
-their mean is shorter than the rounding of the M float32 directions in it, M 2^-23 of the share of all weight that has a
-direction. What is left then is noise, which RDA would blow up to full size. A large slice does not move then, as phi(0)
-= 0 has it; it does not happen to those. It does to small ones, of which the smallest, a single number, has two
-directions in all: up to `SMALL` numbers the mean of values is kept too, and taken. A slice shorter than 1e-20 counts as
-zero: float32 could not hold the inverse of its norm.
-
-A fold holds one running mean, so memory is O(fragment) whatever M is, and a contribution is folded in as it came over
-the wire, several of them in one pass (`atoll.merge.accumulate`). With W the weights so far, one of weight w enters as
-mean <- (1 - w/W) mean + (w/W) v: both factors lie within 0..1, so no weight, however large its claim, makes finite
-pseudo-gradients merge to infinity. Under RDA the mean of a slice is that of directions, in units of the first one's length
-r: v enters as r phi(v). Its length is set right at the end, and where there was one contribution it is right already.
-The order of additions decides the last bits; it is the order in which the head lists the contributions, so a replay
-gives the same bits. One fresh contribution alone is returned as it came, bit for bit. A fold gives its result once and
-is then spent: the result is its own memory.
+RDA keeps R. Slices marked `direct` (embeddings) take the mean. At `SMALL` stands what becomes of directions that cancel.
 
 A pseudo-gradient that disagrees with the outer momentum may be bent on its way in (`SliceCorrection`,
 `atoll.merge.correction`): v is then a v + b m, in the same pass.
@@ -56,13 +42,14 @@ Method = Literal["mean", "rda"]
 
 ROUNDING = 2.0**-23
 NORM_MIN = 1e-20
+# Where directions cancel there is none to keep: where their mean is shorter than the rounding of the M float32
+# directions in it, M 2^-23 of the share of all weight that has a direction. What is left then is noise, which RDA
+# would blow up to full size. A large slice does not move then, as phi(0) = 0 has it; it does not happen to those. It
+# does to small ones, of which the smallest, a single number, has two directions in all: up to `SMALL` numbers the
+# mean of values is kept too, and taken. A slice shorter than 1e-20 counts as zero: float32 could not hold the inverse
+# of its norm.
 SMALL = 128
 CLAIM_TOLERANCE = 1e-3
-
-
-def token_weight(tokens: int, steps: int) -> float:
-    """Return w = tokens^2 / steps: quantity times rate (Sec. 3.2)."""
-    return tokens * tokens / steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +79,17 @@ class Corrections:
 
 
 class FragmentFold:
-    """The running merge of one fragment's round."""
+    """The running merge of one fragment's round.
+
+    A fold holds one running mean, so memory is O(fragment) whatever M is, and a contribution is folded in as it came over
+    the wire, several of them in one pass (`atoll.merge.accumulate`). With W the weights so far, one of weight w enters as
+    mean <- (1 - w/W) mean + (w/W) v: both factors lie within 0..1, so no weight, however large its claim, makes finite
+    pseudo-gradients merge to infinity. Under RDA the mean of a slice is that of directions, in units of the first one's length
+    r: v enters as r phi(v). Its length is set right at the end, and where there was one contribution it is right already.
+    The order of additions decides the last bits; it is the order in which the head lists the contributions, so a replay
+    gives the same bits. One fresh contribution alone is returned as it came, bit for bit. A fold gives its result once and
+    is then spent: the result is its own memory.
+    """
 
     def __init__(self, slices: Sequence[FragmentSlice], method: Method = "mean") -> None:
         """Start empty; `spans` say which elements belong together."""

@@ -2,8 +2,7 @@
 
 A fragment in flight is one flat float32 vector in layout order. float16, bfloat16 and float32 fit into float32 exactly,
 so a value that makes the round trip is unchanged. float64 is rounded to float32 on the way (a pseudo-gradient has no more
-precision than that), and tensors that are not floating are zero in the vector and left alone on the way back. Where bits
-must survive for any dtype (a checkpoint, a copy to a peer), `pack_raw` and `unpack_raw` move them untouched.
+precision than that), and tensors that are not floating are zero in the vector and left alone on the way back.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.base.buffer_pool import Vector, empty
-from atoll.base.errors import PeerMisbehaved
 from atoll.model.layout import FragmentSlice, Layout, TensorSpec
 
 Pieces = dict[str, list[tuple[int, int, npt.NDArray[Any]]]]
@@ -74,37 +72,6 @@ def scatter(layout: Layout, fragment: int, vector: Vector, leaves: Mapping[str, 
             .astype(leaf.dtype, copy=False)
         )
         pieces.setdefault(tensor_slice.tensor_name, []).append((tensor_slice.start, tensor_slice.stop, rows))
-    return pieces
-
-
-def pack_raw(layout: Layout, leaves: Mapping[str, Any], fragment: int) -> bytes:
-    """Return the fragment's exact bytes, slice after slice, for every dtype."""
-    return b"".join(
-        np.ascontiguousarray(_rows(leaves, tensor_slice)).tobytes() for tensor_slice in layout.slices(fragment)
-    )
-
-
-def unpack_raw(layout: Layout, data: bytes, fragment: int) -> Pieces:
-    """Return the pieces that `pack_raw` packed; raise `PeerMisbehaved` if the length is not the layout's."""
-    specs = {tensor.name: tensor for tensor in layout.tensors}
-    pieces: Pieces = {}
-    at = 0
-    for tensor_slice in layout.slices(fragment):
-        spec = specs[tensor_slice.tensor_name]
-        dtype = named_dtype(spec.dtype)
-        shape = (tensor_slice.stop - tensor_slice.start, *spec.shape[1:]) if spec.shape else ()
-        stop = at + tensor_slice.size * dtype.itemsize
-        if stop > len(data):
-            break
-        rows = np.frombuffer(data, dtype=dtype, count=tensor_slice.size, offset=at).reshape(shape)
-        pieces.setdefault(tensor_slice.tensor_name, []).append((tensor_slice.start, tensor_slice.stop, rows))
-        at = stop
-    wanted = sum(
-        tensor_slice.size * named_dtype(specs[tensor_slice.tensor_name].dtype).itemsize
-        for tensor_slice in layout.slices(fragment)
-    )
-    if wanted != len(data):
-        raise PeerMisbehaved("a raw fragment has the wrong length", got=len(data), allowed=wanted)
     return pieces
 
 

@@ -42,6 +42,11 @@ class HandOver(Command):
     to: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookAtLeases(Command):
+    """Somebody has given a shard up, or is new: look at the leases now."""
+
+
 class Balance:
     """What one host knows of all the others."""
 
@@ -49,28 +54,34 @@ class Balance:
         """Know no other host yet."""
         self.host = host
         self.lease_s = lease_s
-        self._others: dict[str, HostHeard] = {}
-        self._settled_s = float("-inf")
+        self.others: dict[str, HostHeard] = {}
+        self.settled_s = float("-inf")
+
+    def handle(self, fact: HostHeard) -> list[Command]:
+        """Take in what a host says: another's word may be a reason to look at leases, our own one to give a shard up."""
+        if fact.host == self.host:
+            return list[Command](self.rebalance(fact))
+        return [LookAtLeases()] if self.hear(fact) else []
 
     def hear(self, fact: HostHeard) -> bool:
         """Take note of another host; return whether it has newly given something up or is newly leaving."""
         if fact.host == self.host:
             return False
-        before = self._others.pop(fact.host, None)
-        self._others[fact.host] = fact
-        while len(self._others) > HOSTS_MAX:
-            del self._others[next(iter(self._others))]
+        before = self.others.pop(fact.host, None)
+        self.others[fact.host] = fact
+        while len(self.others) > HOSTS_MAX:
+            del self.others[next(iter(self.others))]
         return before is None or bool(before.owns - fact.owns) or fact.leaving
 
     def rebalance(self, own: HostHeard) -> list[HandOver]:
         """Return what to give up now so that shards are shared evenly: nothing, or one shard."""
-        if own.leaving or own.at_s < self._settled_s:
+        if own.leaving or own.at_s < self.settled_s:
             return []
         for other in self._by_load(own.at_s):
             given = own.owns & other.wants
             if not given or len(own.owns) - len(other.owns) < 2 or self._is_anothers_turn(own, other):
                 continue
-            self._settled_s = own.at_s + SILENT_LEASES * self.lease_s
+            self.settled_s = own.at_s + SILENT_LEASES * self.lease_s
             return [HandOver(shard=max(given), to=other.host)]
         return []
 
@@ -81,7 +92,7 @@ class Balance:
     def _by_load(self, at_s: float) -> list[HostHeard]:
         """Return the hosts that may receive a shard, those with the fewest shards first."""
         fresh_s = SILENT_LEASES * self.lease_s
-        there = [other for other in self._others.values() if at_s - other.at_s <= fresh_s and not other.leaving]
+        there = [other for other in self.others.values() if at_s - other.at_s <= fresh_s and not other.leaving]
         return sorted(there, key=lambda other: (len(other.owns), other.host))
 
     def _is_anothers_turn(self, own: HostHeard, poorer: HostHeard) -> bool:

@@ -1,15 +1,17 @@
 """Facts go into the machines, commands come out. Both are plain values: names and numbers, never tensors.
 
 Every fact carries its time (`at_s`, the driver's monotonic clock, seconds) and its cause (`cause_id`, a short text that
-travels from fact to command to message to log line). Facts are in the past tense, commands are imperatives. A driver
-executes the commands of one fragment in the given order: that order is the protocol (fold before commit, commit before
-acknowledge).
+travels from fact to command to message to log line; `atoll.protocol.reasons` lists the ids). Facts are in the past tense,
+commands are imperatives. A driver executes the commands of one fragment in the given order: that order is the protocol
+(fold before commit, commit before acknowledge).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from atoll.protocol.reasons import RoundReasons
 
 
 class PushKey(NamedTuple):
@@ -215,12 +217,13 @@ class ArmTimer(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishCall(Command):
-    """Ask all learners for `fragment` on base `version`."""
+    """Ask all learners for `fragment` on base `version`; from the second attempt on, `why` says what the round waits for."""
 
     fragment: int
     version: int
     attempt: int
     run_tokens: int
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +245,7 @@ class Fold(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One included contribution, as the head will list it."""
+    """One included contribution, as the head will list it, and what caused it."""
 
     key: PushKey
     base_version: int
@@ -250,11 +253,15 @@ class Share:
     steps: int
     weight: float
     age: int
+    cause_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit(Command):
-    """Finish the merge, take the outer step, make `base_version + 1` durable, then visible, with this fragment ledger."""
+    """Finish the merge, take the outer step, make `base_version + 1` durable, then visible, with this fragment ledger.
+
+    `why` says why the round took as long as it did.
+    """
 
     fragment: int
     base_version: int
@@ -265,6 +272,7 @@ class Commit(Command):
     end: str
     live: int
     fragment_ledger: bytes = b""
+    why: RoundReasons | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

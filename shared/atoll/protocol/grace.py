@@ -17,6 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
 
 from atoll.protocol.settings import ProtocolSettings
 
@@ -45,15 +48,46 @@ def median(values: Iterable[float]) -> float | None:
     return (ordered[middle - 1] + ordered[middle]) / 2.0
 
 
-def grace_window_s(
+class GraceWindow(msgspec.Struct, frozen=True):
+    """How long a round may wait after its quorum, and the terms of Eq. 3 that say so, all in seconds.
+
+    `bound` names the term that decided: "none" (no slack is left), "slack" (gamma times the slack) or "cap".
+    """
+
+    granted_s: float
+    bound: Literal["none", "slack", "cap"]
+    step_s: float
+    quorum_s: float
+    sync_s: float
+    overlap_s: float
+    slack_s: float
+    cap_s: float
+
+    def told(self) -> str:
+        """Return why the window is as long as it is."""
+        busy = f"{self.quorum_s:.3g} s to the quorum and {self.sync_s:.3g} s to commit, on average"
+        if self.bound == "none":
+            return f"no grace: the overlap of {self.overlap_s:.3g} s is used up by {busy}"
+        if self.bound == "cap":
+            return f"grace of {self.granted_s:.3g} s, the cap; the overlap of {self.overlap_s:.3g} s less {busy}, allows more"
+        return (
+            f"grace of {self.granted_s:.3g} s, a share of the slack of {self.slack_s:.3g} s: the overlap of "
+            f"{self.overlap_s:.3g} s less {busy}"
+        )
+
+
+def grace_window(
     settings: ProtocolSettings, step_s: float, quorum_s: float | None, sync_s: float | None
-) -> tuple[float, str]:
-    """Return how long a round may wait after its quorum, in seconds, and the sentence that explains it."""
-    slack_s = settings.overlap_steps * step_s - (quorum_s or 0.0) - (sync_s or 0.0)
+) -> GraceWindow:
+    """Return how long a round may wait after its quorum, by Eq. 3, with its terms."""
+    quorum_s, sync_s = quorum_s or 0.0, sync_s or 0.0
+    overlap_s = settings.overlap_steps * step_s
+    slack_s = overlap_s - quorum_s - sync_s
     cap_s = settings.grace_cap_steps * step_s
     wanted_s = settings.grace_gamma * slack_s
+    bound: Literal["none", "slack", "cap"] = "slack"
     if wanted_s <= 0.0:
-        return 0.0, f"no slack: quorum and sync take {(quorum_s or 0) + (sync_s or 0):.3f} s of the overlap"
-    if wanted_s >= cap_s:
-        return cap_s, f"capped at {settings.grace_cap_steps:g} steps"
-    return wanted_s, f"{settings.grace_gamma:g} of {slack_s:.3f} s slack"
+        wanted_s, bound = 0.0, "none"
+    elif wanted_s >= cap_s:
+        wanted_s, bound = cap_s, "cap"
+    return GraceWindow(wanted_s, bound, step_s, quorum_s, sync_s, overlap_s, slack_s, cap_s)

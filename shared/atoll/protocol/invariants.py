@@ -9,7 +9,7 @@
 `ShardWatch` sees what one owner commands, `Durable` what of it became visible over any number of owners.
 
 The other promises of the architecture (a deposed owner's write is never visible; with K live learners some round
-commits within a bound) need more than one machine to state: `atoll.sim.dst` owns them.
+commits within a bound) need more than one machine to state: `tests/schedules` owns them.
 """
 
 from __future__ import annotations

@@ -19,28 +19,18 @@ What is not pretty: a learner with nothing to give stays silent, and the round l
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass, field
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import Commit, Fold, PushKey, Share
+from atoll.protocol.grace import GraceWindow
+from atoll.protocol.reasons import NEVER_CALLED, NOBODY, Names, Opening, RoundReasons
 from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.weights import staleness_weight, token_weight
 
 VAIN_CALLS = 8
 PLACES = 2
 """Messages that the queue keeps per learner and fragment: who fills them cannot be heard before they are settled."""
-
-
-def damping(settings: ProtocolSettings, age: int) -> float:
-    """Return the staleness weight of a pseudo-gradient that is `age` versions late: 1 at age 0, then falling.
-
-    The gate is that of CGAD (arXiv 2605.09126), sigma = gate * e^(-alpha age) with the cosine gate's end where contributions
-    are refused anyway: `age_max + 1`. So what is taken grows to what is refused without a jump.
-    """
-    power = settings.age_damping**age
-    if settings.age_law == "power":
-        return power
-    return power * 0.5 * (1.0 + math.cos(math.pi * age / (settings.age_max + 1)))
 
 
 class Phase(enum.Enum):
@@ -61,6 +51,7 @@ class Offer:
     tokens: int
     steps: int
     final: bool
+    cause_id: str = ""
 
 
 @dataclass(slots=True)
@@ -72,6 +63,8 @@ class FragmentRound:
         quorum_s: when the quorum was met; 0 before.
         grace_s: the window that was granted then.
         shares: what is folded, in folding order.
+        began_s: when its version became visible here; None until the shard is told its first fact.
+        opening, unanswered, met_by, grace: notes for `RoundReasons`; they decide nothing.
     """
 
     fragment: int
@@ -85,15 +78,28 @@ class FragmentRound:
     shares: list[Share] = field(default_factory=list)
     loading: set[PushKey] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
+    began_s: float | None = None
+    opening: Opening = NEVER_CALLED
+    unanswered: Names = NOBODY
+    met_by: str = ""
+    grace: GraceWindow | None = None
 
-    def call(self, at_s: float) -> int:
-        """Open the round, or call again below quorum; return the attempt number, from 1."""
+    def call(self, at_s: float, opening: Opening, awaited: set[str]) -> int:
+        """Open the round, or call again below quorum; return the attempt number, from 1.
+
+        `opening` says how it came to be called, `awaited` are the live learners; both are only noted.
+        """
         if self.phase not in (Phase.RESTING, Phase.COLLECTING):
             raise ProtocolMisuse("a round is called before its quorum", got=self.phase.value)
         if self.phase is Phase.RESTING:
-            self.phase, self.called_s = Phase.COLLECTING, at_s
+            self.phase, self.called_s, self.opening = Phase.COLLECTING, at_s, opening
+        self.unanswered = self.missing(awaited)
         self.attempt += 1
         return self.attempt
+
+    def missing(self, awaited: set[str]) -> Names:
+        """Return the learners among `awaited` that have not answered yet."""
+        return Names.of(awaited - self.answered())
 
     def age(self, offer: Offer) -> int:
         """Return how many versions behind this round's base the offer is; negative means it is from the future."""
@@ -124,11 +130,11 @@ class FragmentRound:
         return ""
 
     def fold(self, offer: Offer, cause_id: str) -> Fold:
-        """Take a ready offer in; its weight is tokens squared over steps (Sec. 3.2), and age makes it less fresh."""
+        """Take a ready offer in, with its token weight and the staleness weight of its age."""
         if self.phase is Phase.COMMITTING or self.refusal(offer):
             raise ProtocolMisuse("this round cannot fold it", got=(self.phase.value, self.refusal(offer), offer.key))
         age = max(0, self.age(offer))
-        weight = offer.tokens * offer.tokens / offer.steps
+        weight = token_weight(offer.tokens, offer.steps)
         self.loading.discard(offer.key)
         self.shares.append(
             Share(
@@ -138,10 +144,11 @@ class FragmentRound:
                 steps=offer.steps,
                 weight=weight,
                 age=age,
+                cause_id=offer.cause_id,
             )
         )
-        staleness_weight = damping(self.settings, age)
-        return Fold(key=offer.key, weight=weight, staleness_weight=staleness_weight, age=age, cause_id=cause_id)
+        staleness = staleness_weight(self.settings, age)
+        return Fold(key=offer.key, weight=weight, staleness_weight=staleness, age=age, cause_id=cause_id)
 
     @property
     def on_time(self) -> set[str]:
@@ -165,15 +172,20 @@ class FragmentRound:
         anybody can answer, and make everybody late for the next one too. But what is late keeps its place in the queue,
         which is bounded per learner, until a commit: where it has filled the places, nobody can answer until it counts.
         """
-        counted = self.on_time if self.attempt <= VAIN_CALLS else {share.key.learner for share in self.shares}
-        return len(counted) >= self.settings.quorum
+        return self.contributed >= self.settings.quorum
 
-    def open_grace(self, at_s: float, grace_s: float) -> float:
-        """Note that the quorum was met and return the deadline of the grace window."""
+    @property
+    def contributed(self) -> int:
+        """Return how many learners count towards the quorum."""
+        return len(self.on_time if self.attempt <= VAIN_CALLS else {share.key.learner for share in self.shares})
+
+    def open_grace(self, at_s: float, grace: GraceWindow, cause_id: str) -> float:
+        """Note that the quorum was met, because of `cause_id`, and return the deadline of the grace window."""
         if self.phase is not Phase.COLLECTING:
             raise ProtocolMisuse("grace follows collecting", got=self.phase.value)
-        self.phase, self.quorum_s, self.grace_s = Phase.GRACE, at_s, grace_s
-        return at_s + grace_s
+        self.phase, self.quorum_s, self.grace_s = Phase.GRACE, at_s, grace.granted_s
+        self.grace, self.met_by = grace, cause_id
+        return at_s + grace.granted_s
 
     def end(self, at_s: float, live: set[str], *, alone: bool, patient: bool = False) -> str:
         """Return why the round ends now, or the empty string while it goes on.
@@ -194,11 +206,26 @@ class FragmentRound:
             return "all answered"
         return ""
 
-    def commit(self, at_s: float, reason: str, live: int, cause_id: str) -> Commit:
-        """Freeze the participants and say what to commit."""
+    def commit(self, at_s: float, reason: str, awaited: set[str], cause_id: str, *, together: bool = False) -> Commit:
+        """Freeze the participants and say what to commit; `awaited` are the live learners."""
         called_s = self.called_s if self.attempt else at_s
         quorum_s = self.quorum_s if self.phase is Phase.GRACE else called_s
         self.phase = Phase.COMMITTING
+        why = RoundReasons(
+            version=self.version,
+            opening=self.opening,
+            calls=self.attempt,
+            quorum=self.settings.quorum,
+            quorum_wait_s=quorum_s - called_s,
+            unanswered=self.unanswered,
+            met_by=self.met_by,
+            grace=self.grace,
+            grace_waited_s=at_s - quorum_s,
+            end=reason,
+            missing=self.missing(awaited),
+            reading=len(self.loading),
+            together=together,
+        )
         return Commit(
             fragment=self.fragment,
             base_version=self.version,
@@ -207,6 +234,7 @@ class FragmentRound:
             quorum_s=quorum_s,
             grace_s=self.grace_s,
             end=reason,
-            live=live,
+            live=len(awaited),
             cause_id=cause_id,
+            why=why,
         )

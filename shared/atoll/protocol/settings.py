@@ -34,11 +34,6 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         age_damping: staleness weight of a late contribution, per version of age: 0 ignores it, 1 treats it as in time.
         age_law: "power": age_damping^age alone; "gate": times a cosine that falls from 1 at age 0 to 0 at age_max + 1.
         correction: "none", or "heloco": turn a pseudo-gradient that disagrees with the outer momentum (atoll.merge).
-        heloco_cosine: c_ok, cosine from which a pseudo-gradient is kept as it is.
-        heloco_shrink: k_s, how strongly a part that opposes the momentum is taken away.
-        heloco_shrink_max: beta_max, largest share of that part that is taken away.
-        heloco_rotate: k_d, how strongly a weakly aligned pseudo-gradient is turned towards the momentum.
-        heloco_doubt: kappa, how many times longer than the momentum a pseudo-gradient must be to count for half.
         merge: "mean" or "rda" (App. D.2) for tensors that are not merged directly.
         outer: "nesterov", "optax:<name>" or "module:attr".
         outer_lr: outer learning rate.
@@ -73,11 +68,6 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     age_damping: float = 0.25
     age_law: Literal["power", "gate"] = "power"
     correction: Literal["none", "heloco"] = "heloco"
-    heloco_cosine: float = 0.2
-    heloco_shrink: float = 0.5
-    heloco_shrink_max: float = 0.5
-    heloco_rotate: float = 1.0
-    heloco_doubt: float = 3.0
     merge: Literal["mean", "rda"] = "rda"
     outer: str = "nesterov"
     outer_lr: float = 0.6
@@ -114,11 +104,6 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _within("average_decay", self.average_decay, 0.001, 1.0)
         _within("age_max", self.age_max, 0, 1000)
         _within("age_damping", self.age_damping, 0.0, 1.0)
-        _within("heloco_cosine", self.heloco_cosine, 0.0, 1.0)
-        _within("heloco_shrink", self.heloco_shrink, 0.0, 1e6)
-        _within("heloco_shrink_max", self.heloco_shrink_max, 0.0, 1.0)
-        _within("heloco_rotate", self.heloco_rotate, 0.0, 1e6)
-        _within("heloco_doubt", self.heloco_doubt, 0.0, 1e6)
         _within("outer_lr", self.outer_lr, 1e-6, 100.0)
         _within("outer_momentum", self.outer_momentum, 0.0, 0.9999)
         _within("outer_restart_versions", self.outer_restart_versions, 0, 1 << 20)

@@ -4,7 +4,7 @@ Facts come in through `handle`, commands go out; the shard never looks at a cloc
 
 * **Pacing.** Every fragment is called once per H median steps, staggered (`atoll.protocol.pacing`). On a fast network a
   round ends long before the next is due: without pacing, H would collapse.
-* **Quorum and grace** (`FragmentRound`, `grace_window_s`); xi_quorum and xi_sync average over this shard's rounds.
+* **Quorum and grace** (`FragmentRound`, `grace_window`); xi_quorum and xi_sync average over this shard's rounds.
 * **Liveness.** A learner is live while its newest incarnation keeps reporting. No round waits for one that does not.
 * **Once only.** A contribution's identity is (learner, incarnation, fragment, push). One that the fragment's ledger holds is
   acknowledged at once; one that was delivered already is not fetched twice.
@@ -21,7 +21,7 @@ It holds no tensor: the driver keeps what it fetched under the same keys.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import singledispatchmethod
 
 from atoll.base.errors import ProtocolMisuse
@@ -44,31 +44,20 @@ from atoll.protocol.events import (
     LearnerBeat,
     LearnerLeft,
     PublishCall,
-    PushKey,
     QueueDrained,
     StandDown,
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger
-from atoll.protocol.grace import MovingAverage, grace_window_s, median
+from atoll.protocol.fragment_slot import FragmentSlot
+from atoll.protocol.grace import MovingAverage, grace_window, median
 from atoll.protocol.learners import KnownLearner
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import beat_s, comes_earlier, recall_s
 from atoll.protocol.quarantine import OFFENCES, Measure
+from atoll.protocol.reasons import Opened, push_id, still_waiting
 from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
-
-
-@dataclass(slots=True)
-class FragmentSlot:
-    """One fragment of this shard: its present round, its ledger, waiting contributions, and its last call."""
-
-    round: FragmentRound
-    fragment_ledger: FragmentLedger
-    offers: dict[PushKey, Offer] = field(default_factory=dict)
-    parked: list[PushKey] = field(default_factory=list)
-    called_s: float | None = None
-    due_s: float | None = None
 
 
 class Shard:
@@ -100,11 +89,10 @@ class Shard:
         self.learners: dict[str, KnownLearner] = {}
         self.quorum = MovingAverage(settings.average_decay)
         self.sync = MovingAverage(settings.average_decay)
-        self.grace_reason = ""
         self.draining = False
         self.finished = False
         self.began_s: float | None = None
-        self._committing_since: dict[int, float] = {}
+        self.committing_since: dict[int, float] = {}
 
     def handle(self, event: Event) -> list[Action]:
         """Take one fact in and return what to do about it."""
@@ -112,6 +100,8 @@ class Shard:
             return []
         if self.began_s is None:
             self.began_s = event.at_s
+            for slot in self.slots.values():
+                slot.round.began_s = event.at_s
         return self._handle(event)
 
     # --- what is known --------------------------------------------------------------------------------------------
@@ -191,7 +181,7 @@ class Shard:
             view.heard_s = event.at_s
         if slot.fragment_ledger.knows(event.key):
             return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
-        offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final)
+        offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final, event.cause_id)
         isolated = self.isolated(event.key.learner, event.key.incarnation)
         if reason := "quarantined" if isolated else slot.round.refusal(offer):
             return self._refuse(slot, offer, reason, event.cause_id)
@@ -214,7 +204,7 @@ class Shard:
             return []
         else:
             actions = self._fold(slot, [offer], event.at_s, event.cause_id)
-        return actions + self._advance(slot, event.at_s, event.cause_id)
+        return actions + self._advance(slot, event.at_s, push_id(*event.key))
 
     @_handle.register
     def _(self, event: ContributionSpoiled) -> list[Action]:
@@ -239,13 +229,13 @@ class Shard:
         old = slot.round
         if old.phase is not Phase.COMMITTING or event.version != old.version + 1:
             raise ProtocolMisuse("a commit nobody asked for", got=(event.fragment, event.version, old.phase.value))
-        self.sync.add(event.at_s - self._committing_since.pop(event.fragment, event.at_s))
+        self.sync.add(event.at_s - self.committing_since.pop(event.fragment, event.at_s))
         actions: list[Action] = []
         for share in old.shares:
             slot.offers.pop(share.key, None)
             fate = "merged" if share.age == 0 else "merged_late"
             actions.append(Acknowledge(key=share.key, fate=fate, cause_id=event.cause_id))
-        slot.round = FragmentRound(event.fragment, event.version, self.settings)
+        slot.round = FragmentRound(event.fragment, event.version, self.settings, began_s=event.at_s)
         parked, slot.parked = slot.parked, []
         for key in [k for k in slot.offers if k not in parked]:
             slot.round.loading.add(key)
@@ -303,55 +293,58 @@ class Shard:
                 actions.append(ArmTimer(name=f"due/{fragment}", due_s=due_s))
         return actions
 
-    def _call(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Action]:
+    def _call(self, slot: FragmentSlot, at_s: float, cause_id: str, opened: Opened = "due") -> list[Action]:
         """Call the round, and see to it that it is called again while it stays below quorum."""
-        if slot.round.phase not in (Phase.RESTING, Phase.COLLECTING):
+        now = slot.round
+        if now.phase not in (Phase.RESTING, Phase.COLLECTING):
             return []
         step_s = self.step_s(at_s)
         if step_s is None:
             slot.called_s = slot.due_s = None
             return self._advance(slot, at_s, cause_id)
-        attempt = slot.round.call(at_s)
+        live = self.live(at_s)
+        attempt = now.call(at_s, slot.opening(at_s, opened, step_s, cause_id), live)
         interval_s = self.settings.interval_steps * step_s
         slot.called_s = beat_s(at_s, slot.due_s, interval_s)
         slot.due_s = slot.called_s + interval_s
+        why = still_waiting(attempt, self.settings.quorum, now.contributed, now.unanswered) if attempt > 1 else ""
         call = PublishCall(
-            fragment=slot.round.fragment,
-            version=slot.round.version,
+            fragment=now.fragment,
+            version=now.version,
             attempt=attempt,
             run_tokens=self.ledger.known_tokens,
+            why=why,
             cause_id=cause_id,
         )
-        again = ArmTimer(name=f"due/{slot.round.fragment}", due_s=recall_s(at_s, step_s), cause_id=cause_id)
+        again = ArmTimer(name=f"due/{now.fragment}", due_s=recall_s(at_s, step_s), cause_id=cause_id)
         return [call, again, *self._advance(slot, at_s, cause_id)]
 
     def _advance_all(self, at_s: float, cause_id: str) -> list[Action]:
-        return [action for slot in self.slots.values() for action in self._advance(slot, at_s, cause_id)]
+        live = self.live(at_s)  # once for all fragments: nothing that one of them does changes it
+        return [action for slot in self.slots.values() for action in self._advance(slot, at_s, cause_id, live)]
 
-    def _advance(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Action]:
+    def _advance(self, slot: FragmentSlot, at_s: float, cause_id: str, live: set[str] | None = None) -> list[Action]:
         """Move one round on as far as it goes: to its grace window, then to its commit."""
         now, actions = slot.round, list[Action]()
         if slot.parked and now.idle:
             parked, slot.parked = slot.parked, []
             return self._fold(slot, [slot.offers[key] for key in parked], at_s, cause_id)
-        live = self.live(at_s)
+        live = self.live(at_s) if live is None else live
         everybody = self._everybody(slot, live, at_s)
         awaited = live if everybody is None else everybody
         if now.phase is Phase.COLLECTING and now.has_quorum():
             self.quorum.add(at_s - now.called_s)
-            grace_s, self.grace_reason = grace_window_s(
-                self.settings, self.step_s(at_s) or 0.0, self.quorum.value, self.sync.value
-            )
-            deadline_s = now.open_grace(at_s, grace_s)
+            grace = grace_window(self.settings, self.step_s(at_s) or 0.0, self.quorum.value, self.sync.value)
+            deadline_s = now.open_grace(at_s, grace, cause_id)
             actions.append(ArmTimer(name=f"grace/{now.fragment}", due_s=deadline_s, cause_id=cause_id))
         alone = not awaited and (self.draining or bool(self.learners) or self._listened(at_s))
         reason = now.end(at_s, awaited, alone=alone, patient=everybody is not None)
         if reason and (everybody is None or self._listened(at_s)):
-            self._committing_since[now.fragment] = at_s
+            self.committing_since[now.fragment] = at_s
             for share in now.shares:
                 self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
                 slot.fragment_ledger.merge(share)
-            commit = now.commit(at_s, reason, len(live), cause_id)
+            commit = now.commit(at_s, reason, live, cause_id, together=everybody is not None)
             actions.append(replace(commit, fragment_ledger=slot.fragment_ledger.frozen(self.ledger)))
         return actions
 
@@ -369,15 +362,15 @@ class Shard:
         All are folded before the round opens: without grace, opening may commit it on the spot.
         """
         actions: list[Action] = []
-        final = False
+        final = ""
         for offer in ready:
             if reason := slot.round.refusal(offer):
                 actions += self._refuse(slot, offer, reason, cause_id)
             else:
                 actions.append(slot.round.fold(offer, cause_id))
-                final = final or offer.final
+                final = final or (push_id(*offer.key) if offer.final else "")
         if final and slot.round.phase is Phase.RESTING:
-            actions += self._call(slot, at_s, cause_id)
+            actions += self._call(slot, at_s, final, "last_push")
         return actions
 
     def _keep(self, slot: FragmentSlot, cause_id: str) -> Keep:

@@ -1,15 +1,16 @@
 """How long a learner's steps take, and when its shards have to hear of it before the next heartbeat is due.
 
-A shard calls a fragment once per H steps of the fleet, and it knows of steps only what heartbeats tell. While it knows nothing
-it calls nothing; while it believes a wrong figure, it calls at a wrong pace. So a learner tells a figure that one odd step does
+A shard calls a fragment once per H steps of the fleet, and it knows of steps only from heartbeats. While it knows no step time,
+it calls nothing; while it believes a wrong one, it calls at a wrong pace. So a learner tells a figure that one odd step does
 not spoil, and it tells it soon:
 
-* `StepTimes` is the mean of the recent steps without the odd ones. The first step of a life compiles and is no sample; the
-  second often compiles once more, or waits for what the first left behind, and then it is far above the median.
-* `Heartbeats` ends the pause between two heartbeats as soon as the figure is off by more than a fifth from what was told.
-  A heartbeat may be lost, so what is new is told again after 0.5, 1, 2, 4 ... seconds, until the pause is the usual one.
+* `StepTimes` is the mean of the recent steps without the odd ones. The first step of a life compiles and is no sample. A median
+  would do for a pace, but not for one call per H steps where some steps are regularly longer.
+* `Heartbeats` ends the pause between two heartbeats as soon as the figure is off by more than a fifth from the last one told: a
+  shard moves no call for less (`comes_earlier`). A heartbeat may be lost, so a learner repeats its news after 0.5, 1, 2, 4 ...
+  seconds, until the pause is the usual one.
 
-The figure of the last heartbeat counts as it is: an average over heartbeats would correct an error the more slowly the
+A shard takes the figure of the last heartbeat as it is. An average over heartbeats would correct an error the more slowly the
 fewer heartbeats there are.
 """
 
@@ -42,7 +43,7 @@ class StepTimes:
         """Take in how long a step took, or nothing where that is not known (0), and return the new mean."""
         if step_s > 0.0:
             self._recent.append(step_s)
-            # The lower of two middle ones: of a step that compiled and one that did not, the latter is to be believed.
+            # The lower of two middle ones: after a step that compiled and one that did not, the latter is true.
             median_s = sorted(self._recent)[(len(self._recent) - 1) // 2]
             usual_s = [each for each in self._recent if each <= ODD_TIMES * median_s]
             self._mean_s = math.fsum(usual_s) / len(usual_s)

@@ -53,7 +53,7 @@ class TimelineBar:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SharePoint:
     """A share of 1 at `x`, with half the width of its interval (0 where there is none) and what it says when pointed at."""
 
     x: float
@@ -67,7 +67,7 @@ class ShareCurve:
     """One line of shares in order of x; `rings` are (x, share) of another source, drawn around its points."""
 
     name: str
-    points: Sequence[Share]
+    points: Sequence[SharePoint]
     rings: Sequence[tuple[float, float]] = ()
 
 

@@ -118,4 +118,5 @@ def head_info(head: Head) -> dict[str, str | int | float | bool]:
         "tokens": sum(share.tokens for share in head.included),
         "bytes": newest_bytes(head),
         "epoch": head.epoch,
+        "cause_id": head.cause_id,
     }

@@ -90,7 +90,7 @@ def byte_ledger(view: RunView, fragments: int) -> ByteLedger:
 
 
 def as_report(ledger: ByteLedger) -> dict[str, Any]:
-    """Return the ledger in plain JSON values; see docs/report.md."""
+    """Return the ledger in plain JSON values; see docs/reference/report.md."""
     return {
         "links": [
             {"link": link.name, "role": link.role, "processes": link.processes, **_sums(link.moved)}

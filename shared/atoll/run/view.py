@@ -22,6 +22,7 @@ import msgspec
 
 from atoll.base.errors import PeerMisbehaved
 from atoll.protocol.ledger import Ledger, continued
+from atoll.protocol.reasons import RoundReasons
 from atoll.wire.messages import Beat, Event, Presence
 from atoll.wire.traffic import LinkTraffic, TrafficMeter
 
@@ -36,17 +37,19 @@ F = TypeVar("F", bound=msgspec.Struct)
 
 
 class Contributor(msgspec.Struct, frozen=True):
-    """One contribution to a round."""
+    """One contribution to a round, and what caused it."""
 
     learner: str
     incarnation: int
     age: int
     tokens: int
     weight: float
+    push: int = 0
+    cause_id: str = ""
 
 
 class RoundView(msgspec.Struct, frozen=True):
-    """The fields of a `round` event: one commit."""
+    """The fields of a `round` event: one commit, what made its round end, and why that took as long as it did."""
 
     fragment: int
     version: int
@@ -63,6 +66,9 @@ class RoundView(msgspec.Struct, frozen=True):
     live: int = 0
     run_tokens: int = 0
     parameters: int = 0
+    queued_s: float = 0.0
+    cause_id: str = ""
+    why: RoundReasons | None = None
 
 
 class JoinedEvent(msgspec.Struct, frozen=True):

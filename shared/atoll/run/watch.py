@@ -40,7 +40,7 @@ class Watch:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hear(self._subjects.beat("*"), Beat, self.view.on_beat))
             tasks.create_task(self._hear(self._subjects.presence("*"), Presence, self.view.on_presence))
-            tasks.create_task(self._follow_tape())
+            tasks.create_task(self._follow_events())
 
     async def catch_up(self) -> None:
         """Apply what the tape holds beyond what was read; raises what the bus raises."""
@@ -56,7 +56,7 @@ class Watch:
                 if len(entries) < PAGE_ENTRIES:
                     return
 
-    async def _follow_tape(self) -> None:
+    async def _follow_events(self) -> None:
         while True:
             try:
                 await self.catch_up()

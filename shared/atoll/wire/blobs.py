@@ -1,8 +1,9 @@
 """A blob as the pieces it travels in, and how far a transfer of it has come.
 
-A blob is stored as one message per piece. Whoever sends may have all its bytes in hand (`Cut`) or make each piece when it
-is due (a frame that is encoded segment by segment, `atoll.codec`): a large fragment never lies in memory as a whole, and
-encoding, sending and storing overlap. A piece that is made twice must come out the same, since a retry makes it again.
+A blob is stored as one message per piece. A sender has all its bytes in memory (`Cut`) or makes each piece when it is due (a
+frame that is encoded segment by segment, `atoll.codec`): a large fragment is never in memory as a whole, and encoding,
+sending and storing overlap. The `Upload` belongs to the sender and hands pieces down to the bus, which takes them one after the
+other. A piece that is made twice must come out the same, since a retry makes it again.
 
 `Upload` and `Download` remember which pieces are there. Given again to the same bus or to another one after a failure,
 they go on where they were: what the broker has acknowledged is not sent a second time, what was used is not read a second
@@ -44,18 +45,6 @@ class BlobRef(msgspec.Struct, frozen=True):
     chunks: int
     size_bytes: int
     digest: str
-
-
-def check_ref(ref: BlobRef, size_bytes_max: int) -> None:
-    """Refuse a reference that no correct peer would write, before anything is read or allocated."""
-    if ref.size_bytes > size_bytes_max:
-        raise PeerMisbehaved(
-            "a blob is larger than allowed", got=ref.size_bytes, allowed=f"up to {size_bytes_max} bytes"
-        )
-    if not 0 <= ref.chunks <= min(CHUNKS_MAX, max(0, ref.size_bytes)) or (ref.chunks == 0) != (ref.size_bytes == 0):
-        raise PeerMisbehaved("a blob's chunks do not fit its size", got=f"{ref.chunks} chunks, {ref.size_bytes} bytes")
-    if not _STEM.fullmatch(ref.stem):
-        raise PeerMisbehaved("a blob's stem is not a subject", got=repr(ref.stem)[:200])
 
 
 class Pieces(Protocol):
@@ -104,6 +93,7 @@ class Upload:
     def __init__(self, source: Pieces) -> None:
         """Begin with nothing stored."""
         self._source = source
+        self.in_memory = isinstance(source, Cut)
         self.nonce = secrets.token_hex(6)
         self._made: dict[int, tuple[int, bytes]] = {}
         self._stored: set[int] = set()
@@ -130,7 +120,7 @@ class Upload:
 
         What must be computed is computed in worker threads, `MADE_AHEAD` pieces ahead of the reader.
         """
-        if isinstance(self._source, Cut):
+        if self.in_memory:
             for number in self.missing():
                 yield number, self.make(number)
             return
@@ -170,7 +160,16 @@ class Download:
 
     def __init__(self, ref: BlobRef, size_bytes_max: int) -> None:
         """Begin with nothing read; raise `PeerMisbehaved` for a reference that no correct peer would write."""
-        check_ref(ref, size_bytes_max)
+        if ref.size_bytes > size_bytes_max:
+            raise PeerMisbehaved(
+                "a blob is larger than allowed", got=ref.size_bytes, allowed=f"up to {size_bytes_max} bytes"
+            )
+        if not 0 <= ref.chunks <= min(CHUNKS_MAX, max(0, ref.size_bytes)) or (ref.chunks == 0) != (ref.size_bytes == 0):
+            raise PeerMisbehaved(
+                "a blob's chunks do not fit its size", got=f"{ref.chunks} chunks, {ref.size_bytes} bytes"
+            )
+        if not _STEM.fullmatch(ref.stem):
+            raise PeerMisbehaved("a blob's stem is not a subject", got=repr(ref.stem)[:200])
         self.ref = ref
         self._digests: dict[int, bytes] = {}
         self._size_bytes = 0

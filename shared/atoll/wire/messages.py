@@ -98,7 +98,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     Its values are `keyframe`, those of `key_version`, and the `deltas` after it (`atoll.run.delta_chain`), and have
     this `digest`. `state` is the outer-optimizer state that belongs to them, `superseded` are frames that the head
-    before this one named (kept until the next commit, for readers that are in the middle of them). `books` says which
+    before this one named (kept until the next commit, for readers that are in the middle of them). `cause_id` is what made
+    its round end (`atoll.protocol.reasons`). `fragment_ledger` says which
     contributions of the fragment have a fate; an owner may write the same version again with newer books, and a new
     owner does with its own epoch.
     """
@@ -117,6 +118,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     included: tuple[Included, ...] = ()
     tokens_merged: int = 0
     superseded: tuple[BlobRef, ...] = ()
+    cause_id: Name = ""
     schema: int = SCHEMA
 
 
@@ -170,7 +172,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """A learner's heartbeat. Token-fragments are tokens counted once per fragment (see docs/protocol.md)."""
+    """A learner's heartbeat. Token-fragments are tokens counted once per fragment (see docs/explanation/protocol.md)."""
 
     learner: Name
     incarnation: Count
@@ -263,7 +265,7 @@ class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the tape; `fields` depends on `kind` (docs/protocol.md lists them)."""
+    """One line of the tape; `fields` depends on `kind` (docs/explanation/protocol.md lists them)."""
 
     kind: str
     who: str

@@ -23,12 +23,6 @@ takes a downscale.
 *Goodput* is stepping time times the share of slices that are in, *uptime* the share of time in which some learner
 steps. How fast a step is, is another matter (the paper counts stalls too, not slowness: K = 1 has 100 % among learners
 of unequal speed, Table 5): `pace` in `atoll_simulator.fleet.cells`.
-
-`Rigid` is data-parallel training without elasticity: any failure stops everything for `restart_s`; spares replace
-what failed, so it always has all its slices; what was done since the last kept progress is done again. It keeps
-progress after every step by default: with a period of half a minute no restart time comes within four points of both
-figures of the paper, since a fleet that fails every 26 s would replay most of what it does (`make bench-goodput` fits
-that too).
 """
 
 from __future__ import annotations
@@ -219,7 +213,14 @@ class Chips:
 
 
 class Rigid:
-    """One data-parallel job that any failure stops."""
+    """One data-parallel job that any failure stops.
+
+    Data-parallel training without elasticity: any failure stops everything for `restart_s`; spares replace
+    what failed, so it always has all its slices; what was done since the last kept progress is done again. It keeps
+    progress after every step by default: with a period of half a minute no restart time comes within four points of both
+    figures of the paper, since a fleet that fails every 26 s would replay most of what it does (`make bench-goodput` fits
+    that too).
+    """
 
     def __init__(self, engine: Engine, fleet: FleetParameters, chips: int, seed: int) -> None:
         """Begin stepping, with no progress."""

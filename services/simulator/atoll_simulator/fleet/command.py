@@ -1,4 +1,4 @@
-"""`atoll sim goodput`, `rounds`, `scavenge` and `join`: fleets of chips in virtual time. See docs/goodput.md.
+"""`atoll sim goodput`, `rounds`, `scavenge` and `join`: fleets of chips in virtual time. See docs/explanation/goodput.md.
 
 Every number of a fleet and of its links that a verb depends on is a flag of it. The flags are made from the fields that
 declare the numbers, so the help of a verb cannot tell another default.

@@ -2,7 +2,7 @@
 
 A driver of the machine like the service, with sums in place of bytes: fetching and committing take the time of a
 fragment over the hub's own link. One lane per fragment keeps the order of the commands: what follows a commit waits until
-it is durable. Nothing fails here (owners that die, brokers that forget: `atoll.sim.dst`). It decides nothing.
+it is durable. Nothing fails here (owners that die, brokers that forget: `tests/schedules`). It decides nothing.
 """
 
 from __future__ import annotations

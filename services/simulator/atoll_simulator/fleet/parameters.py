@@ -1,7 +1,7 @@
 """What a simulated fleet is made of: every number once, with its range, its unit and where it comes from.
 
-The command line, the checks and the table of docs/goodput.md are made from the fields below, so a parameter cannot be
-documented in one place and missing in another. `origin` says whom to believe:
+The command line, the checks and the table of docs/explanation/goodput.md are made from the fields
+below, so a parameter cannot be documented in one place and missing in another. `origin` names the source of each value:
 
     paper    a number of arXiv 2604.21428, with the confidence mark of our reading of it ([S2]: two independent readers)
     fitted   chosen so that the four cells of one learner come out (benchmarks/fleet/goodput_fit.py); no other cell was used

@@ -10,7 +10,7 @@ from typing import Literal
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import SettingsError
-from atoll.report.charts import Share, ShareCurve, shares_file
+from atoll.report.charts import ShareCurve, SharePoint, shares_file
 from atoll_simulator.fleet.cells import FleetCell, per_cent, size_text
 from atoll_simulator.fleet.joining import JoinCost
 from atoll_simulator.fleet.parameters import FleetParameters
@@ -48,7 +48,7 @@ def plot(
         row = sorted((cell for cell in cells if cell.system == system), key=lambda cell: cell.chips)
         shares = [(cell.chips, getattr(cell, what)) for cell in row]
         points = [
-            Share(chips, share.mean, share.half or 0.0, f"{name}, {size_text(chips)}: {per_cent(share)} %")
+            SharePoint(chips, share.mean, share.half or 0.0, f"{name}, {size_text(chips)}: {per_cent(share)} %")
             for chips, share in shares
         ]
         rings = [(float(chips), share) for theirs, chips, share in marks if theirs == system]

@@ -30,7 +30,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.protocol.grace import grace_window_s
+from atoll.protocol.grace import grace_window
 from atoll_simulator.planner.failures import Failures, stops
 from atoll_simulator.planner.question import Question
 
@@ -66,7 +66,7 @@ def paces(question: Question, journeys: Sequence[Journey]) -> tuple[MergePace, .
     due = sorted(journey.interval for journey in all_of_them)[protocol.quorum - 1]
     arrivals_s = sorted(journey.collected_s for journey in all_of_them)
     quorum_s = arrivals_s[protocol.quorum - 1]
-    grace_s, _ = grace_window_s(protocol, question.step_s, quorum_s, question.links.merge_s)
+    grace_s = grace_window(protocol, question.step_s, quorum_s, question.links.merge_s).granted_s
     ends_s = min(arrivals_s[-1], quorum_s + grace_s) + held_s(
         question.failures, learners, question.chips, protocol.quorum
     )

@@ -10,7 +10,7 @@ queues, until an acknowledgement takes so long that the piece is sent again for 
 window by one, a prompt one opens it.
 
 Pieces travel over connections that carry nothing else (`BulkConnections`), so that heartbeats and records never wait behind
-them. They are handed down by the caller's `Upload`: what encodes them runs in the caller's loop and threads, not here.
+them. They are handed down by the caller's `Upload`, which yields them: nothing here knows how a piece is made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from atoll.base.errors import BlobGone
@@ -28,6 +28,7 @@ from atoll.bus.nats.jetstream_api import JetStream, Page
 from atoll.wire.blobs import Download, Portion, Upload
 from atoll.wire.limits import Buffer
 
+Store = Callable[[str, Buffer, dict[str, str]], Awaitable[int]]
 _PAGE_BYTES_MAX = 32 << 20
 _GONE_PAUSE_S = 0.1
 _SLOW = 0.2
@@ -93,10 +94,9 @@ class BulkConnections(JetStream):
         return itertools.cycle(lanes or [JetStream(self.connection)])
 
 
-async def write(bulk: JetStream, stem: str, upload: Upload) -> None:
-    """Store what is missing of `upload` under `stem`, all of it acknowledged; belongs to the caller's loop."""
-    connection, now_s = bulk.connection, asyncio.get_running_loop().time
-    options = connection.options
+async def write(store: Store, connection: Connection, stem: str, upload: Upload) -> None:
+    """`store` what is missing of `upload` under `stem`, in the running loop, until all of it is acknowledged."""
+    options, now_s = connection.options, asyncio.get_running_loop().time
     window, turn = UploadWindow(options.window, options.try_s), asyncio.Lock()
 
     async with contextlib.aclosing(upload.pieces()) as pieces:
@@ -111,7 +111,7 @@ async def write(bulk: JetStream, stem: str, upload: Upload) -> None:
                 await window.enter()
                 began_s = now_s()
                 try:
-                    await connection.call(bulk.store(subject, piece, {"Nats-Msg-Id": f"{subject}:{upload.nonce}"}))
+                    await store(subject, piece, {"Nats-Msg-Id": f"{subject}:{upload.nonce}"})
                 finally:
                     window.leave(now_s() - began_s)
                 connection.stats.blob_bytes_up += len(piece)

@@ -96,8 +96,16 @@ class JetStreamBus:
         """Store `payload` under `stem` in acknowledged pieces; see `Bus`."""
         stream_of(self._plans, f"{stem}.0")
         upload = Upload.of(payload)
-        await blobs.write(self._bulk, stem, upload)
+        if upload.in_memory:
+            await self._connection.call(blobs.write(self._bulk.store, self._connection, stem, upload))
+        else:
+            # What has to be made is made in the caller's loop and threads; only finished pieces cross over to ours.
+            await blobs.write(self._store_from_here, self._connection, stem, upload)
         return upload.ref(stem)
+
+    async def _store_from_here(self, subject: str, piece: Buffer, headers: dict[str, str]) -> int:
+        """Store one piece, asked from the caller's loop."""
+        return await self._connection.call(self._bulk.store(subject, piece, headers))
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
         """Return the whole blob, checked; see `Bus`."""

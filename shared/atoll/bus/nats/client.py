@@ -10,7 +10,8 @@ What is replaced:
   carried it begins then;
 * **what is queued when a connection is lost** is dropped. Whoever sent it has been told, and sends it again if it matters.
 
-`ws://` and `wss://` keep nats-py's transport and its ways.
+`ws://` and `wss://` keep nats-py's transport and its ways. No other file of ours touches a private part of nats-py;
+`tests/contract/test_nats_private_parts.py` says which parts these are and what we expect of each.
 """
 
 from __future__ import annotations
@@ -78,25 +79,10 @@ class WireClient(Client):
         """Return our transport; None before the first connection and with nats-py's own."""
         return self._transport if isinstance(self._transport, SocketTransport) else None
 
-    @property
-    def sent(self) -> int:
-        """Return how many bytes the kernel has taken on the present connection."""
-        return self.wire.sent if self.wire is not None else 0
-
-    @property
-    def queued(self) -> int:
-        """Return how many bytes it has not taken yet."""
-        return self.wire.queued if self.wire is not None else 0
-
-    @property
-    def received(self) -> int:
-        """Return how many bytes have come in on the present connection."""
-        return self.wire.received if self.wire is not None else 0
-
     def abort(self) -> None:
         """Drop the socket without waiting for what is still to be written; a polite close would wait for ever."""
-        if self.wire is not None:
-            self.wire.abort()
+        if (wire := self.wire) is not None:
+            wire.abort()
 
     async def _connect_to_server(self, s: Srv) -> None:
         """Use a fresh transport of ours for every attempt."""
@@ -113,8 +99,8 @@ class WireClient(Client):
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         """Send what is pending first: nats-py's ping overtakes it, and its pong says nothing of it then."""
-        if self.wire is not None:
-            self._hand_over(self.wire)
+        if (wire := self.wire) is not None:
+            self._hand_over(wire)
         await super()._send_ping(future)
 
     def _hand_over(self, wire: SocketTransport) -> None:

@@ -69,7 +69,8 @@ class Connection:
         self._client: WireClient | None = None
         self._up = asyncio.Event()
         self._broken = asyncio.Event()
-        self._lost: asyncio.Future[None] = self.loop.create_future()
+        self.lost: asyncio.Future[None] = self.loop.create_future()
+        """Done once the present connection is lost."""
         self._subscriptions: dict[int, tuple[str, OnMessage, Subscription | None]] = {}
         self._next_key = 0
         self._echoes: dict[bytes, asyncio.Future[None]] = {}
@@ -77,7 +78,7 @@ class Connection:
         self._chores: list[asyncio.Task[None]] = []
         self._was_up = False
         self._answers = 0
-        self._last_error = ""
+        self.last_error = ""
 
     # -- from any loop ------------------------------------------------------------------------------------------------
 
@@ -116,16 +117,6 @@ class Connection:
         version = self._client.connected_server_version if self._client else None
         return (version.major, version.minor) if version else (0, 0)
 
-    @property
-    def lost(self) -> asyncio.Future[None]:
-        """Return a future that is done once the present connection is lost."""
-        return self._lost
-
-    @property
-    def last_error(self) -> str:
-        """Return the last thing nats-py complained about."""
-        return self._last_error
-
     async def connect(self, patience_s: float) -> None:
         """Connect for the first time; `TimeoutError` after `patience_s`."""
         await bounded(self._build(), patience_s)
@@ -154,8 +145,8 @@ class Connection:
 
     def _moved(self) -> tuple[int, int, int]:
         """Return bytes sent and received on the present socket, and answers."""
-        client = self._client
-        return (client.sent, client.received, self._answers) if client is not None else (0, 0, 0)
+        wire = self._client.wire if self._client is not None else None
+        return (wire.sent, wire.received, self._answers) if wire is not None else (0, 0, self._answers)
 
     async def ready(self, timeout_s: float) -> WireClient:
         """Return the client once it is connected; raise `Unanswered` after `timeout_s`."""
@@ -163,7 +154,7 @@ class Connection:
             try:
                 await bounded(self._up.wait(), max(0.0, timeout_s))
             except TimeoutError:
-                raise Unanswered(f"not connected: {self._last_error}") from None
+                raise Unanswered(f"not connected: {self.last_error}") from None
         if self._client is None:
             raise Unanswered("not connected")
         return self._client
@@ -182,7 +173,7 @@ class Connection:
         try:
             # Any buffer of bytes will do: it is handed to the socket as it is.
             asked = client.request(subject, payload, timeout=wait_s, headers=headers)  # type: ignore[arg-type]
-            answer = await bounded(asked, timeout_s + 0.05, self._lost, moves=moves)
+            answer = await bounded(asked, timeout_s + 0.05, self.lost, moves=moves)
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise Unanswered(f"{type(error).__name__} on {subject}") from error
         self._answers += 1
@@ -193,7 +184,7 @@ class Connection:
         client = await self.ready(self.options.try_s if timeout_s is None else timeout_s)
         try:
             sent = client.publish(subject, payload, reply=reply)  # type: ignore[arg-type]
-            await bounded(sent, self.options.try_s, self._lost, moves=self.movement() if self._is_branch else None)
+            await bounded(sent, self.options.try_s, self.lost, moves=self.movement() if self._is_branch else None)
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise Unanswered(f"{type(error).__name__} on {subject}") from error
 
@@ -226,7 +217,7 @@ class Connection:
         self._echoes[token] = back
         try:
             await self.send(self._echo_subject, token, timeout_s=timeout_s)
-            await bounded(back, timeout_s, self._lost)
+            await bounded(back, timeout_s, self.lost)
         except TimeoutError:
             raise Unanswered("no echo") from None
         finally:
@@ -268,7 +259,7 @@ class Connection:
             self._subscriptions[0] = (self._echo_subject, self._on_echo, None)
         for key in list(self._subscriptions):
             await self._hear(client, key)
-        self._last_error = ""
+        self.last_error = ""
         self._up.set()
 
     def _callbacks(self, client: WireClient) -> dict[str, Any]:
@@ -302,22 +293,22 @@ class Connection:
     def _note(self, error: Exception) -> None:
         """Log what nats-py complains about, once per change."""
         text = f"{type(error).__name__}: {error}".strip()
-        if text != self._last_error:
-            self._last_error = text
+        if text != self.last_error:
+            self.last_error = text
             _log.warning("bus.error", bus=self._name, error=text)
 
     def _mark_down(self) -> None:
         """Fail everything that waits on the lost connection."""
         if self._up.is_set():
-            _log.warning("bus.disconnected", bus=self._name, error=self._last_error)
+            _log.warning("bus.disconnected", bus=self._name, error=self.last_error)
         self._up.clear()
-        if not self._lost.done():
-            self._lost.set_result(None)
-        self._lost = self.loop.create_future()
+        if not self.lost.done():
+            self.lost.set_result(None)
+        self.lost = self.loop.create_future()
 
     def _mark_up(self) -> None:
         """Let requests go again."""
-        self._last_error = ""
+        self.last_error = ""
         self._up.set()
         first, self._was_up = not self._was_up, True
         if first:
@@ -366,7 +357,8 @@ class Connection:
         """Return whether anything came in since `before`, or a queue that still stands was worked on."""
         sent, received, answers = self._moved()
         came = received - before[1] >= _MOVED[1] or answers != before[2]
-        return came or (sent != before[0] and self._client is not None and self._client.queued > 0)
+        wire = self._client.wire if self._client is not None else None
+        return came or (sent != before[0] and wire is not None and wire.queued > 0)
 
     async def _shut_down(self) -> None:
         """Close the clients."""

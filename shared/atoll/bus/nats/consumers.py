@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 from atoll.base.errors import RecordConflict, SettingsError
 from atoll.base.waiting import Unanswered, first_of
 from atoll.bus.nats.connection import Connection
-from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, RetryOptions, unavailable
+from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, JetStreamPatience, unavailable
 
 _NS = 1_000_000_000
 _NO_CONSUMER = 10014
@@ -127,7 +127,7 @@ class QueueConsumer:
         """Pull until a message comes or the time is up."""
         loop = self.connection.loop
         deadline = loop.time() + timeout_s
-        patience = RetryOptions(self.connection)
+        patience = JetStreamPatience(self.connection)
         while True:
             while not self._arrived.empty():
                 if (delivery := self._take(self._arrived.get_nowait())) is not None:
@@ -198,7 +198,7 @@ class QueueConsumer:
 
     async def settle(self, delivery: QueueDelivery) -> None:
         """Acknowledge and wait for the broker's word, until the patience ends."""
-        patience = RetryOptions(self.connection)
+        patience = JetStreamPatience(self.connection)
         while True:
             try:
                 await self.connection.request(delivery.reply, b"+ACK")

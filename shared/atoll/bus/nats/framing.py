@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from nats.errors import ProtocolError
 
-from atoll.bus.nats.buffers import room
+from atoll.base.buffer_pool import room
 
 ROOM_BYTES = 32 << 10
 """The buffer for lines and small parts, and so the longest line."""
@@ -56,7 +56,8 @@ class Framer:
     def __init__(self) -> None:
         """Expect a line."""
         self.waiting_bytes = 0
-        self._frames: list[Frame] = []
+        self.frames: list[Frame] = []
+        """What is whole and not taken yet."""
         self._buffer = bytearray(ROOM_BYTES)
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0
@@ -66,11 +67,6 @@ class Framer:
         self._parts: list[bytes | bytearray | memoryview] = []
         self._large: bytearray | memoryview | None = None
         self._got = 0
-
-    @property
-    def has_frames(self) -> bool:
-        """Return whether there is anything to take."""
-        return bool(self._frames)
 
     def room(self) -> memoryview:
         """Return where the next bytes go; never empty."""
@@ -101,14 +97,14 @@ class Framer:
 
     def take(self) -> list[Frame]:
         """Return the frames that are whole, in order, and forget them."""
-        frames, self._frames, self.waiting_bytes = self._frames, [], 0
+        frames, self.frames, self.waiting_bytes = self.frames, [], 0
         return frames
 
     def take_line(self) -> bytes | None:
         """Return the next frame, which must be a line, or None without one; raise `ProtocolError`."""
-        if not self._frames:
+        if not self.frames:
             return None
-        frame = self._frames.pop(0)
+        frame = self.frames.pop(0)
         if isinstance(frame, bytes):
             self.waiting_bytes -= len(frame)
             return frame
@@ -142,7 +138,7 @@ class Framer:
     def _line(self, line: bytes) -> bool:
         """Keep a line, or begin the message that it announces."""
         if not line.startswith((b"MSG ", b"HMSG ", b"MSG\t", b"HMSG\t")):
-            self._frames.append(line)
+            self.frames.append(line)
             self.waiting_bytes += len(line)
             return True
         verb, *words = line.split()
@@ -168,12 +164,12 @@ class Framer:
             return
         header, payload = self._parts
         subject, sid, *reply = self._head
-        self._frames.append(Message(int(sid), subject, reply[0] if reply else b"", bytes(header), payload))
+        self.frames.append(Message(int(sid), subject, reply[0] if reply else b"", bytes(header), payload))
         self.waiting_bytes += len(header) + len(payload)
         self._stage, self._parts = _Stage.LINE, []
 
     def _refuse(self, what: str) -> bool:
         """Believe nothing from here on."""
-        self._frames.append(ProtocolError(f"nats: {what}"))
+        self.frames.append(ProtocolError(f"nats: {what}"))
         self._stage, self._parts = _Stage.DEAF, []
         return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,20 +16,19 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from atoll.base.errors import AtollError, BrokerUnavailable, ProtocolMisuse, QueueFull, RunReplaced, StorageFull
+from atoll.base.retry import Pauses
 from atoll.base.waiting import Unanswered, first_of
 from atoll.bus.nats.connection import Connection
 from atoll.wire.limits import Buffer
 
 WRONG_SEQUENCE = 10071
 NO_MESSAGE = 10037
-STREAM_NOT_FOUND = 10059
 STREAM_EXISTS = 10058
 _STORE_FAILED = 10077
 _NO_ROOM = (10023, 10047)
 _NO_STREAM = 10059
 _PAUSE_FIRST_S = 0.05
 _PAUSE_MAX_S = 2.0
-_chance = random.SystemRandom()
 
 
 class ApiRefusal(Exception):
@@ -84,8 +82,8 @@ def unavailable(subject: str, waited_s: float, reason: object) -> BrokerUnavaila
     )
 
 
-class RetryOptions:
-    """Pauses that grow, with jitter, until `total_s` (or `full_s` while the stream is full) has gone by."""
+class JetStreamPatience:
+    """The pauses of `atoll.base.retry`, with jitter, until `total_s` (or `full_s` while the stream is full) has gone by."""
 
     def __init__(self, connection: Connection) -> None:
         """Start now."""
@@ -93,7 +91,7 @@ class RetryOptions:
         self._stats = connection.stats
         self._loop = connection.loop
         self._began = self._loop.time()
-        self._pause_s = _PAUSE_FIRST_S
+        self._pauses = Pauses(_PAUSE_FIRST_S, _PAUSE_MAX_S, jitter=0.5)
 
     @property
     def waited_s(self) -> float:
@@ -110,8 +108,7 @@ class RetryOptions:
         elif self.waited_s >= self._options.total_s:
             raise unavailable(subject, self.waited_s, reason) from reason
         self._stats.retries += 1
-        await asyncio.sleep(self._pause_s * _chance.uniform(0.5, 1.0))
-        self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)
+        await asyncio.sleep(self._pauses.next_s())
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +139,7 @@ class JetStream:
 
     async def api(self, call: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the answer of `$JS.API.<call>`, tried until the patience ends; raise `ApiRefusal` for a plain no."""
-        patience = RetryOptions(self.connection)
+        patience = JetStreamPatience(self.connection)
         subject = f"$JS.API.{call}"
         payload = json.dumps(body).encode() if body is not None else b""
         while True:
@@ -182,7 +179,7 @@ class JetStream:
 
     async def store(self, subject: str, payload: Buffer, headers: dict[str, str]) -> int:
         """Publish under the id in `headers` until acknowledged and return the sequence."""
-        patience = RetryOptions(self.connection)
+        patience = JetStreamPatience(self.connection)
         while True:
             try:
                 return await self.store_once(subject, payload, headers)
@@ -191,7 +188,7 @@ class JetStream:
 
     async def page(self, stream: str, body: Mapping[str, Any]) -> Page:
         """Return one page of a batched direct get, whole or not at all (tried until the patience ends)."""
-        patience = RetryOptions(self.connection)
+        patience = JetStreamPatience(self.connection)
         while True:
             try:
                 return await self._page_once(stream, body)

@@ -15,7 +15,14 @@ from typing import Any
 from atoll.base.errors import BrokerUnavailable, RecordConflict
 from atoll.base.waiting import Unanswered
 from atoll.bus.interface import Record
-from atoll.bus.nats.jetstream_api import NO_MESSAGE, WRONG_SEQUENCE, ApiRefusal, JetStream, PublishAck, RetryOptions
+from atoll.bus.nats.jetstream_api import (
+    NO_MESSAGE,
+    WRONG_SEQUENCE,
+    ApiRefusal,
+    JetStream,
+    JetStreamPatience,
+    PublishAck,
+)
 from atoll.wire.limits import INFO_HEADER, Info, info_text
 
 _PAGE_MESSAGES = 500
@@ -54,7 +61,7 @@ async def put(
     headers = headers_of(nonce, info)
     if expected is not None:
         headers["Nats-Expected-Last-Subject-Sequence"] = str(expected)
-    patience = RetryOptions(jetstream.connection)
+    patience = JetStreamPatience(jetstream.connection)
     while True:
         try:
             if reconnects is not None:

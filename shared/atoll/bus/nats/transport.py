@@ -141,7 +141,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
 
     def at_eof(self) -> bool:
         """Return whether nothing is left to read."""
-        return self._over.done() and not self._framer.has_frames
+        return self._over.done() and not self._framer.frames
 
     def __bool__(self) -> bool:
         # nats-py puts a transport of its own in the place of one that is false.
@@ -206,7 +206,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         if self._framer.waiting_bytes > _READ_AHEAD_BYTES and self._reading and self._transport is not None:
             self._reading = False
             self._transport.pause_reading()
-        if self._framer.has_frames:
+        if self._framer.frames:
             self._announce()
 
     def eof_received(self) -> None:
@@ -257,7 +257,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
 
     async def _arrival(self) -> None:
         """Return once there is a frame, or the end."""
-        while not self._framer.has_frames and not self._over.done():
+        while not self._framer.frames and not self._over.done():
             self._news = self._loop.create_future()
             await self._news
 

@@ -1,0 +1,127 @@
+"""Facts in: what one owner of a shard hears, as facts for its machine.
+
+    hb.*  ── at-most-once ──► LearnerBeat
+    queue ── durable ───────► ContributionArrived │ LearnerBeat, LearnerLeft │ QueueDrained
+
+A message that no correct peer sends is removed from the queue, written down and counted; nothing of it reaches the machine.
+What is taken from the queue is kept in `PendingAcknowledgements` until its fate is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
+from atoll.base.logs import get
+from atoll.base.retry import patiently
+from atoll.bus.interface import Consumer, CoreMessage, Delivery, Subscription
+from atoll.protocol.events import Event, LearnerLeft, QueueDrained
+from atoll_synchronizer.event_log import EventLog
+from atoll_synchronizer.manifest_validation import arrival, beat_fact, read_beat, read_manifest
+from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
+from atoll_synchronizer.shard_context import ShardContext
+
+log = get(__name__)
+
+QUEUE_POLL_S = 0.5
+
+
+class FactIntake:
+    """The two feeds of one tenure; every fact goes to `tell`."""
+
+    def __init__(
+        self,
+        context: ShardContext,
+        pending: PendingAcknowledgements,
+        event_log: EventLog,
+        tell: Callable[[Event], None],
+    ) -> None:
+        """Hear nothing yet; `open` subscribes."""
+        self._context = context
+        self._pending = pending
+        self._event_log = event_log
+        self._tell = tell
+        self._beats: Subscription | None = None
+        self._queue: Consumer | None = None
+
+    async def open(self, epoch: int) -> None:
+        """Subscribe to heartbeats, and take the shard's queue over as the owner of this epoch."""
+        bus, subjects, shard = self._context.bus, self._context.subjects, self._context.shard
+        self._beats = await patiently(lambda: bus.listen(subjects.beat("*")), "heartbeats")
+        queue, durable = subjects.contributions_of(shard), f"{self._context.name}-{epoch}"
+        self._queue = await patiently(lambda: bus.consume(queue, durable=durable, takeover=True), "the queue")
+
+    async def close(self) -> None:
+        """Stop hearing; what is unsettled will be delivered to the next owner."""
+        for feed in (self._beats, self._queue):
+            if feed is not None:
+                await feed.close()
+
+    async def hear_beats(self) -> None:
+        """Turn heartbeats into facts until closed."""
+        if self._beats is None:
+            return
+        async for core_message in self._beats:
+            try:
+                self._on_beat(core_message)
+            except PeerMisbehaved as error:
+                log.warning("beat.refused", subject=core_message.subject, reason=str(error))
+
+    async def read_queue(self) -> None:
+        """Turn queued messages into facts until closed.
+
+        Raises:
+            RecordConflict: somebody that was frozen on its way to the shard removed our reader. Without it we own nothing.
+        """
+        queue = self._queue
+        while queue is not None:
+            try:
+                delivery = await queue.next(QUEUE_POLL_S)
+                if delivery is None:
+                    self._tell(QueueDrained(at_s=self._now_s(), proven=await queue.drained()))
+                else:
+                    await self._on_delivery(delivery)
+            except RecordConflict:
+                raise
+            except (BusError, BrokerUnavailable) as error:
+                log.warning("queue.unreadable", reason=str(error))
+                await asyncio.sleep(QUEUE_POLL_S)
+
+    def _now_s(self) -> float:
+        return self._context.clock.monotonic()
+
+    def _on_beat(self, core_message: CoreMessage) -> None:
+        beat = read_beat(core_message.data, self._context.run)
+        # A learner that has left says so through the queue, behind its last push; the heartbeat may overtake that push.
+        if beat.state != "left":
+            self._tell(beat_fact(beat, self._now_s()))
+
+    async def _on_delivery(self, delivery: Delivery) -> None:
+        """Turn a queued message into a fact; one that no correct peer sends is removed and written down."""
+        context = self._context
+        try:
+            if ".bye." in delivery.subject:
+                self._on_farewell(delivery)
+                return
+            manifest = read_manifest(delivery, context.subjects, context.run, context.shard)
+        except PeerMisbehaved as error:
+            log.warning("contribution.malformed", subject=delivery.subject, reason=str(error))
+            learner = delivery.subject.rpartition(".")[2]
+            await self._event_log.record("refused", learner=learner, reason="malformed")
+            await delivery.ack()
+            return
+        arrived = arrival(manifest, self._now_s())
+        self._pending.take(arrived.key, delivery, manifest)
+        self._tell(arrived)
+
+    def _on_farewell(self, delivery: Delivery) -> None:
+        context = self._context
+        beat = read_beat(delivery.data, context.run)
+        ours = context.subjects.farewell(context.shard, beat.learner)
+        if delivery.subject != ours:
+            raise PeerMisbehaved("a farewell of somebody else", got=delivery.subject, allowed=ours)
+        now_s = self._now_s()
+        self._pending.take_farewell(beat.learner, beat.incarnation, delivery)
+        self._tell(beat_fact(beat, now_s))
+        self._tell(LearnerLeft(at_s=now_s, learner=beat.learner, incarnation=beat.incarnation))

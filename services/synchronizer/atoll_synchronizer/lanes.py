@@ -1,0 +1,93 @@
+"""Commands out: one lane per fragment executes that fragment's commands strictly in the order the machine gave them.
+
+A commit sees every fold before it, and an acknowledgement never overtakes its commit. Lanes of different fragments run
+side by side. A broker that is away makes a lane wait and try again, never skip. A lane whose compare-and-set was refused
+does nothing more, because somebody else owns the shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from atoll.base.clock import Clock
+from atoll.base.errors import RecordConflict
+from atoll.base.retry import patiently
+from atoll.protocol.events import Acknowledge, Commit, CommitRefused, Committed, Dismiss, Event, Fold, Keep
+from atoll_synchronizer.aggregator import Aggregator
+from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
+from atoll_synchronizer.round_report import CommitSize, CommitTimes, RoundReporter
+from atoll_synchronizer.store import ShardStore
+
+LaneCommand = Fold | Commit | Keep | Acknowledge | Dismiss
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTools:
+    """What lanes work with: tensors, durable state, unsettled deliveries, and the report of what they did."""
+
+    aggregator: Aggregator
+    store: ShardStore
+    pending: PendingAcknowledgements
+    report: RoundReporter
+
+
+class FragmentLanes:
+    """The lanes of one tenure; `tell` hears what came of commits."""
+
+    def __init__(self, fragments: Iterable[int], tools: LaneTools, clock: Clock, tell: Callable[[Event], None]) -> None:
+        """Begin with empty lanes; `work` empties one."""
+        self._tools = tools
+        self._clock = clock
+        self._tell = tell
+        self._lanes: dict[int, asyncio.Queue[tuple[LaneCommand, float]]] = {p: asyncio.Queue() for p in fragments}
+        self.commits = 0
+
+    def put(self, command: LaneCommand) -> None:
+        """Have a command executed after all that its fragment was given before."""
+        fragment = command.key.fragment if isinstance(command, Fold | Acknowledge) else command.fragment
+        self._lanes[fragment].put_nowait((command, self._clock.monotonic()))
+
+    async def empty(self) -> None:
+        """Wait until everything is executed."""
+        await asyncio.gather(*(lane.join() for lane in self._lanes.values()))
+
+    async def work(self, fragment: int) -> None:
+        """Execute one fragment's commands; raise `RecordConflict`, after the machine was told, when a write is refused."""
+        lane = self._lanes[fragment]
+        try:
+            while True:
+                await self._execute(*await lane.get())
+                lane.task_done()
+        except RecordConflict as error:
+            self._tell(CommitRefused(at_s=self._clock.monotonic(), fragment=fragment, reason=str(error)))
+            raise
+
+    async def _execute(self, command: LaneCommand, put_s: float) -> None:
+        tools = self._tools
+        if isinstance(command, Fold):
+            await tools.aggregator.fold(command, tools.store.holdings[command.key.fragment].state)
+        elif isinstance(command, Acknowledge):
+            tools.aggregator.forget(command.key)
+            await tools.pending.acknowledge(command)
+        elif isinstance(command, Dismiss):
+            await tools.pending.dismiss(command)
+        elif isinstance(command, Keep):
+            await patiently(lambda: tools.store.keep(command.fragment, command.fragment_ledger), "a fragment's ledger")
+        else:
+            await self._commit(command, put_s)
+
+    async def _commit(self, command: Commit, decided_s: float) -> None:
+        began_s = self._clock.monotonic()
+        tools = self._tools
+        pseudo_gradient = await tools.aggregator.merged(command.fragment)
+        merged_s = self._clock.monotonic()
+        written = await patiently(lambda: tools.store.commit(command, pseudo_gradient), "a commit")
+        now_s = self._clock.monotonic()
+        self.commits += 1
+        bytes_up = sum(tools.pending.size_bytes(share.key) for share in command.shares)
+        fragment, version = command.fragment, command.base_version + 1
+        self._tell(Committed(at_s=now_s, fragment=fragment, version=version, cause_id=command.cause_id))
+        times = CommitTimes(decided_s, began_s, merged_s, now_s)
+        await tools.report.committed(command, times, CommitSize(bytes_up, written.frame_bytes, pseudo_gradient.size))

@@ -1,0 +1,208 @@
+"""The last facts of one machine, kept while it works and replayable afterwards: one wrapper for every machine.
+
+    driver ── fact ──► FactRecorder.handle ──► machine.handle ──► commands
+                          │ append
+                          ▼
+       former state + its facts │ newer state + its facts        (what came before is forgotten)
+
+Every `FACTS_MIN` facts the machine is frozen (`atoll.protocol.snapshots`), and the facts before the former snapshot are
+let drop. So a dump always holds the state that its first fact met, at least `FACTS_MIN` facts once there were so many, and
+replaying it gives the same commands. A machine that is large is frozen less often: a snapshot costs at most about
+`BYTES_PER_FACT` bytes of encoding per fact. One beyond `STATE_BYTES_MAX` is not frozen again: its facts are kept to be read,
+not to be replayed.
+
+A dump is lines of JSON: a header (which machine, why it was written, the state), then one fact per line. It holds names,
+numbers and reasons, no tensors and no addresses of brokers with their passwords.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from atoll.base.errors import AtollError, DataError
+from atoll.protocol import balance, events, tenure
+from atoll.protocol.events import ArmTimer, Command, Commit, Fact
+from atoll.protocol.invariants import check_island, check_shard
+from atoll.protocol.island import Island
+from atoll.protocol.shard import Shard
+from atoll.protocol.snapshots import Machine, freeze, thaw
+
+FACTS_MIN: Final = 1024
+FACTS_MAX: Final = 1 << 16
+BYTES_PER_FACT: Final = 256
+STATE_BYTES_MAX: Final = FACTS_MAX * BYTES_PER_FACT
+FORMAT: Final = 1
+_SECRET: Final = re.compile(rb"//[^/@\s\"]+@")
+
+FACTS: Final[dict[str, type[Fact]]] = {
+    kind.__name__: kind
+    for module in (events, tenure, balance)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Fact) and kind is not Fact
+}
+
+
+class DumpHeader(msgspec.Struct, kw_only=True):
+    """The first line of a dump: what it is of, why it was written, and the state that its first fact met."""
+
+    name: str
+    why: str
+    facts: int
+    facts_before: int
+    broke: str = ""
+    state: msgspec.Raw = msgspec.Raw(b"null")
+    format: int = FORMAT
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Facts in order, and the machine before the first of them; `state` is None where it was too large to be frozen."""
+
+    state: bytes | None
+    facts: list[Fact]
+
+
+class FactRecorder:
+    """A machine under a `name`, and its last facts. Not safe for two threads; `lines` may be called from any."""
+
+    def __init__(self, name: str, machine: Machine, facts_min: int = FACTS_MIN) -> None:
+        """Freeze the machine as it is."""
+        self.name = name
+        self.machine = machine
+        self.broke = ""
+        self._facts_min = facts_min
+        self._former = Stretch(None, [])
+        self._now = Stretch(freeze(machine), [])
+        self._due = self._interval(self._now.state)
+        self._dropped = 0
+
+    def handle(self, fact: Fact) -> list[Command]:
+        """Tell the machine a fact and return its commands; a machine that breaks leaves the fact as the last one."""
+        facts = self._now.facts
+        if len(facts) >= self._due:
+            facts = self._turn()
+        facts.append(fact)
+        try:
+            return self.machine.handle(fact)  # type: ignore[arg-type]  # each driver tells its own machine its own facts
+        except Exception as error:
+            self.broke = f"{type(error).__name__}: {error}"
+            raise
+
+    @property
+    def facts_kept(self) -> int:
+        """Return how many facts a dump would hold."""
+        return len(self._former.facts) + len(self._now.facts)
+
+    def lines(self, why: str) -> Iterator[bytes]:
+        """Yield the lines of a dump of this moment."""
+        former, now = self._former, self._now
+        facts = [*former.facts, *now.facts]
+        first = former if former.facts else now
+        whole = first.state is not None and now.state is not None
+        header = DumpHeader(
+            name=self.name,
+            why=why,
+            facts=len(facts),
+            facts_before=self._dropped,
+            broke=self.broke,
+            state=msgspec.Raw(first.state if whole and first.state is not None else b"null"),
+        )
+        yield _SECRET.sub(b"//***@", msgspec.json.encode(header))
+        for fact in facts:
+            yield _SECRET.sub(b"//***@", msgspec.json.encode([type(fact).__name__, fact]))
+
+    def _turn(self) -> list[Fact]:
+        """Begin a new stretch; what came before the former one is forgotten."""
+        self._dropped += len(self._former.facts)
+        small = self._now.state is not None and len(self._now.state) <= STATE_BYTES_MAX
+        former, self._now = self._now, Stretch(freeze(self.machine) if small else None, [])
+        self._former = former
+        self._due = self._interval(self._now.state)
+        return self._now.facts
+
+    def _interval(self, state: bytes | None) -> int:
+        """Return after how many facts the machine is frozen again."""
+        return max(self._facts_min, min(FACTS_MAX, 0 if state is None else len(state) // BYTES_PER_FACT))
+
+
+class Replay:
+    """A dump, read again: `header`, and `play`, which tells a new machine the same facts."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        """Read the whole dump.
+
+        Raises:
+            DataError: it is no dump, or one whose beginning was too large to be kept.
+        """
+        rows = iter(lines)
+        try:
+            self.header = msgspec.json.decode(next(rows, b""), type=DumpHeader)
+            self.facts = [_fact(row) for row in rows if row.strip()]
+            if self.header.format != FORMAT:
+                raise DataError("a dump of another format", got=self.header.format, allowed=FORMAT)
+            if bytes(self.header.state) == b"null":
+                raise DataError(
+                    "this dump holds facts only: the machine was too large to be frozen",
+                    got=f"{len(self.facts)} facts",
+                    todo="read its lines; each is one fact",
+                )
+            self.machine = thaw(bytes(self.header.state))
+        except (msgspec.MsgspecError, KeyError) as error:
+            raise DataError("not a dump of a machine's facts", got=str(error)) from error
+
+    def play(self) -> Iterator[tuple[Fact, list[Command]]]:
+        """Yield each fact with the commands that it leads to; raise what the machine, or an invariant, raises."""
+        for fact in self.facts:
+            commands = self.machine.handle(fact)  # type: ignore[arg-type]  # as in `FactRecorder.handle`
+            if isinstance(self.machine, Shard):
+                check_shard(self.machine)
+            elif isinstance(self.machine, Island):
+                check_island(self.machine)
+            yield fact, list(commands)
+
+    def logbook(self) -> Iterator[str]:
+        """Yield a line per fact, as in the golden logbooks, and a last one that says where it breaks, if it does."""
+        told = iter(self.facts)
+        try:
+            for fact, commands in self.play():
+                next(told)
+                yield logbook_line(self.header.name, fact, commands)
+        except AtollError as error:
+            fact = next(told)
+            yield f"{fact.at_s:6.2f} {self.header.name:8} {said(fact)} -> BREAKS: {type(error).__name__}"
+            raise
+
+
+def _fact(row: bytes) -> Fact:
+    name, fields = msgspec.json.decode(row, type=tuple[str, msgspec.Raw])
+    return msgspec.json.decode(fields, type=FACTS[name])
+
+
+def logbook_line(name: str, fact: Fact, commands: Iterable[Command], at_s: float | None = None) -> str:
+    """Return one readable line: when (the fact's own time, if not said), which machine, what it was told and answered."""
+    done = ", ".join(said(command) for command in commands) or "nothing"
+    return f"{fact.at_s if at_s is None else at_s:6.2f} {name:8} {said(fact)} -> {done}"
+
+
+def said(value: Fact | Command) -> str:
+    """Return a fact or command as `Name(what matters)`; numbers carry the first letter of what they number."""
+    shown = []
+    for name in ("learner", "key", "fragment", "version", "name", "push", "base_version", "attempt", "age", "fate"):
+        got: Any = getattr(value, name, None)
+        if isinstance(got, tuple):
+            shown.append("/".join(str(part) for part in got))
+        elif isinstance(got, str) and got:
+            shown.append(got)
+        elif got is not None and got != "":
+            shown.append(f"{name[0]}{got}")
+    if isinstance(value, ArmTimer):
+        shown.append(f"at {value.due_s:.2f}")
+    if isinstance(value, Commit):
+        shown.append(f"of {len(value.shares)}: {value.end}")
+    reason = getattr(value, "reason", "")
+    return f"{type(value).__name__}({' '.join([*shown, *([reason] if reason else [])])})"

@@ -1,0 +1,194 @@
+"""A machine as plain values and back: what a dump begins with, so that its facts can be replayed exactly.
+
+`freeze` writes everything that a machine decides by, as JSON; `thaw` builds a machine that decides the same from there on.
+Nothing else is kept in a machine: a test plays random worlds on both and compares every command.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import msgspec
+
+from atoll.base.errors import ProtocolMisuse
+from atoll.protocol.balance import Balance, HostHeard
+from atoll.protocol.events import PushKey
+from atoll.protocol.fragment_ledger import FragmentLedger
+from atoll.protocol.fragment_slot import FragmentSlot
+from atoll.protocol.grace import MovingAverage
+from atoll.protocol.island import Island, LocalInterval
+from atoll.protocol.learners import KnownLearner
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.round import FragmentRound, Offer
+from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.shard import Shard
+from atoll.protocol.tenure import LeaseStanding, Tenure
+
+Machine = Shard | Island | Tenure | Balance
+
+_ROUND_FIELDS: Final = tuple(name for name in FragmentRound.__dataclass_fields__ if name != "settings")
+
+
+class SlotState(msgspec.Struct):
+    """One `FragmentSlot`; `round` is its round without the settings, which all rounds share."""
+
+    round: dict[str, Any]
+    fragment_ledger: FragmentLedger
+    offers: list[Offer]
+    parked: list[PushKey]
+    called_s: float | None
+    due_s: float | None
+
+
+class ShardState(msgspec.Struct, tag="shard"):
+    """A `Shard`."""
+
+    settings: ProtocolSettings
+    shard: int
+    slots: dict[int, SlotState]
+    ledger: Ledger
+    learners: dict[str, KnownLearner]
+    quorum: MovingAverage
+    sync: MovingAverage
+    draining: bool
+    finished: bool
+    began_s: float | None
+    committing_since: dict[int, float]
+
+
+class IslandState(msgspec.Struct, tag="island"):
+    """An `Island`; `in_flight` holds (fragment, push, tokens)."""
+
+    settings: ProtocolSettings
+    intervals: dict[int, LocalInterval]
+    tokens: int
+    steps: int
+    pushed: int
+    superseded: int
+    refused_local: int
+    in_flight: list[tuple[int, int, int]]
+    draining: bool
+    left: bool
+
+
+class TenureState(msgspec.Struct, tag="tenure"):
+    """A `Tenure`."""
+
+    lease_s: float
+    standing: LeaseStanding
+    epoch: int
+    revision: int
+    moved_s: float
+    renewed_s: float
+
+
+class BalanceState(msgspec.Struct, tag="balance"):
+    """A `Balance`; `settled_s` is None where it never gave a shard away."""
+
+    host: str
+    lease_s: float
+    others: list[HostHeard]
+    settled_s: float | None
+
+
+State = ShardState | IslandState | TenureState | BalanceState
+
+
+def freeze(machine: Machine) -> bytes:
+    """Return the machine as it is now."""
+    return msgspec.json.encode(_state(machine))
+
+
+def thaw(frozen: bytes) -> Machine:
+    """Return a machine in that state; raise `msgspec.ValidationError` for what `freeze` does not write."""
+    state = msgspec.json.decode(frozen, type=State)
+    if isinstance(state, ShardState):
+        return _shard(state)
+    if isinstance(state, IslandState):
+        return _island(state)
+    if isinstance(state, TenureState):
+        tenure = Tenure(state.lease_s)
+        tenure.standing, tenure.epoch, tenure.revision = state.standing, state.epoch, state.revision
+        tenure.moved_s, tenure.renewed_s = state.moved_s, state.renewed_s
+        return tenure
+    balance = Balance(state.host, state.lease_s)
+    balance.others = {heard.host: heard for heard in state.others}
+    balance.settled_s = -math.inf if state.settled_s is None else state.settled_s
+    return balance
+
+
+def _state(machine: Machine) -> State:
+    """Return references to what the machine holds; `freeze` encodes them before anything changes."""
+    if isinstance(machine, Shard):
+        return ShardState(
+            settings=machine.settings,
+            shard=machine.shard,
+            slots={fragment: _slot_state(slot) for fragment, slot in machine.slots.items()},
+            ledger=machine.ledger,
+            learners=machine.learners,
+            quorum=machine.quorum,
+            sync=machine.sync,
+            draining=machine.draining,
+            finished=machine.finished,
+            began_s=machine.began_s,
+            committing_since=machine.committing_since,
+        )
+    if isinstance(machine, Island):
+        return IslandState(
+            settings=machine.settings,
+            intervals=machine.intervals,
+            tokens=machine.tokens,
+            steps=machine.steps,
+            pushed=machine.pushed,
+            superseded=machine.superseded,
+            refused_local=machine.refused_local,
+            in_flight=[(*key, tokens) for key, tokens in machine.in_flight.items()],
+            draining=machine.draining,
+            left=machine.left,
+        )
+    if isinstance(machine, Tenure):
+        return TenureState(
+            machine.lease_s, machine.standing, machine.epoch, machine.revision, machine.moved_s, machine.renewed_s
+        )
+    if isinstance(machine, Balance):
+        settled_s = None if math.isinf(machine.settled_s) else machine.settled_s
+        return BalanceState(machine.host, machine.lease_s, list(machine.others.values()), settled_s)
+    raise ProtocolMisuse("no machine that can be frozen", got=type(machine).__name__)
+
+
+def _slot_state(slot: FragmentSlot) -> SlotState:
+    return SlotState(
+        round={name: getattr(slot.round, name) for name in _ROUND_FIELDS},
+        fragment_ledger=slot.fragment_ledger,
+        offers=list(slot.offers.values()),
+        parked=slot.parked,
+        called_s=slot.called_s,
+        due_s=slot.due_s,
+    )
+
+
+def _shard(state: ShardState) -> Shard:
+    settings = state.settings
+    shard = Shard(settings, state.shard, dict.fromkeys(state.slots, 0))
+    agreed = msgspec.to_builtins(settings)
+    for fragment, kept in state.slots.items():
+        now = msgspec.convert({**kept.round, "settings": agreed}, FragmentRound)
+        now.settings = settings
+        offers = {offer.key: offer for offer in kept.offers}
+        shard.slots[fragment] = FragmentSlot(now, kept.fragment_ledger, offers, kept.parked, kept.called_s, kept.due_s)
+    shard.ledger, shard.learners = state.ledger, state.learners
+    shard.quorum, shard.sync = state.quorum, state.sync
+    shard.draining, shard.finished, shard.began_s = state.draining, state.finished, state.began_s
+    shard.committing_since = state.committing_since
+    return shard
+
+
+def _island(state: IslandState) -> Island:
+    island = Island(state.settings, {})
+    island.intervals = state.intervals
+    island.tokens, island.steps = state.tokens, state.steps
+    island.pushed, island.superseded, island.refused_local = state.pushed, state.superseded, state.refused_local
+    island.in_flight = {(fragment, push): tokens for fragment, push, tokens in state.in_flight}
+    island.draining, island.left = state.draining, state.left
+    return island

@@ -1,7 +1,0 @@
-"""`python -m atoll.sim.dst`."""
-
-import sys
-
-from atoll.sim.dst.campaign import main
-
-sys.exit(main())

@@ -1,0 +1,79 @@
+"""Every command and program in the tutorial and the how-to pages does what its page says, from the root of the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.documents import ROOT, SLOW, Reader, Step, commands, shows, steps
+
+PAGES = sorted([*(ROOT / "docs" / "tutorial").glob("*.md"), *(ROOT / "docs" / "how-to").glob("*.md")])
+
+
+def marked(path: Path) -> object:
+    """Return a page as a parameter: long ones are for the longer tier, and all take turns with other processes."""
+    text = path.read_text(encoding="utf-8")
+    marks = [pytest.mark.xdist_group("processes"), *([pytest.mark.second_tier] if SLOW in text else [])]
+    return pytest.param(path, marks=marks, id=f"{path.parent.name}/{path.stem}")
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    """Somebody who follows a page; nothing of what it starts outlives the test."""
+    reader = Reader(tmp_path / "atoll")
+    yield reader
+    left = reader.leave()
+    assert left == [], "processes were left behind"
+
+
+@pytest.mark.parametrize("path", [marked(path) for path in PAGES if steps(path.read_text(encoding="utf-8"))])
+def test_a_page_does_what_it_says(path: Path, reader: Reader) -> None:
+    """Its blocks run in order and end well, and what it shows of their output is there."""
+    reader.follow(path.read_text(encoding="utf-8"))
+
+
+def test_blocks_are_found_in_order() -> None:
+    """Shells, files, what a reader waits for, and one program of all Python blocks, at its last one."""
+    page = (
+        '```bash\na\n```\n```toml title="x.toml"\nb = 1\n```\n```python\nc = 1\n```\n'
+        '<!-- until Terminal 1 prints "ok" -->\n```python\nd = c\n```\n```text\nno\n```'
+    )
+
+    assert steps(page) == [
+        Step("shell", 1, "a\n"),
+        Step("save", 4, "b = 1\n", "x.toml"),
+        Step("until", 10, "ok", "Terminal 1"),
+        Step("python", 11, "c = 1\n\nd = c\n"),
+    ]
+
+
+def test_expected_lines_are_looked_for_in_order() -> None:
+    """An ellipsis stands for anything; a line that comes too early does not count."""
+    assert commands("$ a \\\n  b\n  one … three\n…\nfour\n$ c\n") == [
+        ("a \\\n  b", ["  one … three", "four"]),
+        ("c", []),
+    ]
+    assert shows("one two three\nfour\n", ["one … three", "four"]) is None
+    assert shows("four\none two three\n", ["one … three", "four"]) == "four"
+
+
+def test_a_page_that_promises_too_much_fails(reader: Reader) -> None:
+    """A wrong exit code, a missing line and a program that raises are all noticed, with the line of the page."""
+    with pytest.raises(AssertionError, match="line 2: left with 3"):
+        reader.follow("text\n```bash\nexit 3\n```")
+    with pytest.raises(AssertionError, match="did not print"):
+        reader.follow("```console\n$ echo hello\ngoodbye\n```")
+    with pytest.raises(AssertionError, match="left with 1"):
+        reader.follow("```python\nraise ValueError\n```")
+
+
+def test_terminals_run_side_by_side(reader: Reader) -> None:
+    """One waits for what another makes, and Ctrl-C ends what has no end of its own."""
+    reader.follow(
+        '```bash title="Terminal 1"\necho up; trap "exit 0" INT; while :; do read -t 0.1 <> <(:) || true; done\n```\n'
+        '<!-- until Terminal 1 prints "up" -->\n```bash\necho done > build/there\n```\n<!-- Ctrl-C in Terminal 1 -->\n'
+    )
+
+    assert (reader.folder / "build" / "there").read_text(encoding="utf-8") == "done\n"

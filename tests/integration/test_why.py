@@ -1,0 +1,182 @@
+"""Why a round waited, from the machines over the event log to the words that `atoll why` prints, on both brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import structlog
+from typer.testing import CliRunner
+
+from atoll.base.loop_thread import LoopThread
+from atoll.bus.interface import Bus
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.open import open_bus
+from atoll.bus.server import EmbeddedBroker
+from atoll.cli.main import build
+from atoll.cli.why import lines
+from atoll.client.join import JoinOptions, join
+from atoll.protocol.reasons import commit_id, head_id, push_id
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.round_history import RoundHistory
+from atoll.wire.subjects import Subjects
+from atoll_synchronizer.process import serve_run
+
+SETTINGS = ProtocolSettings(
+    fragments=2, shards=1, interval_steps=2, quorum=2, outer_momentum=0.9, tokens_target=400, silence_s=5.0
+)
+Opener = Callable[[], Coroutine[Any, Any, Bus]]
+
+
+def trained(run: str, opener: Opener, home: LoopThread) -> None:
+    """Let two learners train a run with one shard to its end."""
+    shard = home.submit(serve_run(opener, run, shard=0))
+    errors: list[BaseException] = []
+
+    def train(learner: str) -> None:
+        try:
+            params = {"w": jnp.zeros((8, 2)), "v": jnp.zeros((5,))}
+            with join(
+                opener, run=run, learner=learner, params=params, protocol=SETTINGS, options=JoinOptions(home=home)
+            ) as island:
+                params = island.params
+                while not island.done:
+                    params = jax.tree.map(lambda leaf: leaf + 0.1 * (1.0 - leaf), params)
+                    threading.Event().wait(0.01)
+                    params = island.step(params, tokens=4)
+        except Exception as error:  # noqa: BLE001  (whatever ends a learner's thread fails the test)
+            errors.append(error)
+
+    threads = [threading.Thread(target=train, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+
+    assert not errors
+    assert shard.result(timeout=30.0) == "token target reached"
+
+
+def read(run: str, opener: Opener, home: LoopThread) -> RoundHistory:
+    """Return the rounds of a run as its event log tells them."""
+
+    async def read_it() -> RoundHistory:
+        history, bus = RoundHistory(), await opener()
+        try:
+            await history.read(bus, Subjects(run))
+        finally:
+            await bus.close()
+        return history
+
+    return home.submit(read_it()).result(30.0)
+
+
+def test_every_round_of_a_run_says_why_it_waited_and_what_caused_it(run: str) -> None:
+    """In memory: log line and event have the same reason, and the chain goes from the call to the adoption."""
+    broker, home = MemoryBroker(), LoopThread("world")
+
+    async def opener() -> Bus:
+        return MemoryBus(run, broker)
+
+    with structlog.testing.capture_logs() as logged:
+        trained(run, opener, home)
+    history = read(run, opener, home)
+    home.stop()
+    committed = {(line["fragment"], line["version"]): line for line in logged if line["event"] == "round.committed"}
+    adopted = {line["cause_id"] for line in logged if line["event"] == "fragment.adopted"}
+
+    assert len(history.rounds) == len(committed) >= 4
+    for line in history.rounds:
+        made, why = line.round, line.round.why
+        assert why is not None
+        told = committed[made.fragment, made.version]
+        assert told["why"] == why.told()
+        assert told["id"] == commit_id(made.fragment, made.version)
+        assert told["cause_id"] == made.cause_id
+        assert made.cause_id.partition("/")[0] in {"push", "grace", "due"}
+        for share in made.contributors:
+            assert share.cause_id.partition("/")[0] in {"call", "head", "drain"}
+        assert why.end == made.end
+        assert why.quorum_wait_s == pytest.approx(made.quorum_wait_s, abs=1e-3)
+    assert adopted <= {head_id(line.round.fragment, line.round.version) for line in history.rounds}
+    assert adopted
+
+
+@pytest.mark.connected
+async def test_the_command_says_why_a_round_of_a_real_broker_waited(broker: EmbeddedBroker, run: str) -> None:
+    """One round in full, the slowest in a line each, and a round that is not there by name."""
+    home = LoopThread("world")
+
+    async def opener() -> Bus:
+        return await open_bus(broker.url, run, name="test")
+
+    await asyncio.to_thread(trained, run, opener, home)
+    history = await asyncio.to_thread(read, run, opener, home)
+    await asyncio.to_thread(home.stop)
+    first = history.find(0, 1)
+    assert first is not None
+    where = ["--run", run, "--broker", broker.url]
+
+    def asked(*words: str) -> Any:  # noqa: ANN401  (typer's result)
+        return CliRunner().invoke(build(), [*words, *where])
+
+    one = await asyncio.to_thread(asked, "why", "--fragment", "0", "--version", "1")
+    assert one.exit_code == 0, one.output
+    for words in ("why it waited", "it rested until its beat", "the quorum of 2 was met", "what caused what"):
+        assert words in one.output
+    for share in first.round.contributors:
+        push = push_id(share.learner, share.incarnation, 0, share.push)
+        assert f"{share.cause_id:<28} -> {push}" in one.output
+    assert f"{commit_id(0, 1):<28} -> {head_id(0, 1)}" in one.output
+    slowest = await asyncio.to_thread(asked, "why")
+    assert slowest.output.count(" from call to end ") == min(10, len(history.rounds))
+    missing = await asyncio.to_thread(asked, "why", "--fragment", "0", "--version", "999")
+    assert missing.exit_code != 0
+    assert "tells of no such round" in str(missing.exception)
+
+
+def test_a_round_that_still_waits_is_told_by_its_last_call() -> None:
+    """There is no commit to ask yet; the shard has written down what it waits for."""
+    history = RoundHistory()
+    fields = {"fragment": 3, "version": 17, "why": "call 4: 1 of 2 learners have contributed; b had not answered"}
+    event = {"kind": "waiting", "who": "shard-1", "at_s": 1.0, "fields": {**fields, "cause_id": "call/3/17/4"}}
+    history.take(json.dumps({**event, "schema": 1}).encode())
+    history.take(b"no event")
+
+    assert lines(history, 3, 18) == [
+        "fragment 3: version 18 is not there yet; call 4: 1 of 2 learners have contributed; b had not answered (call/3/17/4)"
+    ]
+    assert lines(history, None, None) == ["no round has ended yet"]
+
+
+def test_a_dump_is_replayed_by_the_command(tmp_path: Path) -> None:
+    """The lines of a logbook, and an exit code that says whether it breaks again."""
+    from atoll.base import fact_dumps  # noqa: PLC0415
+    from atoll.protocol.events import Committed, TimerFired  # noqa: PLC0415
+    from atoll.protocol.recorder import FactRecorder  # noqa: PLC0415
+    from atoll.protocol.shard import Shard  # noqa: PLC0415
+
+    fact_dumps.policy.folder = tmp_path
+    try:
+        recorder = FactRecorder("shard-0", Shard(SETTINGS, 0, {0: 0, 1: 0}))
+        recorder.handle(TimerFired(at_s=1.0, name="due/0"))
+        sound = fact_dumps.dump(recorder, "somebody asked")
+        with pytest.raises(Exception, match="nobody asked for"):
+            recorder.handle(Committed(at_s=2.0, fragment=0, version=1))
+        broken = fact_dumps.dump(recorder, "it broke")
+    finally:
+        fact_dumps.policy.folder = None
+
+    assert sound is not None
+    assert broken is not None
+    fine, again = (CliRunner().invoke(build(), ["replay", str(path)]) for path in (sound, broken))
+    assert (fine.exit_code, again.exit_code) == (0, 1)
+    assert "TimerFired(due/0) -> nothing" in fine.output
+    assert "BREAKS: ProtocolMisuse" in again.output

@@ -1,0 +1,234 @@
+"""Sums of ledgers beside sums that are added up one by one: settling, sharing out, pages, and what an heir is told."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from fractions import Fraction
+
+import msgspec
+import pytest
+
+from atoll.protocol.events import PushKey, Share
+from atoll.protocol.fragment_ledger import RANGES_MAX, FragmentLedger, SettledPushes, thawed
+from atoll.protocol.ledger import Account, Ledger, apportion, continued, newest, parts, settle
+from atoll.protocol.quarantine import MEASURES_MAX, Measure
+
+SEEDS = range(25)
+REASONS = ("stale", "corrupt", "empty")
+
+
+def drawn(seed: int, learners: int = 4) -> Ledger:
+    """Return a ledger of some learners and lives, with sums that need not agree."""
+    chance = random.Random(seed)
+    ledger = Ledger(told_tokens=chance.randrange(200))
+    for number in range(learners):
+        for life in range(1, chance.randrange(2, 4)):
+            account = ledger.account(f"l{number}", life)
+            for field in ("trained", "pushed", "superseded", "refused_local", "merged", "merged_late"):
+                setattr(account, field, chance.randrange(50))
+            account.refused = {reason: chance.randrange(9) for reason in REASONS if chance.random() < 0.5}
+            account.left = chance.random() < 0.5
+    return ledger
+
+
+def copied(ledger: Ledger) -> Ledger:
+    """Return a ledger that shares nothing with this one."""
+    return msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
+
+
+def plain(ledger: Ledger) -> dict[str, Account]:
+    """Return its accounts."""
+    return copied(ledger).accounts
+
+
+def test_a_settlement_is_the_sum_of_all_accounts_and_names_each_that_is_wrong() -> None:
+    """Token by token: what is trained, what became of it, and what is left over."""
+    for seed in SEEDS:
+        ledger, fragments = drawn(seed), 3
+        sums: Counter[str] = Counter()
+        trained, wrong = 0, []
+        for name, account in sorted(ledger.accounts.items()):
+            due = fragments * account.trained
+            trained += due
+            fates = {"merged": account.merged, "merged_late": account.merged_late, "superseded": account.superseded}
+            fates["refused:local"] = account.refused_local
+            fates |= {f"refused:{reason}": tokens for reason, tokens in account.refused.items()}
+            fates["lost"] = due - sum(fates.values())
+            sums.update(fates)
+            if account.left and due != account.pushed + account.superseded + account.refused_local:
+                wrong.append(f"{name}: its own books differ")
+            if account.left and account.pushed != account.merged + account.merged_late + sum(account.refused.values()):
+                wrong.append(f"{name}: pushed")
+            if fates["lost"] < 0:
+                wrong.append(f"{name}: {-fates['lost']} token-fragments have more than one fate")
+
+        settled = settle(ledger, fragments)
+
+        assert settled.trained == trained
+        assert Counter(settled.fates) == sums
+        assert {"merged", "merged_late", "superseded", "lost"} <= set(settled.fates)
+        assert len(settled.errors) == len(wrong)
+        assert all(said.startswith(due) for said, due in zip(settled.errors, wrong, strict=True))
+        assert settled.exact == (not wrong)
+
+
+def test_a_run_that_adds_up_is_exact_and_one_token_more_is_not() -> None:
+    """Each of the sums that a learner that left is asked for."""
+    right = {"trained": 10, "pushed": 12, "superseded": 5, "refused_local": 3, "merged": 8, "merged_late": 2}
+    for field in ("", *right):
+        ledger = Ledger()
+        account = ledger.account("a", 1)
+        for name, value in right.items():
+            setattr(account, name, value + (name == field))
+        account.refused, account.left = {"stale": 2}, True
+        settled = settle(ledger, 2)
+        assert settled.exact == (not field)
+        assert sum(settled.fates.values()) == settled.trained
+
+
+@pytest.mark.parametrize("fragments", [1, 2, 7, 24])
+def test_tokens_are_shared_out_by_the_largest_remainder(fragments: int) -> None:
+    """Whole tokens that sum exactly; whoever got one more had a remainder at least as large, or an earlier name."""
+    for seed in SEEDS:
+        chance = random.Random(seed)
+        fates = {name: chance.randrange(200) for name in ("merged", "late", "superseded", "stale")}
+        fates["lost"] = -sum(fates.values()) % fragments + fragments * chance.randrange(3)
+
+        whole = apportion(fates, fragments)
+
+        assert sum(whole.values()) * fragments == sum(fates.values())
+        more = {name for name in fates if whole[name] > fates[name] // fragments}
+        assert all(0 <= whole[name] - fates[name] // fragments <= 1 for name in fates)
+        assert all(abs(Fraction(fates[name], fragments) - whole[name]) < 1 for name in fates)
+        rank = sorted(fates, key=lambda name: (-(fates[name] % fragments), name))
+        assert more == set(rank[: len(more)])
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 100])
+def test_a_ledger_in_pages_is_the_same_ledger(page: int) -> None:
+    """However small they are; the first page begins anew, whatever came before it."""
+    for seed in SEEDS:
+        ledger = drawn(seed)
+        pages = parts(ledger, page)
+        together: Ledger | None = drawn(seed + 1)
+        for number, part in enumerate(pages):
+            together = continued(together, copied(part), number)
+
+        assert len(pages) == max(1, -(-len(ledger.accounts) // page))
+        assert all(len(part.accounts) <= page for part in pages)
+        assert together is not None
+        assert plain(together) == plain(ledger)
+        assert together.told_tokens == ledger.told_tokens
+        assert parts(Ledger(told_tokens=5)) == [Ledger(told_tokens=5)]
+        assert continued(None, ledger, 3) is ledger
+
+
+def test_two_ledgers_are_absorbed_reports_by_maximum_and_fates_by_sum() -> None:
+    """What is learnt alone takes over reports and leaves fates alone."""
+    for seed in SEEDS:
+        one, other = drawn(seed), drawn(seed + 100, learners=5)
+        learnt, absorbed = copied(one), copied(one)
+        learnt.learn(other)
+        absorbed.absorb(other)
+
+        for name in {*one.accounts, *other.accounts}:
+            ours, theirs = (ledger.accounts.get(name, Account()) for ledger in (one, other))
+            for into, summed in ((learnt.accounts[name], False), (absorbed.accounts[name], True)):
+                for field in ("trained", "pushed", "superseded", "refused_local"):
+                    assert getattr(into, field) == max(getattr(ours, field), getattr(theirs, field))
+                assert into.left == (ours.left or theirs.left)
+                assert into.merged == ours.merged + summed * theirs.merged
+                assert into.merged_late == ours.merged_late + summed * theirs.merged_late
+                refused = Counter(ours.refused) + (Counter(theirs.refused) if summed else Counter())
+                assert +Counter(into.refused) == +refused
+        assert learnt.told_tokens == absorbed.told_tokens == max(one.told_tokens, other.told_tokens)
+        assert one.run_tokens == sum(account.trained for account in one.accounts.values())
+        assert one.known_tokens == max(one.run_tokens, one.told_tokens)
+        for target in (0, one.known_tokens, one.known_tokens + 1):
+            assert one.reached(target) == (0 < target <= one.known_tokens)
+
+
+def test_the_newest_accounts_are_those_of_lives_that_go_on() -> None:
+    """In the order of their ranks, of what was heard of last; a ledger that is small enough is itself."""
+    for seed in SEEDS:
+        ledger = drawn(seed, learners=5)
+        last = {name.rpartition("/")[0]: int(name.rpartition("/")[2]) for name in sorted(ledger.accounts)}
+        names = list(ledger.accounts)
+        lives_on = [n for n in names if f"{last[n[:2]]}" == n[3:] and not ledger.accounts[n].left]
+        over = [name for name in names if name not in lives_on]
+        for room in range(1, len(names) + 1):
+            kept = newest(ledger, room)
+            wanted = [*over, *lives_on][-room:]
+            assert set(kept.accounts) == set(wanted)
+            assert list(kept.accounts) == [name for name in names if name in wanted]
+            assert kept.known_tokens == ledger.known_tokens
+        assert newest(ledger, len(names)) is ledger
+
+
+def test_settled_pushes_are_a_set_whatever_their_order() -> None:
+    """As few ranges as there can be; a push that is noted again changes nothing."""
+    for seed in SEEDS:
+        chance = random.Random(seed)
+        pushes = [chance.randrange(1, 30) for _ in range(chance.randrange(40))]
+        settled = SettledPushes()
+        for number, push in enumerate(pushes, start=1):
+            settled.note(push)
+            known = set(pushes[:number])
+            assert {push for push in range(32) if settled.knows(push)} == known
+            assert all(first <= last for first, last in settled.pushes)
+            assert all(
+                before[1] + 1 < after[0] for before, after in zip(settled.pushes, settled.pushes[1:], strict=False)
+            )
+
+
+def test_beyond_a_bound_of_ranges_the_oldest_hole_counts_as_settled() -> None:
+    """No honest learner gets there; the books stay small all the same."""
+    settled = SettledPushes()
+    for push in range(1, 2 * RANGES_MAX + 1, 2):
+        settled.note(push)
+    assert len(settled.pushes) == RANGES_MAX
+    assert not settled.knows(2)
+
+    settled.note(2 * RANGES_MAX + 1)
+
+    assert len(settled.pushes) == RANGES_MAX
+    assert settled.pushes[0] == [1, 3]
+    assert settled.knows(2)
+    assert not settled.knows(4)
+
+
+def test_books_that_are_frozen_tell_an_heir_all_of_it() -> None:
+    """Fates, offences, measures, settled pushes, and the newest reports of everybody."""
+    for seed in SEEDS:
+        chance, reports = random.Random(seed), drawn(seed)
+        books, due = FragmentLedger(), Ledger(told_tokens=0)
+        for push in range(1, 30):
+            key = PushKey(f"l{chance.randrange(4)}", 1, 0, push)
+            tokens = chance.randrange(1, 9)
+            if chance.random() < 0.6:
+                age = chance.randrange(3)
+                books.merge(Share(key=key, base_version=0, tokens=tokens, steps=1, weight=1.0, age=age))
+                due.merged(key.learner, 1, tokens, late=age > 0)
+            else:
+                reason = chance.choice(REASONS)
+                books.refuse(key, tokens, reason)
+                due.refused(key.learner, 1, tokens, reason)
+            assert books.knows(key)
+            assert not books.knows(key._replace(push=push + 1))
+        books.measures = [Measure(1.0, 2, "a")] * MEASURES_MAX
+        due.learn(reports)
+
+        heir = thawed(books.frozen(reports))
+        told = Ledger()
+        heir.enter_into(told)
+
+        assert plain(told) == plain(due)
+        assert told.told_tokens == reports.told_tokens
+        assert heir.settled == books.settled
+        assert heir.measures == books.measures
+        for name in ("l0", "l1", "l2", "l3"):
+            refused = books.settled[f"{name}/1"].refused if f"{name}/1" in books.settled else {}
+            offences = heir.offences(name, 1)
+            assert (offences > 0) == ("corrupt" in refused)
+        assert heir.offences("nobody", 1) == 0

@@ -1,0 +1,205 @@
+"""Whole schedules on production's drivers: all holds under faults, all comes to rest after them, and a seed decides it all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedules import campaign, tuning
+from schedules.faults import KINDS, Happening, drawn
+from schedules.minimise import minimised
+from schedules.mutants import MUTANTS, hunt, planted
+from schedules.processes import Process, ProcessLoop
+from schedules.schedule import draw, play
+from schedules.world import World
+
+SCHEDULES = int(os.environ.get("SCHEDULES", "12"))
+AT_ONCE = ("head before chunks", "no fence", "farewell before pushes", "tokens of one commit", "downlink not settled")
+"""Mutants that the first schedules catch; `make bench-dst` hunts all of them."""
+ONCE_BROKEN = (3, 22)
+"""Seeds that found something; others are in the lab log."""
+OFTEN = (
+    "tenures",
+    "fences",
+    "commits of several",
+    "merged late",
+    "keyframes",
+    "versions by delta alone",
+    "pushes",
+    "farewells",
+)
+
+
+def test_no_schedule_breaks_anything_and_none_is_empty() -> None:
+    """Safety under faults, liveness after them, an exact ledger at the end; and what is meant to happen does happen."""
+    happened: Counter[str] = Counter()
+    for seed in (*range(100, 100 + SCHEDULES), *ONCE_BROKEN):
+        outcome = play(seed)
+        assert outcome.violation == "", campaign.told(outcome)
+        happened.update(outcome.tally)
+
+    assert [kind for kind in OFTEN if not happened[kind]] == []
+    assert happened["versions computed again"] == happened["commits"] > 0
+
+
+def test_a_schedule_is_decided_by_its_seed_alone() -> None:
+    """Another process with another hash seed writes the identical log."""
+    ours = play(11, log=True)
+    program = "import sys; from schedules.schedule import play; sys.stdout.write('\\n'.join(play(11, log=True).log))"
+    root = Path(__file__).parents[1]
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": os.pathsep.join([str(root), str(root.parent)])},
+    ).stdout
+
+    assert told.split("\n") == ours.log
+    assert len(ours.log) > 100
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_a_mutant_is_caught(name: str) -> None:
+    """With the first schedules, and by safety."""
+    caught = hunt(name, 0, 5)
+
+    assert caught.what
+    assert caught.kind == "safety"
+
+
+def test_a_mutant_is_gone_after_its_block() -> None:
+    """Production is as it was."""
+    target, attribute, _ = MUTANTS["no fence"].patches[0]
+    before = getattr(target, attribute)
+    with planted("no fence"):
+        assert getattr(target, attribute) is not before
+
+    assert getattr(target, attribute) is before
+
+
+def test_a_world_in_which_nobody_serves_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demand for liveness can fail: here no synchronizer may live."""
+    monkeypatch.setattr(World, "_keep_hosts", lambda _: None)
+    monkeypatch.setattr(World, "start_host", lambda _: None)
+    outcome = play(3, weather={})
+
+    assert outcome.kind == "liveness"
+    assert outcome.what == "with a quorum of live learners every fragment is committed"
+
+
+def test_a_failure_is_told_with_what_it_needs_and_how_to_see_it_again() -> None:
+    """Seed, commit, the happenings that matter, and the commands; here none of them matters."""
+    with planted("head before chunks"):
+        failure = campaign.chunk(0, 1)[3] or pytest.fail("not caught")
+        told = campaign.told(failure)
+
+    assert told.count("  | ") >= 10
+    assert "safety violated in seed 0, commit " in told
+    assert f"0 of {len(failure.happenings)} happenings are needed" in told
+    assert told.endswith("python -m schedules --seed 0 --only none")
+
+
+def test_what_a_failure_needs_is_found() -> None:
+    """Two of twelve happenings break it, and only together."""
+    happenings = [Happening(number, "ab"[number % 2], 0.0, 1.0, 0.0, 0.0) for number in range(12)]
+
+    assert minimised(happenings, lambda only: {3, 8} <= only) == {3, 8}
+    assert minimised(happenings, lambda _: True) == frozenset()
+
+
+def test_happenings_are_drawn_from_the_seed_and_vary() -> None:
+    """Most kinds are absent from most schedules, and none from all."""
+    lists = [draw(seed).happenings for seed in range(200)]
+
+    assert {each.kind for one in lists for each in one} == set(KINDS)
+    assert lists[7] == draw(7).happenings
+    assert [each.number for each in lists[7]] == list(range(len(lists[7])))
+    assert drawn.__doc__
+
+
+def test_a_process_that_crashes_does_not_tidy_up_and_one_that_freezes_goes_on() -> None:
+    """At the very callback that was drawn."""
+    made: Any = ProcessLoop
+    loop, said = made(random.Random(0)), list[str]()
+    frozen, doomed = Process("frozen", loop), Process("doomed", loop, rate=2.0)
+
+    async def work(name: str) -> None:
+        try:
+            for number in range(5):
+                await asyncio.sleep(1.0)
+                said.append(f"{name} {number} at {loop.now_s:g}")
+        finally:
+            said.append(f"{name} ends")
+
+    async def main() -> None:
+        frozen.spawn(work("frozen"))
+        doomed.spawn(work("doomed"))
+        doomed.doom_at = 6
+        loop.at(1.5, frozen.freeze)
+        loop.at(3.2, frozen.thaw)
+        await asyncio.sleep(20.0)
+
+    loop.run_until_complete(main())
+    doomed.bury()
+
+    assert [line for line in said if line.startswith("frozen")] == [
+        "frozen 0 at 1",
+        "frozen 1 at 3.2",
+        "frozen 2 at 4.2",
+        "frozen 3 at 5.2",
+        "frozen 4 at 6.2",
+        "frozen ends",
+    ]
+    assert "doomed 0 at 0.5" in said
+    assert "doomed 4 at 2.5" not in said
+
+
+def test_a_campaign_goes_on_and_refuses_another_commit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next seeds follow those that were played; sources are not mixed."""
+    state = tmp_path / "campaign.json"
+    monkeypatch.setattr(campaign, "commit", lambda: "abc")
+    for first in (0, 2):
+        done = campaign.Played(first, 2, 1.0, 1.0, Counter({"commits": 5}), None)
+        campaign.keep(state, campaign.resumed(state, 0), done)
+
+    assert campaign.resumed(state, 0)["next"] == 4
+    assert campaign.resumed(state, 0)["tally"] == {"commits": 10}
+    monkeypatch.setattr(campaign, "commit", lambda: "def")
+    assert campaign.main(["--schedules", "1", "--resume", str(state)]) == 2
+    assert "is of commit abc, this is def" in capsys.readouterr().out
+
+
+def test_a_replay_prints_the_log_and_the_happenings(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--seed` shows one schedule, `--only` a part of it."""
+    assert campaign.main(["--seed", "5", "--only", "none"]) == 0
+    said = capsys.readouterr().out
+
+    assert "seed 5: all held" in said
+    assert "drains everybody" in said
+
+
+@pytest.mark.parametrize("wrong", [["--minutes", "0"], ["--schedules", "0"], ["--seed", "x"], ["--nonsense"]])
+def test_wrong_arguments_leave_with_2(wrong: list[str]) -> None:
+    """As everywhere in the house."""
+    with pytest.raises(SystemExit) as left:
+        campaign.main(wrong)
+
+    assert left.value.code == 2
+
+
+def test_a_constant_that_production_has_not_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule that no longer tunes what it means to tune would say less than it seems to."""
+    monkeypatch.setitem(tuning.TUNED, "NO_SUCH_CONSTANT", 1.0)
+
+    assert "production has no such constants" in play(0).violation

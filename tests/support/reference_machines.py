@@ -1,0 +1,610 @@
+"""Reference models: what the machines must say, worked out a second time from the facts alone.
+
+An invariant says that no sum is negative. A model says what the sum *is*. Each model sees every fact and every command that
+answered it, keeps its own books in the most simple form it can (one entry for each step, each contribution, each learner),
+and raises `InvariantBroken` where the machine says something else. No model reads a machine's private state to decide.
+
+    RoundModel     quorum time, commit time and step time, their averages, the grace window of Eq. 3, why a round ends
+    FateModel      weight, age and staleness of each contribution, and the fate of its tokens, by incarnation
+    IslandModel    one fate for each step of each fragment, and the answer to each call, head and settled push
+    HeadModel      visible heads: versions, epochs, and the tokens that all commits of a fragment have included
+
+Tests and simulated schedules use them beside `atoll.protocol.invariants`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from atoll.protocol.events import (
+    Acknowledge,
+    Action,
+    Adopted,
+    ArmTimer,
+    CallHeard,
+    Commit,
+    Committed,
+    ContributionArrived,
+    DrainOrdered,
+    Event,
+    Fetch,
+    FetchFailed,
+    FetchFragment,
+    Fold,
+    FragmentFetched,
+    HeadHeard,
+    LearnerBeat,
+    LearnerLeft,
+    Leave,
+    PublishCall,
+    Push,
+    PushKey,
+    PushRefused,
+    PushSettled,
+    StepDone,
+)
+from atoll.protocol.invariants import require
+from atoll.protocol.island import Island
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.quarantine import OFFENCES
+from atoll.protocol.settings import ProtocolSettings
+
+SILENT_STEPS = 10
+CALLS_IN_VAIN = 8
+CALLS_UNHEARD = 3
+CLOSE = 1e-9
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) <= CLOSE * max(1.0, abs(one), abs(other))
+
+
+def _average(samples: Iterable[float], decay: float) -> float | None:
+    """Return the exponential average of samples in their order: the first whole, each later one with weight `decay`."""
+    value: float | None = None
+    for sample in samples:
+        value = sample if value is None else value + decay * (sample - value)
+    return value
+
+
+def _middle(values: Iterable[float]) -> float | None:
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    if not ordered:
+        return None
+    return (ordered[half] + ordered[-half - 1]) / 2.0
+
+
+@dataclass(slots=True)
+class _Heard:
+    """The newest life of a learner: when it was heard, whether it trains, the step time that it told last."""
+
+    incarnation: int
+    at_s: float
+    training: bool = False
+    step_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Round:
+    """One round as its commands show it."""
+
+    version: int
+    called_s: float | None = None
+    attempt: int = 0
+    quorum_s: float | None = None
+    grace_s: float = 0.0
+    committing_s: float | None = None
+    folded: list[PushKey] = field(default_factory=list)
+    answered: set[str] = field(default_factory=set)
+
+
+class RoundModel:
+    """Times and decisions of one owner's rounds; averages are taken over all samples each time, from the beginning."""
+
+    def __init__(self, settings: ProtocolSettings, versions: Mapping[int, int]) -> None:
+        """Start with the versions that the owner found."""
+        self._settings = settings
+        self._rounds = {fragment: _Round(version) for fragment, version in versions.items()}
+        self._learners: dict[str, _Heard] = {}
+        self._bases: dict[PushKey, int] = {}
+        self._hands: set[PushKey] = set()
+        self._loading: set[PushKey] = set()
+        self._offences: Counter[tuple[str, int]] = Counter()
+        self._quorums_s: list[float] = []
+        self._commits_s: list[float] = []
+        self._trained: dict[tuple[str, int], int] = {}
+        self._told = 0
+
+    def see(self, fact: Event, actions: Iterable[Action]) -> None:
+        """Follow a fact and its commands; raise `InvariantBroken` where they are not what the facts lead to."""
+        self._take(fact)
+        actions = list(actions)
+        for action in actions:
+            if isinstance(action, Fetch):
+                self._hands.add(action.key)
+                self._loading.add(action.key)
+            elif isinstance(action, Acknowledge):
+                self._see_acknowledge(action)
+            elif isinstance(action, Fold):
+                self._rounds[action.key.fragment].folded.append(action.key)
+                self._loading.discard(action.key)
+            elif isinstance(action, PublishCall):
+                self._see_call(action, fact.at_s, actions)
+            elif isinstance(action, ArmTimer) and action.name.startswith("grace/"):
+                self._see_grace(self._rounds[int(action.name[6:])], action, fact.at_s)
+            elif isinstance(action, Commit):
+                self._see_commit(action, fact.at_s)
+
+    def inherit(self, ledger: Ledger, fates: Mapping[PushKey, tuple[str, int]]) -> None:
+        """Begin as an heir: with what learners told the former owner, and its learners' offences."""
+        self._told = ledger.told_tokens
+        for name, account in ledger.accounts.items():
+            learner, _, incarnation = name.rpartition("/")
+            self._trained[learner, int(incarnation)] = account.trained
+        for key, (fate, _) in fates.items():
+            self._offences[key.learner, key.incarnation] += fate.partition(":")[2] in OFFENCES
+
+    # --- facts ----------------------------------------------------------------------------------------------------------
+
+    def _take(self, fact: Event) -> None:
+        if isinstance(fact, LearnerBeat):
+            self._take_beat(fact)
+        elif isinstance(fact, LearnerLeft):
+            heard = self._learners.get(fact.learner)
+            if heard is not None and heard.incarnation == fact.incarnation:
+                heard.training = False
+        elif isinstance(fact, ContributionArrived) and fact.key.fragment in self._rounds:
+            if fact.key in self._hands:
+                return
+            life = fact.key.learner, fact.key.incarnation
+            self._trained[life] = max(self._trained.get(life, 0), fact.trained_tokens)
+            self._bases[fact.key] = fact.base_version
+            heard = self._learners.get(fact.key.learner)
+            if heard is not None and heard.incarnation == fact.key.incarnation:
+                heard.at_s = fact.at_s
+        elif isinstance(fact, Committed):
+            before = self._rounds[fact.fragment]
+            require(before.committing_s is not None, "what is committed was decided", fact)
+            self._commits_s.append(fact.at_s - (before.committing_s or 0.0))
+            self._rounds[fact.fragment] = _Round(fact.version)
+        elif isinstance(getattr(fact, "key", None), PushKey):
+            self._loading.discard(fact.key)  # type: ignore[attr-defined]  # ready or spoiled: it is read
+
+    def _take_beat(self, beat: LearnerBeat) -> None:
+        life = beat.learner, beat.incarnation
+        self._trained[life] = max(self._trained.get(life, 0), beat.tokens)
+        self._told = max(self._told, beat.run_tokens)
+        heard = self._learners.get(beat.learner)
+        if heard is None or beat.incarnation > heard.incarnation:
+            heard = self._learners[beat.learner] = _Heard(beat.incarnation, beat.at_s)
+        if beat.incarnation == heard.incarnation:
+            heard.at_s, heard.training = beat.at_s, beat.training
+            if beat.training and beat.step_s > 0.0:
+                heard.step_s = beat.step_s
+
+    # --- what follows from them -----------------------------------------------------------------------------------------
+
+    def live(self, at_s: float, *, isolated: bool = False) -> set[str]:
+        """Return the learners that train and are not silent; those in quarantine only if asked for."""
+        return {
+            name
+            for name, heard in self._learners.items()
+            if heard.training
+            and at_s - heard.at_s <= max(self._settings.silence_s, SILENT_STEPS * (heard.step_s or 0.0))
+            and (isolated or not 0 < self._settings.offences_max <= self._offences[name, heard.incarnation])
+        }
+
+    def step_s(self, at_s: float) -> float | None:
+        """Return the median step time of the live learners."""
+        names = self.live(at_s) or self.live(at_s, isolated=True)
+        times_s = (self._learners[name].step_s for name in names)
+        return _middle(step_s for step_s in times_s if step_s is not None)
+
+    def window_s(self, at_s: float) -> float:
+        """Return the grace window of Eq. 3 at this moment."""
+        settings, step_s = self._settings, self.step_s(at_s) or 0.0
+        quorum_s, sync_s = (_average(seen, settings.average_decay) for seen in (self._quorums_s, self._commits_s))
+        slack_s = settings.overlap_steps * step_s - (quorum_s or 0.0) - (sync_s or 0.0)
+        return max(0.0, min(settings.grace_gamma * slack_s, settings.grace_cap_steps * step_s))
+
+    # --- commands -------------------------------------------------------------------------------------------------------
+
+    def _see_acknowledge(self, acknowledge: Acknowledge) -> None:
+        key = acknowledge.key
+        self._hands.discard(key)
+        self._loading.discard(key)
+        if acknowledge.fate == "refused" and key.fragment in self._rounds:
+            self._offences[key.learner, key.incarnation] += acknowledge.reason in OFFENCES
+            now = self._rounds[key.fragment]
+            if self._bases.get(key) == now.version:
+                now.answered.add(key.learner)
+
+    def _see_call(self, call: PublishCall, at_s: float, actions: list[Action]) -> None:
+        now = self._rounds[call.fragment]
+        now.called_s, now.attempt = at_s if now.called_s is None else now.called_s, now.attempt + 1
+        require((call.version, call.attempt) == (now.version, now.attempt), "a call is for its round", call)
+        known = max(sum(self._trained.values()), self._told)
+        require(call.run_tokens == known, "a call says how far the run is", (call, known))
+        due_s = at_s + max(0.5, 2.0 * (self.step_s(at_s) or 0.0))
+        again = [a.due_s for a in actions if isinstance(a, ArmTimer) and a.name == f"due/{call.fragment}"]
+        require(any(_near(due_s, armed_s) for armed_s in again), "a call is repeated in time", (again, due_s))
+
+    def _see_grace(self, now: _Round, timer: ArmTimer, at_s: float) -> None:
+        require(now.called_s is not None and now.quorum_s is None, "grace follows a call, once", timer)
+        counted = now.folded if now.attempt > CALLS_IN_VAIN else self._on_time(now)
+        learners = {key.learner for key in counted}
+        require(len(learners) >= self._settings.quorum, "grace follows the quorum", (timer, learners))
+        self._quorums_s.append(at_s - (now.called_s or 0.0))
+        now.quorum_s, now.grace_s = at_s, self.window_s(at_s)
+        wanted_s = at_s + now.grace_s
+        require(_near(timer.due_s, wanted_s), "the grace window is that of Eq. 3", (timer.due_s, wanted_s))
+
+    def _see_commit(self, commit: Commit, at_s: float) -> None:
+        now = self._rounds[commit.fragment]
+        now.committing_s = at_s
+        called_s = at_s if now.called_s is None else now.called_s
+        quorum_s = called_s if now.quorum_s is None else now.quorum_s
+        got, due = (commit.called_s, commit.quorum_s, commit.grace_s), (called_s, quorum_s, now.grace_s)
+        require(all(map(_near, got, due)), "a commit says when its round was called and met its quorum", (got, due))
+        live = self.live(at_s)
+        require(commit.live == len(live), "a commit says how many are live", (commit.live, live))
+        loading = {key for key in self._loading if key.fragment == commit.fragment}
+        if commit.end == "grace over":
+            require(at_s >= quorum_s + now.grace_s - CLOSE, "grace was granted whole", (commit, at_s))
+        elif commit.end == "all answered":
+            answered = now.answered | {key.learner for key in self._on_time(now)}
+            together = self._settings.ending == "together"
+            require(together or live <= answered, "everybody has answered", (live, answered))
+            require(not loading, "what is being read is waited for", loading)
+        else:
+            require(not live and not loading, "nobody is left", (commit.end, live, loading))
+
+    def _on_time(self, now: _Round) -> list[PushKey]:
+        return [key for key in now.folded if self._bases[key] == now.version]
+
+
+class FateModel:
+    """What became of each contribution's tokens, from what arrived and what the owner commanded."""
+
+    def __init__(
+        self,
+        settings: ProtocolSettings,
+        versions: Mapping[int, int],
+        fates: Mapping[PushKey, tuple[str, int]] | None = None,
+    ) -> None:
+        """Start with the versions that the owner found, and the fates that are durable."""
+        self._settings = settings
+        self._versions = dict(versions)
+        self._arrived: dict[PushKey, ContributionArrived] = {}
+        self._folded: dict[int, list[PushKey]] = {fragment: [] for fragment in versions}
+        self.fates: dict[PushKey, tuple[str, int]] = dict(fates or {})
+
+    def see(self, fact: Event, actions: Iterable[Action]) -> None:
+        """Follow a fact and its commands."""
+        if isinstance(fact, ContributionArrived):
+            self._arrived[fact.key] = fact
+        elif isinstance(fact, Committed):
+            require(fact.version == self._versions[fact.fragment] + 1, "versions follow one another", fact)
+            self._versions[fact.fragment] = fact.version
+        for action in actions:
+            if isinstance(action, Fetch):
+                require(not self._unfit(action.key), "what cannot be merged is not read", action)
+            elif isinstance(action, Fold):
+                self._see_fold(action)
+            elif isinstance(action, Commit):
+                self._see_commit(action)
+            elif isinstance(action, Acknowledge):
+                self._see_acknowledge(action)
+
+    def check(self, ledger: Ledger) -> None:
+        """Compare the sums by incarnation with the owner's ledger."""
+        sums: dict[str, Counter[str]] = {}
+        for key, (fate, tokens) in self.fates.items():
+            sums.setdefault(f"{key.learner}/{key.incarnation}", Counter())[fate] += tokens
+        for name, account in ledger.accounts.items():
+            got = {"merged": account.merged, "merged_late": account.merged_late}
+            got |= {f"refused:{reason}": tokens for reason, tokens in account.refused.items()}
+            mine = sums.pop(name, Counter())
+            require(Counter(got) == mine, "each fate's tokens are those of its contributions", (name, got, mine))
+        require(not sums, "whose tokens have a fate has an account", sums)
+
+    def _unfit(self, key: PushKey) -> str:
+        """Return why a contribution cannot be merged into the round that is open now."""
+        arrived = self._arrived[key]
+        age = self._versions[key.fragment] - arrived.base_version
+        onward = self._settings.ending == "together" and arrived.final and age == -1
+        if age < 0 and not onward:
+            return "future_base"
+        if age > self._settings.age_max:
+            return "stale"
+        return "empty" if min(arrived.tokens, arrived.steps) < 1 else ""
+
+    def _see_fold(self, fold: Fold) -> None:
+        arrived, key, limit = self._arrived[fold.key], fold.key, self._settings.age_max + 1
+        age = max(0, self._versions[key.fragment] - arrived.base_version)
+        require(fold.age == age <= self._settings.age_max, "the age is the versions it is behind", (fold, age))
+        weight = arrived.tokens**2 / arrived.steps
+        require(_near(fold.weight, weight), "the weight is tokens squared over steps", (fold, weight))
+        fresh = self._settings.age_damping**age
+        if self._settings.age_law == "gate":
+            fresh *= math.cos(math.pi / 2.0 * age / limit) ** 2
+        require(_near(fold.staleness_weight, fresh), "the staleness weight is that of the law", (fold, fresh))
+        self._folded[key.fragment].append(key)
+
+    def _see_commit(self, commit: Commit) -> None:
+        folded, self._folded[commit.fragment] = self._folded[commit.fragment], []
+        require([share.key for share in commit.shares] == folded, "a commit is of what was folded", (commit, folded))
+        require(commit.base_version == self._versions[commit.fragment], "a commit is on its version", commit)
+        for share in commit.shares:
+            arrived = self._arrived[share.key]
+            age = max(0, commit.base_version - arrived.base_version)
+            got = share.tokens, share.steps, share.base_version, share.age, share.weight
+            due = arrived.tokens, arrived.steps, arrived.base_version, age, arrived.tokens**2 / arrived.steps
+            require(got == due, "a share is as its contribution was", (got, due))
+            self._give(share.key, "merged_late" if age else "merged")
+
+    def _see_acknowledge(self, acknowledge: Acknowledge) -> None:
+        key = acknowledge.key
+        if acknowledge.reason == "wrong_shard":
+            require(key.fragment not in self._versions, "another shard's fragment is not ours", acknowledge)
+        elif acknowledge.fate == "known":
+            require(key in self.fates, "what is known has a fate", acknowledge)
+        elif acknowledge.fate == "refused":
+            unfit = self._unfit(key)
+            known = ("future_base", "stale", "empty")
+            require(
+                not unfit or acknowledge.reason in (unfit, "quarantined"), "what cannot be merged is refused", unfit
+            )
+            require(bool(unfit) or acknowledge.reason not in known, "what could be merged is not refused", acknowledge)
+            self._give(key, f"refused:{acknowledge.reason}")
+        else:
+            require(self.fates[key][0] == acknowledge.fate, "the fate that is told is the one it had", acknowledge)
+
+    def _give(self, key: PushKey, fate: str) -> None:
+        require(key not in self.fates, "a contribution has one fate", (key, fate, self.fates.get(key)))
+        self.fates[key] = fate, self._arrived[key].tokens
+
+
+@dataclass(slots=True)
+class _Own:
+    """One fragment of a learner: a fate for each step, and what is known of versions.
+
+    `fates` says for each step "open", "superseded", "local", or the number of the push that it is in.
+    """
+
+    anchor: int
+    known: int
+    fates: list[str | int] = field(default_factory=list)
+    begin: int = 0
+    sent: int | None = None
+    pushes: int = 0
+    calls: int = 0
+    fetching: bool = False
+    ready: int | None = None
+
+
+class IslandModel:
+    """One incarnation of a learner, step by step."""
+
+    def __init__(self, settings: ProtocolSettings, anchors: Mapping[int, int]) -> None:
+        """Start with the versions that it adopted as it joined."""
+        self._settings = settings
+        self._own = {fragment: _Own(version, version) for fragment, version in anchors.items()}
+        self._tokens: list[int] = []
+        self._flying: set[tuple[int, int]] = set()
+        self._draining = False
+        self._left = False
+
+    def see(self, fact: Event, actions: Iterable[Action]) -> None:
+        """Follow a fact and its commands."""
+        actions = list(actions)
+        if self._left:
+            require(not actions, "a learner that left does nothing more", actions)
+            return
+        wanted = self._wanted(fact)
+        got: list[object] = [_told(action) for action in actions]
+        require(got == wanted, "the answer to a fact is that of the rules", (fact, got, wanted))
+
+    def check(self, island: Island) -> None:
+        """Compare the sums with those of the machine."""
+        sums: Counter[str] = Counter()
+        for fragment, own in self._own.items():
+            for tokens, fate in zip(self._tokens, own.fates, strict=True):
+                flying = isinstance(fate, int) and (fragment, fate) in self._flying
+                sums["flying" if flying else "pushed" if isinstance(fate, int) else fate] += tokens
+        got = {
+            "pushed": island.pushed,
+            "superseded": island.superseded,
+            "local": island.refused_local,
+            "open": island.open,
+            "flying": sum(island.in_flight.values()),
+        }
+        require(Counter(got) == sums, "each step has the fate that its pushes and adoptions gave it", (got, sums))
+        require(island.left == self._left, "a learner leaves when nothing is in flight", island.left)
+
+    def totals(self) -> Counter[str]:
+        """Return the tokens by fate as this learner knows them."""
+        sums: Counter[str] = Counter()
+        for own in self._own.values():
+            for tokens, fate in zip(self._tokens, own.fates, strict=True):
+                sums["pushed" if isinstance(fate, int) else fate] += tokens
+        return sums
+
+    # --- the rules ------------------------------------------------------------------------------------------------------
+
+    def _wanted(self, fact: Event) -> list[object]:
+        """Change the books as a fact asks, and return the commands it must lead to."""
+        if isinstance(fact, StepDone):
+            self._tokens.append(fact.tokens)
+            for own in self._own.values():
+                own.fates.append("open")
+            return []
+        if isinstance(fact, DrainOrdered):
+            return self._drained()
+        return self._told_of(fact.fragment, self._own[fact.fragment], fact)  # type: ignore[attr-defined]
+
+    def _told_of(self, fragment: int, own: _Own, fact: Event) -> list[object]:
+        """Take a fact of one fragment."""
+        wanted: list[object] = []
+        if isinstance(fact, CallHeard):
+            wanted = self._called(fragment, own, fact.version)
+        elif isinstance(fact, HeadHeard):
+            wanted = self._learned(fragment, own, fact.version)
+        elif isinstance(fact, Adopted):
+            wanted = self._adopted(fragment, own, fact.version)
+        elif isinstance(fact, PushSettled):
+            wanted = self._settled(fragment, own, fact)
+        elif isinstance(fact, PushRefused):
+            wanted = self._fetch(fragment, own) if own.sent == fact.push else []
+        elif isinstance(fact, FragmentFetched | FetchFailed):
+            own.fetching = False
+            wanted = self._fetched(fragment, own, fact.version) if isinstance(fact, FragmentFetched) else []
+        else:
+            raise TypeError(f"the model does not know {fact}")
+        return wanted
+
+    def _fetched(self, fragment: int, own: _Own, version: int) -> list[object]:
+        own.known = max(own.known, version)
+        if self._draining:
+            return []
+        own.ready = version
+        return self._fetch(fragment, own) if own.known > version else []
+
+    def _called(self, fragment: int, own: _Own, version: int) -> list[object]:
+        if own.anchor > version or self._draining:
+            return []
+        wanted = self._learned(fragment, own, version)
+        if own.sent is None:
+            return wanted + self._push(fragment, own)
+        if own.anchor == version and (fragment, own.sent) not in self._flying:
+            own.calls += 1
+            if own.calls % CALLS_UNHEARD == 0:
+                wanted += self._fetch(fragment, own)
+        return wanted
+
+    def _learned(self, fragment: int, own: _Own, version: int) -> list[object]:
+        own.known = max(own.known, version)
+        here = own.anchor if own.ready is None else max(own.anchor, own.ready)
+        return self._fetch(fragment, own) if own.known > here else []
+
+    def _fetch(self, fragment: int, own: _Own) -> list[object]:
+        if own.fetching or self._draining:
+            return []
+        own.fetching = True
+        return [("fetch", fragment, max(own.known, own.anchor))]
+
+    def _adopted(self, fragment: int, own: _Own, version: int) -> list[object]:
+        carry, wanted = self._settings.adoption == "carry", list[object]()
+        if not carry and own.sent is None:
+            wanted = self._push(fragment, own)
+        if carry:
+            own.begin = self._beyond(own)
+        else:
+            own.fates = ["superseded" if fate == "open" else fate for fate in own.fates]
+            own.begin = len(own.fates)
+        own.anchor, own.known, own.sent, own.calls = version, max(own.known, version), None, 0
+        own.ready = own.ready if own.ready is not None and own.ready > version else None
+        return wanted
+
+    def _settled(self, fragment: int, own: _Own, fact: PushSettled) -> list[object]:
+        self._flying.discard((fragment, fact.push))
+        ours, wanted = own.sent == fact.push, list[object]()
+        if not fact.reason:
+            wanted = self._last(fragment, own) if ours and self._draining else []
+        else:
+            fate = "local" if fact.reason == "not_finite" else "open" if ours else "superseded"
+            own.fates = [fate if step == fact.push else step for step in own.fates]
+            if fate == "local" and ours:
+                wanted = self._fetch(fragment, own)
+            elif ours:
+                own.sent = None
+        return wanted + self._leave()
+
+    def _drained(self) -> list[object]:
+        if self._draining:
+            return []
+        self._draining = True
+        return [command for p, own in self._own.items() for command in self._last(p, own)] + self._leave()
+
+    def _last(self, fragment: int, own: _Own) -> list[object]:
+        if own.sent is None:
+            return self._push(fragment, own, final=True)
+        rest = any(fate == "open" for fate in own.fates[self._beyond(own) :])
+        if self._settings.ending == "apart" or not rest or (fragment, own.sent) in self._flying:
+            return []
+        own.anchor = own.known = max(own.known, own.anchor + 1)
+        own.begin, own.ready = self._beyond(own), None
+        return self._push(fragment, own, final=True, onward=True)
+
+    def _beyond(self, own: _Own) -> int:
+        """Return the step after the last one of the push that this span has sent; its begin if it has sent none."""
+        if own.sent is None:
+            return own.begin
+        covered = [at for at, fate in enumerate(own.fates) if fate == own.sent]
+        return covered[-1] + 1 if covered else self._local_beyond(own)
+
+    @staticmethod
+    def _local_beyond(own: _Own) -> int:
+        """Return the step after those of a span's push that were refused at home."""
+        at = own.begin
+        while at < len(own.fates) and own.fates[at] == "local":
+            at += 1
+        return at
+
+    def _push(self, fragment: int, own: _Own, *, final: bool = False, onward: bool = False) -> list[object]:
+        steps = [at for at in range(own.begin, len(own.fates)) if own.fates[at] == "open"]
+        if not steps or not any(self._tokens[at] for at in steps):
+            return []
+        own.pushes += 1
+        own.sent, own.calls = own.pushes, 0
+        for at in steps:
+            own.fates[at] = own.pushes
+        self._flying.add((fragment, own.pushes))
+        tokens = sum(self._tokens[at] for at in steps)
+        return [("push", fragment, own.pushes, own.anchor, tokens, len(steps), sum(self._tokens), final, onward)]
+
+    def _leave(self) -> list[object]:
+        if not self._draining or self._flying:
+            return []
+        self._left = True
+        for own in self._own.values():
+            own.fates = ["superseded" if fate == "open" else fate for fate in own.fates]
+        return [("leave",)]
+
+
+def _told(action: Action) -> object:
+    """Return what matters of a learner's command."""
+    if isinstance(action, Push):
+        told = action.fragment, action.push, action.base_version, action.tokens, action.steps, action.trained_tokens
+        return ("push", *told, action.final, action.onward)
+    if isinstance(action, FetchFragment):
+        return ("fetch", action.fragment, action.version)
+    return ("leave",) if isinstance(action, Leave) else action
+
+
+class HeadModel:
+    """The visible heads of a run, whoever writes them; every write that succeeded is seen, in its order."""
+
+    def __init__(self) -> None:
+        """Start before the first version."""
+        self._seen: dict[int, tuple[int, int, int]] = {}
+
+    def see(self, fragment: int, version: int, epoch: int, tokens_merged: int, included: Iterable[int]) -> None:
+        """Check a head that has become visible, with the tokens of what it includes."""
+        before = self._seen.get(fragment)
+        now = version, epoch, tokens_merged
+        self._seen[fragment] = now
+        if before is None:
+            return
+        require(epoch >= before[1], "nothing of a deposed owner becomes visible", (fragment, before, now))
+        if version == before[0]:
+            require(tokens_merged == before[2], "the same version holds the same tokens", (fragment, before, now))
+            return
+        require(version == before[0] + 1, "visible versions follow one another", (fragment, before, now))
+        require(epoch == before[1], "a version is written by the owner that has fenced", (fragment, before, now))
+        due = before[2] + sum(included)
+        require(tokens_merged == due, "a head's tokens are those of all commits so far", (fragment, tokens_merged, due))

@@ -1,0 +1,77 @@
+"""What is installed: the product alone, and a command line that answers where nothing but the core is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"atoll", "atoll_learner", "atoll_synchronizer", "atoll_simulator"}
+
+# What the extras bring: an environment with the core alone has none of it.
+EXTRAS = ("jax", "jaxlib", "flax", "optax", "orbax", "safetensors", "numba", "ml_dtypes", "tokenizers", "pyarrow")
+BARE = f"""
+import sys
+sys.modules.update(dict.fromkeys({EXTRAS!r}))  # an import of any of them fails
+from atoll.cli.main import main
+sys.argv[0] = "atoll"
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The names of the files in a wheel of this tree."""
+    out = tmp_path_factory.mktemp("dist")
+    (path,) = WheelBuilder(str(ROOT)).build(directory=str(out), versions=["standard"])
+    with zipfile.ZipFile(path) as archive:
+        return set(archive.namelist())
+
+
+def bare(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line without what the extras bring."""
+    command = [sys.executable, "-c", BARE, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_the_wheel_holds_the_product_alone(wheel: set[str]) -> None:
+    """No tests, no benchmarks, no schedules and no baselines; every module and the schema of reports."""
+    places = {name.split("/")[0] for name in wheel}
+    sources = [*(ROOT / "shared").rglob("*.py"), *(ROOT / "services").rglob("*.py")]
+    wanted = {"/".join(path.relative_to(ROOT).parts[1 if "shared" in path.parts else 2 :]) for path in sources}
+
+    assert {place for place in places if not place.endswith(".dist-info")} == PACKAGES
+    assert {name for name in wheel if name.endswith(".py")} == wanted
+    assert not [name for name in wheel if {"tests", "schedules", "baselines", "benchmarks"} & set(name.split("/"))]
+    assert "atoll/report/report.schema.json" in wheel
+
+
+def test_who_simulates_asks_for_it() -> None:
+    """The simulator has an extra of its own, and the core needs none of the heavy packages."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {text.split(">")[0].split("[")[0].replace("-", "_") for text in project["dependencies"]}
+
+    assert {"learner", "synchronizer", "simulator"} <= project["optional-dependencies"].keys()
+    assert not needed & set(EXTRAS)
+
+
+@pytest.mark.parametrize("words", [("--help",), ("config",), ("up", "--help"), ("tap", "--help"), ("sim", "--help")])
+def test_the_command_line_answers_without_any_extra(words: tuple[str, ...]) -> None:
+    """Every verb is listed, and what trains nothing works."""
+    done = bare(*words)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_verb_that_needs_an_extra_names_it(tmp_path: Path) -> None:
+    """One sentence and what to install, no traceback."""
+    done = bare("data", "prepare", str(tmp_path / "a.parquet"), "--out", str(tmp_path / "out"))
+
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,157 @@
+"""What a learner's new life takes over of the data that its former lives held, unit by unit."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.protocol.data import (
+    DataGrant,
+    DataLedger,
+    LeaseWatch,
+    bury,
+    data_lease_s,
+    give_back,
+    held,
+    inherit,
+    renew,
+    sums_by_epoch,
+    sums_by_learner,
+    take,
+)
+
+
+def crowd() -> tuple[DataLedger, list[DataGrant]]:
+    """Return a ledger in which two lives of `a` and one of `b` hold units of four blocks, and those units."""
+    ledger, units = DataLedger(blocks=40), []
+    for learner, life in (("a", 1), ("a", 1), ("b", 1), ("a", 2), ("a", 3)):
+        ledger, unit = take(ledger, learner, life, 4)
+        ledger = renew(ledger, learner, life, {unit.key: (1, 8)})
+        units.append(unit)
+    return ledger, units
+
+
+def test_a_new_life_goes_on_with_what_its_checkpoint_knows_and_all_else_returns() -> None:
+    """Only units of its own former lives; what a later life or another learner holds is left alone."""
+    ledger, units = crowd()
+    after = inherit(ledger, "a", 2, {units[0].key: (2, 8), units[2].key: (3, 8), units[4].key: (4, 8)})
+
+    mine = {grant.key: grant for grant in held(after, "a", 2)}
+    assert set(mine) == {units[0].key, units[3].key}
+    assert (mine[units[0].key].read, mine[units[0].key].of, mine[units[0].key].renewals) == (2, 8, 1)
+    assert (mine[units[3].key].read, mine[units[3].key].of) == (1, 8)
+    assert held(after, "a", 1) == ()
+    assert [grant.read for grant in held(after, "b", 1)] == [1]
+    assert [grant.read for grant in held(after, "a", 3)] == [1]
+    (back,) = after.returned
+    assert (back.key, back.holder, back.read, back.of, back.counted, back.renewals) == (
+        units[1].key,
+        ("", 0),
+        1,
+        8,
+        0,
+        0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cursor", "goes_on"), [((0, 8), True), ((8, 8), True), ((9, 8), False), ((-1, 8), False), ((0, 0), False)]
+)
+def test_a_cursor_is_within_its_unit_or_none(cursor: tuple[int, int], goes_on: bool) -> None:  # noqa: FBT001
+    """From its begin to its end; a unit that is read to its end is finished at once."""
+    ledger, unit = take(DataLedger(blocks=4), "a", 1, 4)
+    after = inherit(ledger, "a", 2, {unit.key: cursor})
+
+    assert bool(after.returned) != goes_on
+    assert len(held(after, "a", 2)) == (goes_on and cursor != (8, 8))
+    assert sums_by_learner(after) == ({"a": 4} if cursor == (8, 8) else {"a": 0} if goes_on else {})
+
+
+def test_returned_units_are_in_order_and_begun_ones_are_granted_whole() -> None:
+    """One that nobody has begun may be cut, one that was begun keeps its borders."""
+    ledger = DataLedger(blocks=12)
+    ledger, first = take(ledger, "a", 1, 4)
+    ledger, second = take(ledger, "b", 1, 4)
+    ledger = give_back(ledger, "b", 1, {second.key: (1, 4)})
+    ledger = give_back(ledger, "a", 1, {})
+    assert [grant.key for grant in ledger.returned] == [first.key, second.key]
+
+    ledger, cut = take(ledger, "c", 1, 3)
+    assert (cut.start, cut.stop) == (0, 3)
+    assert [(grant.start, grant.stop) for grant in ledger.returned] == [(3, 4), (4, 8)]
+    assert ledger.returned[0].holder == ("", 0)
+    ledger, rest = take(ledger, "c", 1, 3)
+    ledger, whole = take(ledger, "c", 1, 1)
+    assert ((rest.start, rest.stop), (whole.start, whole.stop)) == ((3, 4), (4, 8))
+    assert (whole.read, whole.of, whole.counted) == (1, 4, 1)
+    assert [(s.finished, s.leased, s.returned, s.untouched) for s in sums_by_epoch(ledger)] == [(1, 7, 0, 4)]
+
+
+def test_a_unit_whose_windows_were_counted_but_not_read_is_whole_too() -> None:
+    """It was begun, whatever its reader's windows were."""
+    begun = DataGrant(0, 0, 4, "", 0, read=0, of=0, counted=1)
+    ledger, unit = take(DataLedger(blocks=4, next_position=4, returned=(begun,)), "c", 1, 2)
+    assert (unit.start, unit.stop) == (0, 4)
+    read = DataGrant(0, 0, 4, "", 0, read=1, of=8, counted=0)
+    ledger, unit = take(DataLedger(blocks=4, next_position=4, returned=(read,)), "c", 1, 2)
+    assert (unit.start, unit.stop) == (0, 4)
+    assert ledger.returned == ()
+
+
+def test_the_dead_are_buried_with_what_their_last_renewal_said() -> None:
+    """And nobody else."""
+    ledger, units = crowd()
+    after = bury(ledger, [("a", 1), ("b", 1)])
+    assert [grant.key for grant in after.returned] == sorted(unit.key for unit in units[:3])
+    assert {grant.holder for grant in after.grants} == {("a", 2), ("a", 3)}
+
+
+def test_an_epoch_is_granted_whole_before_the_next_begins() -> None:
+    """Its last unit is as long as what is left."""
+    ledger = DataLedger(blocks=5)
+    granted = []
+    for _ in range(4):
+        ledger, unit = take(ledger, "a", 1, 3)
+        granted.append(unit.key)
+    assert granted == [(0, 0, 3), (0, 3, 5), (1, 0, 3), (1, 3, 5)]
+    assert [sums.untouched for sums in sums_by_epoch(ledger)] == [0, 0]
+    assert data_lease_s(3.0) == 30.0
+
+
+def test_what_one_reader_left_and_another_goes_on_with_is_each_ones_own() -> None:
+    """Blocks that are counted already are not counted for whoever reads the rest."""
+    ledger, unit = take(DataLedger(blocks=8), "a", 1, 8)
+    ledger = give_back(ledger, "a", 1, {unit.key: (3, 8)})
+    ledger, again = take(ledger, "b", 1, 8)
+    assert sums_by_learner(ledger) == {"a": 3, "b": 0}
+
+    ledger = renew(ledger, "b", 1, {again.key: (5, 8)})
+
+    assert sums_by_learner(ledger) == {"a": 3, "b": 2}
+    assert [(s.finished, s.leased) for s in sums_by_epoch(ledger)] == [(5, 3)]
+
+
+def test_the_sums_are_those_of_the_newest_sixteen_epochs() -> None:
+    """No more, and none of them twice."""
+    ledger = DataLedger(blocks=1)
+    for _ in range(20):
+        ledger, unit = take(ledger, "a", 1, 1)
+        ledger = renew(ledger, "a", 1, {unit.key: (1, 1)})
+    assert [sums.epoch for sums in sums_by_epoch(ledger)] == list(range(4, 20))
+
+
+def test_a_holder_says_how_many_windows_it_has_before_it_has_read_one() -> None:
+    """A unit's windows are known from the first renewal on."""
+    ledger, unit = take(DataLedger(blocks=4), "a", 1, 4)
+    (now,) = held(renew(ledger, "a", 1, {unit.key: (0, 8)}), "a", 1)
+    assert (now.read, now.of) == (0, 8)
+
+
+def test_a_lease_dies_after_all_of_its_time_and_no_sooner() -> None:
+    """Counted from the look that saw the last renewal, by looks that are close together."""
+    watch, (ledger, _) = LeaseWatch(lease_s=6.0), take(DataLedger(blocks=4), "a", 1, 4)
+    dead_at = [look for look in range(40) if watch.dead(ledger, 100.0 + 0.25 * look)]
+    assert dead_at[0] == 24
+    renewed = renew(ledger, "a", 1, {})
+    assert watch.dead(renewed, 110.0) == set()
+    assert watch.dead(renewed, 115.75) == set()
+    assert watch.dead(renewed, 118.75) == {("a", 1)}

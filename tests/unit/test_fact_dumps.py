@@ -1,0 +1,104 @@
+"""Dumps of the last facts: written when something of ours fails or somebody asks, bounded, and never in the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.base import fact_dumps
+from atoll.base.errors import BrokerUnavailable, ProtocolMisuse, RecordConflict, SettingsError
+from atoll.protocol.island import Island
+from atoll.protocol.recorder import FactRecorder
+from atoll.protocol.settings import ProtocolSettings
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where dumps go."""
+    fact_dumps.policy.folder = tmp_path / "dumps"
+    yield tmp_path / "dumps"
+    fact_dumps.policy.folder = None
+
+
+def recorder(name: str) -> FactRecorder:
+    """Return a recorder that is dumped with all others."""
+    made = FactRecorder(name, Island(ProtocolSettings(), {0: 0}))
+    fact_dumps.keep(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("error", "ours"),
+    [
+        (ProtocolMisuse("a bug"), True),
+        (KeyError("a bug"), True),
+        (BrokerUnavailable("away"), False),
+        (RecordConflict("deposed"), False),
+        (SettingsError("wrong"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_only_a_bug_of_ours_is_dumped(folder: Path, error: BaseException, ours: bool) -> None:  # noqa: FBT001
+    """An outage or another owner is no reason."""
+    fact_dumps.dump_if_our_bug(error, recorder("one"))
+
+    assert len(list(folder.glob("facts-one-*.jsonl"))) == int(ours)
+
+
+def test_a_signal_dumps_every_machine_of_the_process(folder: Path) -> None:
+    """SIGUSR1; a machine that is gone is not among them."""
+    kept, gone = recorder("kept"), recorder("gone")
+    del gone
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        fact_dumps.dump_on_signal()
+        os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert kept.name == "kept"
+    assert list(folder.glob("facts-kept-*.jsonl"))
+    assert not list(folder.glob("facts-gone-*.jsonl"))
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+def test_the_oldest_dumps_go(folder: Path) -> None:
+    """However often something fails."""
+    one = recorder("one")
+    paths = [fact_dumps.dump(one, f"the {n}th time") for n in range(fact_dumps.FILES_MAX + 5)]
+    there = set(folder.iterdir())
+
+    assert len(there) == fact_dumps.FILES_MAX
+    assert paths[-1] in there
+    assert paths[0] not in there
+
+
+def test_a_folder_that_cannot_be_written_harms_nothing(tmp_path: Path, folder: Path) -> None:
+    """The failure that led here is the one to be told."""
+    (tmp_path / "dumps").write_text("a file, no folder")
+
+    assert fact_dumps.dump(recorder("one"), "something failed") is None
+    assert folder.is_file()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_dump_that_is_too_long_ends_with_a_whole_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its beginning can be replayed."""
+    monkeypatch.setattr(fact_dumps, "DUMP_BYTES_MAX", 20)
+
+    class Talker:
+        name = "talker"
+
+        def lines(self, why: str) -> Iterator[bytes]:
+            """Yield a line of nine bytes for ever."""
+            while True:
+                yield why.encode()
+
+    path = fact_dumps.dump(Talker(), "123456789")
+
+    assert path is not None
+    assert path.read_bytes() == b"123456789\n123456789\n"

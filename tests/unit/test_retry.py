@@ -1,0 +1,114 @@
+"""What is tried again, after which pauses, and when it is given up."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import structlog
+
+from atoll.base.errors import BlobGone, BrokerUnavailable, StorageFull
+from atoll.base.retry import RETRY_S, RETRY_S_MAX, Pauses, Retry, patiently
+
+
+class PausedClock:
+    """Time that passes only in pauses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        self.pauses: list[float] = []
+        monkeypatch.setattr("atoll.base.retry.asyncio.sleep", self._sleep)
+
+    async def _sleep(self, pause_s: float) -> None:
+        self.pauses.append(pause_s)
+        self.now_s += pause_s
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+
+class Attempt:
+    """Fails with these errors, one after the other, then answers."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    async def __call__(self) -> str:
+        """Fail, or answer."""
+        if self.errors:
+            raise self.errors.pop(0)
+        return "done"
+
+
+async def test_what_passes_is_tried_again_after_pauses_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a bound; and it is tried for ever, because what follows rests on it."""
+    clock = PausedClock(monkeypatch)
+    attempt = Attempt(*[BrokerUnavailable("away"), StorageFull("full")] * 5)
+
+    assert await patiently(attempt) == "done"
+    assert clock.pauses == [min(RETRY_S * 2**n, RETRY_S_MAX) for n in range(10)]
+
+
+async def test_what_waiting_cannot_mend_gets_through_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And unchanged."""
+    clock = PausedClock(monkeypatch)
+    with pytest.raises(BlobGone):
+        await patiently(Attempt(BlobGone("gone")))
+
+    assert clock.pauses == []
+
+
+async def test_work_that_does_not_get_on_is_given_up_and_work_that_does_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patience counts from the last progress."""
+    clock, left = PausedClock(monkeypatch), 10
+
+    async def slow() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            raise BrokerUnavailable("slow")
+
+    await Retry("a blob", patience_s=6.0, progress=lambda: left, now_s=clock).result(slow)
+    assert clock.now_s > 6.0
+    with pytest.raises(BrokerUnavailable, match="stuck"):
+        await Retry("a blob", patience_s=6.0, progress=lambda: 0, now_s=clock).result(
+            Attempt(*[BrokerUnavailable("stuck")] * 99)
+        )
+
+
+async def test_the_patience_without_a_measure_counts_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It bounds the whole."""
+    clock = PausedClock(monkeypatch)
+    with pytest.raises(StorageFull):
+        await Retry("a record", patience_s=1.0, now_s=clock).result(Attempt(*[StorageFull("full")] * 99))
+
+    assert 1.0 < clock.now_s < 1.0 + RETRY_S_MAX
+
+
+async def test_the_log_names_the_attempts_and_does_not_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts 1, 2, 4, 8."""
+    PausedClock(monkeypatch)
+    with structlog.testing.capture_logs() as logged:
+        await patiently(Attempt(*[BrokerUnavailable("away")] * 12), "an event")
+
+    assert [(line["attempts"], line["doing"]) for line in logged] == [(n, "an event") for n in (1, 2, 4, 8)]
+    assert [line["pause_s"] for line in logged] == [RETRY_S, 2 * RETRY_S, 8 * RETRY_S, RETRY_S_MAX]
+
+
+def test_jitter_only_shortens_a_pause() -> None:
+    """So that many that failed together do not come back together, and a bound stays one."""
+    pauses = Pauses(1.0, 4.0, jitter=0.5)
+    drawn = [pauses.next_s() for _ in range(200)]
+
+    assert all(0.5 * full <= got <= full for got, full in zip(drawn, [1.0, 2.0, *[4.0] * 198], strict=True))
+    assert len(set(drawn[2:])) > 100
+
+
+async def test_a_task_that_waits_can_be_cancelled() -> None:
+    """A pause is no shield."""
+    waiting = asyncio.ensure_future(patiently(Attempt(*[BrokerUnavailable("away")] * 99)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

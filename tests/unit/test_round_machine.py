@@ -1,0 +1,152 @@
+"""One fragment's round by itself: what it refuses from its own driver, and the yardstick for what is too long."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from atoll.base.errors import ProtocolMisuse
+from atoll.protocol.events import PushKey
+from atoll.protocol.quarantine import Measure, is_outlier
+from atoll.protocol.round import FragmentRound, Offer, Phase
+from atoll.protocol.settings import ProtocolSettings
+
+
+def begun(**changes: object) -> FragmentRound:
+    """Return a round on version 5."""
+    asked = {"fragments": 1, "shards": 1, "interval_steps": 8, "age_max": 2} | changes
+    return FragmentRound(0, 5, msgspec.convert(asked, ProtocolSettings).check())
+
+
+def offer(learner: str = "a", base: int = 5, *, tokens: int = 8, steps: int = 4, final: bool = False) -> Offer:
+    """Return a contribution."""
+    return Offer(PushKey(learner, 1, 0, 1), base, tokens, steps, final)
+
+
+def test_a_round_is_called_until_its_quorum_and_then_no_more() -> None:
+    """Each call counts; the first one says when the round began."""
+    now = begun()
+    assert [now.call(3.0), now.call(4.0)] == [1, 2]
+    assert (now.phase, now.called_s) == (Phase.COLLECTING, 3.0)
+    assert now.open_grace(5.0, 2.0) == 7.0
+    for misused in (lambda: now.call(6.0), lambda: now.open_grace(6.0, 1.0)):
+        with pytest.raises(ProtocolMisuse):
+            misused()
+    with pytest.raises(ProtocolMisuse, match="grace follows"):
+        begun().open_grace(1.0, 1.0)
+
+
+def test_a_round_folds_what_fits_and_nothing_while_it_commits() -> None:
+    """A driver that folds more has lost count; what was loading is not loading any more."""
+    now = begun()
+    now.loading.add(offer().key)
+    fold = now.fold(offer(), "c")
+    assert (fold.weight, fold.age, fold.staleness_weight) == (16.0, 0, 1.0)
+    assert now.loading == set()
+    for unfit in (offer(base=2), offer(base=6), offer(tokens=0), offer(steps=0)):
+        assert now.refusal(unfit)
+        with pytest.raises(ProtocolMisuse, match="cannot fold"):
+            now.fold(unfit, "c")
+    now.commit(1.0, "all answered", 1, "c")
+    assert not now.refusal(offer("b"))
+    with pytest.raises(ProtocolMisuse, match="cannot fold"):
+        now.fold(offer("b"), "c")
+
+
+@pytest.mark.parametrize(("tokens", "steps", "why"), [(0, 4, "empty"), (4, 0, "empty"), (-1, 4, "empty"), (1, 1, "")])
+def test_a_contribution_of_nothing_is_empty(tokens: int, steps: int, why: str) -> None:
+    """No token, or no step."""
+    assert begun().refusal(offer(tokens=tokens, steps=steps)) == why
+
+
+def test_a_round_is_idle_while_nothing_is_about_to_make_a_version() -> None:
+    """Folded, on its way, or being committed: then a final contribution on the next version waits for it."""
+    last = offer(base=6, final=True)
+    now = begun(ending="together")
+    assert now.idle
+    assert not now.parks(last)
+    now.loading.add(offer().key)
+    assert not now.idle
+    assert now.parks(last)
+    assert not now.parks(offer())
+    now.fold(offer(), "c")
+    assert not now.idle
+    assert now.parks(last)
+    now.commit(1.0, "nobody left", 0, "c")
+    assert not now.idle
+    assert now.parks(offer())
+    assert not begun().ahead(last)
+
+
+def test_who_has_answered_is_who_contributed_on_this_base_or_tried_to() -> None:
+    """What is late is no answer, and one that was refused is one."""
+    now = begun()
+    now.fold(offer("late", base=4), "c")
+    now.drop(offer("bad"))
+    now.drop(offer("late and bad", base=4))
+    assert now.answered() == {"bad"}
+    now.fold(offer("good"), "c")
+    assert now.on_time == {"good"}
+    assert now.answered() == {"bad", "good"}
+
+
+def test_a_commit_says_when_its_round_was_called_and_met_its_quorum() -> None:
+    """A round that was never called, or never met it, says so by its own moment."""
+    uncalled, called, met = begun(), begun(), begun()
+    called.call(0.0)
+    met.call(0.0)
+    met.open_grace(2.0, 1.5)
+    made = [now.commit(9.0, "nobody left", 0, "c") for now in (uncalled, called, met)]
+    assert [(one.called_s, one.quorum_s, one.grace_s) for one in made] == [
+        (9.0, 9.0, 0.0),
+        (0.0, 0.0, 0.0),
+        (0.0, 2.0, 1.5),
+    ]
+
+
+def test_a_round_ends_at_its_deadline_and_not_before() -> None:
+    """Or when all live learners have answered and nothing is on its way; patience knows no deadline."""
+    now = begun()
+    now.fold(offer("a"), "c")
+    assert now.end(0.0, {"a"}, alone=False) == ""
+    assert now.end(0.0, {"a"}, alone=False, patient=True) == "all answered"
+    assert now.end(0.0, set(), alone=True) == "nobody left"
+    now.call(0.0)
+    now.open_grace(2.0, 1.0)
+    assert now.end(2.99, {"a", "b"}, alone=False) == ""
+    assert now.end(3.0, {"a", "b"}, alone=False) == "grace over"
+    assert now.end(3.0, {"a", "b"}, alone=False, patient=True) == ""
+    now.loading.add(offer("b").key)
+    assert now.end(2.5, {"a"}, alone=False) == ""
+    assert now.end(2.5, set(), alone=True) == ""
+    assert begun().end(9.0, set(), alone=True, patient=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("norm", "steps", "base_norm", "ratio", "outlier"),
+    [
+        (20.0, 10, 0.0, 10.0, False),
+        (20.1, 10, 0.0, 10.0, True),
+        (20.1, 5, 0.0, 10.0, True),
+        (40.0, 20, 0.0, 10.0, False),
+        (40.1, 20, 0.0, 10.0, True),
+        (20.1, 10, 2010.0, 10.0, False),
+        (20.1, 10, 2000.0, 10.0, True),
+        (1e9, 10, 0.0, 0.0, False),
+        (2.1, 10, 0.0, 1.0, True),
+        (0.9, 10, 0.0, 0.4, True),
+    ],
+)
+def test_the_yardstick_is_the_median_of_what_came_before(
+    norm: float,
+    steps: int,
+    base_norm: float,
+    ratio: float,
+    outlier: bool,  # noqa: FBT001
+) -> None:
+    """By its length per step, once there are four, and beside the parameters it would move."""
+    known = [Measure(1.0, 5, "a"), Measure(2.0, 10, "b"), Measure(2.0, 10, "a"), Measure(90.0, 50, "b")]
+
+    assert is_outlier(known, norm, steps, ratio, base_norm) == outlier
+    assert not is_outlier(known[:3], norm, steps, ratio, base_norm)
+    assert not is_outlier([Measure(0.0, 10, "a")] * 4, norm, steps, ratio, base_norm)
