@@ -28,6 +28,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from atoll.base.errors import SettingsError
 from atoll.bus.options import BusOptions
+from atoll.codec import check_codecs
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.subjects import token
 
@@ -149,7 +150,7 @@ def _protocol(value: object) -> ProtocolSettings:
     if isinstance(value, ProtocolSettings):
         return value
     try:
-        return msgspec.convert(value, ProtocolSettings, strict=False).check()
+        return check_codecs(msgspec.convert(value, ProtocolSettings, strict=False).check())
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
 

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BrokerUnavailable, RecordConflict, StorageFull
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
-from atoll.codec.kernels import Vector
 from atoll.merge.fold import l2_norm
 from atoll.merge.global_update import UpdatedFragment
 from atoll.merge.outer import State, make_outer
