@@ -18,12 +18,12 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import PeerMisbehaved
 from atoll.bus.memory.bus import MemoryBus
 from atoll.bus.server import EmbeddedBroker
-from atoll.protocol.reference import HeadModel
 from atoll.wire.limits import Info
 from atoll.wire.messages import Head, decode
 from support import caches
 from support.clocks import JumpingClock
 from support.links import unique_run
+from support.reference_machines import HeadModel
 
 caches.share()
 

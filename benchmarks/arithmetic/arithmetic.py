@@ -31,10 +31,13 @@ import numpy as np
 from numba import njit
 from rich.progress import track
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import PART
-from atoll.codec import ENCODINGS, Encoded, Framing, encode_frame
-from atoll.codec.encoded import BLOCK_BYTES
-from atoll.codec.kernels import BF16, BLOCK, INT4, INT8, Vector, jitted, kernels
+from atoll.codec import FORMATS, Encoded, Framing, encode_frame
+from atoll.codec.blocks import BLOCK
+from atoll.codec.formats import BF16, INT4, INT8
+from atoll.codec.kernels import in_jax, kernels
+from atoll.merge.nesterov import nesterov
 from benchmarks.lib.results import Figure, write
 
 ELEMENTS = 50_000_000 // 1024 * 1024
@@ -102,18 +105,18 @@ def main() -> int:
     options = parser.parse_args()
     bench = ArithmeticBench.of(options.elements, options.repeats, options.seed)
     figures = []
-    for codec in track(list(ENCODINGS), description="measuring"):
+    for codec in track(list(FORMATS), description="measuring"):
         figures += figures_of(bench, codec)
     figures += [*outer_steps(bench), encoded_on_device(bench)]
     return write("bench-arithmetic", options.seed, figures)
 
 
 def figures_of(bench: ArithmeticBench, codec: str) -> list[Figure]:
-    """Return what one encoding costs and keeps."""
-    encoding, count = ENCODINGS[codec], bench.vector.size
-    sent, framing = encoding.encoded(bench.vector), Framing(count, codec)
+    """Return what one format costs and keeps."""
+    form, count = FORMATS[codec], bench.vector.size
+    sent, framing = Encoded.of(bench.vector, form), Framing(count, codec)
     segments = [bench.vector[slice(*framing.bounds(number))] for number in range(len(framing))]
-    fold_bytes = 8.0 + encoding.size(count) / count
+    fold_bytes = 8.0 + form.size(count) / count
     out = np.empty_like(bench.vector)
 
     def fold() -> None:
@@ -121,7 +124,7 @@ def figures_of(bench: ArithmeticBench, codec: str) -> list[Figure]:
 
     def encode() -> None:
         for segment in segments:
-            encoding.encoded(segment)
+            Encoded.of(segment, form)
 
     def bend() -> None:
         sent.bend(bench.total, (0, count), (0.75, 0.25, 0.125), bench.momentum)
@@ -159,15 +162,15 @@ def outer_steps(bench: ArithmeticBench) -> list[Figure]:
     """
     count, none = bench.vector.size, np.empty(0, dtype=np.uint16)
     values, momentum, carry = np.empty_like(bench.vector), np.empty_like(bench.vector), np.empty(count, dtype=np.uint16)
-    delta, half, found = Encoded.blank(INT4, count), np.float32(0.5), kernels(count)
+    delta, half, take_step = Encoded.blank(INT4, count), np.float32(0.5), nesterov(count)
 
     def step() -> None:
-        found.nesterov(bench.vector, none, bench.total, bench.momentum, half, half, values, momentum)
+        take_step(bench.vector, none, bench.total, bench.momentum, half, half, values, momentum)
 
     def settle() -> None:
-        found.settle(INT4, bench.vector, values, delta.codes, delta.scales, carry)
+        kernels(INT4, count).settle(bench.vector, values, delta.codes, delta.scales, carry)
 
-    settled = 14.0 + ENCODINGS["int4"].size(count) / count
+    settled = 14.0 + INT4.size(count) / count
     return [
         Figure("Nesterov step", bench.beside_memory(step, STEP_BYTES), "of limit", "", None, "20 bytes a number"),
         Figure(
@@ -182,7 +185,7 @@ def encoded_on_device(bench: ArithmeticBench) -> Figure:
     size = float(bench.vector.nbytes)
 
     def encode() -> None:
-        jax.block_until_ready(jitted.quantised(INT4, vector, 0, feedback=False))  # type: ignore[no-untyped-call]
+        jax.block_until_ready(in_jax.quantised(INT4, vector, 0, feedback=False))  # type: ignore[no-untyped-call]
 
     encode()
     share = bench.share(lambda: seconds(encode), lambda: vector.copy().block_until_ready(), size, size)
@@ -192,8 +195,8 @@ def encoded_on_device(bench: ArithmeticBench) -> Figure:
 
 def checked_s(sent: Encoded, repeats: int) -> float:
     """Return how much longer all chunks take to arrive if each is checked when it has been put in its place."""
-    size = min(CHUNK_BYTES // (BLOCK_BYTES[sent.kind] // BLOCK or 1), PART)
-    came, place = sent.stretch(0, size), Encoded.blank(sent.kind, sent.elements)
+    size = min(CHUNK_BYTES // (sent.format.block_bytes // BLOCK or 1), PART)
+    came, place = sent.stretch(0, size), Encoded.blank(sent.format, sent.elements)
 
     def arrive(*, checked: bool) -> None:
         for start in range(0, sent.elements - size + 1, size):
@@ -215,8 +218,8 @@ def textbook(bench: ArithmeticBench, sent: Encoded) -> Callable[[], None]:
     total, keep, take = bench.total, np.float32(0.75), np.float32(0.25)
 
     def fold() -> None:
-        if sent.kind in bits:
-            vector = sent.codes.view(bits[sent.kind])[: sent.elements].astype(np.float32)
+        if sent.format in bits:
+            vector = sent.codes.view(bits[sent.format])[: sent.elements].astype(np.float32)
         elif not sent.scales.size:
             vector = sent.codes.view(np.float32)
         else:

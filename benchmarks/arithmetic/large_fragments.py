@@ -30,6 +30,7 @@ import numpy as np
 import psutil
 
 from atoll.base import scratch_arrays
+from atoll.base.buffer_pool import Vector
 from atoll.base.clock import SystemClock
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
@@ -37,7 +38,8 @@ from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.client.founding import found_or_join, publish_origin
 from atoll.client.pushing import Pusher
-from atoll.codec.kernels import Vector, kernels
+from atoll.codec.formats import F32
+from atoll.codec.kernels import kernels
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Push
 from atoll.protocol.settings import ProtocolSettings
@@ -216,7 +218,7 @@ def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
     scratch_arrays.policy.bytes_min = LearnerSettings().spill_bytes
     dice = np.random.default_rng(0)
     arrays = _fixed({f"w{n}": dice.standard_normal(elements // TENSORS, dtype=np.float32) for n in range(TENSORS)})
-    kernels(elements)  # compiled or loaded: a library, too
+    kernels(F32, elements)  # compiled or loaded: a library, too
     protocol = record_of("learner", elements, 1).protocol
     before = psutil.Process().memory_info().rss
     told.put(before + 2 * 4 * elements)

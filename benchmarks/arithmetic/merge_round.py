@@ -33,9 +33,9 @@ import jax
 import numpy as np
 from rich.progress import track
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import cores
-from atoll.codec import ENCODINGS, Encoded
-from atoll.codec.kernels import Vector
+from atoll.codec import FORMATS, Encoded
 from atoll.merge.fold import FragmentFold, slice_norms, validated_norms
 from atoll.merge.outer import Nesterov
 from atoll.model.layout import FragmentSlice
@@ -69,11 +69,11 @@ class MergeShard:
     @classmethod
     def of(cls, elements: int, seed: int) -> MergeShard:
         """Draw a round: pseudo-gradients that agree somewhat, as those of learners do."""
-        dice, encoding = np.random.default_rng(seed), ENCODINGS["int4"]
+        dice, form = np.random.default_rng(seed), FORMATS["int4"]
         common, values, momentum = (dice.standard_normal(elements, dtype=np.float32) for _ in range(3))
         slices = spans_of(elements)
         sent = [
-            encoding.encoded(np.float32(1e-3) * (common + dice.standard_normal(elements, dtype=np.float32)))
+            Encoded.of(np.float32(1e-3) * (common + dice.standard_normal(elements, dtype=np.float32)), form)
             for _ in range(M)
         ]
         norms = [slice_norms(slices, one) for one in sent]
@@ -155,7 +155,7 @@ def figures_of(name: str, elements: int, repeats: int, seed: int) -> list[Figure
 
 def touched(words: str) -> float:
     """Return the bytes a number that a round must touch, counted in one of two ways."""
-    codes = ENCODINGS["int4"].size(SLICE) / SLICE
+    codes = FORMATS["int4"].size(SLICE) / SLICE
     sums = 4.0 + 8.0 * (M - 1) if words == "on arrival" else 4.0
     return M * codes + sums + 4.0 + 20.0
 

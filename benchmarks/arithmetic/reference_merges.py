@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from atoll.codec.kernels import BLOCK, Bytes, Vector
+from atoll.base.buffer_pool import Vector
+from atoll.codec.blocks import BLOCK, Bytes
 
 RATE, MOMENTUM = np.float32(0.6), np.float32(0.3)
 Timed = Callable[[], tuple[float, Vector]]

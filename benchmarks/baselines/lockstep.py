@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.base.errors import SettingsError
-from atoll.codec import Encoded, encoding_of
+from atoll.codec import Encoded, format_of
 from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import Corrections, FragmentFold, slice_norms
 from atoll.merge.global_update import averaged_in
@@ -163,7 +163,7 @@ class Diloco:
     def __init__(self, work: LearnerWork, params: Params, settings: Settings, learners: int) -> None:
         """Begin from `params` with every learner."""
         protocol = settings.protocol
-        self._encoding = encoding_of(protocol.codec_up)
+        self._format = format_of(protocol.codec_up)
         self._step = make_step(work.model, work.train)
         self._protocol, self._correction = protocol, correction_of(protocol)
         self._layout = plan_layout(describe(params), protocol.fragments, embedding_names(work.model))
@@ -191,7 +191,7 @@ class Diloco:
             slices, corrections = self._layout.slices(p), self._bends_of(p)
             fold = FragmentFold(slices, self._protocol.merge)
             for params in self._learners:
-                sent = self._encoding.encoded(self._globals[p] - gather(self._layout, params, p))
+                sent = Encoded.of(self._globals[p] - gather(self._layout, params, p), self._format)
                 norms = slice_norms(slices, sent)
                 fold.add(sent, norms, weight, corrections=corrections(sent, norms))
             merged = fold.result().pseudo_gradient

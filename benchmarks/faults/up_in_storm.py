@@ -76,7 +76,7 @@ def run_up(course: Course, corpus: Path, out: Path, planned: Sequence[Planned] |
     with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
         with StormLinks(link_names(course), broker.port) as links:
             up = subprocess.Popen(command(course, corpus, out, broker.url, links))
-            record = Recorder(course.name, broker.url)
+            record = CourseRecorder(course.name, broker.url)
             try:
                 ground = UpGround(broker, links, record, psutil.Process(up.pid))
                 record.await_steps(course.learners, up)
@@ -126,7 +126,7 @@ def kept(report: dict[str, Any]) -> dict[str, Any]:
 class UpGround:
     """Finds who is meant among the children of one `atoll up`."""
 
-    def __init__(self, broker: EmbeddedBroker, links: StormLinks, record: Recorder, up: psutil.Process) -> None:
+    def __init__(self, broker: EmbeddedBroker, links: StormLinks, record: CourseRecorder, up: psutil.Process) -> None:
         """Look at the children of `up`."""
         self.broker = broker
         self.links = links
@@ -176,7 +176,7 @@ def is_alive(child: psutil.Process) -> bool:
         return False
 
 
-class Recorder:
+class CourseRecorder:
     """Listens to one run from beside the broker, and reads its tape and its books at the end."""
 
     def __init__(self, run: str, url: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.nats.bus import JetStreamBus
@@ -31,8 +32,7 @@ from atoll.client import step_hook
 from atoll.client.driver import IslandDriver
 from atoll.client.join import join
 from atoll.client.pushing import Pusher
-from atoll.codec import encoding_of, frame_bytes
-from atoll.codec.kernels import Vector
+from atoll.codec import Encoded, format_of, frame_bytes
 from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import FragmentFold, slice_norms, validated_norms
 from atoll.merge.global_update import GlobalUpdate
@@ -214,12 +214,12 @@ class Arithmetic:
         self._protocol = protocol
         self._layout = plan_layout([TensorSpec(f"w{n}", (ROWS, COLUMNS), "float32") for n in range(TENSORS)], 1)
         self._slices = self._layout.slices(0)
-        encoding = encoding_of(protocol.codec_up)
+        form = format_of(protocol.codec_up)
 
         def draw(length: float) -> Vector:
             return np.multiply(dice.standard_normal(ELEMENTS, np.float32), np.float32(length))
 
-        self._sent = [encoding.encoded(draw(LENGTH)) for _ in range(scene.learners)]
+        self._sent = [Encoded.of(draw(LENGTH), form) for _ in range(scene.learners)]
         self._norms = [slice_norms(self._slices, one) for one in self._sent]
         self._values = draw(1.0)
         self._advance = GlobalUpdate(make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum), protocol)

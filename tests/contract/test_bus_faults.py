@@ -27,7 +27,7 @@ pytestmark = pytest.mark.connected
 MIB = 1 << 20
 SOON_S = 120.0
 OPTIONS = BusOptions(
-    try_s=1.0, total_s=30.0, gone_s=0.2, patience_s=3.0, reconnect_s=0.1, watch_s=0.3, echo_s=0.3, window=4
+    try_s=1.0, total_s=240.0, gone_s=0.2, patience_s=120.0, reconnect_s=0.1, watch_s=0.3, echo_s=0.3, window=4
 )
 OpenBus = Callable[..., Awaitable[JetStreamBus]]
 
@@ -237,7 +237,7 @@ async def test_an_outage_has_an_end(fragile: EmbeddedBroker, open_bus: OpenBus, 
 
 async def test_a_consumer_that_dies_gives_back_by_silence(broker: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
     """Without close or ack the message comes again after `ack_wait_s`; holding puts that off."""
-    options, subjects = replace(OPTIONS, ack_wait_s=1.0), Subjects(run)
+    options, subjects = replace(OPTIONS, ack_wait_s=6.0), Subjects(run)
     bus = await open_bus(broker.url, options=options)
     await bus.publish(subjects.contribution(0, 0, "a"), b"x", msg_id="m")
     dead = await bus.consume(subjects.contributions_of(0), durable="shard-0")

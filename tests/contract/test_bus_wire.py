@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import ipaddress
 import json
@@ -36,6 +37,7 @@ pytestmark = pytest.mark.connected
 MIB = 1 << 20
 SOON_S = 120.0
 LINK_BYTES_S = 4e6
+PROBE = b"is anybody there?"
 OPTIONS = BusOptions(try_s=1.0, watch_s=0.2, echo_s=1.0, reconnect_s=0.1)
 
 
@@ -64,6 +66,7 @@ async def test_beats_are_prompt_while_chunks_saturate_a_link_both_ways(broker: E
         feed = await ear.listen(subjects.beat("*"))
         moving = asyncio.gather(bus.put_blob(subjects.global_stem(0, 1, "n"), data), bus.get_blob(down, len(data)))
         loop, waits = asyncio.get_running_loop(), []
+        started_s = loop.time()
         while not moving.done():
             began_s = loop.time()
             await bus.tell(subjects.beat("a"), b"alive")
@@ -73,15 +76,16 @@ async def test_beats_are_prompt_while_chunks_saturate_a_link_both_ways(broker: E
 
         ref, read = await moving
 
-        assert len(waits) > 10
-        assert statistics.median(waits) < 0.5  # a machine that is busy otherwise may hold up one or the other
+        # A core message that waited for the chunks would wait for seconds, and the first would end with them.
+        assert len(waits) > 3
+        assert statistics.median(waits) < 0.25 * (loop.time() - started_s)
         assert (read == data, await ear.get_blob(ref, len(data)) == data) == (True, True)
         assert (bus.stats.retries, bus.stats.reconnects) == (0, 0)
         assert link.accepted == 3
 
 
 async def test_on_one_connection_a_beat_waits_behind_the_chunks(broker: EmbeddedBroker, run: str) -> None:
-    """What the lane is for: without it the same at-most-once message comes seconds late."""
+    """What the lane is for: without it the same at-most-once message comes after most of the blob."""
     data, subjects = bytes(8 * MIB), Subjects(run)
     options = replace(OPTIONS, bulk_connections=0, watch_s=60.0)
     async with (
@@ -91,15 +95,16 @@ async def test_on_one_connection_a_beat_waits_behind_the_chunks(broker: Embedded
     ):
         feed = await ear.listen(subjects.beat("*"))
         storing = asyncio.create_task(bus.put_blob(subjects.global_stem(0, 1, "n"), data))
-        await asyncio.sleep(0.3)
-        began_s = asyncio.get_running_loop().time()
+        async with asyncio.timeout(SOON_S):
+            while link.carried_bytes["up"] < MIB // 4:  # noqa: ASYNC110  # counters set no event
+                await asyncio.sleep(0.001)
         telling = asyncio.create_task(bus.tell(subjects.beat("a"), b"alive"))
         assert await feed.next(SOON_S) is not None
-        waited_s = asyncio.get_running_loop().time() - began_s
+        before = link.carried_bytes["up"]
         await storing
         await telling
 
-    assert waited_s > 0.7
+    assert before > len(data) // 2
     assert link.accepted == 1
 
 
@@ -120,12 +125,10 @@ async def test_the_bytes_of_the_sockets_are_what_the_link_carries(broker: Embedd
         ref = await bus.put_blob(Subjects(run).global_stem(0, 1, "n"), bytes(5 * MIB + 17))
         await bus.get_blob(ref, 6 * MIB)
         await bus.put_record(Subjects(run).head(0), b"a", expected=0)
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(SOON_S):  # what is on its way arrives
+            while (bus.stats.wire_bytes_up, bus.stats.wire_bytes_down) != tuple(link.carried_bytes.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
-        assert (bus.stats.wire_bytes_up, bus.stats.wire_bytes_down) == (
-            link.carried_bytes["up"],
-            link.carried_bytes["down"],
-        )
         assert bus.stats.bytes_up < bus.stats.wire_bytes_up < 1.01 * bus.stats.bytes_up
 
 
@@ -181,19 +184,34 @@ async def client(url: str, **options: Any) -> AsyncIterator[WireClient]:  # noqa
         await made.close()
 
 
+async def reached(sender: WireClient | Client, heard: asyncio.Queue[Msg]) -> None:
+    """Publish until a message is heard: stock nats-py lets its ping overtake the subscription."""
+    async with asyncio.timeout(SOON_S):
+        while heard.empty():  # the queue must keep what it holds
+            await sender.publish("talk", PROBE)
+            await asyncio.sleep(0.02)
+
+
+async def next_message(heard: asyncio.Queue[Msg]) -> Msg:
+    """Return the next message that is no probe."""
+    async with asyncio.timeout(SOON_S):
+        while (message := await heard.get()).data == PROBE:
+            pass
+    return message
+
+
 async def exchange(ours: WireClient, theirs: Client) -> None:
     """Send messages of many sizes, with and without headers, both ways; they arrive as they were."""
     for sender, hearer in ((ours, theirs), (theirs, ours)):
         heard: asyncio.Queue[Msg] = asyncio.Queue()
         subscription = await hearer.subscribe("talk", cb=heard.put)
-        if hearer is theirs:
-            await asyncio.sleep(0.05)  # stock nats-py lets its ping overtake the subscription
         await hearer.flush()
+        await reached(sender, heard)
         for size in (0, 1, 100, 65535, 65536, 900_000):
             for headers in (None, {"A": "b c", "Zoë".encode("ascii", "ignore").decode(): "ü"}):
                 payload = np.random.default_rng(size).bytes(size)
                 await sender.publish("talk", payload, headers=headers)
-                message = await asyncio.wait_for(heard.get(), SOON_S)
+                message = await next_message(heard)
                 assert (message.data == payload, message.headers) == (True, headers)
         await subscription.unsubscribe()
 
@@ -209,8 +227,12 @@ async def test_messages_of_all_kinds_go_both_ways_beside_stock_nats_py(broker: E
             await message.respond(message.data[::-1])
 
         await theirs.subscribe("ask", cb=answer)
-        await asyncio.sleep(0.05)
         await theirs.flush()
+        async with asyncio.timeout(SOON_S):
+            while True:
+                with contextlib.suppress(errors.NoRespondersError):
+                    await ours.request("ask", b"", timeout=SOON_S)
+                    break
         assert (await ours.request("ask", b"abc", timeout=SOON_S)).data == b"cba"
         with pytest.raises(errors.NoRespondersError):
             await ours.request("nobody", b"", timeout=SOON_S)

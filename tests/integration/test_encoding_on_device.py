@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from atoll.base.buffer_pool import Vector
 from atoll.client.device_encoding import Encoder, Placed
 from atoll.client.driver import IslandDriver
 from atoll.client.join import IslandHandle, JoinOptions, join
-from atoll.codec.kernels import Vector
 from atoll.protocol.ledger import settle
 from support.links import unique_run
 from support.memory_world import MemoryWorld, settings

@@ -46,7 +46,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MutantVerdict:
     """What became of a mutant: killed by a test, out of time (killed, too), survived, or run by no test at all."""
 
     fate: str
@@ -58,7 +58,7 @@ class ForkServer:
     """Tries mutants in forks of a pytest session; `done` are the names of those with a verdict."""
 
     def __init__(
-        self, mutants: Sequence[Mutant], jobs: int, minutes: float, tell: Callable[[Mutant, Verdict], None]
+        self, mutants: Sequence[Mutant], jobs: int, minutes: float, tell: Callable[[Mutant, MutantVerdict], None]
     ) -> None:
         """Prepare; the work is done when the session would run its tests."""
         self._mutants = list(mutants)
@@ -152,7 +152,7 @@ class ForkServer:
         file = str(Path(mutant.file).resolve())
         entering = self._tests_of.get((file, mutant.scope[1]), []) if mutant.scope else self._tests_of_file(file)
         if not entering:
-            self._tell(mutant, Verdict("unreached", "", 0.0))
+            self._tell(mutant, MutantVerdict("unreached", "", 0.0))
             return None
         reader, writer = os.pipe()
         pid = os.fork()
@@ -199,10 +199,10 @@ class ForkServer:
             if pipe in ready:
                 fate, _, by = os.read(pipe, 65536).decode(errors="replace").partition("\n")
                 # A fork that ends without a word was ended by its mutant.
-                verdict = Verdict(fate or "killed", by or ("" if fate else "the process died"), took_s)
+                verdict = MutantVerdict(fate or "killed", by or ("" if fate else "the process died"), took_s)
             elif took_s >= trial.limit_s:
                 os.killpg(trial.pid, signal.SIGKILL)
-                verdict = Verdict("killed", "time is up", took_s)
+                verdict = MutantVerdict("killed", "time is up", took_s)
             else:
                 continue
             del running[pipe]

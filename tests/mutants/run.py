@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fork_server import ForkServer, Verdict, read
+from fork_server import ForkServer, MutantVerdict, read
 from mutations import Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ class Results:
         self._said_s = 0.0
         self.tried = 0
 
-    def note(self, package: str, mutant: Mutant, verdict: Verdict) -> None:
+    def note(self, package: str, mutant: Mutant, verdict: MutantVerdict) -> None:
         """Keep a verdict."""
         self.tried += 1
         self.known[mutant.name] = {

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atoll.base.errors import FrameRejected, PeerMisbehaved
-from atoll.codec import ENCODINGS, Encoded, decode_frame, encode_frame, pack_arrays, unpack_arrays
+from atoll.codec import FORMATS, Encoded, decode_frame, encode_frame, pack_arrays, unpack_arrays
 from atoll.merge.fold import FragmentFold, slice_norms
 from atoll.model.layout import FragmentSlice, TensorSpec, plan_layout
 from atoll.model.pytrees import gather, scatter
+from support.formats import FACTS
 
 BYTES_MAX = 1 << 16
 
@@ -54,18 +55,18 @@ def test_a_layout_covers_and_carries_any_tree(tree: list[tuple[tuple[int, ...], 
 
 
 @quick
-@given(vector=vectors, codec=st.sampled_from(list(ENCODINGS)))
+@given(vector=vectors, codec=st.sampled_from(list(FORMATS)))
 def test_any_vector_travels(vector: npt.NDArray[np.float32], codec: str) -> None:
     """Any finite vector comes back within the encoding's error: half a step, and what rounding its scale up adds."""
     back = decode_frame(encode_frame(vector, codec), elements_expected=vector.size, codec=codec)
     largest = float(np.abs(vector).max(initial=0.0))
-    share = {"f32": 0.0, "bf16": 2.0**-8, "int8": 0.505 / 127, "int4": 0.505 / 7, "e3m0": 0.2525}[codec]
+    share = FACTS[codec].error
     bound = largest * share + (2e-36 if share else 0.0)
     assert np.abs(back.astype(np.float64) - vector).max(initial=0.0) <= bound
 
 
 @quick
-@given(data=st.binary(max_size=200), elements=st.integers(0, 64), codec=st.sampled_from(list(ENCODINGS)))
+@given(data=st.binary(max_size=200), elements=st.integers(0, 64), codec=st.sampled_from(list(FORMATS)))
 def test_arbitrary_bytes_are_no_frame(data: bytes, elements: int, codec: str) -> None:
     """Noise is refused, and with `FrameRejected` only."""
     with pytest.raises(FrameRejected):
@@ -75,7 +76,7 @@ def test_arbitrary_bytes_are_no_frame(data: bytes, elements: int, codec: str) ->
 @quick
 @given(
     vector=vectors,
-    codec=st.sampled_from(list(ENCODINGS)),
+    codec=st.sampled_from(list(FORMATS)),
     changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=4),
     cut=st.integers(0, 3),
 )

@@ -48,10 +48,10 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.reference import FateModel, IslandModel, RoundModel
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
+from support.reference_machines import FateModel, IslandModel, RoundModel
 
 SEEDS = [range(first, first + 10) for first in range(0, 60, 10)]
 FACTS = 120

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.codec import ENCODINGS
+from atoll.codec import FORMATS
 from atoll.protocol.settings import ProtocolSettings
 from atoll_simulator.planner import timeline, utilisation
 from atoll_simulator.planner.answer import answer
@@ -46,8 +46,8 @@ def questions(draw: st.DrawFn) -> Question:
         interval_steps=interval,
         overlap_steps=draw(st.integers(1, min(interval, 10))),
         shards=1,
-        codec_up=draw(st.sampled_from(tuple(ENCODINGS))),
-        codec_down=draw(st.sampled_from(tuple(ENCODINGS))),
+        codec_up=draw(st.sampled_from(tuple(FORMATS))),
+        codec_down=draw(st.sampled_from(tuple(FORMATS))),
     )
     link = (10.0 ** draw(st.floats(6.0, 12.0)),)
     return Question(
@@ -106,7 +106,7 @@ def test_more_bandwidth_never_lowers_anybodys_pace(asked: Question) -> None:
 
 
 @few
-@given(questions(), st.sampled_from(tuple(ENCODINGS)))
+@given(questions(), st.sampled_from(tuple(FORMATS)))
 def test_a_smaller_codec_never_needs_more(asked: Question, codec: str) -> None:
     other = replace(asked, protocol=msgspec.structs.replace(asked.protocol, codec_up=codec))
     small, large = sorted((asked, other), key=lambda each: bits_per_number(each.protocol.codec_up))

@@ -20,7 +20,7 @@ PROFILE = settings(
 )
 
 
-class Weather(RuleBasedStateMachine):
+class ProtocolFaults(RuleBasedStateMachine):
     """Three learner ids, one shard, two fragments, and everything that can go wrong between them."""
 
     @initialize(
@@ -135,4 +135,4 @@ class Weather(RuleBasedStateMachine):
 
 def test_no_storm_breaks_a_promise() -> None:
     """After every fact every invariant holds, and at the end every token has exactly one fate."""
-    run_state_machine_as_test(Weather, settings=PROFILE)
+    run_state_machine_as_test(ProtocolFaults, settings=PROFILE)

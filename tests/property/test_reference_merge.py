@@ -16,7 +16,7 @@ import pytest
 
 from atoll.base import buffer_pool
 from atoll.base.errors import ProtocolMisuse
-from atoll.codec import ENCODINGS, Encoded
+from atoll.codec import FORMATS, Encoded
 from atoll.merge.correction import Heloco, MomentumReference
 from atoll.merge.fold import FragmentFold, Method, slice_norms
 from atoll.model.layout import FragmentSlice
@@ -109,7 +109,7 @@ def drawn(kind: str, codec: str, seed: int) -> tuple[list[Encoded], list[float],
     size = sum(SIZES)
     noise = [(rng.normal(size=size) * 10.0 ** rng.integers(-2, 3)).astype(np.float32) for _ in range(5)]
     towards = rng.normal(size=size).astype(np.float32)
-    momentum = ENCODINGS[codec].encoded(towards).expanded()
+    momentum = Encoded.of(towards, FORMATS[codec]).expanded()
     if kind == "anywhere":
         vectors, weights, fresh = noise[:4], [3.0, 0.5, 800.0, 40.0], [1.0, 0.25, 1.0, 0.0625]
     elif kind == "cancelling":
@@ -127,14 +127,14 @@ def drawn(kind: str, codec: str, seed: int) -> tuple[list[Encoded], list[float],
         vectors, weights, fresh = noise[:2], [1.0, 2.0], [0.0, 0.0]
     else:
         vectors, weights, fresh = [noise[0], -noise[1], noise[2]], [1.0, 2.0, 4.0], [0.0, 0.25, 0.0625]
-    sent = [ENCODINGS[codec].encoded(np.asarray(vector, np.float32)) for vector in vectors]
+    sent = [Encoded.of(np.asarray(vector, np.float32), FORMATS[codec]) for vector in vectors]
     return sent, weights, fresh, momentum
 
 
 @pytest.mark.parametrize(
     "kind", ["anywhere", "cancelling", "alone and late", "one that moves", "all late", "nothing left"]
 )
-@pytest.mark.parametrize("codec", list(ENCODINGS))
+@pytest.mark.parametrize("codec", list(FORMATS))
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_round_is_merged_as_the_reference_says(method: Method, corrected: bool, codec: str, kind: str) -> None:  # noqa: FBT001

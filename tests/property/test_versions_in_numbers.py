@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import PeerMisbehaved
-from atoll.codec import ENCODINGS, pack_arrays
-from atoll.codec.kernels import Vector
+from atoll.codec import FORMATS, pack_arrays
 from atoll.merge.downlink import CARRY
 from atoll.merge.global_update import AVERAGE, GlobalUpdate, state_bytes_max
 from atoll.merge.outer import MOMENTUM, OuterOptimizer, State, make_outer
@@ -60,7 +60,7 @@ def rules(optimizer: OuterOptimizer, **asked: Any) -> GlobalUpdate:  # noqa: ANN
 @pytest.mark.parametrize("average", [0, 4])
 @pytest.mark.parametrize("restart", [0, 7])
 @pytest.mark.parametrize("outer", [make_outer("nesterov", LR, MOMENTUM_SHARE), Plain()], ids=["nesterov", "whole"])
-@pytest.mark.parametrize("codec", list(ENCODINGS))
+@pytest.mark.parametrize("codec", list(FORMATS))
 def test_learners_hold_the_shards_bits_and_nothing_that_rounding_took_is_lost(
     codec: str, outer: OuterOptimizer, restart: int, average: int
 ) -> None:

@@ -448,7 +448,7 @@ Patch = tuple[Any, str, Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Mutant:
+class ScheduleMutant:
     """Patches, and where they show: happenings per minute and settings that make it likely, what is drawn otherwise."""
 
     patches: tuple[Patch, ...]
@@ -459,80 +459,88 @@ class Mutant:
 SMALL = {"chunk_bytes": 1024, "rows": 60}
 FREEZES = {"freeze": 30.0, "freeze at an await": 30.0, "join": 10.0}
 POWER = {"power cut": 40.0, "requests lost": 20.0, "join": 10.0}
+LATE_ANSWERS = {"answers lost": 60.0, "cut down": 60.0, "messages late": 60.0}
 FULL = {"disk full": 30.0, "requests lost": 20.0}
 COMING = {"join": 30.0, "leave": 20.0, "messages late": 30.0}
 DELTAS = {"codec_down": "int4", "keyframe_versions": 5}
 CROWD = {"grace_gamma": 0.0, "learners": 3, "quorum": 1, "interval_steps": 2, "ending": "apart"}
 CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
 
-MUTANTS: dict[str, Mutant] = {
-    "no dedupe": Mutant(((SettledPushes, "note", forget_settled),)),
-    "any base": Mutant(((FragmentRound, "refusal", any_base),)),
-    "ack before commit": Mutant(((Shard, "handle", acknowledge_when_ready),)),
-    "counted twice": Mutant(((FragmentRound, "fold", fold_twice),)),
-    "opened too early": Mutant(
+MUTANTS: dict[str, ScheduleMutant] = {
+    "no dedupe": ScheduleMutant(((SettledPushes, "note", forget_settled),)),
+    "any base": ScheduleMutant(((FragmentRound, "refusal", any_base),)),
+    "ack before commit": ScheduleMutant(((Shard, "handle", acknowledge_when_ready),)),
+    "counted twice": ScheduleMutant(((FragmentRound, "fold", fold_twice),)),
+    "opened too early": ScheduleMutant(
         ((Shard, "_fold", open_too_early),), {"leave": 60.0, "join": 80.0, "messages slow": 30.0}, CROWD
     ),
-    "refusal acked before kept": Mutant(((Shard, "handle", acknowledge_unkept),)),
-    "farewell dismissed before kept": Mutant(((Shard, "handle", dismiss_unkept),)),
-    "acks beside the lane": Mutant(((ShardService, "_do", acknowledge_apart),)),
-    "ledger of a later moment": Mutant(
+    "refusal acked before kept": ScheduleMutant(((Shard, "handle", acknowledge_unkept),)),
+    "farewell dismissed before kept": ScheduleMutant(((Shard, "handle", dismiss_unkept),)),
+    "acks beside the lane": ScheduleMutant(((ShardService, "_do", acknowledge_apart),)),
+    "ledger of a later moment": ScheduleMutant(
         ((Shard, "handle", ledger_of_later),), {**CRASHES, "chunk damaged": 30.0, "leave": 15.0, "messages late": 20.0}
     ),
-    "lost fates": Mutant(((FragmentLedger, "enter_into", reports_only),), CRASHES),
-    "lost reports": Mutant(((FragmentLedger, "frozen", reports_forgotten),)),
-    "ledger not read at takeover": Mutant(((ShardStore, "_read", ledger_not_read),), CRASHES),
-    "ledger read before the fence": Mutant(
+    "lost fates": ScheduleMutant(((FragmentLedger, "enter_into", reports_only),), CRASHES),
+    "lost reports": ScheduleMutant(((FragmentLedger, "frozen", reports_forgotten),)),
+    "ledger not read at takeover": ScheduleMutant(((ShardStore, "_read", ledger_not_read),), CRASHES),
+    "ledger read before the fence": ScheduleMutant(
         ((ShardStore, "_load", load_before_fence),), {**FREEZES, "clock ahead": 12.0, "messages late": 20.0}
     ),
-    "no fence": Mutant(((ShardStore, "_fence", no_fence),)),
-    "revision not checked": Mutant(((ShardStore, "_write", overwrite),), FREEZES),
-    "lease stolen, no fence": Mutant(((Tenure, "_seen", steal), (ShardStore, "_fence", no_fence))),
-    "lease never expires": Mutant(((Tenure, "_seen", never_expires),), CRASHES),
-    "head before chunks": Mutant(((CommitAttempt, "stored", head_first),)),
-    "purge before head": Mutant(((ShardStore, "commit", purge_first),)),
-    "purge of a refused commit": Mutant(
-        ((ShardStore, "_disown", purge_when_refused),),
-        {"answers lost": 40.0, "cut down": 40.0, "freeze at an await": 20.0},
+    "no fence": ScheduleMutant(((ShardStore, "_fence", no_fence),)),
+    "revision not checked": ScheduleMutant(((ShardStore, "_write", overwrite),), FREEZES),
+    "lease stolen, no fence": ScheduleMutant(((Tenure, "_seen", steal), (ShardStore, "_fence", no_fence))),
+    "lease never expires": ScheduleMutant(((Tenure, "_seen", never_expires),), CRASHES),
+    "head before chunks": ScheduleMutant(((CommitAttempt, "stored", head_first),)),
+    "purge before head": ScheduleMutant(((ShardStore, "commit", purge_first),)),
+    "purge of a refused commit": ScheduleMutant(
+        ((ShardStore, "_disown", purge_when_refused),), LATE_ANSWERS, {"storm_s": 20.0, "hosts": 2}
     ),
-    "purge is part of the commit": Mutant(((GarbageCollector, "remove", removing_fails),), {"cut both ways": 40.0}),
-    "removed reader stays owner": Mutant(((FactIntake, "read_queue", removed_reader_waits),), FREEZES),
-    "early timer lost": Mutant(((Shard, "handle", early_timer_lost),), {"clock ahead": 6.0}),
-    "farewell before pushes": Mutant(((Session, "drain", leave_early),)),
-    "fence of any epoch": Mutant(((ShardStore, "_fence", any_epoch),), FREEZES),
-    "lease on wall time": Mutant(((LeaseKeeper, "__init__", lease_on_wall),), {"wall clock set": 40.0, "crash": 10.0}),
-    "contributions removed when read": Mutant(((Aggregator, "fetch", removed_when_read),)),
-    "tokens of one commit": Mutant(((ShardStore, "_head", tokens_of_this_commit),)),
-    "frames not kept for readers": Mutant(((ShardStore, "_head", frames_not_kept),)),
-    "deltas left out": Mutant(((ShardStore, "_head", delta_left_out),), None, DELTAS),
-    "no keyframe beside deltas": Mutant(
+    "purge is part of the commit": ScheduleMutant(
+        ((GarbageCollector, "remove", removing_fails),), {"cut both ways": 40.0}
+    ),
+    "removed reader stays owner": ScheduleMutant(((FactIntake, "read_queue", removed_reader_waits),), FREEZES),
+    "early timer lost": ScheduleMutant(((Shard, "handle", early_timer_lost),), {"clock ahead": 6.0}),
+    "farewell before pushes": ScheduleMutant(((Session, "drain", leave_early),)),
+    "fence of any epoch": ScheduleMutant(((ShardStore, "_fence", any_epoch),), FREEZES),
+    "lease on wall time": ScheduleMutant(((LeaseKeeper, "__init__", lease_on_wall),), {"wall clock set": 60.0}),
+    "contributions removed when read": ScheduleMutant(((Aggregator, "fetch", removed_when_read),)),
+    "tokens of one commit": ScheduleMutant(((ShardStore, "_head", tokens_of_this_commit),)),
+    "frames not kept for readers": ScheduleMutant(((ShardStore, "_head", frames_not_kept),)),
+    "deltas left out": ScheduleMutant(((ShardStore, "_head", delta_left_out),), None, DELTAS),
+    "no keyframe beside deltas": ScheduleMutant(
         ((CommitAttempt, "stored", keyframe_once),), None, DELTAS | {"keyframe_versions": 2}
     ),
-    "carry lost at takeover": Mutant(((ShardStore, "_read_state", carry_forgotten),), CRASHES, DELTAS),
-    "downlink not settled": Mutant(((DownlinkQuantiser, "settle", nothing_settled),), None, DELTAS),
-    "chain unchecked": Mutant(((delta_chain, "_advanced", chain_unchecked),), None, DELTAS),
-    "outer state bounded too low": Mutant(
+    "carry lost at takeover": ScheduleMutant(((ShardStore, "_read_state", carry_forgotten),), CRASHES, DELTAS),
+    "downlink not settled": ScheduleMutant(((DownlinkQuantiser, "settle", nothing_settled),), None, DELTAS),
+    "chain unchecked": ScheduleMutant(((delta_chain, "_advanced", chain_unchecked),), None, DELTAS),
+    "outer state bounded too low": ScheduleMutant(
         ((store_module, "state_bytes_max", state_bound),), CRASHES, {"outer_momentum": 0.3}
     ),
-    "stored before a reconnect": Mutant(((CommitAttempt, "stored", stored_once),), POWER, SMALL),
-    "head on a later connection": Mutant(((ShardStore, "_write", any_connection),), POWER),
-    "lost pieces under known ids": Mutant(((Upload, "forget", ids_kept),), POWER, SMALL),
-    "upload resumed by count": Mutant(((Upload, "missing", counted_pieces),), FULL, SMALL),
-    "pieces in any order": Mutant(((memory_bus, "whole", scrambled),), None, SMALL),
-    "former epochs swept unseen": Mutant(((ShardStore, "_sweep", swept_unseen),), CRASHES, DELTAS),
-    "leftovers never removed": Mutant(((GarbageCollector, "leave", left_for_ever),), {}),
-    "residual dropped": Mutant(
+    "stored before a reconnect": ScheduleMutant(((CommitAttempt, "stored", stored_once),), POWER, SMALL),
+    "head on a later connection": ScheduleMutant(((ShardStore, "_write", any_connection),), POWER),
+    "lost pieces under known ids": ScheduleMutant(((Upload, "forget", ids_kept),), POWER, SMALL),
+    "upload resumed by count": ScheduleMutant(((Upload, "missing", counted_pieces),), FULL, SMALL),
+    "pieces in any order": ScheduleMutant(
+        ((memory_bus, "whole", scrambled),), CRASHES, SMALL | {"chunk_bytes": 600, "learners": 3}
+    ),
+    "former epochs swept unseen": ScheduleMutant(((ShardStore, "_sweep", swept_unseen),), CRASHES, DELTAS),
+    "leftovers never removed": ScheduleMutant(((GarbageCollector, "leave", left_for_ever),), {}),
+    "residual dropped": ScheduleMutant(
         ((Pusher, "_keep", residual_dropped),), {}, {"codec_up": "int4", "error_feedback": True}
     ),
-    "residual doubled": Mutant(
+    "residual doubled": ScheduleMutant(
         ((Pusher, "_keep", residual_replaced),), {}, {"codec_up": "int4", "error_feedback": True}
     ),
-    "state lent by reference": Mutant(((StateLender, "share", lent_by_reference),), COMING),
-    "data granted twice": Mutant(((data_leases, "take", granted_twice),)),
-    "data returned unread": Mutant(((data_leases, "give_back", returned_unread),), COMING, {"learners": 3}),
-    "live data leases buried": Mutant(((LeaseWatch, "dead", bury_the_living),), {"join": 12.0}, {"learners": 3}),
-    "finished data stays leased": Mutant(((data_leases, "renew", finished_not_struck),)),
-    "rebuilt lease below the heads": Mutant(
+    "state lent by reference": ScheduleMutant(
+        ((StateLender, "share", lent_by_reference),), COMING, {"learners": 3, "slow_threads": 1.0}
+    ),
+    "data granted twice": ScheduleMutant(((data_leases, "take", granted_twice),)),
+    "data returned unread": ScheduleMutant(((data_leases, "give_back", returned_unread),), COMING, {"learners": 3}),
+    "live data leases buried": ScheduleMutant(
+        ((LeaseWatch, "dead", bury_the_living),), {"join": 12.0}, {"learners": 3}
+    ),
+    "finished data stays leased": ScheduleMutant(((data_leases, "renew", finished_not_struck),)),
+    "rebuilt lease below the heads": ScheduleMutant(
         ((rebuild, "Lease", released_below),),
         {"store lost": 10.0, "crash": 10.0},
         {"archive_every_s": 2, "storm_s": 20.0},

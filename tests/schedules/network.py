@@ -40,7 +40,7 @@ UP, DOWN = "up", "down"
 
 
 @dataclass(slots=True)
-class Weather:
+class LinkWeather:
     """What happens to messages at this moment; shares of all messages, seconds."""
 
     delay_s: float = 0.004
@@ -69,7 +69,7 @@ class Network:
         self.loop = loop
         self.dice = dice
         self.tally = tally
-        self.weather = Weather()
+        self.weather = LinkWeather()
         self.cut: dict[str, dict[Process, int]] = {UP: {}, DOWN: {}}
         self._on_violation = on_violation
 

@@ -25,6 +25,8 @@ from atoll_simulator.loop import WALL_S, ProcessTasks, VirtualLoop, _group
 
 NEVER = 1 << 60
 THREAD_S = 0.004
+BUSY_SHARE, BUSY_S = 0.03, 0.6
+"""Some work in threads is late by more than a learner's step: the machine is busy."""
 OUTSIDE = contextvars.Context()
 """The context of everything that belongs to no process: the network, the broker, the storm."""
 
@@ -168,11 +170,13 @@ class ProcessLoop(VirtualLoop):
         """Do the work now or somewhat later, as a thread would, and say so somewhat later."""
         if self.slow_threads <= 0.0 or self._dice.random() >= self.slow_threads:
             return super().run_in_executor(executor, func, *args)
-        done = self.create_future()
+        done, late_s = self.create_future(), self._dice.random() * THREAD_S
+        if self._dice.random() < BUSY_SHARE:
+            late_s += self._dice.random() * BUSY_S
         if self._dice.random() < 0.5:  # the work is done at once, and heard of later
-            self.call_later(self._dice.random() * THREAD_S, _settle, done, super().run_in_executor(None, func, *args))
+            self.call_later(late_s, _settle, done, super().run_in_executor(None, func, *args))
         else:
-            self.call_later(self._dice.random() * THREAD_S, self._work, done, func, args)
+            self.call_later(late_s, self._work, done, func, args)
         return done
 
     def _work(self, done: asyncio.Future[Any], func: Callable[..., Any], args: tuple[object, ...]) -> None:

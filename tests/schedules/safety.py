@@ -27,6 +27,24 @@ from schedules import values
 from schedules.broker import ScheduleBroker
 from schedules.values import Vector, Version
 
+LEASE_LOST = (
+    "crashes of hosts",
+    "freezes",
+    "clock ahead",
+    "requests sent again",
+    "messages slow",
+    "messages late",
+    "cut both ways",
+    "cut up",
+    "cut down",
+    "broker away",
+    "power cut",
+    "disk full",
+    "stores lost",
+    "host told to leave",
+)
+"""After these an owner may have failed to renew its lease in time."""
+
 
 class Safety:
     """Watches one run at its broker. After `rebuilt` it begins anew with what the archive held."""
@@ -128,6 +146,9 @@ class Safety:
         else:
             require(lease.epoch in (was, was + 1), "tenures are numbered without gaps", (was, lease))
             require(lease.epoch == was + 1, "a tenure has one owner", (was, lease))
+            renewed = before is not None and not before.released
+            excused = any(self.tally[kind] for kind in LEASE_LOST)
+            require(not renewed or excused, "no lease is taken from an owner that can renew it", (before, lease))
             self.tally["tenures"] += 1
         self.leases[lease.shard] = lease
 

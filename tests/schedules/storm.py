@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from atoll.archive.checkpoint_store import CheckpointStore
 from schedules.faults import Happening
-from schedules.network import DOWN, UP, Weather
+from schedules.network import DOWN, UP, LinkWeather
 from schedules.processes import NEVER, Process
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ RECONNECT_S = 1.0
 DRIFT = 0.1
 
 
-class Storm:
+class FaultStorm:
     """The faults of one world, from `begin` to `heal`."""
 
     def __init__(self, world: World, happenings: list[Happening]) -> None:
@@ -72,7 +72,7 @@ class Storm:
         """End every fault."""
         self._raging = False
         world = self.world
-        world.network.weather = Weather()
+        world.network.weather = LinkWeather()
         for way in (UP, DOWN):
             world.network.cut[way].clear()
         world.broker.full = world.vault.away = False
@@ -112,7 +112,7 @@ class Storm:
 
     def _clear(self, field: str) -> None:
         network = self.world.network
-        network.weather = replace(network.weather, **{field: getattr(Weather(), field)})
+        network.weather = replace(network.weather, **{field: getattr(LinkWeather(), field)})
 
     def _cut(self, happening: Happening) -> None:
         process = self._someone(happening)

@@ -25,7 +25,7 @@ TUNED: Final[dict[str, float]] = {
     "TOLD_EVERY_S": 9.0,
     "LEAVE_S": 10.0,
     "HOLD_S": 2.0,
-    "PAGE_PIECES": 2,
+    "PAGE_PIECES": 1,
     "LAST_MARK_S": 8.0,
 }
 """Constants by name, wherever production has them, and what they are in a schedule."""
@@ -51,7 +51,7 @@ def tuned(chunk_bytes: int, nonce: Callable[[int], str], store: Any) -> Iterator
         (blobs, "secrets", Chance),
         (rebuild, "secrets", Chance),
         (checkpoint_store, "time", store),
-        (archivist, "open_vault", lambda _: store),
+        (archivist, "open_archive", lambda _: store),
         (archivist, "_in_thread", store.in_thread),
     ]
     changed += [(module, "matches", _matches) for module in _production() if getattr(module, "matches", 0) is matches]

@@ -39,7 +39,7 @@ from schedules.learners import BLOCK_TOKENS, SEQUENCE, Learner
 from schedules.network import Network, ScheduleBus
 from schedules.processes import OUTSIDE, Process, ProcessLoop
 from schedules.safety import Safety
-from schedules.storm import Storm
+from schedules.storm import FaultStorm
 
 RUN = "s"
 NAMES = ("a", "b", "c", "d")
@@ -138,7 +138,7 @@ class World:
         self.draining = self.healed = self.rebuilding = self.rebuilds = False
         self.windows: Counter[tuple[int, int]] = Counter()
         self.data_blocks, self.lease_blocks = plan.data_blocks, plan.lease_blocks
-        self.storm = Storm(self, happenings)
+        self.storm = FaultStorm(self, happenings)
         self.layout: Layout = planned(self.params(random.Random(seed)), settings.fragments, ("e",))[0]
         self._numbers: Counter[str] = Counter()
         self._steps_s = {name: 0.25 * 2.0 ** self.dice.uniform(-1.0, 1.0) for name in NAMES}

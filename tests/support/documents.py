@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 420.0
+DEADLINE_S = 900.0
 OWN = ("runs", "build", ".git", ".pytest_cache", ".hypothesis")
 MARK = "DOCUMENT_OF_A_TEST"
 SHELLS = ("bash", "console")
@@ -253,16 +253,16 @@ class Reader:
         )
 
     def leave(self) -> list[int]:
-        """End and return what the page left behind; a command that still runs is ended first."""
-        for terminal in self.terminals.values():
-            if terminal.process.poll() is None:
-                os.killpg(terminal.process.pid, signal.SIGKILL)
-                terminal.process.wait(DEADLINE_S)
+        """End everything and return what the page left behind; nothing counts as left if a command was still at work."""
+        at_work = [terminal.process for terminal in self.terminals.values() if terminal.process.poll() is None]
+        for process in at_work:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(DEADLINE_S)
         left = processes_of(self.folder)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         self.network.close()
-        return left
+        return [] if at_work else left
 
 
 def documented(docstring: str) -> list[str]:

@@ -40,7 +40,7 @@ SMALL = {
     "ATOLL_PROTOCOL__SHARDS": "1",
     "ATOLL_LEARNER__THREADS": "1",
     "ATOLL_LOG__FORMAT": "json",
-    "ATOLL_BROKER__PATIENCE_S": "5",
+    "ATOLL_BROKER__PATIENCE_S": "120",
 }
 
 

@@ -52,9 +52,9 @@ from atoll.protocol.fragment_ledger import FragmentLedger, thawed
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger, Settlement, settle
 from atoll.protocol.recorder import logbook_line
-from atoll.protocol.reference import FateModel, IslandModel, RoundModel
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from support.reference_machines import FateModel, IslandModel, RoundModel
 
 ROUNDS_MAX = 60
 

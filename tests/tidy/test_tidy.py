@@ -160,18 +160,6 @@ def shared_class_names(texts: dict[str, str]) -> dict[str, list[str]]:
     return {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
-def reaches_into_nats(text: str) -> list[str]:
-    """Private parts of nats-py: what a subclass of its client, or a holder of one, finds below an underscore."""
-    tree = ast.parse(text)
-    imported = {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("nats.aio.client", "nats.protocol"))
-        for alias in node.names
-    }
-    return [f"imports {name} of nats-py" for name in sorted(imported)]
-
-
 SOURCE_RULES: list[Rule] = [
     opens_with_a_docstring,
     has_a_short_head,
@@ -189,12 +177,11 @@ BAD_SAMPLES: list[tuple[Rule, str]] = [
     (is_short, "x = 1\n" * (MODULE_LINES_MAX + 1)),
     (has_short_functions, LONG_FUNCTION),
     (has_short_functions, "class A:\n" + "".join(f"    {line}\n" for line in LONG_FUNCTION.splitlines())),
-    (has_a_short_head, '"""Head.' + "\n" * HEAD_LINES_MAX + '"""\n'),
+    (has_a_short_head, '"""Head.' + "\n" * (HEAD_LINES_MAX + 1) + '"""\n'),
     (asks_for_few_arguments, "def f(a, b, c, d, /, e, f, *, g, h, i): ...\n"),
     (asks_for_few_arguments, "class A:\n    def f(self, a, b, c, d, e, f, g, h, i): ...\n"),
     (goes_by_words_of_the_field, "class OldShelf: ...\n"),
     (goes_by_words_of_the_field, "WEATHER_MAX: int = 3\n"),
-    (reaches_into_nats, "from nats.aio.client import Client\n"),
     (has_no_loose_ends, f"x = 1  # {'todo'.upper()}: later\n"),
     (names_nobodys_folder, f"open('/{'home'}/ann/atoll')\n"),
     (has_a_telling_name, "atoll.utils"),
@@ -254,13 +241,6 @@ def test_every_module_lies_in_a_room() -> None:
     loose = {path.name for path in (ROOT / "shared" / "atoll").glob("*.py")}
 
     assert loose == {"__init__.py", "settings.py"}
-
-
-def test_one_file_touches_the_private_parts_of_nats() -> None:
-    """What may break with a new release of nats-py can break in one place."""
-    found = {module_name(path) for path in sources() if reaches_into_nats(path.read_text(encoding="utf-8"))}
-
-    assert found == {"atoll.bus.nats.client"}
 
 
 def test_every_make_target_has_a_help_line() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.base.errors import SettingsError
-from atoll.codec import Encoded, encoding_of
-from atoll.codec.kernels.plain import STRETCH
+from atoll.codec import Encoded, format_of
+from atoll.codec.kernels.in_numpy import STRETCH
 from atoll.merge.correction import Heloco, MomentumReference, correction_of
 from atoll.merge.fold import FragmentFold, Method, SliceCorrection, slice_norms
 from atoll.model.layout import FragmentSlice
@@ -67,7 +67,7 @@ def test_a_fold_of_bent_displacements_is_the_merge_of_corrected_ones(method: Met
     fold, wide, changed = FragmentFold(slices, method), [], 0
     for weight in weights:
         towards = weight * m if weight == 7.0 else 0.0
-        sent = encoding_of(codec).encoded((weight * rng.normal(size=m.size) + towards).astype(np.float32))
+        sent = Encoded.of((weight * rng.normal(size=m.size) + towards).astype(np.float32), format_of(codec))
         norms = slice_norms(slices, sent)
         corrections = PAPER.corrections(sent, norms, MomentumReference.of(m, slices), slices)
         changed += sum(correction is not None for correction in corrections.by_slice)

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisbehaved
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.codec import frame_bytes
-from atoll.codec.kernels import Vector
 from atoll.merge.downlink import CARRY
 from atoll.merge.outer import make_outer
 from atoll.model.layout import TensorSpec, plan_layout

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.clock import SystemClock
 from atoll.base.errors import RecordConflict
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import found_or_join, publish_origin
-from atoll.codec.kernels import Vector
 from atoll.merge.outer import make_outer
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import PushKey

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.base.errors import FrameRejected, ProtocolMisuse
 from atoll.codec import Encoded
-from atoll.codec.kernels.plain import STRETCH
+from atoll.codec.kernels.in_numpy import STRETCH
 from atoll.merge.fold import SMALL, FragmentFold, MergeResult, Method, l2_norm, slice_norms, validated_norms
 from atoll.model.layout import FragmentSlice
 

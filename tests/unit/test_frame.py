@@ -10,9 +10,11 @@ import pytest
 import xxhash
 import zstandard
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, SettingsError
 from atoll.codec import (
-    ENCODINGS,
+    FORMATS,
+    Encoded,
     EncodedFrame,
     FrameDecoder,
     FrameEncoder,
@@ -20,15 +22,15 @@ from atoll.codec import (
     StoredFrame,
     decode_frame,
     encode_frame,
-    encoding_of,
+    format_of,
     frame_bytes,
 )
-from atoll.codec.kernels import BF16, BLOCK, E3M0, F32, INT4, INT8, Vector
+from atoll.codec.blocks import BLOCK
 from atoll.codec.segments import COMPRESSED, HEADER, MAGIC, VERSION
 from atoll.model.layout import FragmentSlice
 from atoll.wire.limits import CHUNK_BYTES
 
-CODECS = {encoding.number: name for name, encoding in ENCODINGS.items()}
+CODECS = {encoding.number: name for name, encoding in FORMATS.items()}
 
 
 def drawn(elements: int) -> Vector:
@@ -50,6 +52,9 @@ def sending(vector: Vector, codec: str, slices: list[FragmentSlice] | None = Non
     return FrameEncoder(Framing(vector.size, codec), lambda start, stop: vector[start:stop], slices or [])
 
 
+F32, BF16, INT8, INT4, E3M0 = (FORMATS[name].number for name in ("f32", "bf16", "int8", "int4", "e3m0"))
+
+
 def made(payload: bytes, elements: int, number: int = F32, flags: int = 0) -> bytes:
     """Return a frame of one segment with a right checksum around any payload."""
     digest = xxhash.xxh3_64_intdigest(payload)
@@ -65,11 +70,11 @@ def reason(data: bytes | bytearray, elements: int, codec: str = "f32") -> str:
 
 
 @pytest.mark.parametrize("elements", [0, 1, 127, 128, 1000, 1 << 18, (1 << 21) + 77])
-@pytest.mark.parametrize("codec", list(ENCODINGS))
+@pytest.mark.parametrize("codec", list(FORMATS))
 def test_a_reader_sees_what_its_sender_saw(codec: str, elements: int) -> None:
     """Compressed or not; no segment is longer than a message, and no frame longer than the bound."""
     vector = drawn(elements)
-    sent, seen = sending(vector, codec), encoding_of(codec).encoded(vector)
+    sent, seen = sending(vector, codec), Encoded.of(vector, format_of(codec))
     pieces = [sent.piece(number) for number in range(len(sent))]
     assert max(map(len, pieces)) <= CHUNK_BYTES
     assert sum(map(len, pieces)) <= frame_bytes(elements, codec)
@@ -82,7 +87,7 @@ def test_a_reader_sees_what_its_sender_saw(codec: str, elements: int) -> None:
     assert [sealed.piece(number) for number in range(len(sealed))] == pieces
 
 
-@pytest.mark.parametrize("codec", list(ENCODINGS))
+@pytest.mark.parametrize("codec", list(FORMATS))
 def test_segments_may_come_in_any_order_and_again(codec: str) -> None:
     """The vector and its norms are the sender's, bit for bit, whichever way its segments take."""
     vector = drawn(5_000_000)
@@ -96,7 +101,7 @@ def test_segments_may_come_in_any_order_and_again(codec: str) -> None:
         arriving.take(number, pieces[number])
     assert len(pieces) > 1
     assert arriving.norms() == sent.norms()
-    expanded = encoding_of(codec).encoded(vector).expanded()
+    expanded = Encoded.of(vector, format_of(codec)).expanded()
     assert arriving.values().tobytes() == arriving.encoded().expanded().tobytes() == expanded.tobytes()
     exact = [np.linalg.norm(expanded[s.offset : s.offset + s.size].astype(np.float64)) for s in slices]
     assert sent.norms() == pytest.approx(exact, rel=1e-6)
@@ -123,7 +128,7 @@ def test_nibbles_lie_half_a_block_apart_and_scales_before_them() -> None:
     """The wire, byte by byte: a scale of 1 as bfloat16, then codes of 8 + q."""
     vector = np.zeros(2 * BLOCK, np.float32)
     vector[[0, 1, 64, 127]] = 7.0, -3.0, 2.0, -7.0
-    codes = encoding_of("int4").encoded(vector).codes
+    codes = Encoded.of(vector, format_of("int4")).codes
     assert bytes(codes[:2]) == bytes([8 + 7 | (8 + 2) << 4, 8 - 3 | 8 << 4])
     assert codes[63] == 8 | (8 - 7) << 4
     frame = encode_frame(vector, "int4")

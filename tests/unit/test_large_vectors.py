@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from atoll.base import buffer_pool, parallel
-from atoll.codec import ENCODINGS, Encoded
-from atoll.codec.kernels import Vector
+from atoll.base.buffer_pool import Vector
+from atoll.codec import FORMATS, Encoded
 from atoll.merge.accumulate import AccumulateEntry, AccumulateStep, BatchedAccumulation
 from atoll.merge.fold import Corrections, FragmentFold, SliceCorrection, slice_norms
 from atoll.merge.outer import Nesterov
@@ -38,7 +38,7 @@ def drawn(seed: int, elements: int = ELEMENTS) -> Vector:
 
 def sent(codec: str, seed: int) -> Encoded:
     """Return a vector as it was sent."""
-    return ENCODINGS[codec].encoded(drawn(seed))
+    return Encoded.of(drawn(seed), FORMATS[codec])
 
 
 def a_round(codec: str) -> bytes:
@@ -62,7 +62,7 @@ def _helpers_made_anew() -> Iterator[None]:
     parallel._helpers.cache_clear()
 
 
-@pytest.mark.parametrize("codec", list(ENCODINGS))
+@pytest.mark.parametrize("codec", list(FORMATS))
 @pytest.mark.usefixtures("_helpers_made_anew")
 def test_a_round_has_the_same_bits_with_any_number_of_threads(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums are made of parts that do not depend on who takes them."""

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BrokerUnavailable, FrameRejected
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.pushing import PUSH_PATIENCE_S, Pusher
-from atoll.codec import ENCODINGS, Encoded, decode_frame
-from atoll.codec.kernels import Vector
+from atoll.codec import FORMATS, Encoded, decode_frame
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Push
 from atoll.protocol.settings import ProtocolSettings
@@ -169,7 +169,7 @@ async def test_what_a_device_made_is_sent_as_it_is() -> None:
         if len(given) == 2:
             raise RuntimeError("RESOURCE_EXHAUSTED")
         vector = origin - theta
-        encoded = ENCODINGS["int4"].encoded(vector)
+        encoded = Encoded.of(vector, FORMATS["int4"])
         return encoded, vector - encoded.expanded()
 
     await isle.push_made(make)

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from atoll.base import scratch_arrays
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import PeerMisbehaved, StorageFull
-from atoll.codec import ArraysDecoder, Encoded, EncodedFrame, FrameDecoder, PackedArrays, encoding_of, pack_arrays
-from atoll.codec.kernels import Vector
+from atoll.codec import ArraysDecoder, Encoded, EncodedFrame, FrameDecoder, PackedArrays, format_of, pack_arrays
 from atoll.merge.fold import FragmentFold, slice_norms
 from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
 from atoll.merge.outer import make_outer
@@ -150,7 +150,7 @@ def test_a_round_has_the_same_bits_wherever_its_arrays_lie(
     assert scratch_arrays.home_of(other.values) is not None
     assert (here.tobytes(), new.values.tobytes(), sent) == (there.tobytes(), other.values.tobytes(), sent_too)
     assert pack_arrays(new.state) == pack_arrays(other.state)
-    assert encoding_of(codec).size(SIZE) >= len(sent) - 400
+    assert format_of(codec).size(SIZE) >= len(sent) - 400
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BrokerUnavailable, RecordConflict, StorageFull
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
-from atoll.codec.kernels import Vector
 from atoll.merge.fold import l2_norm
 from atoll.merge.global_update import UpdatedFragment
 from atoll.merge.outer import State, make_outer
@@ -319,7 +319,7 @@ async def test_a_head_never_names_what_a_power_cut_took_before_it_was_sent(kind:
     await bus.close()
 
 
-class ForgetfulBus(MemoryBus):
+class ForgetfulStoreBus(MemoryBus):
     """A bus that loses the answer to a founder's head until a shard has fenced that head."""
 
     async def put_record(
@@ -343,7 +343,7 @@ class ForgetfulBus(MemoryBus):
 async def test_a_founder_never_removes_a_keyframe_that_a_fenced_head_names() -> None:
     """The answer to its write was lost, and the shard's fence stands on it."""
     desk = StoreDesk()
-    desk.bus = ForgetfulBus(desk.name, MemoryBroker())
+    desk.bus = ForgetfulStoreBus(desk.name, MemoryBroker())
 
     await publish_origin(desk.bus, desk.subjects, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
     store = await desk.owner(2)

@@ -42,6 +42,13 @@ class Peer:
             self.came += piece
         writer.transport.abort()
 
+    async def accepted(self) -> asyncio.StreamWriter:
+        """Return the way back to the first that connected, once there is one."""
+        async with asyncio.timeout(SOON_S):
+            while not self.writers:  # noqa: ASYNC110  # the server sets no event
+                await asyncio.sleep(0.001)
+        return self.writers[0]
+
     async def until(self, size: int) -> None:
         """Wait for so many bytes."""
         self.reading.set()
@@ -169,9 +176,8 @@ async def test_closing_sends_what_is_queued(peer: Peer, wire: SocketTransport) -
 async def test_a_reader_that_falls_behind_stops_the_socket(peer: Peer, wire: SocketTransport) -> None:
     """Nobody reads, so a bounded number of frames waits; then all of them arrive."""
     message, count = b"MSG a 1 %d\r\n" % MIB + bytes(MIB) + b"\r\n", 128
+    writer = await peer.accepted()
     peer.reading.set()
-    await asyncio.sleep(0.05)
-    writer = peer.writers[0]
     for _ in range(count):
         writer.write(message)
     await asyncio.sleep(0.5)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.client.adoption import AdoptableFragment, adopt
 from atoll.client.device_encoding import chosen
-from atoll.codec import encoding_of
+from atoll.codec import Encoded, format_of
 from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather
 from atoll.protocol.settings import ProtocolSettings
@@ -54,7 +54,7 @@ def main() -> int:
         assert placed.home == (first, second)[p % 2]
         assert all(rows.devices() == {placed.home} for rows in placed.rows)
         vector, _ = encoder.encode(p, placed, leaves)
-        host = encoding_of("int4").encoded(anchor - gather(layout, leaves, p))
+        host = Encoded.of(anchor - gather(layout, leaves, p), format_of("int4"))
         assert vector.codes.tobytes() == host.codes.tobytes()
         assert vector.scales.tobytes() == host.scales.tobytes()
         ready = [AdoptableFragment(GlobalFragment(p, 1, anchor), anchor, placed)]

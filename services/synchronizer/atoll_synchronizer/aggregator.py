@@ -14,12 +14,12 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved
 from atoll.base.offload import off_loop
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.codec import Encoded
-from atoll.codec.kernels import Vector
 from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import FragmentFold, validated_norms
 from atoll.merge.outer import MOMENTUM, State

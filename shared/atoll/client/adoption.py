@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.base import scratch_arrays
+from atoll.base.buffer_pool import Vector
 from atoll.client.device_encoding import Placed, taken
-from atoll.codec.kernels import Vector
 from atoll.model.layout import Layout
 from atoll.model.pytrees import gather, scatter
 from atoll.protocol.settings import ProtocolSettings
@@ -88,10 +88,10 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> An
         if leaf.committed:  # `device_put` takes aligned memory as it is, whatever it is asked
             return jax.device_put(_in_host_memory(leaf, pieces), leaf.sharding)
         return jnp.array(pieces[0][2] if _whole(leaf, pieces) else _in_host_memory(leaf, pieces), copy=True)
-    from atoll.codec.kernels import jitted  # noqa: PLC0415
+    from atoll.codec import on_device  # noqa: PLC0415
 
     for start, _, rows in pieces:
-        leaf = jitted.overwritten(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
+        leaf = on_device.overwritten(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
     return leaf
 
 

@@ -4,7 +4,7 @@
              ◄── codes and scales ─────────────────────────  anchor - theta (+ what was kept), quantised
 
 Otherwise the parameters of a fragment cross as they are, 16 or 32 bits each, and the host subtracts and quantises. On the
-device one program does both (`atoll.codec.kernels.jitted`), compiled once per shape of a fragment, and with four bits an eighth
+device one program does both (`atoll.codec.on_device`), compiled once per shape of a fragment, and with four bits an eighth
 of the bytes crosses, on a bus that the training step wants, too. Codes are those that the host would have made, to the
 bit. All of it is done by a worker thread: the training thread hands over references, as ever, and adopts rows that lie
 on its device already.
@@ -29,9 +29,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import SettingsError
-from atoll.codec import ENCODINGS, Encoded
-from atoll.codec.kernels import Vector
+from atoll.codec import Encoded, format_of
 from atoll.model.layout import FragmentSlice, Layout
 from atoll.protocol.settings import ProtocolSettings
 
@@ -104,9 +104,9 @@ class Encoder:
         """
         import jax  # noqa: PLC0415
 
-        from atoll.codec.kernels import jitted  # noqa: PLC0415
+        from atoll.codec import on_device  # noqa: PLC0415
 
-        slices, encoding = self.layout.slices(fragment), ENCODINGS[self.protocol.codec_up]
+        slices, form = self.layout.slices(fragment), format_of(self.protocol.codec_up)
         with jax.default_device(anchor.home), jax.transfer_guard("allow"):
             found = [
                 _at_home(leaves[tensor_slice.tensor_name], tensor_slice, anchor.home)
@@ -114,26 +114,16 @@ class Encoder:
                 else _NOTHING
                 for tensor_slice in slices
             ]
-            made = jitted.encoded(
+            sizes, corners = tuple(part.size for part in slices), tuple(rows.corners for rows in found)
+            made = on_device.pseudo_gradient(
+                on_device.EncodingPlan(form, self.protocol.error_feedback, sizes, corners),
                 anchor.rows,
                 tuple(each.parts for each in found),
                 tuple(each.start for each in found),
                 kept,
                 0,
-                sizes=tuple(tensor_slice.size for tensor_slice in slices),
-                corners=tuple(each.corners for each in found),
-                kind=encoding.number,
-                feedback=self.protocol.error_feedback,
             )
-            codes, scales, largest = jax.device_get((made.codes, made.scales, made.largest))
-        encoding.check(float(np.asarray(largest, dtype=np.int32).view(np.float32)))
-        wide = np.zeros(0, np.uint32) if scales is None else scales.astype(np.uint32) << 16
-        vector = Encoded(
-            encoding.number,
-            sum(tensor_slice.size for tensor_slice in slices),
-            codes.view(np.uint8),
-            wide.view(np.float32),
-        )
+            vector = made.on_host(form, sum(sizes))
         return vector, made.residue
 
 
@@ -182,7 +172,7 @@ def taken(
     """
     import jax  # noqa: PLC0415
 
-    from atoll.codec.kernels import jitted  # noqa: PLC0415
+    from atoll.codec import on_device  # noqa: PLC0415
 
     changed: dict[str, Any] = {}
     with jax.transfer_guard("allow"):  # of a loop that forbids transfers: ours are a few numbers
@@ -194,11 +184,11 @@ def taken(
                 return None
             if settings.adoption == "blend":
                 keep = np.float32(settings.blend_alpha)
-                changed[tensor_slice.tensor_name] = jitted.blended(
+                changed[tensor_slice.tensor_name] = on_device.blended(
                     leaf, rows, tensor_slice.start, keep, np.float32(1.0) - keep, 0
                 )
             else:
-                changed[tensor_slice.tensor_name] = jitted.overwritten(leaf, rows, tensor_slice.start)
+                changed[tensor_slice.tensor_name] = on_device.overwritten(leaf, rows, tensor_slice.start)
     return changed
 
 
@@ -232,7 +222,7 @@ def _at_home(leaf: Any, tensor_slice: FragmentSlice, home: Any) -> _Found:  # no
         return _Found((leaf,), tensor_slice.start)
     import jax  # noqa: PLC0415
 
-    from atoll.codec.kernels import jitted  # noqa: PLC0415
+    from atoll.codec import on_device  # noqa: PLC0415
 
     parts: dict[tuple[int, ...], Any] = {}
     for shard in sorted(leaf.addressable_shards, key=lambda shard: shard.device != home):
@@ -243,5 +233,5 @@ def _at_home(leaf: Any, tensor_slice: FragmentSlice, home: Any) -> _Found:  # no
         low, high = max(tensor_slice.start, first), min(tensor_slice.stop, first + data.shape[0])
         corner = (low - tensor_slice.start, *others)
         if low < high and corner not in parts:
-            parts[corner] = jax.device_put(jitted.cut(data, low - first, rows=high - low), home)
+            parts[corner] = jax.device_put(on_device.cut(data, low - first, rows=high - low), home)
     return _Found(tuple(parts.values()), 0, tuple(parts))

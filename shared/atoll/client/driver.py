@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from atoll.base import fact_dumps
+from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import (
     AtollError,
@@ -42,7 +43,6 @@ from atoll.client.membership import dismissal
 from atoll.client.pushing import Pusher
 from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.codec import Read
-from atoll.codec.kernels import Vector
 from atoll.model.pytrees import gather, look
 from atoll.protocol.events import (
     Adopted,

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BrokerUnavailable, RecordConflict
 from atoll.base.identity import Identity, this_process
 from atoll.bus.interface import Bus
-from atoll.codec.kernels import Vector
 from atoll.run.delta_chain import digest_of_values, keyframe_of
 from atoll.run.heads import head_info
 from atoll.run.record import check_run

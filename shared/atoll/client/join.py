@@ -44,6 +44,7 @@ from atoll.client.optimizer_state import packed_bytes_max, rebuilt
 from atoll.client.peer_recovery import Loan, borrow
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
+from atoll.codec import check_codecs
 from atoll.model.layout import Layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord
@@ -115,7 +116,7 @@ def join(
         SettingsError, LayoutMismatch, IdentityTaken: see `atoll.base.errors`.
         BrokerUnavailable: no broker, or too old a one, within `options.patience_s`.
     """
-    settings = (protocol or ProtocolSettings()).check()
+    settings = check_codecs((protocol or ProtocolSettings()).check())
     clock = options.clock or SystemClock()
     layout, origin = planned(params, settings.fragments, options.direct)
     record = RunRecord(

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from atoll.base import scratch_arrays
+from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
 from atoll.base.retry import Retry
 from atoll.bus.interface import Bus
 from atoll.codec import Encoded, FrameEncoder, Framing, MeasuredFrame, Read
-from atoll.codec.kernels import Vector
 from atoll.protocol.events import Push
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Contribution, Member, RunRecord, encode

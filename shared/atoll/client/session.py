@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
 from atoll.base.health import show_life
@@ -29,7 +30,6 @@ from atoll.client.driver import IslandDriver
 from atoll.client.founding import found_or_join, publish_origin
 from atoll.client.membership import claim, release
 from atoll.client.peer_recovery import StateLender, TrainingStanding
-from atoll.codec.kernels import Vector
 from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads

@@ -1,11 +1,17 @@
-"""How tensors become bytes: encodings, self-describing frames, and named arrays for state."""
+"""How tensors become bytes: formats, self-describing frames, and named arrays for state.
+
+A vector is encoded in one of the `formats`, a file each. An `Encoded` holds it as it was sent, measures it and folds it in. A
+frame (`frames`) cuts it into `segments`, which travel as one message each and are checked one by one. `arrays` are the state
+of an outer optimizer. `kernels` hold the loops over vectors, `on_device` those where parameters lie. Nothing in here knows
+where its bytes go.
+"""
 
 from __future__ import annotations
 
 from atoll.codec.arrays import ArraysDecoder, PackedArrays, pack_arrays, unpack_arrays
 from atoll.codec.encoded import Encoded
-from atoll.codec.encodings import ENCODINGS, KEYFRAME, encoding_of
-from atoll.codec.frame import (
+from atoll.codec.formats import FORMATS, KEYFRAME, Format, check_codecs, format_of
+from atoll.codec.frames import (
     EncodedFrame,
     FrameDecoder,
     FrameEncoder,
@@ -19,11 +25,12 @@ from atoll.codec.frame import (
 from atoll.codec.segments import Framing
 
 __all__ = [
-    "ENCODINGS",
+    "FORMATS",
     "KEYFRAME",
     "ArraysDecoder",
     "Encoded",
     "EncodedFrame",
+    "Format",
     "FrameDecoder",
     "FrameEncoder",
     "Framing",
@@ -31,9 +38,10 @@ __all__ = [
     "PackedArrays",
     "Read",
     "StoredFrame",
+    "check_codecs",
     "decode_frame",
     "encode_frame",
-    "encoding_of",
+    "format_of",
     "frame_bytes",
     "pack_arrays",
     "unpack_arrays",

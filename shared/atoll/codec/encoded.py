@@ -8,46 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from atoll.base import buffer_pool, scratch_arrays
-from atoll.base.errors import ProtocolMisuse
+from atoll.base.buffer_pool import Vector
+from atoll.base.errors import FrameRejected, ProtocolMisuse
 from atoll.base.parallel import each, parts
-from atoll.codec.kernels import BEND, BF16, BLEND, BLOCK, COPY, E3M0, F32, INT4, INT8, MULTIPLY, Bytes, Vector, kernels
-
-BLOCK_BYTES: Final = {F32: 4 * BLOCK, BF16: 2 * BLOCK, INT8: BLOCK, INT4: BLOCK // 2, E3M0: BLOCK // 2}
-"""Codes of a block, by kind."""
-SCALED: Final = frozenset({INT8, INT4, E3M0})
-"""Kinds whose blocks have scales, and come whole."""
-
-Lanes = npt.NDArray[np.float64]
+from atoll.codec.blocks import BLOCK, NO_SCALES, SCALE_BYTES, Bytes, Halves, Lanes, blocks
+from atoll.codec.formats import F32, Format
+from atoll.codec.kernels import BEND, BLEND, COPY, MULTIPLY, kernels
 
 _NONE = np.empty(0, dtype=np.float32)
 
 
-def blocks(elements: int) -> int:
-    """Return how many blocks hold so many elements."""
-    return -(-elements // BLOCK)
-
-
-def scales_count(kind: int, elements: int) -> int:
-    """Return how many scales go with so many elements."""
-    return blocks(elements) if kind in SCALED else 0
-
-
-def codes_bytes(kind: int, elements: int) -> int:
-    """Return the bytes of the codes of so many elements."""
-    return (scales_count(kind, elements) * BLOCK if kind in SCALED else elements) * BLOCK_BYTES[kind] // BLOCK
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """`elements` float32 numbers: the kind of their encoding, their codes (uint8) and the scales of their blocks."""
+    """`elements` float32 numbers: their format, their codes (uint8) and the scales of their blocks."""
 
-    kind: int
+    format: Format
     elements: int
     codes: Bytes
     scales: Vector
@@ -55,23 +34,55 @@ class Encoded:
     @classmethod
     def exact(cls, vector: Vector) -> Encoded:
         """Return a float32 vector as it is; its memory is shared."""
-        return cls(F32, vector.size, np.ascontiguousarray(vector, dtype=np.float32).view(np.uint8), _NONE)
+        return cls(F32, vector.size, np.ascontiguousarray(vector, dtype=np.float32).view(np.uint8), NO_SCALES)
 
     @classmethod
-    def blank(cls, kind: int, elements: int) -> Encoded:
+    def blank(cls, form: Format, elements: int) -> Encoded:
         """Return a place for so many numbers, with anything in it; it need not lie in memory (`atoll.base.scratch_arrays`)."""
-        codes = scratch_arrays.spare(codes_bytes(kind, elements), np.uint8)
-        return cls(kind, elements, codes, np.empty(scales_count(kind, elements), dtype=np.float32))
+        codes = scratch_arrays.spare(form.codes_bytes(elements), np.uint8)
+        return cls(form, elements, codes, np.empty(form.scales_count(elements), dtype=np.float32))
+
+    @classmethod
+    def of(cls, vector: Vector, form: Format) -> Encoded:
+        """Return a vector in a format, as its reader will see it.
+
+        Raises:
+            FrameRejected: `not_finite`; what would not arrive finite in this format is not sent.
+        """
+        codes = np.empty(form.codes_bytes(vector.size), dtype=np.uint8)
+        scales = np.empty(form.scales_count(vector.size), dtype=np.float32)
+        form.check(kernels(form, vector.size).quantise(vector, codes, scales))
+        return cls(form, vector.size, codes, scales)
+
+    @classmethod
+    def unpacked(cls, payload: Bytes, form: Format, elements: int) -> Encoded:
+        """Return what a payload of the right size stands for; nothing is copied but the scales.
+
+        Raises:
+            FrameRejected: `not_finite`; a scale is none, or larger than any that a sender of ours would use.
+        """
+        split = SCALE_BYTES * form.scales_count(elements)
+        scales = (payload[:split].view("<u2").astype(np.uint32) << 16).view(np.float32)
+        largest = float(np.abs(scales).max(initial=0.0))
+        if not largest <= form.largest:
+            raise FrameRejected("not_finite", "a scale is too large", got=largest, allowed=form.largest)
+        return cls(form, elements, payload[split:], scales)
+
+    def pack_into(self, payload: Bytes) -> None:
+        """Write scales and codes to `payload`, which is as long as they are."""
+        split = SCALE_BYTES * self.scales.size
+        payload[:split].view("<u2")[:] = self.scales.view(np.uint32) >> 16
+        payload[split:] = self.codes
 
     def stretch(self, start: int, stop: int) -> Encoded:
         """Return elements `start`, the first of a block, to `stop` as they lie here; memory is shared."""
-        first = codes_bytes(self.kind, start)
-        codes = self.codes[first : first + codes_bytes(self.kind, stop - start)]
+        first = self.format.codes_bytes(start)
+        codes = self.codes[first : first + self.format.codes_bytes(stop - start)]
         scales = self.scales[start // BLOCK : blocks(stop)] if self.scales.size else self.scales
-        return Encoded(self.kind, stop - start, codes, scales)
+        return Encoded(self.format, stop - start, codes, scales)
 
     def hold(self, other: Encoded) -> None:
-        """Take over the codes and scales of a vector of the same kind and length."""
+        """Take over the codes and scales of a vector of the same format and length."""
         self.codes[:], self.scales[:] = other.codes, other.scales
 
     def release_pages(self) -> None:
@@ -94,10 +105,10 @@ class Encoded:
 
     def part(self, start: int, stop: int) -> Vector:
         """Return elements `start` to `stop`; the work is that of their blocks alone."""
-        first, last, width = start // BLOCK, blocks(stop), BLOCK_BYTES[self.kind]
+        first, last, width = start // BLOCK, blocks(stop), self.format.block_bytes
         end = min(last * BLOCK, self.elements)
         codes = self.codes[first * width : last * width]
-        around = Encoded(self.kind, end - first * BLOCK, codes, self.scales[first:last])
+        around = Encoded(self.format, end - first * BLOCK, codes, self.scales[first:last])
         return around.expanded()[start - first * BLOCK : stop - first * BLOCK]
 
     def squares(self, start: int, stop: int) -> float:
@@ -129,7 +140,7 @@ class Encoded:
         """Do `acc <- keep acc + (take v + add other)` for the elements of `span`; factors are keep, take and add."""
         self._over(BEND, tensor_slice, others=other, acc=acc, factors=factors)
 
-    def settle(self, values: Vector, following: Vector, carry: npt.NDArray[np.uint16]) -> float:
+    def settle(self, values: Vector, following: Vector, carry: Halves) -> float:
         """Become `following - values`, rounded; write what that makes of `values` to `following`, what it leaves to `carry`.
 
         All are as long as we are, `carry` in bits of bfloat16. Return the largest magnitude that was found.
@@ -137,8 +148,8 @@ class Encoded:
         self._checked((0, self.elements), values, following)
         if carry.shape != (self.elements,):
             raise ProtocolMisuse("a carry that does not belong to its values", got=carry.shape, allowed=self.elements)
-        settle = kernels(self.elements).settle
-        return settle(self.kind, values, following, self.codes, self.scales, carry)
+        settle = kernels(self.format, self.elements).settle
+        return settle(values, following, self.codes, self.scales, carry)
 
     def _sums(self, summed: Callable[[tuple[int, int]], float], slices: Sequence[tuple[int, int]]) -> list[float]:
         """Return what `summed` finds in each span: part by part, and the parts are added in their order."""
@@ -164,7 +175,7 @@ class Encoded:
         start, stop = self._checked(tensor_slice)
         if start == stop:
             return 0.0
-        total = kernels(self.elements).squares(self.kind, self.codes, self.scales, start, stop)
+        total = kernels(self.format, self.elements).squares(self.codes, self.scales, start, stop)
         if scratch_arrays.anything():
             scratch_arrays.release_pages(self._codes_of(start, stop))
         return total
@@ -196,17 +207,17 @@ class Encoded:
         start, stop = self._checked(tensor_slice, others, acc)
         if start < stop:
             sums = np.empty(BLOCK) if lanes is None else lanes
-            over = kernels(self.elements).over
-            over(operation, self.kind, self.codes, self.scales, start, stop, others, acc, sums, *factors)
+            over = kernels(self.format, self.elements).over
+            over(operation, self.codes, self.scales, start, stop, others, acc, sums, *factors)
             if scratch_arrays.anything():
                 scratch_arrays.release_pages(self._codes_of(*tensor_slice), others[start:stop], acc[start:stop])
 
     def _codes_of(self, start: int, stop: int) -> Bytes:
         """Return the codes that elements `start` to `stop` are read from."""
-        width = BLOCK_BYTES[self.kind]
+        width = self.format.block_bytes
         return self.codes[start // BLOCK * width : blocks(stop) * width]
 
     def _whole(self) -> bool:
         """Return whether codes and scales are as many as the elements need."""
-        codes = codes_bytes(self.kind, self.elements)
-        return (self.codes.size, self.scales.size) == (codes, scales_count(self.kind, self.elements))
+        wanted = (self.format.codes_bytes(self.elements), self.format.scales_count(self.elements))
+        return (self.codes.size, self.scales.size) == wanted

@@ -3,7 +3,7 @@
     offset  bytes  field
     0       4      magic "ATOL"
     4       1      version, 2
-    5       1      encoding
+    5       1      format
     6       1      flags: 1 = payload is zstd-compressed
     7       1      zero
     8       8      elements of the whole vector
@@ -11,7 +11,7 @@
     24      4      elements of this segment
     28      4      payload bytes as sent
     32      8      xxh3-64 of the payload as sent
-    40             payload: scales, then codes (`atoll.codec.encodings`)
+    40             payload: scales, then codes (`atoll.codec.formats`)
 
 Where a segment begins and ends follows from the number of elements and the codec alone: as many whole blocks as fill a
 message. So a reader knows before the first byte which segments there will be and how large, allocates once, and refuses
@@ -30,8 +30,9 @@ import xxhash
 import zstandard
 
 from atoll.base.errors import FrameRejected
-from atoll.codec.encodings import Encoding, encoding_of
-from atoll.codec.kernels import BLOCK, Bytes, Vector
+from atoll.codec.blocks import BLOCK
+from atoll.codec.encoded import Encoded
+from atoll.codec.formats import Format, format_of
 from atoll.wire.limits import CHUNK_BYTES, Buffer
 
 MAGIC = b"ATOL"
@@ -48,14 +49,14 @@ class Framing:
     codec: str
 
     @property
-    def encoding(self) -> Encoding:
-        """Return the encoding of every segment."""
-        return encoding_of(self.codec)
+    def format(self) -> Format:
+        """Return the format of every segment."""
+        return format_of(self.codec)
 
     @property
     def width(self) -> int:
         """Return the elements of every segment but the last."""
-        return (CHUNK_BYTES - HEADER.size) // self.encoding.size(BLOCK) * BLOCK
+        return (CHUNK_BYTES - HEADER.size) // self.format.size(BLOCK) * BLOCK
 
     def __len__(self) -> int:
         """Return how many segments there are; an empty vector has one, which is empty."""
@@ -69,26 +70,26 @@ class Framing:
     @property
     def size_bytes(self) -> int:
         """Return the length of all segments, uncompressed; none of their frames is longer."""
-        return HEADER.size * len(self) + self.encoding.size(self.elements)
+        return HEADER.size * len(self) + self.format.size(self.elements)
 
 
-def seal(framing: Framing, number: int, codes: Bytes, scales: Vector) -> bytearray:
-    """Return a segment of these codes and scales, compressed where that makes it shorter."""
-    encoding = framing.encoding
+def seal(framing: Framing, number: int, segment: Encoded) -> bytearray:
+    """Return a segment of what is encoded, compressed where that makes it shorter."""
+    form = framing.format
     start, stop = framing.bounds(number)
-    size, flags = encoding.size(stop - start), 0
+    size, flags = form.size(stop - start), 0
     data = bytearray(HEADER.size + size)
     payload = memoryview(data)[HEADER.size :]
-    encoding.pack(np.frombuffer(payload, dtype=np.uint8), codes, scales)
-    if encoding.zstd_level is not None:
-        shorter = _compressor(encoding.zstd_level).compress(payload)
+    segment.pack_into(np.frombuffer(payload, dtype=np.uint8))
+    if form.zstd_level is not None:
+        shorter = _compressor(form.zstd_level).compress(payload)
         if len(shorter) < size:
             payload.release()
             del data[HEADER.size + len(shorter) :]
             data[HEADER.size :] = shorter
             payload, flags = memoryview(data)[HEADER.size :], COMPRESSED
     digest = xxhash.xxh3_64_intdigest(payload)
-    head = (MAGIC, VERSION, encoding.number, flags, 0, framing.elements, start, stop - start, len(payload), digest)
+    head = (MAGIC, VERSION, form.number, flags, 0, framing.elements, start, stop - start, len(payload), digest)
     HEADER.pack_into(data, 0, *head)
     return data
 
@@ -107,8 +108,8 @@ def unseal(framing: Framing, number: int, data: Buffer) -> memoryview:
         raise FrameRejected("foreign", "not a segment of a frame", got=bytes(magic))
     if version != VERSION or zero or flags & ~COMPRESSED:
         raise FrameRejected("version", "a segment of another version", got=(version, flags), allowed=VERSION)
-    if kind != framing.encoding.number:
-        raise FrameRejected("codec", "a segment of another encoding", got=kind, allowed=framing.codec)
+    if kind != framing.format.number:
+        raise FrameRejected("codec", "a segment in another format", got=kind, allowed=framing.codec)
     payload = view[HEADER.size :]
     first, last = framing.bounds(number)
     if (elements, start, count, length) != (framing.elements, first, last - first, len(payload)):
@@ -118,7 +119,7 @@ def unseal(framing: Framing, number: int, data: Buffer) -> memoryview:
         )
     if xxhash.xxh3_64_intdigest(payload) != digest:
         raise FrameRejected("checksum", "a segment's payload is damaged")
-    size = framing.encoding.size(count)
+    size = framing.format.size(count)
     if flags & COMPRESSED:
         payload = _decompressed(payload, size)
     if len(payload) != size:

@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.base import buffer_pool
+from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import each, parts
-from atoll.codec.encoded import Encoded, blocks, codes_bytes
-from atoll.codec.kernels import BLOCK, F32, Vector
+from atoll.codec.blocks import blocks
+from atoll.codec.encoded import Encoded
+from atoll.codec.formats import F32
 from atoll.model.layout import FragmentSlice
 
 
@@ -70,7 +72,7 @@ class BatchedAccumulation:
             self._total = None
         self._waiting.append(entry)
         elements = entry.pseudo_gradient.elements
-        if (len(self._waiting) + 1) * entry.pseudo_gradient.codes.nbytes > codes_bytes(F32, blocks(elements) * BLOCK):
+        if (len(self._waiting) + 1) * entry.pseudo_gradient.codes.nbytes > blocks(elements) * F32.block_bytes:
             self.total(elements)
 
     def total(self, elements: int) -> Vector:

@@ -31,8 +31,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.base.buffer_pool import Vector
 from atoll.codec.encoded import Encoded
-from atoll.codec.kernels import Vector
 from atoll.merge.fold import NORM_MIN, Corrections, SliceCorrection, slice_norms
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import ProtocolSettings

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.base import scratch_arrays
-from atoll.codec import KEYFRAME, Encoded, encoding_of
-from atoll.codec.kernels import Vector
+from atoll.base.buffer_pool import Vector
+from atoll.codec import KEYFRAME, Encoded, format_of
 from atoll.merge.outer import State
 
 Carry = npt.NDArray[Any]
@@ -43,7 +43,7 @@ class DownlinkQuantiser:
 
     def __init__(self, codec: str) -> None:
         """Keep the codec; raise `SettingsError` for an unknown one."""
-        self._encoding = encoding_of(codec)
+        self._format = format_of(codec)
         self.exact = codec == KEYFRAME
 
     def init(self, values: Vector) -> State:
@@ -56,7 +56,7 @@ class DownlinkQuantiser:
 
     def blank(self, elements: int) -> Encoded | None:
         """Return a place for the delta of so many elements, None where there is none."""
-        return None if self.exact else Encoded.blank(self._encoding.number, elements)
+        return None if self.exact else Encoded.blank(self._format, elements)
 
     def settle(self, values: Vector, following: Vector, delta: Encoded, carry: Carry) -> None:
         """Round the way from `values` to `following`: write what is sent of it into `delta`, where it leads into `following`.
@@ -66,4 +66,4 @@ class DownlinkQuantiser:
         Raises:
             FrameRejected: `not_finite`; the codec cannot hold the difference.
         """
-        self._encoding.check(delta.settle(values, following, carry.view(np.uint16)))
+        self._format.check(delta.settle(values, following, carry.view(np.uint16)))

@@ -31,10 +31,10 @@ from typing import Literal
 
 import numpy as np
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, ProtocolMisuse
 from atoll.base.parallel import each, parts
 from atoll.codec.encoded import Encoded
-from atoll.codec.kernels import Vector
 from atoll.merge.accumulate import AccumulateEntry, AccumulateStep, BatchedAccumulation
 from atoll.model.layout import FragmentSlice
 

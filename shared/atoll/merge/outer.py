@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.base import buffer_pool, scratch_arrays
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.base.parallel import each, parts
-from atoll.codec.kernels import Vector, kernels
+from atoll.merge.nesterov import nesterov
 
 State = dict[str, npt.NDArray[Any]]
 
@@ -86,7 +87,7 @@ class Nesterov:
         if not alike or carry.size not in (0, params.size) or (former.size and not self.momentum):
             got = [(vector.shape, vector.dtype.name) for vector in (*vectors, carry)]
             raise ProtocolMisuse("values, pseudo-gradient and momentum that do not belong together", got=got)
-        step = kernels(params.size).nesterov
+        step = nesterov(params.size)
         step(params, carry, pseudo_gradient, former, self.lr, self.momentum, following, newer)
 
 

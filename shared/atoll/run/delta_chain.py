@@ -23,13 +23,13 @@ import numpy as np
 import xxhash
 
 from atoll.base import scratch_arrays
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
 from atoll.base.logs import get
 from atoll.base.offload import off_loop
 from atoll.base.parallel import parts
 from atoll.bus.interface import Bus
 from atoll.codec import KEYFRAME, Encoded, FrameDecoder, FrameEncoder, Framing
-from atoll.codec.kernels import Vector
 from atoll.run.blob_reader import FrameReader
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Delta, Head, RunRecord

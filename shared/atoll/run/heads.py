@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, Record
-from atoll.codec.kernels import Vector
 from atoll.model.layout import Layout
 from atoll.run.delta_chain import newest_bytes, read_values
 from atoll.wire.messages import Head, RunRecord, decode

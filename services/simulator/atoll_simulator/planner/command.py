@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli.options import Assignments, Config
+from atoll.codec import FORMATS
 from atoll_simulator.fleet.parameters import DAY_S, FleetParameters
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _Overlap = Annotated[int | None, typer.Option(help="tau, steps a round may take.
 _Quorum = Annotated[int | None, typer.Option(help="K.  [default: 1]")]
 _Shards = Annotated[int | None, typer.Option(help="Synchronizer shards.  [default: 2]")]
 _UpCodec = Annotated[
-    str | None, typer.Option(help="Codec of pseudo-gradients: f32, bf16, int8, int4, e3m0.  [default: bf16]")
+    str | None, typer.Option(help=f"Codec of pseudo-gradients: {', '.join(FORMATS)}.  [default: bf16]")
 ]
 _DownCodec = Annotated[str | None, typer.Option(help="Codec of global frames.  [default: f32]")]
 _StepTokens = Annotated[str, typer.Option(help="Tokens of one step of one learner.")]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from atoll.base.errors import SettingsError
 from atoll.base.units import within
 from atoll.bus.options import DEFAULTS
-from atoll.codec import ENCODINGS, KEYFRAME
+from atoll.codec import FORMATS, KEYFRAME
 from atoll.protocol.settings import LEARNERS_MAX, ProtocolSettings
 from atoll.wire.limits import CHUNK_BYTES
 from atoll_simulator.planner.failures import Failures
@@ -141,9 +141,9 @@ class Question:
         self._check_protocol()
         self.failures.check()
         for name, codec in (("--up", self.protocol.codec_up), ("--down", self.protocol.codec_down)):
-            if codec not in ENCODINGS:
+            if codec not in FORMATS:
                 raise SettingsError(
-                    f"{name} is no codec", got=codec, allowed=", ".join(ENCODINGS), todo=f"set {name} to one of them"
+                    f"{name} is no codec", got=codec, allowed=", ".join(FORMATS), todo=f"set {name} to one of them"
                 )
         if self.protocol.fragments > self.parameters:
             raise SettingsError(

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.codec import KEYFRAME, Framing, encoding_of
-from atoll.codec.kernels import BLOCK
+from atoll.codec import KEYFRAME, Framing, format_of
+from atoll.codec.blocks import BLOCK
 from atoll.run.delta_chain import DELTAS_BEHIND
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Contribution, Delta, Head, Included, encode
@@ -53,7 +53,7 @@ class Traffic:
 
 def bits_per_number(codec: str) -> float:
     """Return the bits of a number in `codec`, block scales counted."""
-    return 8.0 * encoding_of(codec).size(BLOCK) / BLOCK
+    return 8.0 * format_of(codec).size(BLOCK) / BLOCK
 
 
 def traffic(question: Question) -> Traffic:

@@ -1,19 +1,26 @@
 """How kernels are compiled: for fixed types, when they are loaded, and once per machine.
 
-numba keeps machine code in a folder and knows it by time and size of the function's source file. So a constant that is
-compiled in must stand in that file; `agree` holds it against the one that everybody else uses. A folder that is full,
-damaged or not ours is no reason to stop: then every process compiles for itself.
+numba keeps machine code in a folder (beside the module, in a cache of the user, or in `NUMBA_CACHE_DIR`). It knows kept code by
+time and size of the function's source file, by the function's bytecode and by the values of its closure. What a kernel
+takes from *other* files, numba does not look at: the code of a format, and constants. So a kernel that uses any has the
+digest of those files in its closure, `stamp`: where one of them changed, code that was kept is not found and is made anew.
+
+A folder that is full, damaged or not ours is no reason to stop: then every process compiles for itself.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import xxhash
 from numba import njit, types
+from numba.extending import register_jitable
 
 from atoll.base.logs import get
-from atoll.codec import kernels
 
 log = get(__name__)
 
@@ -25,6 +32,7 @@ F32_IN = types.Array(types.float32, 1, "C", readonly=True)
 F32_OUT = types.Array(types.float32, 1, "C")
 U16_IN = types.Array(types.uint16, 1, "C", readonly=True)
 U16_OUT = types.Array(types.uint16, 1, "C")
+LANES = types.Array(types.float64, 1, "C")
 
 
 def compiled(*signatures: Any, fastmath: Collection[str] = ()) -> Callable[[F], F]:  # noqa: ANN401  (of numba)
@@ -46,9 +54,17 @@ def compiled(*signatures: Any, fastmath: Collection[str] = ()) -> Callable[[F], 
     return wrap
 
 
-def agree(constants: dict[str, Any], *names: str) -> None:
-    """Raise `AssertionError` unless these are the constants of `atoll.codec.kernels`."""
-    others = {name: (constants[name], getattr(kernels, name)) for name in names}
-    wrong = {name: pair for name, pair in others.items() if pair[0] != pair[1]}
-    if wrong:
-        raise AssertionError(f"constants that are not those of atoll.codec.kernels: {wrong}")
+@functools.cache
+def inlined(function: F) -> F:
+    """Let kernels call a plain function of another module: numba puts its code in its place.
+
+    The function itself is returned: in a closure it counts by its name, which is the same in every process, as a compiled
+    function is not; so the code of a kernel that calls it can be kept.
+    """
+    return cast("F", register_jitable(inline="always")(function))
+
+
+def stamp(*sources: Any) -> int:  # noqa: ANN401  (modules, or functions of them)
+    """Return a digest of the source files of these modules."""
+    files = [Path(inspect.getfile(source)).read_bytes() for source in sources]
+    return xxhash.xxh3_64_intdigest(b"".join(files)) >> 1

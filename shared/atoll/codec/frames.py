@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from atoll.base import scratch_arrays
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected
 from atoll.codec.encoded import Encoded
-from atoll.codec.kernels import F32, Vector
+from atoll.codec.formats import F32
 from atoll.codec.segments import Framing, cut_frame, seal, unseal
 from atoll.model.layout import FragmentSlice
 from atoll.wire.blobs import Portion
@@ -91,12 +92,12 @@ class FrameEncoder:
         """
         start, stop = self.framing.bounds(number)
         vector = self._read(start, stop)
-        segment = self.framing.encoding.encoded(vector)
+        segment = Encoded.of(vector, self.framing.format)
         self._gauge.measure(number, segment)
         if self._residue is not None:
             np.subtract(vector, segment.expanded(), out=self._residue[start:stop])
         scratch_arrays.release_pages(vector)
-        return seal(self.framing, number, segment.codes, segment.scales)
+        return seal(self.framing, number, segment)
 
     def norms(self) -> list[float]:
         """Return the L2 norms per slice of what was sent, once every segment was made."""
@@ -118,7 +119,7 @@ class EncodedFrame:
     def piece(self, number: int) -> bytearray:
         """Return a segment."""
         part = self._vector.stretch(*self.framing.bounds(number))
-        data = seal(self.framing, number, part.codes, part.scales)
+        data = seal(self.framing, number, part)
         part.release_pages()
         return data
 
@@ -164,7 +165,7 @@ class FrameDecoder:
         """Allocate what an honest frame needs."""
         self.framing = Framing(elements, codec)
         self._gauge = NormAccumulator(self.framing, slices)
-        self._vector = Encoded.blank(self.framing.encoding.number, elements)
+        self._vector = Encoded.blank(self.framing.format, elements)
 
     def take(self, number: int, data: Buffer) -> None:
         """Check a segment and keep it; several threads may take different ones.
@@ -175,9 +176,8 @@ class FrameDecoder:
         if not 0 <= number < len(self.framing):
             raise FrameRejected("size", "a segment too many", got=number, allowed=len(self.framing))
         start, stop = self.framing.bounds(number)
-        came = self.framing.encoding.view(
-            np.frombuffer(unseal(self.framing, number, data), dtype=np.uint8), stop - start
-        )
+        payload = np.frombuffer(unseal(self.framing, number, data), dtype=np.uint8)
+        came = Encoded.unpacked(payload, self.framing.format, stop - start)
         here = self._vector.stretch(start, stop)
         here.hold(came)
         self._gauge.measure(number, here)
@@ -199,7 +199,7 @@ class FrameDecoder:
     def values(self) -> Vector:
         """Return the numbers, once all segments are here; what came as float32 is not copied."""
         vector = self._vector
-        return vector.codes.view(np.float32) if vector.kind == F32 else vector.expanded()
+        return vector.codes.view(np.float32) if vector.format is F32 else vector.expanded()
 
 
 def encode_frame(vector: Vector, codec: str) -> bytearray:

@@ -1,0 +1,362 @@
+"""The loops of a format's compiled form; `atoll.codec.kernels` says what each one does, `in_numpy` the same in NumPy.
+
+A code is decoded where it is used, in registers. A block that a stretch shares with its neighbours is done number by number.
+
+Written so that LLVM turns inner loops into vector instructions by itself: rows of a view, indices from zero to a constant (no
+wrap-around to check, no remainder), one plain statement per element, integers kept as narrow as their sums allow. There is no
+slice per block: numba counts who holds it, which would cost as much as the work. The functions of a format are put in their
+place by numba: what LLVM puts in place later has lost its vector loops.
+
+The largest magnitude of a block is found on the bits of its numbers: as integers magnitudes are in order, infinity and what
+is not a number above all others, and a maximum of integers is one vector instruction.
+
+Squares of floats are added up in float32 first, those at one place of the eight blocks of a *tile*, as a tree: half the work
+of float64, and a few parts in ten million off at most. That holds as long as squares are in the range of float32. Where a
+sum comes out infinite, or tiny, all of it is done again in float64, where no square of a float32 is either. Tiles are counted
+from the beginning of the vector; what a stretch does not cover of one is zero. Squares of codes are
+integers, and exact for a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from atoll.base.buffer_pool import Vector
+from atoll.codec import blocks
+from atoll.codec.blocks import BLOCK, SCALE_MIN, SQUARES_MIN, TILE, Bytes, Halves, Lanes, Rows
+from atoll.codec.formats import bf16
+from atoll.codec.formats.interface import Format
+from atoll.codec.kernels import BEND, BLEND, COPY
+from atoll.codec.kernels.compiling import BYTES, BYTES_OUT, F32_IN, F32_OUT, LANES, U16_OUT, compiled, inlined, stamp
+
+Loops = tuple[Callable[..., None], Callable[..., float], Callable[..., float], Callable[..., float]]
+
+EIGHT = TILE // BLOCK
+INFINITE = 0x7F800000
+
+half_of = inlined(bf16.half_of)
+_FACTORS = (types.float32, types.float32, types.float32)
+
+
+def loops(form: Format) -> Loops:
+    """Return `over`, `squares`, `quantise` and `settle` of a format."""
+    for helper in form.compiled.helpers:
+        inlined(helper)
+    mark = stamp(blocks, bf16, form.compiled.encode)
+    squares = _squares_of_codes if form.levels else _squares_of_floats
+    return _over(form, mark), squares(form, mark), _quantise(form, mark), _settle(form, mark)
+
+
+def _over(form: Format, mark: int) -> Callable[..., None]:
+    code, decode, part_of = (
+        form.code,
+        inlined(form.compiled.decode),
+        inlined(_whole if form.items == BLOCK else _nibble),
+    )
+    constants = (form.items, np.float32(form.unit), mark)
+
+    @compiled(types.void(types.intp, BYTES, F32_IN, types.intp, types.intp, F32_IN, F32_OUT, LANES, *_FACTORS))
+    def over(
+        operation: int,
+        payload: Bytes,
+        scales: Vector,
+        start: int,
+        stop: int,
+        others: Vector,
+        acc: Vector,
+        lanes: Lanes,
+        keep: float,
+        take: float,
+        add: float,
+    ) -> None:
+        """Do `operation` with elements `start` to `stop`: a part of a block, whole blocks, and a part of a block again."""
+        items, unit = constants[0], constants[1]
+        codes, scaled, at = payload.view(code), scales.size > 0, start
+        while at < stop:
+            first = at // BLOCK
+            if at == first * BLOCK and stop - at >= BLOCK:
+                end = stop // BLOCK * BLOCK
+                rows = codes[first * items : end // BLOCK * items].reshape(-1, items)
+                here, beside = acc[at:end].reshape(-1, BLOCK), others[at:end].reshape(-1, BLOCK)
+                for row in range(rows.shape[0]):
+                    scale = unit * scales[first + row] if scaled else unit
+                    share, wide = take * scale, np.float64(scale)
+                    for half in range(BLOCK // items):
+                        to = half * items
+                        if operation == BLEND:
+                            for i in range(items):
+                                v = np.float32(decode(part_of(rows[row, i], half)))
+                                here[row, to + i] = keep * here[row, to + i] + share * v
+                        elif operation == BEND:
+                            for i in range(items):
+                                v = np.float32(decode(part_of(rows[row, i], half)))
+                                bent = share * v + add * beside[row, to + i]
+                                here[row, to + i] = keep * here[row, to + i] + bent
+                        elif operation == COPY:
+                            for i in range(items):
+                                here[row, to + i] = scale * np.float32(decode(part_of(rows[row, i], half)))
+                        else:
+                            for i in range(items):
+                                v = np.float64(decode(part_of(rows[row, i], half)))
+                                lanes[to + i] += wide * (v * np.float64(beside[row, to + i]))
+            else:
+                end = min((first + 1) * BLOCK, stop)
+                scale = unit * scales[first] if scaled else unit
+                share = take * scale
+                for place in range(at, end):
+                    lane = place % BLOCK
+                    v = np.float32(decode(part_of(codes[first * items + lane % items], lane // items)))
+                    if operation == BLEND:
+                        acc[place] = keep * acc[place] + share * v
+                    elif operation == BEND:
+                        acc[place] = keep * acc[place] + (share * v + add * others[place])
+                    elif operation == COPY:
+                        acc[place] = scale * v
+                    else:
+                        lanes[lane] += np.float64(scale) * (np.float64(v) * np.float64(others[place]))
+            at = end
+
+    return over
+
+
+def _squares_of_codes(form: Format, mark: int) -> Callable[..., float]:
+    code, decode, part_of = (
+        form.code,
+        inlined(form.compiled.decode),
+        inlined(_whole if form.items == BLOCK else _nibble),
+    )
+    constants, most = (form.items, np.float32(form.unit), mark), (form.levels or 1) / form.unit + 1
+    short = np.int16 if BLOCK * most**2 < 1 << 15 else np.int32  # twice as many in a vector register
+
+    @compiled(types.float64(BYTES, F32_IN, types.intp, types.intp))
+    def squares(payload: Bytes, scales: Vector, start: int, stop: int) -> float:
+        """Return the sum of squares of elements `start` to `stop`, block by block."""
+        items, unit, total, at = constants[0], constants[1], 0.0, start
+        rows = payload.view(code).reshape(-1, items)
+        while at < stop:
+            first = at // BLOCK
+            if at == first * BLOCK and stop - at >= BLOCK:
+                end = stop // BLOCK * BLOCK
+                here, own = rows[first : end // BLOCK], scales[first : end // BLOCK]
+                for row in range(here.shape[0]):
+                    sum_of_block = short(0)
+                    for i in range(items):
+                        v = short(decode(part_of(here[row, i], 0)))
+                        w = short(decode(part_of(here[row, i], 1))) if items < BLOCK else short(0)
+                        sum_of_block = short(sum_of_block + short(short(v * v) + short(w * w)))
+                    wide = np.float64(unit * own[row])
+                    total += wide * wide * np.float64(sum_of_block)
+            else:
+                end, sum_of_part = min((first + 1) * BLOCK, stop), np.int32(0)
+                for lane in range(at - first * BLOCK, end - first * BLOCK):
+                    u = np.int32(decode(part_of(rows[first, lane % items], lane // items)))
+                    sum_of_part = np.int32(sum_of_part + np.int32(u * u))
+                wide = np.float64(unit * scales[first])
+                total += wide * wide * np.float64(sum_of_part)
+            at = end
+        return total
+
+    return squares
+
+
+def _squares_of_floats(form: Format, mark: int) -> Callable[..., float]:
+    code, number = form.code, inlined(form.compiled.decode)
+    constants = (form.items, mark)
+
+    @compiled(types.float64(BYTES, F32_IN, types.intp, types.intp))
+    def squares(payload: Bytes, _: Vector, start: int, stop: int) -> float:
+        """Return the sum of squares of elements `start` to `stop`: in float32 by eights, or all in float64."""
+        codes, lanes = payload.view(code), np.zeros(constants[0], np.float64)
+        for exactly in (False, True):
+            lanes[:] = 0.0
+            at = start
+            while at < stop:
+                tile = at // TILE
+                if at == tile * TILE and stop - at >= TILE and not exactly:
+                    end = stop // TILE * TILE
+                    tiles = codes[at:end].reshape(-1, EIGHT, BLOCK)
+                else:
+                    end = min((tile + 1) * TILE, stop)
+                    part = np.zeros(TILE, code)
+                    part[at - tile * TILE : end - tile * TILE] = codes[at:end]
+                    tiles = part.reshape(-1, EIGHT, BLOCK)
+                if exactly:
+                    for i in range(BLOCK):
+                        lanes[i] += _tree(
+                            np.float64(number(tiles[0, 0, i])),
+                            np.float64(number(tiles[0, 1, i])),
+                            np.float64(number(tiles[0, 2, i])),
+                            np.float64(number(tiles[0, 3, i])),
+                            np.float64(number(tiles[0, 4, i])),
+                            np.float64(number(tiles[0, 5, i])),
+                            np.float64(number(tiles[0, 6, i])),
+                            np.float64(number(tiles[0, 7, i])),
+                        )
+                else:
+                    for t in range(tiles.shape[0]):
+                        for i in range(BLOCK):
+                            a, b, c = number(tiles[t, 0, i]), number(tiles[t, 1, i]), number(tiles[t, 2, i])
+                            d, e, f = number(tiles[t, 3, i]), number(tiles[t, 4, i]), number(tiles[t, 5, i])
+                            lanes[i] += np.float64(
+                                _tree(a, b, c, d, e, f, number(tiles[t, 6, i]), number(tiles[t, 7, i]))
+                            )
+                at = end
+            largest, total = 0.0, 0.0
+            for i in range(BLOCK):
+                largest = max(largest, lanes[i])
+                total += lanes[i]
+            if total < np.inf and largest >= SQUARES_MIN:
+                return total
+        return total
+
+    return squares
+
+
+def _quantise(form: Format, mark: int) -> Callable[..., float]:
+    code, encode, join = form.code, inlined(form.compiled.encode), inlined(_first if form.items == BLOCK else _pair)
+    levels, constants = np.float32(form.levels or 1), (form.items, mark)
+
+    @compiled(types.float32(F32_IN, BYTES_OUT, F32_OUT))
+    def quantise(vector: Vector, payload: Bytes, scales: Vector) -> float:
+        """Write the codes and the scales of a vector; return its largest magnitude."""
+        items = constants[0]
+        codes, scaled, largest = payload.view(code), scales.size > 0, np.int32(0)
+        whole = vector.size // BLOCK
+        for last in range(2):
+            if last:
+                first, rows = whole, _padded(vector, whole * BLOCK, vector.size)
+                packed, count = np.zeros((1, items), code), min(1, vector.size - whole * BLOCK)
+            else:
+                first, rows = 0, vector[: whole * BLOCK].reshape(-1, BLOCK)
+                packed, count = codes[: whole * items].reshape(-1, items), whole
+            for row in range(count):
+                here = np.int32(0)
+                for i in range(BLOCK):
+                    here = max(here, _magnitude(rows[row, i]))
+                largest = max(largest, here)
+                if largest >= INFINITE:
+                    return np.inf
+                inverse = np.float32(1.0)
+                if scaled:
+                    scale = _scale(levels, here)
+                    scales[first + row] = scale
+                    inverse = np.float32(1.0) / scale if scale > 0.0 else np.float32(0.0)
+                for i in range(items):
+                    one, other = encode(rows[row, i], inverse), encode(rows[row, BLOCK - items + i], inverse)
+                    packed[row, i] = join(one, other)
+            if last and count:
+                left = codes[whole * items :]
+                left[:] = packed[0, : left.size]
+        return float(np.int32(largest).view(np.float32))
+
+    return quantise
+
+
+def _settle(form: Format, mark: int) -> Callable[..., float]:
+    code, encode, join = form.code, inlined(form.compiled.encode), inlined(_first if form.items == BLOCK else _pair)
+    decode, part_of = inlined(form.compiled.decode), inlined(_whole if form.items == BLOCK else _nibble)
+    levels, constants = np.float32(form.levels or 1), (form.items, np.float32(form.unit), mark)
+
+    @compiled(types.float32(F32_IN, F32_OUT, BYTES_OUT, F32_OUT, U16_OUT))
+    def settle(values: Vector, following: Vector, payload: Bytes, scales: Vector, carry: Halves) -> float:
+        """Write the codes and scales of `following - values`, what they make of `values`, and what they leave."""
+        items, unit = constants[0], constants[1]
+        codes, scaled, largest = payload.view(code), scales.size > 0, np.int32(0)
+        size, whole, work = values.size, values.size // BLOCK, np.empty(BLOCK, np.float32)
+        for last in range(2):
+            if last:
+                first, start = whole, whole * BLOCK
+                now, then = _padded(values, start, size), _padded(following, start, size)
+                packed, rest = np.zeros((1, items), code), np.zeros((1, BLOCK), np.uint16)
+                count = min(1, size - start)
+            else:
+                first, start, count = 0, whole * BLOCK, whole
+                now, then = values[:start].reshape(-1, BLOCK), following[:start].reshape(-1, BLOCK)
+                packed, rest = codes[: whole * items].reshape(-1, items), carry[:start].reshape(-1, BLOCK)
+            for row in range(count):
+                here, share, inverse = np.int32(0), unit, np.float32(1.0)
+                for i in range(BLOCK):
+                    work[i] = then[row, i] - now[row, i]
+                    here = max(here, _magnitude(then[row, i] - now[row, i]))
+                if here >= INFINITE:
+                    return np.inf
+                if scaled:
+                    scale = _scale(levels, here)
+                    scales[first + row] = scale
+                    inverse = np.float32(1.0) / scale if scale > 0.0 else np.float32(0.0)
+                    share = unit * scale
+                for i in range(items):
+                    packed[row, i] = join(encode(work[i], inverse), encode(work[BLOCK - items + i], inverse))
+                for half in range(BLOCK // items):
+                    to = half * items
+                    for i in range(items):
+                        v = np.float32(decode(part_of(packed[row, i], half)))
+                        settled = now[row, to + i] + share * v
+                        left = then[row, to + i] - settled
+                        then[row, to + i] = settled
+                        rest[row, to + i] = half_of(left)
+                        here = max(here, _magnitude(left))
+                largest = max(largest, here)
+                if largest >= INFINITE:
+                    return np.inf
+            if last and count:
+                following[start:], carry[start:] = then[0, : size - start], rest[0, : size - start]
+                end = codes[whole * items :]
+                end[:] = packed[0, : end.size]
+        return float(np.int32(largest).view(np.float32))
+
+    return settle
+
+
+def _whole(code: Any, _: int) -> Any:  # noqa: ANN401  (of any type)
+    """Return a code that is stored by itself."""
+    return code
+
+
+def _nibble(pair: np.uint8, half: int) -> np.uint8:
+    """Return the low nibble of a pair, or the high one."""
+    return np.uint8(np.uint8(pair >> np.uint8(np.uint8(half) << np.uint8(2))) & np.uint8(15))
+
+
+def _first(one: Any, _: Any) -> Any:  # noqa: ANN401  (of any type)
+    """Return a code that is stored by itself."""
+    return one
+
+
+def _pair(one: np.int32, other: np.int32) -> np.uint8:
+    """Return two codes as one byte."""
+    return np.uint8(one | np.int32(other << np.int32(4)))
+
+
+@njit(inline="always")
+def _padded(vector: Vector, start: int, stop: int) -> Rows:
+    """Return elements `start` to `stop`, of one block, in their places in a row that is zero elsewhere."""
+    out = np.zeros((1, BLOCK), np.float32)
+    if vector.size:
+        low = start % BLOCK
+        out[0, low : low + stop - start] = vector[start:stop]
+    return out
+
+
+@njit(inline="always")
+def _magnitude(number: np.float32) -> np.int32:
+    """Return the bits of a magnitude: as integers they are in order, and NaN is above infinity."""
+    return np.int32(np.float32(number).view(np.int32) & np.int32(0x7FFFFFFF))
+
+
+@njit(inline="always")
+def _scale(levels: np.float32, largest: np.int32) -> np.float32:
+    """Return what the largest magnitude of a block is so many levels of, rounded up to bfloat16; 0 below `SCALE_MIN`."""
+    bits = np.float32(np.int32(largest).view(np.float32) / levels).view(np.int32)
+    scale = np.int32(np.int32(bits + np.int32(0xFFFF)) & np.int32(-65536)).view(np.float32)
+    return scale if scale > SCALE_MIN else np.float32(0.0)
+
+
+@njit(inline="always")
+def _tree(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:  # noqa: ANN401  (floats of one type)
+    """Return the sum of eight squares, in the type of the numbers."""
+    return ((a * a + b * b) + (c * c + d * d)) + ((e * e + f * f) + (g * g + h * h))

@@ -1,0 +1,112 @@
+"""The quantiser as a JAX program of a format's JAX form, to the bit what the other two forms have.
+
+XLA computes what it is told in its own way: it multiplies and adds in one rounding where it can, divides by multiplying
+with an inverse, and lets GPUs divide with an error of two units in the last place. None of this may happen here, so
+
+- a product that is added to something, and is not exact, passes through `alone`: its bits, as an integer, exclusive-or a
+  zero that is an argument of the program. No compiler can know that this changes nothing, so none can join the two;
+- there is no division of floats. A block's scale is the quotient of an integer of 24 bits and a format's levels, the inverse of
+  a scale that of 2^31 and its 8 bits: integers, rounded to nearest even as IEEE 754 says.
+
+What is left are numbers below 2^-126, which XLA takes for zero on some devices, the CPU among them, and so do we: a
+pseudo-gradient as small as that, what rounding took of it, and a block whose scale would be, is zero. No weight trains there.
+
+Codes are returned as the format stores them, scales as the upper 16 bits of a float32, and the largest magnitude as the bits of
+a float32: as integers magnitudes are in order, infinity and what is not a number above all others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from atoll.codec.blocks import BLOCK
+from atoll.codec.encoded import Encoded
+from atoll.codec.formats.interface import Format, stored
+
+F = TypeVar("F", bound=Callable[..., Any])
+Array = jax.Array
+
+HIDDEN = 1 << 23
+"""The bit of a float32's mantissa that is not stored."""
+
+
+class Quantised(NamedTuple):
+    """A vector's codes, the scales of its blocks (uint16, or none), its largest magnitude, and what rounding took of it."""
+
+    codes: Array
+    scales: Array | None
+    largest: Array
+    residue: Array | None
+
+    def on_host(self, form: Format, elements: int) -> Encoded:
+        """Return the vector on the host.
+
+        Raises:
+            FrameRejected: `not_finite`; what would not arrive finite is not sent.
+        """
+        codes, scales, largest = jax.device_get((self.codes, self.scales, self.largest))
+        form.check(float(np.asarray(largest, dtype=np.int32).view(np.float32)))
+        wide = np.zeros(0, np.uint32) if scales is None else scales.astype(np.uint32) << 16
+        return Encoded(form, elements, codes.view(np.uint8), wide.view(np.float32))
+
+
+def jit(*static: str) -> Callable[[F], F]:
+    """Compile a function, once for each set of shapes and of its `static` arguments."""
+    return functools.partial(jax.jit, static_argnames=static)  # type: ignore[return-value]
+
+
+@jit("form", "feedback")
+def quantised(form: Format, vector: Array, zero: int, *, feedback: bool) -> Quantised:
+    """Return what `atoll.codec.kernels.Kernels.quantise` writes, of a flat float32 vector."""
+    largest = jnp.max(lax.bitcast_convert_type(vector, jnp.int32) & 0x7FFFFFFF, initial=0)
+    if form.levels is None:
+        codes, sent = form.jax(vector, vector)
+        return Quantised(codes.astype(form.code), None, largest, vector - sent if feedback else None)
+    blocks = jnp.pad(vector, (0, -vector.size % BLOCK)).reshape(-1, BLOCK)
+    scales = _scales(jnp.max(lax.bitcast_convert_type(blocks, jnp.int32) & 0x7FFFFFFF, axis=1), form.levels)
+    codes, numbers = form.jax(blocks, alone(blocks * _inverses(scales)[:, None], zero))
+    residue = None
+    if feedback:
+        units = lax.bitcast_convert_type(scales, jnp.float32) * form.unit
+        sent = units[:, None] * numbers  # exact: 8 bits times 7
+        residue = (blocks - sent).reshape(-1)[: vector.size]
+    return Quantised(stored(form, codes).reshape(-1), (scales >> 16).astype(jnp.uint16), largest, residue)
+
+
+def alone(product: Array, zero: int) -> Array:
+    """Return a product, rounded: nothing that is done with it can become one operation with it."""
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(product, jnp.int32) ^ zero, jnp.float32)
+
+
+def _nearest(dividend: Array, divisor: Array | int) -> Array:
+    """Return the quotient of two uint32, rounded to nearest, ties to even; of the divisor there are two bits to spare."""
+    divisor = jnp.asarray(divisor, jnp.uint32)
+    quotient = lax.div(dividend, jnp.broadcast_to(divisor, dividend.shape))
+    twice = 2 * (dividend - quotient * divisor)
+    return quotient + ((twice > divisor) | (twice == divisor) & (quotient & 1 == 1)).astype(jnp.uint32)
+
+
+def _scales(largest: Array, levels: int) -> Array:
+    """Return the bits of the scales of blocks, int32, from those of their largest magnitudes: m / levels, rounded up."""
+    mantissa = (largest & (HIDDEN - 1) | HIDDEN).astype(jnp.uint32)
+    width = levels.bit_length()
+    shift = width - (mantissa << width >= jnp.uint32(levels << 24)).astype(jnp.int32)
+    quotient = _nearest(mantissa << shift.astype(jnp.uint32), levels).astype(jnp.int32)  # 24 bits
+    exponent = (largest >> 23) - shift
+    share = (exponent << 23) + (quotient - HIDDEN)
+    return jnp.where(exponent > 0, share + 0xFFFF & -65536, 0)
+
+
+def _inverses(scales: Array) -> Array:
+    """Return one over each scale, zero for a zero."""
+    significand = (scales >> 16 & 0x7F | 0x80).astype(jnp.uint32)
+    quotient = _nearest(jnp.full_like(significand, 1 << 31), significand).astype(jnp.int32)
+    inverse = (253 - (scales >> 23) << 23) + (quotient - HIDDEN)
+    return lax.bitcast_convert_type(jnp.where(scales > 0, inverse, 0), jnp.float32)

@@ -1,0 +1,164 @@
+"""The loops of a format's NumPy form: what `compiled` computes, to the bit. `atoll.codec.kernels` says what each one does.
+
+An operation is done on whole blocks, a stretch at a time; what a stretch shares with its neighbours is zero in a copy, so that
+lanes and results are those of whole blocks. Sums over the blocks of a stretch run along the first axis, which NumPy adds in
+order; the lanes so far are its first row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from atoll.base.buffer_pool import Vector
+from atoll.codec.blocks import BLOCK, SCALE_MIN, SQUARES_MIN, TILE, Bytes, Halves, Lanes, Rows, blocks
+from atoll.codec.formats import bf16
+from atoll.codec.formats.interface import Format, loaded, stored
+from atoll.codec.kernels import BEND, BLEND, COPY, MULTIPLY
+
+Loops = tuple[Callable[..., None], Callable[..., float], Callable[..., float], Callable[..., float]]
+
+STRETCH = 128 * BLOCK
+_NONE = np.empty(0, dtype=np.float32)
+
+
+def loops(form: Format) -> Loops:
+    """Return `over`, `squares`, `quantise` and `settle` of a format."""
+    squares = _squares_of_codes if form.levels else _squares_of_floats
+    return partial(_over, form), partial(squares, form), partial(_quantise, form), partial(_settle, form)
+
+
+def _over(
+    form: Format,
+    operation: int,
+    payload: Bytes,
+    scales: Vector,
+    start: int,
+    stop: int,
+    others: Vector,
+    acc: Vector,
+    lanes: Lanes,
+    keep: float,
+    take: float,
+    add: float,
+) -> None:
+    """Do `operation` with elements `start` to `stop`."""
+    for at in range(start // BLOCK * BLOCK, stop, STRETCH):
+        low, high = max(start, at), min(at + STRETCH, stop)
+        count = blocks(high - at)
+        rows, scale = _rows(form, payload, (at, low, high), count), _scales(form, scales, at, count)
+        beside = _padded(others, low, high, at, count)
+        if operation == MULTIPLY:
+            # Of a hostile payload: who asks for a sum looks whether it is finite.
+            with np.errstate(over="ignore", invalid="ignore"):
+                addends = scale.astype(np.float64) * (rows.astype(np.float64) * beside.astype(np.float64))
+                lanes[:] = np.add.reduce(np.concatenate([lanes[None], addends]), axis=0)
+        else:
+            result = _combined(operation, rows, scale, beside, _padded(acc, low, high, at, count), (keep, take, add))
+            acc[low:high] = result.reshape(-1)[low - at : high - at]
+
+
+def _squares_of_floats(form: Format, payload: Bytes, _: Vector, start: int, stop: int) -> float:
+    """Return the sum of squares of elements `start` to `stop`: in float32 by eights, or all in float64."""
+    lanes = np.zeros(BLOCK)
+    # What is infinite may be a hostile payload's: who asks looks whether the sum is finite. What is tiny is done again.
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for dtype in (np.float32, np.float64):
+            lanes[:] = 0.0
+            for at in range(start // TILE * TILE, stop, STRETCH):
+                end = min(at + STRETCH, stop)
+                count = -(-(end - at) // TILE) * (TILE // BLOCK)
+                rows = _rows(form, payload, (at, max(start, at), end), count)
+                squared = np.square(rows.astype(dtype)).reshape(-1, TILE // BLOCK, BLOCK)
+                while squared.shape[1] > 1:
+                    squared = squared[:, ::2] + squared[:, 1::2]
+                lanes[:] = np.add.reduce(np.concatenate([lanes[None], squared[:, 0].astype(np.float64)]), axis=0)
+            if SQUARES_MIN <= lanes.max() < np.inf:
+                break
+        return float(np.add.accumulate(lanes)[-1])
+
+
+def _squares_of_codes(form: Format, payload: Bytes, scales: Vector, start: int, stop: int) -> float:
+    """Return the sum of squares of elements `start` to `stop` of scaled codes, block by block."""
+    total = 0.0
+    for at in range(start // BLOCK * BLOCK, stop, STRETCH):
+        end = min(at + STRETCH, stop)
+        count = blocks(end - at)
+        rows = _rows(form, payload, (at, max(start, at), end), count)
+        wide = _scales(form, scales, at, count)[:, 0].astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            of_blocks = wide * wide * np.square(rows.astype(np.int32)).sum(axis=1)
+            total = float(np.add.accumulate(np.concatenate([[total], of_blocks]))[-1])
+    return total
+
+
+def _quantise(form: Format, vector: Vector, payload: Bytes, scales: Vector) -> float:
+    """Write the codes and the scales of a vector; return its largest magnitude."""
+    largest = float(np.abs(vector).max(initial=0.0))
+    if not np.isfinite(largest):
+        return float("inf")
+    rows = _padded(vector, 0, vector.size, 0, blocks(vector.size))
+    inverse = np.ones((len(rows), 1), np.float32)
+    if form.levels:
+        shares = np.abs(rows).max(axis=1) / np.float32(form.levels)
+        rounded = ((shares.view(np.int32) + np.int32(0xFFFF)) & np.int32(-65536)).view(np.float32)
+        scales[:] = np.where(rounded > SCALE_MIN, rounded, np.float32(0.0))
+        inverse = np.divide(np.float32(1.0), scales, out=np.zeros_like(scales), where=scales > 0)[:, None]
+    codes = payload.view(form.code)
+    codes[:] = stored(form, form.numpy.encode(rows, inverse)).reshape(-1)[: codes.size]
+    return largest
+
+
+def _settle(form: Format, values: Vector, following: Vector, payload: Bytes, scales: Vector, carry: Halves) -> float:
+    """Write the codes and scales of `following - values`, what they make of `values`, and what they leave."""
+    wanted = following.copy()
+    largest = _quantise(form, np.subtract(wanted, values), payload, scales)
+    if not np.isfinite(largest):
+        return largest
+    following[:] = values
+    _over(form, BLEND, payload, scales, 0, values.size, _NONE, following, np.empty(BLOCK), 1.0, 1.0, 0.0)
+    left = np.subtract(wanted, following)
+    return max(largest, _quantise(bf16.BF16, left, carry.view(np.uint8), _NONE))
+
+
+def _rows(form: Format, payload: Bytes, place: tuple[int, int, int], count: int) -> Rows:
+    """Return `count` blocks before their scale, from element `at` on; zero but for elements `low` to `high`."""
+    at, low, high = place
+    codes = payload.view(form.code)[at // BLOCK * form.items : (at // BLOCK + count) * form.items]
+    if codes.size < count * form.items:  # of a format without scales, which ends where its elements do
+        codes = np.concatenate([codes, np.zeros(count * form.items - codes.size, form.code)])
+    rows = np.array(form.numpy.decode(loaded(form, codes.reshape(count, form.items))))
+    rows.reshape(-1)[: low - at] = 0
+    rows.reshape(-1)[high - at :] = 0
+    return rows
+
+
+def _scales(form: Format, scales: Vector, at: int, count: int) -> Rows:
+    """Return what a decoded number of each block stands for, as a column."""
+    if not scales.size:
+        return np.ones((count, 1), np.float32)
+    return np.float32(form.unit) * scales[at // BLOCK : at // BLOCK + count, None]
+
+
+def _combined(
+    operation: int, values: Rows, scale: Rows, others: Rows, acc: Rows, factors: tuple[float, float, float]
+) -> Rows:
+    """Return what `acc` becomes."""
+    keep, take, add = (np.float32(factor) for factor in factors)
+    with np.errstate(over="ignore", invalid="ignore"):  # a hostile scale; who asks looks for what is not finite
+        if operation == COPY:
+            return scale * values
+        blended = (take * scale) * values
+        if operation == BEND:
+            blended = blended + add * others
+        return keep * acc + blended
+
+
+def _padded(vector: Vector, low: int, high: int, at: int, count: int) -> Rows:
+    """Return elements `low` to `high` in their places in blocks that begin at `at`, zero elsewhere."""
+    rows = np.zeros(count * BLOCK, np.float32)
+    if vector.size:
+        rows[low - at : high - at] = vector[low:high]
+    return rows.reshape(count, BLOCK)

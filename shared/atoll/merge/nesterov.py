@@ -1,0 +1,90 @@
+"""One step of SGD with Nesterov momentum, in NumPy and compiled: the same bits from both (`atoll.merge.outer`).
+
+    momentum' = mu momentum + d        values' = (values + carry) - lr (d + mu momentum')        d: the pseudo-gradient
+
+Without momentum where `momentum` is empty; from `values` alone where `carry`, bits of bfloat16, is. No multiplication is fused
+with an addition. In the compiled form, what a step has of momentum and of carry is asked once per stretch, not once per number,
+and a stretch stays in the first cache between its loops: each of them is a vector loop, and memory is read and written once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from atoll.base.buffer_pool import Vector
+from atoll.codec.blocks import Halves
+from atoll.codec.formats.bf16 import widened
+from atoll.codec.kernels import FAST_ELEMENTS
+
+STRETCH = 1024
+
+
+def nesterov(elements: int) -> Callable[..., None]:
+    """Return (values, carry, pseudo_gradient, momentum, lr, mu, next_values, next_momentum) for vectors of so many elements."""
+    return compiled_step() if elements >= FAST_ELEMENTS else numpy_step
+
+
+@functools.cache
+def compiled_step() -> Callable[..., None]:
+    """Return the compiled form, that in NumPy where there is no numba."""
+    try:
+        from numba import types  # noqa: PLC0415  (either form is loaded when it is first needed)
+
+        from atoll.codec.kernels.compiling import F32_IN, F32_OUT, U16_IN, compiled  # noqa: PLC0415
+    except ImportError:
+        return numpy_step
+    signature = types.void(F32_IN, U16_IN, F32_IN, F32_IN, types.float32, types.float32, F32_OUT, F32_OUT)
+    return compiled(signature)(_step)
+
+
+def numpy_step(
+    values: Vector,
+    carry: Halves,
+    pseudo_gradient: Vector,
+    momentum: Vector,
+    lr: float,
+    mu: float,
+    next_values: Vector,
+    next_momentum: Vector,
+) -> None:
+    """Do one step, whole vectors at a time."""
+    step = pseudo_gradient
+    if momentum.size:
+        np.add(np.float32(mu) * momentum, pseudo_gradient, out=next_momentum)
+        step = pseudo_gradient + np.float32(mu) * next_momentum
+    unrounded = values + widened(carry) if carry.size else values
+    np.subtract(unrounded, np.float32(lr) * step, out=next_values)
+
+
+def _step(
+    values: Vector,
+    carry: Halves,
+    pseudo_gradient: Vector,
+    momentum: Vector,
+    lr: float,
+    mu: float,
+    next_values: Vector,
+    next_momentum: Vector,
+) -> None:
+    """Do one step, a stretch after the other; compiled."""
+    for start in range(0, values.size, STRETCH):
+        now, delta = values[start : start + STRETCH], pseudo_gradient[start : start + STRETCH]
+        then, lost = next_values[start : start + STRETCH], carry[start : start + STRETCH]
+        if momentum.size:
+            before, after = momentum[start : start + STRETCH], next_momentum[start : start + STRETCH]
+            for i in range(now.size):
+                pushed = mu * before[i] + delta[i]
+                after[i] = pushed
+                then[i] = lr * (delta[i] + mu * pushed)
+        else:
+            for i in range(now.size):
+                then[i] = lr * delta[i]
+        if carry.size:
+            for i in range(now.size):
+                then[i] = (now[i] + np.uint32(np.uint32(lost[i]) << np.uint32(16)).view(np.float32)) - then[i]
+        else:
+            for i in range(now.size):
+                then[i] = now[i] - then[i]
