@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import TypeVar
 
 import msgspec
 import pytest
@@ -50,12 +51,34 @@ from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from atoll.protocol.snapshots import freeze, thaw
 from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
 from support.reference_machines import FateModel, IslandModel, RoundModel
 
 SEEDS = [range(first, first + 10) for first in range(0, 60, 10)]
 FACTS = 120
+THAWED_EVERY = 17
 NAMES = ("a", "b", "c")
+
+
+M = TypeVar("M", Island, Shard, Tenure)
+
+
+def thawed(machine: M) -> M:
+    """Return the machine that a dump of this one makes, from its state alone; the two are in the same state."""
+    frozen = freeze(machine)
+    other = thaw(frozen)
+    assert type(other) is type(machine)
+    first, second = (unordered(msgspec.json.decode(state)) for state in (frozen, freeze(other)))
+    assert first == second
+    return other
+
+
+def unordered(value: object) -> object:
+    """Return a value whose lists are in one order: sets are written in any."""
+    if isinstance(value, dict):
+        return {name: unordered(inside) for name, inside in value.items()}
+    return sorted((unordered(inside) for inside in value), key=repr) if isinstance(value, list) else value
 
 
 def agreed(**asked: object) -> ProtocolSettings:
@@ -143,8 +166,10 @@ def test_a_learner_answers_as_its_model_whatever_it_hears(seeds: range) -> None:
     """Every fact: the same commands, and the same fate for every step of every fragment."""
     for seed in seeds:
         scene = IslandAtRandom(seed)
-        for _ in range(FACTS):
+        for fact in range(FACTS):
             scene.act()
+            if fact % THAWED_EVERY == 0:
+                scene.island = thawed(scene.island)
         lags = [own.known - own.anchor for own in scene.island.intervals.values()]
         assert scene.island.lag_versions == max(lags)
         scene.end()
@@ -303,8 +328,10 @@ def test_a_shard_decides_as_its_models_whatever_it_is_offered(seeds: range) -> N
     """Weights, ages, staleness weights, fates, averages, grace windows and the reasons that rounds end for."""
     for seed in seeds:
         scene = ShardAtRandom(seed)
-        for _ in range(FACTS):
+        for fact in range(FACTS):
             scene.act()
+            if fact % THAWED_EVERY == 0:
+                scene.shard = thawed(scene.shard)
         assert scene.fates.fates
         scene.end()
 
@@ -395,6 +422,7 @@ def test_a_candidate_takes_and_renews_a_lease_as_its_model(seeds: range) -> None
             if tenure.standing is LeaseStanding.OWNING:
                 assert tenure.revision >= 0
             assert tenure.poll_s == 0.5
+            tenure = thawed(tenure) if chance.random() < 0.1 else tenure
 
 
 def test_a_candidate_refuses_what_it_did_not_ask_for() -> None:
