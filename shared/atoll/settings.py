@@ -1,8 +1,9 @@
 """The one configuration model: a TOML file, `ATOLL_…` environment variables and `--set a.b=c`, in rising precedence.
 
-`load` is the only place that reads the environment; services get the frozen result handed down. Every value remembers
-where it came from (`LoadedSettings.origins`), so that an error names the file, the variable or the flag that is wrong, and
-`atoll config` can show it. Relations between settings are checked here, once, with both values in the message.
+Each of the three is a source of pydantic-settings, which merges them (`_GivenSource`). `load` is the only place that reads
+the environment; services get the frozen result. Every value remembers where it came from (`LoadedSettings.origins`), so an
+error names the file, the variable or the flag that is wrong, and `atoll config` shows it. Relations between settings are
+checked here, once, with both values in the message.
 
 Sections: `broker` (where it is), `protocol` (what the run agrees on, see `atoll.protocol.settings`), `learner`,
 `model`, `train`, `data`, `synchronizer`, `archive`, `sim`. Model and training sections are plain tables here and are
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -21,6 +23,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from atoll.base.errors import SettingsError
 from atoll.bus.options import BusOptions
@@ -151,7 +155,40 @@ def _protocol(value: object) -> ProtocolSettings:
         raise ValueError(str(error)) from error
 
 
-class Settings(Section):
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What one source holds: nested tables, and the origin of each value by its dotted name."""
+
+    tables: dict[str, Any]
+    origins: dict[str, str]
+
+
+_given: ContextVar[tuple[_Given, ...]] = ContextVar("given", default=())
+
+
+class _GivenSource(PydanticBaseSettingsSource):
+    """One source of `load`, for pydantic-settings.
+
+    The library's own sources pass over a variable that no field asks for. These hand every name on, so that a setting
+    which does not exist is refused by name.
+    """
+
+    def __init__(self, settings_cls: type[BaseSettings], given: _Given) -> None:
+        """Keep what was given."""
+        super().__init__(settings_cls)
+        self._given = given
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Return the value of one field."""
+        del field
+        return self._given.tables.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        """Return all values."""
+        return self._given.tables
+
+
+class Settings(BaseSettings):
     """Everything that a process of Atoll can be told.
 
     Attributes:
@@ -170,6 +207,8 @@ class Settings(Section):
         sim: the scenario of `atoll sim train`.
     """
 
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
     run: str = "local"
     seed: int = Field(default=0, ge=0, le=1 << 62)
     health_file: Path | None = None
@@ -183,6 +222,19 @@ class Settings(Section):
     archive: ArchiveSettings = ArchiveSettings()
     log: LogSettings = LogSettings()
     sim: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources of `load`, highest precedence first; what code passes directly wins over all."""
+        del env_settings, dotenv_settings, file_secret_settings
+        return (init_settings, *(_GivenSource(settings_cls, given) for given in _given.get()))
 
 
 def bus_options(settings: Settings) -> BusOptions:
@@ -208,15 +260,19 @@ def load(
         SettingsError: the file is missing or not TOML, an assignment has no `=`, a name is unknown, a value is wrong;
             also in the sections that belong to an installed service.
     """
-    tree: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for name, value, origin in _sources(config, assignments, os.environ if environment is None else environment):
-        _plant(tree, name, value, origin)
-        origins[name] = origin
+    given = (
+        _assigned(assignments),
+        _exported(os.environ if environment is None else environment),
+        _written(config),
+    )
+    origins = {name: origin for source in reversed(given) for name, origin in source.origins.items()}
+    before = _given.set(given)
     try:
-        settings = Settings(**tree)
+        settings = Settings()
     except ValidationError as error:
         raise _explained(error, origins) from error
+    finally:
+        _given.reset(before)
     token(settings.run, "run id")
     token(settings.learner.id, "learner id")
     for point in entry_points(group=COMPLETERS):
@@ -237,21 +293,31 @@ def refusal(error: ValidationError, section: str, names: Sequence[str]) -> Setti
     )
 
 
-def _sources(
-    config: Path | None, assignments: Sequence[str], environment: Mapping[str, str]
-) -> list[tuple[str, object, str]]:
-    """Return (dotted name, value, origin), lowest precedence first."""
-    found: list[tuple[str, object, str]] = []
-    if config is not None:
-        found += [(name, value, str(config)) for name, value in _flatten(_read_toml(config))]
-    for variable, text in sorted(environment.items()):
-        if variable.startswith(PREFIX) and text != "":
-            found.append((variable.removeprefix(PREFIX).lower().replace("__", "."), text, variable))
+def _assigned(assignments: Sequence[str]) -> _Given:
+    """Return what `--set` texts give."""
+    found = _Given({}, {})
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name:
             raise SettingsError("not an assignment", got=assignment, allowed="a.b=c", todo="write --set name=value")
-        found.append((name.strip(), text, f"--set {assignment}"))
+        _plant(found, name.strip(), text, f"--set {assignment}")
+    return found
+
+
+def _exported(environment: Mapping[str, str]) -> _Given:
+    """Return what `ATOLL_…` variables give; an empty one gives nothing."""
+    found = _Given({}, {})
+    for variable, text in sorted(environment.items()):
+        if variable.startswith(PREFIX) and text != "":
+            _plant(found, variable.removeprefix(PREFIX).lower().replace("__", "."), text, variable)
+    return found
+
+
+def _written(config: Path | None) -> _Given:
+    """Return what the file gives."""
+    found = _Given({}, {})
+    for name, value in _flatten(_read_toml(config)) if config is not None else ():
+        _plant(found, name, value, str(config))
     return found
 
 
@@ -277,15 +343,16 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, obje
     return leaves
 
 
-def _plant(tree: dict[str, Any], name: str, value: object, origin: str) -> None:
+def _plant(given: _Given, name: str, value: object, origin: str) -> None:
     """Put `value` into the nested tables at dotted `name`."""
     *path, last = name.split(".")
-    here = tree
+    here = given.tables
     for key in path:
         here = here.setdefault(key, {})
         if not isinstance(here, dict):
             raise SettingsError("a setting is not a table", got=f"{name} (from {origin})", todo="see `atoll config`")
     here[last] = value
+    given.origins[name] = origin
 
 
 def _explained(error: ValidationError, origins: Mapping[str, str]) -> SettingsError:

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import obstore
 import pytest
-from moto.server import ThreadedMotoServer
 from obstore.store import MemoryStore
 
 from atoll.archive import object_store as places
@@ -36,6 +35,8 @@ MakeVault = Callable[[], ArchiveStore]
 def bucket() -> Iterator[str]:
     """An S3 server in this process, and a bucket in it; the library finds both by its usual variables."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    from moto.server import ThreadedMotoServer  # noqa: PLC0415  (nearly a second for those who collect)
+
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

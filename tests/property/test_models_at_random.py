@@ -47,6 +47,7 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.island import Island
+from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
@@ -306,6 +307,17 @@ def test_a_shard_decides_as_its_models_whatever_it_is_offered(seeds: range) -> N
             scene.act()
         assert scene.fates.fates
         scene.end()
+
+
+def test_an_heir_waits_until_it_can_have_heard_everybody_and_knows_what_its_predecessor_was_told() -> None:
+    """Silence counts from its own beginning, whatever its clock says."""
+    told = Ledger(told_tokens=7)
+    told.reported("a", 1, 500, 0, 0, 0)
+    shard = Shard(agreed(tokens_target=400), 0, {0: 0, 1: 0}, ledger=told)
+    assert shard.ledger.known_tokens == 500
+    first = [shard.handle(QueueDrained(at_s=at_s)) for at_s in (1000.0, 1005.9)]
+    assert first == [[], []]
+    assert shard.handle(QueueDrained(at_s=1006.1)) == [Finish(reason="token target reached")]
 
 
 def test_a_shard_refuses_facts_that_cannot_be() -> None:

@@ -448,7 +448,7 @@ Patch = tuple[Any, str, Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class DriverMutant:
+class ScheduleMutant:
     """Patches, and where they show: happenings per minute and settings that make it likely, what is drawn otherwise."""
 
     patches: tuple[Patch, ...]
@@ -466,79 +466,81 @@ DELTAS = {"codec_down": "int4", "keyframe_versions": 5}
 CROWD = {"grace_gamma": 0.0, "learners": 3, "quorum": 1, "interval_steps": 2, "ending": "apart"}
 CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
 
-MUTANTS: dict[str, DriverMutant] = {
-    "no dedupe": DriverMutant(((SettledPushes, "note", forget_settled),)),
-    "any base": DriverMutant(((FragmentRound, "refusal", any_base),)),
-    "ack before commit": DriverMutant(((Shard, "handle", acknowledge_when_ready),)),
-    "counted twice": DriverMutant(((FragmentRound, "fold", fold_twice),)),
-    "opened too early": DriverMutant(
+MUTANTS: dict[str, ScheduleMutant] = {
+    "no dedupe": ScheduleMutant(((SettledPushes, "note", forget_settled),)),
+    "any base": ScheduleMutant(((FragmentRound, "refusal", any_base),)),
+    "ack before commit": ScheduleMutant(((Shard, "handle", acknowledge_when_ready),)),
+    "counted twice": ScheduleMutant(((FragmentRound, "fold", fold_twice),)),
+    "opened too early": ScheduleMutant(
         ((Shard, "_fold", open_too_early),), {"leave": 60.0, "join": 80.0, "messages slow": 30.0}, CROWD
     ),
-    "refusal acked before kept": DriverMutant(((Shard, "handle", acknowledge_unkept),)),
-    "farewell dismissed before kept": DriverMutant(((Shard, "handle", dismiss_unkept),)),
-    "acks beside the lane": DriverMutant(((ShardService, "_do", acknowledge_apart),)),
-    "ledger of a later moment": DriverMutant(
+    "refusal acked before kept": ScheduleMutant(((Shard, "handle", acknowledge_unkept),)),
+    "farewell dismissed before kept": ScheduleMutant(((Shard, "handle", dismiss_unkept),)),
+    "acks beside the lane": ScheduleMutant(((ShardService, "_do", acknowledge_apart),)),
+    "ledger of a later moment": ScheduleMutant(
         ((Shard, "handle", ledger_of_later),), {**CRASHES, "chunk damaged": 30.0, "leave": 15.0, "messages late": 20.0}
     ),
-    "lost fates": DriverMutant(((FragmentLedger, "enter_into", reports_only),), CRASHES),
-    "lost reports": DriverMutant(((FragmentLedger, "frozen", reports_forgotten),)),
-    "ledger not read at takeover": DriverMutant(((ShardStore, "_read", ledger_not_read),), CRASHES),
-    "ledger read before the fence": DriverMutant(
+    "lost fates": ScheduleMutant(((FragmentLedger, "enter_into", reports_only),), CRASHES),
+    "lost reports": ScheduleMutant(((FragmentLedger, "frozen", reports_forgotten),)),
+    "ledger not read at takeover": ScheduleMutant(((ShardStore, "_read", ledger_not_read),), CRASHES),
+    "ledger read before the fence": ScheduleMutant(
         ((ShardStore, "_load", load_before_fence),), {**FREEZES, "clock ahead": 12.0, "messages late": 20.0}
     ),
-    "no fence": DriverMutant(((ShardStore, "_fence", no_fence),)),
-    "revision not checked": DriverMutant(((ShardStore, "_write", overwrite),), FREEZES),
-    "lease stolen, no fence": DriverMutant(((Tenure, "_seen", steal), (ShardStore, "_fence", no_fence))),
-    "lease never expires": DriverMutant(((Tenure, "_seen", never_expires),), CRASHES),
-    "head before chunks": DriverMutant(((CommitAttempt, "stored", head_first),)),
-    "purge before head": DriverMutant(((ShardStore, "commit", purge_first),)),
-    "purge of a refused commit": DriverMutant(
+    "no fence": ScheduleMutant(((ShardStore, "_fence", no_fence),)),
+    "revision not checked": ScheduleMutant(((ShardStore, "_write", overwrite),), FREEZES),
+    "lease stolen, no fence": ScheduleMutant(((Tenure, "_seen", steal), (ShardStore, "_fence", no_fence))),
+    "lease never expires": ScheduleMutant(((Tenure, "_seen", never_expires),), CRASHES),
+    "head before chunks": ScheduleMutant(((CommitAttempt, "stored", head_first),)),
+    "purge before head": ScheduleMutant(((ShardStore, "commit", purge_first),)),
+    "purge of a refused commit": ScheduleMutant(
         ((ShardStore, "_disown", purge_when_refused),), LATE_ANSWERS, {"storm_s": 20.0, "hosts": 2}
     ),
-    "purge is part of the commit": DriverMutant(
+    "purge is part of the commit": ScheduleMutant(
         ((GarbageCollector, "remove", removing_fails),), {"cut both ways": 40.0}
     ),
-    "removed reader stays owner": DriverMutant(((FactIntake, "read_queue", removed_reader_waits),), FREEZES),
-    "early timer lost": DriverMutant(((Shard, "handle", early_timer_lost),), {"clock ahead": 6.0}),
-    "farewell before pushes": DriverMutant(((Session, "drain", leave_early),)),
-    "fence of any epoch": DriverMutant(((ShardStore, "_fence", any_epoch),), FREEZES),
-    "lease on wall time": DriverMutant(((LeaseKeeper, "__init__", lease_on_wall),), {"wall clock set": 60.0}),
-    "contributions removed when read": DriverMutant(((Aggregator, "fetch", removed_when_read),)),
-    "tokens of one commit": DriverMutant(((ShardStore, "_head", tokens_of_this_commit),)),
-    "frames not kept for readers": DriverMutant(((ShardStore, "_head", frames_not_kept),)),
-    "deltas left out": DriverMutant(((ShardStore, "_head", delta_left_out),), None, DELTAS),
-    "no keyframe beside deltas": DriverMutant(
+    "removed reader stays owner": ScheduleMutant(((FactIntake, "read_queue", removed_reader_waits),), FREEZES),
+    "early timer lost": ScheduleMutant(((Shard, "handle", early_timer_lost),), {"clock ahead": 6.0}),
+    "farewell before pushes": ScheduleMutant(((Session, "drain", leave_early),)),
+    "fence of any epoch": ScheduleMutant(((ShardStore, "_fence", any_epoch),), FREEZES),
+    "lease on wall time": ScheduleMutant(((LeaseKeeper, "__init__", lease_on_wall),), {"wall clock set": 60.0}),
+    "contributions removed when read": ScheduleMutant(((Aggregator, "fetch", removed_when_read),)),
+    "tokens of one commit": ScheduleMutant(((ShardStore, "_head", tokens_of_this_commit),)),
+    "frames not kept for readers": ScheduleMutant(((ShardStore, "_head", frames_not_kept),)),
+    "deltas left out": ScheduleMutant(((ShardStore, "_head", delta_left_out),), None, DELTAS),
+    "no keyframe beside deltas": ScheduleMutant(
         ((CommitAttempt, "stored", keyframe_once),), None, DELTAS | {"keyframe_versions": 2}
     ),
-    "carry lost at takeover": DriverMutant(((ShardStore, "_read_state", carry_forgotten),), CRASHES, DELTAS),
-    "downlink not settled": DriverMutant(((DownlinkQuantiser, "settle", nothing_settled),), None, DELTAS),
-    "chain unchecked": DriverMutant(((delta_chain, "_advanced", chain_unchecked),), None, DELTAS),
-    "outer state bounded too low": DriverMutant(
+    "carry lost at takeover": ScheduleMutant(((ShardStore, "_read_state", carry_forgotten),), CRASHES, DELTAS),
+    "downlink not settled": ScheduleMutant(((DownlinkQuantiser, "settle", nothing_settled),), None, DELTAS),
+    "chain unchecked": ScheduleMutant(((delta_chain, "_advanced", chain_unchecked),), None, DELTAS),
+    "outer state bounded too low": ScheduleMutant(
         ((store_module, "state_bytes_max", state_bound),), CRASHES, {"outer_momentum": 0.3}
     ),
-    "stored before a reconnect": DriverMutant(((CommitAttempt, "stored", stored_once),), POWER, SMALL),
-    "head on a later connection": DriverMutant(((ShardStore, "_write", any_connection),), POWER),
-    "lost pieces under known ids": DriverMutant(((Upload, "forget", ids_kept),), POWER, SMALL),
-    "upload resumed by count": DriverMutant(((Upload, "missing", counted_pieces),), FULL, SMALL),
-    "pieces in any order": DriverMutant(
+    "stored before a reconnect": ScheduleMutant(((CommitAttempt, "stored", stored_once),), POWER, SMALL),
+    "head on a later connection": ScheduleMutant(((ShardStore, "_write", any_connection),), POWER),
+    "lost pieces under known ids": ScheduleMutant(((Upload, "forget", ids_kept),), POWER, SMALL),
+    "upload resumed by count": ScheduleMutant(((Upload, "missing", counted_pieces),), FULL, SMALL),
+    "pieces in any order": ScheduleMutant(
         ((memory_bus, "whole", scrambled),), CRASHES, SMALL | {"chunk_bytes": 600, "learners": 3}
     ),
-    "former epochs swept unseen": DriverMutant(((ShardStore, "_sweep", swept_unseen),), CRASHES, DELTAS),
-    "leftovers never removed": DriverMutant(((GarbageCollector, "leave", left_for_ever),), {}),
-    "residual dropped": DriverMutant(
+    "former epochs swept unseen": ScheduleMutant(((ShardStore, "_sweep", swept_unseen),), CRASHES, DELTAS),
+    "leftovers never removed": ScheduleMutant(((GarbageCollector, "leave", left_for_ever),), {}),
+    "residual dropped": ScheduleMutant(
         ((Pusher, "_keep", residual_dropped),), {}, {"codec_up": "int4", "error_feedback": True}
     ),
-    "residual doubled": DriverMutant(
+    "residual doubled": ScheduleMutant(
         ((Pusher, "_keep", residual_replaced),), {}, {"codec_up": "int4", "error_feedback": True}
     ),
-    "state lent by reference": DriverMutant(
+    "state lent by reference": ScheduleMutant(
         ((StateLender, "share", lent_by_reference),), COMING, {"learners": 3, "slow_threads": 1.0}
     ),
-    "data granted twice": DriverMutant(((data_leases, "take", granted_twice),)),
-    "data returned unread": DriverMutant(((data_leases, "give_back", returned_unread),), COMING, {"learners": 3}),
-    "live data leases buried": DriverMutant(((LeaseWatch, "dead", bury_the_living),), {"join": 12.0}, {"learners": 3}),
-    "finished data stays leased": DriverMutant(((data_leases, "renew", finished_not_struck),)),
-    "rebuilt lease below the heads": DriverMutant(
+    "data granted twice": ScheduleMutant(((data_leases, "take", granted_twice),)),
+    "data returned unread": ScheduleMutant(((data_leases, "give_back", returned_unread),), COMING, {"learners": 3}),
+    "live data leases buried": ScheduleMutant(
+        ((LeaseWatch, "dead", bury_the_living),), {"join": 12.0}, {"learners": 3}
+    ),
+    "finished data stays leased": ScheduleMutant(((data_leases, "renew", finished_not_struck),)),
+    "rebuilt lease below the heads": ScheduleMutant(
         ((rebuild, "Lease", released_below),),
         {"store lost": 10.0, "crash": 10.0},
         {"archive_every_s": 2, "storm_s": 20.0},

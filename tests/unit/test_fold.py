@@ -12,7 +12,7 @@ import pytest
 from atoll.base.errors import FrameRejected, ProtocolMisuse
 from atoll.codec import Encoded
 from atoll.codec.kernels.in_numpy import STRETCH
-from atoll.merge.fold import SMALL, FragmentFold, MergeResult, Method, slice_norms, validated_norms
+from atoll.merge.fold import SMALL, FragmentFold, MergeResult, Method, l2_norm, slice_norms, validated_norms
 from atoll.model.layout import FragmentSlice
 
 Vector = npt.NDArray[np.float32]
@@ -328,3 +328,10 @@ def test_a_false_displacement_is_refused(norms: list[float], claims: list[float]
     with pytest.raises(FrameRejected) as caught:
         validated_norms(norms, spans_of({"w": 2, "b": 1}), claims, norm_max)
     assert caught.value.reason == reason
+
+
+def test_a_norm_is_summed_in_float64() -> None:
+    """Of nothing it is zero, and of what float32 could not square it is finite."""
+    assert l2_norm(np.array([3.0, 4.0], np.float32)) == 5.0
+    assert l2_norm(np.empty(0, np.float32)) == 0.0
+    assert l2_norm(np.full(4, 1e30, np.float32)) == pytest.approx(2e30, rel=1e-6)

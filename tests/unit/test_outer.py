@@ -9,7 +9,7 @@ import numpy.typing as npt
 import optax
 import pytest
 
-from atoll.base.errors import SettingsError
+from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.codec import pack_arrays, unpack_arrays
 from atoll.merge.outer import Nesterov, OptaxOuter, OuterOptimizer, make_outer
 
@@ -147,3 +147,50 @@ def test_nesterov_is_torch_sgd() -> None:
         optimizer.step()
         expected.append(params.detach().numpy().copy())
     np.testing.assert_allclose(run_outer(Nesterov(0.7, 0.9)), expected, rtol=2e-5, atol=2e-5)
+
+
+class HalfAnOptimizer:
+    """Something that is called with a learning rate and can begin, but cannot go on."""
+
+    def __init__(self, lr: float) -> None:
+        """Keep the rate."""
+        self.lr = lr
+
+    def init(self, params: Vector) -> Vector:
+        """Begin."""
+        return params
+
+
+class NotCallable(HalfAnOptimizer):
+    """One whose parts are there by name only."""
+
+    update = 3
+
+
+@pytest.mark.parametrize("kind", [HalfAnOptimizer, NotCallable, 7, lambda: None])
+def test_what_makes_no_optimizer_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, kind: object) -> None:
+    """Whether it cannot be called with a rate, or what it makes lacks a part, or the part cannot be called."""
+    monkeypatch.setattr("support.clocks.made", kind, raising=False)
+    with pytest.raises(SettingsError, match="makes no outer optimizer") as raised:
+        make_outer("support.clocks:made", 0.1, 0.0)
+    assert raised.value.got == "support.clocks:made"
+
+
+def test_vectors_that_do_not_belong_together_are_refused() -> None:
+    """Compiled code checks no bounds: sizes, kinds and a momentum where there is none."""
+    outer, plain = Nesterov(0.1, 0.5), Nesterov(0.1, 0.0)
+    good, short = np.zeros(4, np.float32), np.zeros(3, np.float32)
+    none = np.empty(0, np.uint16)
+    state = outer.init(good)
+    outer.step(good, none, good, state, good.copy(), outer.init(good))
+    outer.step(good, np.zeros(4, np.uint16), good, state, good.copy(), outer.init(good))
+    for wrong in (
+        lambda: outer.step(good, none, short, state, good.copy(), outer.init(good)),
+        lambda: outer.step(good, none, good, state, short, outer.init(good)),
+        lambda: outer.step(good, none, good.astype(np.float64), state, good.copy(), outer.init(good)),  # type: ignore[arg-type]
+        lambda: outer.step(good, np.zeros(3, np.uint16), good, state, good.copy(), outer.init(good)),
+        lambda: outer.step(good, none, good, {}, good.copy(), outer.init(good)),
+        lambda: plain.step(good, none, good, state, good.copy(), {}),
+    ):
+        with pytest.raises(ProtocolMisuse, match="belong together"):
+            wrong()

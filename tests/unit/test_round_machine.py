@@ -7,7 +7,9 @@ import pytest
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import PushKey
+from atoll.protocol.grace import GraceWindow
 from atoll.protocol.quarantine import Measure, is_outlier
+from atoll.protocol.reasons import NEVER_CALLED
 from atoll.protocol.round import FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
 
@@ -18,6 +20,16 @@ def begun(**changes: object) -> FragmentRound:
     return FragmentRound(0, 5, msgspec.convert(asked, ProtocolSettings).check())
 
 
+def called(now: FragmentRound, at_s: float) -> int:
+    """Call a round."""
+    return now.call(at_s, NEVER_CALLED, {"a", "b"})
+
+
+def granted(now: FragmentRound, at_s: float, for_s: float) -> float:
+    """Let a round meet its quorum, and grant it so much grace."""
+    return now.open_grace(at_s, GraceWindow(for_s, "slack", 1.0, 0.0, 0.0, 2.0, 2.0, 1.0), "c")
+
+
 def offer(learner: str = "a", base: int = 5, *, tokens: int = 8, steps: int = 4, final: bool = False) -> Offer:
     """Return a contribution."""
     return Offer(PushKey(learner, 1, 0, 1), base, tokens, steps, final)
@@ -26,14 +38,14 @@ def offer(learner: str = "a", base: int = 5, *, tokens: int = 8, steps: int = 4,
 def test_a_round_is_called_until_its_quorum_and_then_no_more() -> None:
     """Each call counts; the first one says when the round began."""
     now = begun()
-    assert [now.call(3.0), now.call(4.0)] == [1, 2]
+    assert [called(now, 3.0), called(now, 4.0)] == [1, 2]
     assert (now.phase, now.called_s) == (Phase.COLLECTING, 3.0)
-    assert now.open_grace(5.0, 2.0) == 7.0
-    for misused in (lambda: now.call(6.0), lambda: now.open_grace(6.0, 1.0)):
+    assert granted(now, 5.0, 2.0) == 7.0
+    for misused in (lambda: called(now, 6.0), lambda: granted(now, 6.0, 1.0)):
         with pytest.raises(ProtocolMisuse):
             misused()
     with pytest.raises(ProtocolMisuse, match="grace follows"):
-        begun().open_grace(1.0, 1.0)
+        granted(begun(), 1.0, 1.0)
 
 
 def test_a_round_folds_what_fits_and_nothing_while_it_commits() -> None:
@@ -47,7 +59,7 @@ def test_a_round_folds_what_fits_and_nothing_while_it_commits() -> None:
         assert now.refusal(unfit)
         with pytest.raises(ProtocolMisuse, match="cannot fold"):
             now.fold(unfit, "c")
-    now.commit(1.0, "all answered", 1, "c")
+    now.commit(1.0, "all answered", set(), "c")
     assert not now.refusal(offer("b"))
     with pytest.raises(ProtocolMisuse, match="cannot fold"):
         now.fold(offer("b"), "c")
@@ -72,7 +84,7 @@ def test_a_round_is_idle_while_nothing_is_about_to_make_a_version() -> None:
     now.fold(offer(), "c")
     assert not now.idle
     assert now.parks(last)
-    now.commit(1.0, "nobody left", 0, "c")
+    now.commit(1.0, "nobody left", set(), "c")
     assert not now.idle
     assert now.parks(offer())
     assert not begun().ahead(last)
@@ -92,11 +104,11 @@ def test_who_has_answered_is_who_contributed_on_this_base_or_tried_to() -> None:
 
 def test_a_commit_says_when_its_round_was_called_and_met_its_quorum() -> None:
     """A round that was never called, or never met it, says so by its own moment."""
-    uncalled, called, met = begun(), begun(), begun()
-    called.call(0.0)
-    met.call(0.0)
-    met.open_grace(2.0, 1.5)
-    made = [now.commit(9.0, "nobody left", 0, "c") for now in (uncalled, called, met)]
+    uncalled, late, met = begun(), begun(), begun()
+    called(late, 0.0)
+    called(met, 0.0)
+    granted(met, 2.0, 1.5)
+    made = [now.commit(9.0, "nobody left", set(), "c") for now in (uncalled, late, met)]
     assert [(one.called_s, one.quorum_s, one.grace_s) for one in made] == [
         (9.0, 9.0, 0.0),
         (0.0, 0.0, 0.0),
@@ -111,8 +123,8 @@ def test_a_round_ends_at_its_deadline_and_not_before() -> None:
     assert now.end(0.0, {"a"}, alone=False) == ""
     assert now.end(0.0, {"a"}, alone=False, patient=True) == "all answered"
     assert now.end(0.0, set(), alone=True) == "nobody left"
-    now.call(0.0)
-    now.open_grace(2.0, 1.0)
+    called(now, 0.0)
+    granted(now, 2.0, 1.0)
     assert now.end(2.99, {"a", "b"}, alone=False) == ""
     assert now.end(3.0, {"a", "b"}, alone=False) == "grace over"
     assert now.end(3.0, {"a", "b"}, alone=False, patient=True) == ""
