@@ -184,13 +184,14 @@ def test_vectors_that_do_not_belong_together_are_refused() -> None:
     state = outer.init(good)
     outer.step(good, none, good, state, good.copy(), outer.init(good))
     outer.step(good, np.zeros(4, np.uint16), good, state, good.copy(), outer.init(good))
-    for wrong in (
-        lambda: outer.step(good, none, short, state, good.copy(), outer.init(good)),
-        lambda: outer.step(good, none, good, state, short, outer.init(good)),
-        lambda: outer.step(good, none, good.astype(np.float64), state, good.copy(), outer.init(good)),  # type: ignore[arg-type]
-        lambda: outer.step(good, np.zeros(3, np.uint16), good, state, good.copy(), outer.init(good)),
-        lambda: outer.step(good, none, good, {}, good.copy(), outer.init(good)),
-        lambda: plain.step(good, none, good, state, good.copy(), {}),
+    wide: Any = good.astype(np.float64)
+    for rule, carry, merged, momentum, new, state_new in (
+        (outer, none, short, state, good.copy(), outer.init(good)),
+        (outer, none, good, state, short, outer.init(good)),
+        (outer, none, wide, state, good.copy(), outer.init(good)),
+        (outer, np.zeros(3, np.uint16), good, state, good.copy(), outer.init(good)),
+        (outer, none, good, {}, good.copy(), outer.init(good)),
+        (plain, none, good, state, good.copy(), {}),
     ):
         with pytest.raises(ProtocolMisuse, match="belong together"):
-            wrong()
+            rule.step(good, carry, merged, momentum, new, state_new)
