@@ -251,6 +251,14 @@ def test_every_make_target_has_a_help_line() -> None:
     assert {"setup", "demo", "test", "check"} <= set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
 
 
+def test_every_make_target_is_a_verb_and_no_file() -> None:
+    """A folder called `docs` would make `make docs` do nothing, unless the target is phony."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    phony = {name for line in re.findall(r"^\.PHONY:(.*)$", text, re.MULTILINE) for name in line.split()}
+
+    assert set(re.findall(r"^([a-z][a-z-]*):(?!=)", text, re.MULTILINE)) == phony
+
+
 def test_every_decision_is_in_the_index() -> None:
     """docs/adr/README.md links every ADR, and numbers are used once."""
     folder = ROOT / "docs" / "adr"

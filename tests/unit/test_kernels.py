@@ -44,8 +44,9 @@ def test_code_that_was_kept_is_of_the_sources_as_they_are() -> None:
     """A digest of a format's file is part of what a kernel is found by: another file, another digest."""
     assert compiling.stamp(int8) == compiling.stamp(int8)
     assert compiling.stamp(int8) != compiling.stamp(int4)
-    for kernel in (BOTH[1].over, BOTH[1].squares, BOTH[1].quantise, BOTH[1].settle, fast_kernels(F32).squares):
-        cells = [cell.cell_contents for cell in kernel.py_func.__closure__]  # type: ignore[attr-defined]
+    made: list[Any] = [BOTH[1].over, BOTH[1].squares, BOTH[1].quantise, BOTH[1].settle, fast_kernels(F32).squares]
+    for kernel in made:
+        cells = [cell.cell_contents for cell in kernel.py_func.__closure__]
         assert any(isinstance(cell, tuple) and isinstance(cell[-1], int) and cell[-1] > 1 << 32 for cell in cells)
 
 
@@ -65,7 +66,7 @@ def test_nesterov_steps_agree_to_the_bit() -> None:
         results = []
         for step_once in (numpy_step, compiled_step()):
             after, kept = np.empty_like(values), np.empty_like(before)
-            step_once(values, carry, pseudo_gradient, before, np.float32(0.6), np.float32(0.3), after, kept)
+            step_once(values, carry, pseudo_gradient, before, 0.6, 0.3, after, kept)
             results.append(after.tobytes() + kept.tobytes())
         assert results[0] == results[1]
         wanted = (

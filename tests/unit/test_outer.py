@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -182,18 +181,17 @@ def test_vectors_that_do_not_belong_together_are_refused() -> None:
     outer, plain = Nesterov(0.1, 0.5), Nesterov(0.1, 0.0)
     good, short = np.zeros(4, np.float32), np.zeros(3, np.float32)
     none = np.empty(0, np.uint16)
-    wide: Any = np.zeros(4, np.float64)
     state = outer.init(good)
     outer.step(good, none, good, state, good.copy(), outer.init(good))
     outer.step(good, np.zeros(4, np.uint16), good, state, good.copy(), outer.init(good))
-    refused: list[Callable[[], None]] = [
-        lambda: outer.step(good, none, short, state, good.copy(), outer.init(good)),
-        lambda: outer.step(good, none, good, state, short, outer.init(good)),
-        lambda: outer.step(good, none, wide, state, good.copy(), outer.init(good)),
-        lambda: outer.step(good, np.zeros(3, np.uint16), good, state, good.copy(), outer.init(good)),
-        lambda: outer.step(good, none, good, {}, good.copy(), outer.init(good)),
-        lambda: plain.step(good, none, good, state, good.copy(), {}),
-    ]
-    for wrong in refused:
+    wide: Any = good.astype(np.float64)
+    for rule, carry, merged, momentum, new, state_new in (
+        (outer, none, short, state, good.copy(), outer.init(good)),
+        (outer, none, good, state, short, outer.init(good)),
+        (outer, none, wide, state, good.copy(), outer.init(good)),
+        (outer, np.zeros(3, np.uint16), good, state, good.copy(), outer.init(good)),
+        (outer, none, good, {}, good.copy(), outer.init(good)),
+        (plain, none, good, state, good.copy(), {}),
+    ):
         with pytest.raises(ProtocolMisuse, match="belong together"):
-            wrong()
+            rule.step(good, carry, merged, momentum, new, state_new)

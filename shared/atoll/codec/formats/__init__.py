@@ -17,6 +17,8 @@ from atoll.codec.formats.int8 import INT8
 from atoll.codec.formats.interface import Format
 from atoll.protocol.settings import ProtocolSettings
 
+__all__ = ["BF16", "E3M0", "F32", "FORMATS", "INT4", "INT8", "KEYFRAME", "Format", "check_codecs", "format_of"]
+
 FORMATS: Final = {each.name: each for each in (F32, BF16, INT8, INT4, E3M0)}
 KEYFRAME: Final = F32.name
 """What key frames are encoded in: exactly."""

@@ -21,7 +21,8 @@ def _codes(rows: Rows, inverse: Rows) -> Rows:
     magnitude = np.abs(rows) * inverse
     nearest = np.minimum(((magnitude * np.float32(4.0 / 3.0)).view(np.int32) >> 23) - 120, 7)
     power = np.maximum(nearest, (magnitude >= np.float32(2.0**-7)).astype(np.int32))
-    return power | (rows.view(np.int32) >> 28) & 8
+    codes: Rows = power | (rows.view(np.int32) >> 28) & 8
+    return codes
 
 
 def _numbers(codes: Rows) -> Rows:

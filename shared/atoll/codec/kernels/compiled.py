@@ -101,8 +101,8 @@ def _over(form: Format, mark: int) -> Callable[..., None]:
                                 here[row, to + i] = scale * np.float32(decode(part_of(rows[row, i], half)))
                         else:
                             for i in range(items):
-                                v = np.float64(decode(part_of(rows[row, i], half)))
-                                lanes[to + i] += wide * (v * np.float64(beside[row, to + i]))
+                                exact = np.float64(decode(part_of(rows[row, i], half)))
+                                lanes[to + i] += wide * (exact * np.float64(beside[row, to + i]))
             else:
                 end = min((first + 1) * BLOCK, stop)
                 scale = unit * scales[first] if scaled else unit

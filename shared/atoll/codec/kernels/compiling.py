@@ -61,7 +61,7 @@ def inlined(function: F) -> F:
     The function itself is returned: in a closure it counts by its name, which is the same in every process, as a compiled
     function is not; so the code of a kernel that calls it can be kept.
     """
-    return cast("F", register_jitable(inline="always")(function))
+    return register_jitable(inline="always")(function)
 
 
 def stamp(*sources: Any) -> int:  # noqa: ANN401  (modules, or functions of them)

@@ -150,7 +150,7 @@ def _combined(
     with np.errstate(over="ignore", invalid="ignore"):  # a hostile scale; who asks looks for what is not finite
         if operation == COPY:
             return scale * values
-        blended = (take * scale) * values
+        blended: Rows = (take * scale) * values
         if operation == BEND:
             blended = blended + add * others
         return keep * acc + blended
