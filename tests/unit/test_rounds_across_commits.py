@@ -70,13 +70,13 @@ def test_what_is_being_read_during_a_commit_is_being_read_for_the_next_round() -
     desk = CommitDesk()
     for learner in ("a", "b", "c"):
         desk.beat(learner)
-    desk.called(8.0)
-    first, slow, parked = (desk.arrives(learner, 8.1) for learner in ("a", "b", "c"))
-    desk.ready(first, 8.2)
-    (commit,) = (action for action in desk.graced(9.3) if isinstance(action, Commit))
-    desk.ready(parked, 9.4)
+    desk.called(4.0)
+    first, slow, parked = (desk.arrives(learner, 4.1) for learner in ("a", "b", "c"))
+    desk.ready(first, 4.2)
+    (commit,) = (action for action in desk.graced(4.9) if isinstance(action, Commit))
+    desk.ready(parked, 5.0)
 
-    actions = desk.tell(Committed(at_s=9.5, fragment=0, version=1))
+    actions = desk.tell(Committed(at_s=5.1, fragment=0, version=1))
 
     assert commit.end == "grace over"
     assert [action.key for action in actions if isinstance(action, Fold)] == [parked]
