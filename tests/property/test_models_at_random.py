@@ -8,6 +8,7 @@ empty, too old, of the future or not its own. A failure names its seed; the same
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ import pytest
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol import invariants
+from atoll.protocol.balance import Balance
 from atoll.protocol.events import (
     Action,
     Adopted,
@@ -432,3 +434,12 @@ def test_a_candidate_refuses_what_it_did_not_ask_for() -> None:
         tenure.handle(LeaseWritten(at_s=0.0, revision=1))
     with pytest.raises(ProtocolMisuse, match="does not know"):
         tenure.handle(QueueDrained(at_s=0.0))
+
+
+def test_a_host_that_never_gave_a_shard_away_may_do_so_also_after_it_was_frozen() -> None:
+    """And what cannot be frozen is not."""
+    other = thaw(freeze(Balance("h", 3.0)))
+    assert isinstance(other, Balance)
+    assert other.settled_s == -math.inf
+    with pytest.raises(ProtocolMisuse, match="can be frozen"):
+        freeze(object())  # type: ignore[arg-type]

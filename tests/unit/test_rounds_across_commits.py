@@ -1,0 +1,133 @@
+"""What a shard has in its hands while one round becomes the next, and when the next call is due."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.protocol import invariants
+from atoll.protocol.events import (
+    Action,
+    ArmTimer,
+    Commit,
+    Committed,
+    ContributionArrived,
+    ContributionReady,
+    ContributionSpoiled,
+    Event,
+    Fold,
+    LearnerBeat,
+    PushKey,
+    TimerFired,
+)
+from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.shard import Shard
+
+
+class CommitDesk:
+    """A shard of one fragment, driven by hand; steps take half a second and a round is due every eight."""
+
+    def __init__(self, **changes: object) -> None:
+        """Hear a learner `a` at time 0."""
+        base: dict[str, object] = {"fragments": 1, "interval_steps": 8, "shards": 1, "silence_s": 5.0}
+        self.shard = Shard(msgspec.convert(base | changes, ProtocolSettings).check(), 0, {0: 0})
+
+    def tell(self, fact: Event) -> list[Action]:
+        """Hand a fact over."""
+        actions = self.shard.handle(fact)
+        invariants.check_shard(self.shard)
+        return actions
+
+    def beat(self, learner: str, at_s: float = 0.0, *, training: bool = True, tokens: int = 100) -> list[Action]:
+        """Let a learner report."""
+        fact = LearnerBeat(at_s=at_s, learner=learner, incarnation=1, training=training, step_s=0.5, tokens=tokens)
+        return self.tell(fact)
+
+    def arrives(self, learner: str, at_s: float, base: int = 0, *, push: int = 1, final: bool = False) -> PushKey:
+        """Let a contribution arrive, to be read."""
+        key = PushKey(learner, 1, 0, push)
+        self.tell(
+            ContributionArrived(
+                at_s=at_s, key=key, base_version=base, tokens=80, steps=8, trained_tokens=100, final=final
+            )
+        )
+        return key
+
+    def ready(self, key: PushKey, at_s: float) -> list[Action]:
+        """Let it be read."""
+        return self.tell(ContributionReady(at_s=at_s, key=key))
+
+    def called(self, at_s: float) -> list[Action]:
+        """Let the timer of the next round fire."""
+        return self.tell(TimerFired(at_s=at_s, name="due/0"))
+
+    def graced(self, at_s: float) -> list[Action]:
+        """Let the grace window end."""
+        return self.tell(TimerFired(at_s=at_s, name="grace/0"))
+
+
+def test_what_is_being_read_during_a_commit_is_being_read_for_the_next_round() -> None:
+    """What was parked is not: it is folded at once."""
+    desk = CommitDesk()
+    for learner in ("a", "b", "c"):
+        desk.beat(learner)
+    desk.called(8.0)
+    first, slow, parked = (desk.arrives(learner, 8.1) for learner in ("a", "b", "c"))
+    desk.ready(first, 8.2)
+    (commit,) = (action for action in desk.graced(9.3) if isinstance(action, Commit))
+    desk.ready(parked, 9.4)
+
+    actions = desk.tell(Committed(at_s=9.5, fragment=0, version=1))
+
+    assert commit.end == "grace over"
+    assert [action.key for action in actions if isinstance(action, Fold)] == [parked]
+    now = desk.shard.slots[0].round
+    assert now.loading == {slow}
+    assert not now.idle
+
+
+def test_a_last_contribution_is_folded_as_soon_as_nothing_will_make_the_version_it_is_on() -> None:
+    """It waited for what was being read; that was refused."""
+    desk = CommitDesk(ending="together", tokens_target=1_000_000)
+    desk.beat("a")
+    reading = desk.arrives("a", 1.0)
+    last = desk.arrives("a", 1.1, base=1, push=2, final=True)
+    assert desk.ready(last, 1.2) == []
+    assert desk.shard.slots[0].parked == [last]
+
+    actions = desk.tell(ContributionSpoiled(at_s=1.3, key=reading, reason="blob_gone"))
+
+    assert [action.key for action in actions if isinstance(action, Fold)] == [last]
+    assert desk.shard.slots[0].parked == []
+
+
+def test_the_next_round_is_due_an_interval_after_the_beat_of_the_last() -> None:
+    """However late its call came and however long its commit took."""
+    desk = CommitDesk()
+    desk.beat("a")
+    assert desk.shard.slots[0].due_s == 4.0
+    desk.called(5.0)
+    desk.ready(desk.arrives("a", 5.2), 5.3)
+    actions = desk.tell(Committed(at_s=6.0, fragment=0, version=1))
+
+    due = [action.due_s for action in actions if isinstance(action, ArmTimer) and action.name == "due/0"]
+    assert due[-1] == 8.0
+    assert (desk.shard.slots[0].called_s, desk.shard.slots[0].due_s) == (4.0, 8.0)
+
+
+def test_a_run_that_ends_together_does_not_wait_for_who_is_in_quarantine() -> None:
+    """It is there, and may not be read any more."""
+    desk = CommitDesk(ending="together", tokens_target=150, offences_max=1, silence_s=60.0)
+    for learner in ("a", "mad"):
+        desk.beat(learner, training=False)
+    desk.beat("a", 100.0, training=False)
+    desk.beat("mad", 100.0, training=False)
+    spoiled = desk.arrives("mad", 100.0)
+    desk.tell(ContributionSpoiled(at_s=100.1, key=spoiled, reason="not_finite"))
+    assert desk.shard.isolated("mad", 1)
+
+    first = desk.ready(desk.arrives("a", 100.2, final=True), 100.3)
+    desk.tell(Committed(at_s=100.4, fragment=0, version=1))
+    second = desk.ready(desk.arrives("a", 100.5, base=1, push=2, final=True), 100.6)
+
+    for actions in (first, second):
+        assert [action.end for action in actions if isinstance(action, Commit)] == ["all answered"]
