@@ -28,7 +28,7 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.open import open_bus
-from atoll.client import step_hook
+from atoll.client import driver, step_hook
 from atoll.client.driver import IslandDriver
 from atoll.client.join import join
 from atoll.client.pushing import Pusher
@@ -106,7 +106,7 @@ LEARNER = (
     Watched(IslandDriver, "_reader", "gather"),
     Watched(Pusher, "_stored", "encode and push", lambda _, __, action, ___: action.base_version),
     Watched(Pusher, "_queue", "manifest", lambda _, __, action, *___: action.base_version),
-    Watched(IslandDriver, "_newest", "read", lambda frame, *_: frame.version - 1),
+    Watched(driver, "fetch_newest", "read", lambda frame, *_: frame.version - 1),
     Watched(step_hook, "adopt", "adopt", lambda _, __, ___, ____, ready: ready[0].frame.version - 1),
 )
 
