@@ -31,7 +31,7 @@ from atoll.protocol.pacing import RECALL_S_MIN, beat_s, comes_earlier, recall_s
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 
-STEP_S, FRAGMENTS, STEPS = 1.0, 8, 16
+STEP_S, FRAGMENTS, STEPS = 0.5, 8, 16
 
 
 @given(st.floats(0.0, 1e6), st.floats(0.0, 1e6), st.floats(0.1, 1e3))
