@@ -1,4 +1,4 @@
-"""How it travels: one `Bus` interface, a JetStream adapter, an in-memory adapter and the embedded broker.
+"""The transport: one `Bus` interface, a JetStream adapter, an in-memory adapter and the embedded broker.
 
-`connect.open_bus` turns an address into a bus; `interface` is all that services know.
+`open.open_bus` turns an address into a bus; services know nothing but `interface`.
 """

@@ -1,15 +1,15 @@
-"""The seam between Atoll and its broker: what a service may ask of a bus, and what it may be told.
+"""The interface between Atoll and its broker: what a service may ask of a bus, and what the bus may answer.
 
 Four kinds of traffic, and no other:
 
-* **blobs**: large immutable bytes, stored in pieces under a stem (`atoll.wire.blobs`). Nothing sees them until a small
+* **blobs**: large immutable bytes, stored in pieces under a stem (`atoll.wire.blobs`). They are invisible until a small
   message names them (claim check), so a writer that dies half way leaves garbage that ages out, never half a tensor.
 * **records**: the last value of a subject, written by compare-and-set. Heads, leases, membership and data leases are
-  records. A lost acknowledgement is settled inside the adapter by reading back: `put_record` answers with the revision
-  or with `RecordConflict`, never with "maybe".
+  records. If an acknowledgement is lost, the adapter reads back: `put_record` answers with the revision or with
+  `RecordConflict`, never with "maybe".
 * **durable messages**: acknowledged and deduplicated by `msg_id`; consumed once from a work queue (`consume`) or read
-  in order from the tape (`replay`).
-* **at-most-once messages** (`tell`, `listen`, `ask`): at most once, for calls, heartbeats and commands. Losing one is harmless.
+  in order from the event log (`replay`).
+* **core messages** (`tell`, `listen`, `ask`): at most once, for calls, heartbeats and commands. Losing one is harmless.
 
 Rules for implementers. Every wait is bounded by a time-out. Every call may raise `BusError` kinds, `BrokerUnavailable`
 or `StorageFull`, and nothing else. `info` is a small mapping that taps show in place of the payload. Methods are
@@ -30,7 +30,7 @@ from atoll.wire.traffic import BusStats
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The last value of a subject; `revision` is what the next `put_record` must expect."""
+    """The last value of a subject; the next `put_record` must expect `revision`."""
 
     subject: str
     data: bytes
@@ -39,7 +39,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class CoreMessage:
-    """One at-most-once message; `reply` is a subject to `tell` an answer to, or None."""
+    """One core message; `reply` is a subject to `tell` an answer to, or None."""
 
     subject: str
     data: bytes
@@ -49,7 +49,7 @@ class CoreMessage:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """One stored message of the tape, with its sequence number."""
+    """One stored message of the event log, with its sequence number."""
 
     sequence: int
     subject: str
@@ -57,7 +57,7 @@ class StoredEvent:
 
 
 class Delivery(Protocol):
-    """One queued message in this consumer's hands until it is settled."""
+    """One queued message that this consumer holds until it is settled."""
 
     subject: str
     data: bytes
@@ -67,22 +67,22 @@ class Delivery(Protocol):
         """Remove the message from the queue, confirmed by the broker."""
 
     async def hold(self) -> None:
-        """Say that work on it goes on, so that it is not delivered again yet."""
+        """Report that work on it goes on, so that it is not delivered again yet."""
 
     async def release(self) -> None:
-        """Give it back for another delivery."""
+        """Return it for another delivery."""
 
 
 class Consumer(Protocol):
-    """A durable place in a work queue; survives its process."""
+    """A durable place in a work queue; it survives its process."""
 
     async def next(self, timeout_s: float) -> Delivery | None:
-        """Return the next message, or None when none came within `timeout_s`."""
+        """Return the next message, or None if none came within `timeout_s`."""
 
     async def drained(self) -> bool:
-        """Return whether the broker says that nothing is queued and nothing unsettled; False when it says nothing.
+        """Return whether the broker reports nothing queued and nothing unsettled; False without an answer.
 
-        Raises `RecordConflict` when this reader took the queue over and somebody else has removed it since.
+        Raises `RecordConflict` if this reader took the queue over and another reader has removed it since.
         """
 
     async def close(self) -> None:
@@ -90,13 +90,13 @@ class Consumer(Protocol):
 
 
 class Subscription(Protocol):
-    """A bounded live feed: beyond its bound the *oldest* at-most-once message is dropped and counted."""
+    """A bounded live feed: beyond its bound the *oldest* core message is dropped and counted."""
 
     def __aiter__(self) -> AsyncIterator[CoreMessage]:
         """Iterate until `close`."""
 
     async def next(self, timeout_s: float) -> CoreMessage | None:
-        """Return the next at-most-once message, or None when none came within `timeout_s`."""
+        """Return the next core message, or None if none came within `timeout_s`."""
 
     async def close(self) -> None:
         """Stop listening; iteration ends."""
@@ -109,27 +109,27 @@ class Bus(Protocol):
     stats: BusStats
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
-        """Store `payload` under `stem` and return where it lies once every piece is acknowledged.
+        """Store `payload` under `stem` and return its reference once every piece is acknowledged.
 
-        Bytes are handed down: a buffer is cut into pieces as it lies in memory, an `Upload` yields the pieces that are missing.
+        The caller hands bytes down: the bus cuts a buffer into pieces, and an `Upload` yields its missing pieces.
 
-        Idempotent: storing the same bytes under the same stem again changes nothing. An `Upload` that failed goes on where
-        it was when it is given again. Raises `StorageFull` when the stream refuses for want of room after retries, and
-        whatever making a piece raises.
+        Idempotent: storing the same bytes under the same stem again changes nothing. A failed `Upload` continues where
+        it was when the caller passes it again. Raises `StorageFull` if the stream still has no room after retries, and
+        any error from making a piece.
         """
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
-        """Return the whole blob; raise `BlobGone`, `BlobCorrupt`, or `PeerMisbehaved` when larger than allowed."""
+        """Return the whole blob; raise `BlobGone`, `BlobCorrupt`, or `PeerMisbehaved` if it is larger than allowed."""
 
     def pieces(self, download: Download) -> AsyncGenerator[Portion]:
-        """Yield every piece that is missing, in the order of arrival, each once, as many at a time as came together.
+        """Yield every missing piece once, in the order of arrival, together with the others that came with it.
 
-        The blob as a whole is verified after the last one: what came before is only as good as the reader's own checks.
-        Raises `BlobGone` or `BlobCorrupt`. A download that failed goes on where it was when it is given again.
+        The bus verifies the whole blob after the last piece; before that, the reader has only its own checks.
+        Raises `BlobGone` or `BlobCorrupt`. A failed download continues where it was when the caller passes it again.
         """
 
     async def purge(self, subject_filter: str) -> int:
-        """Delete every stored message that matches and return how many there were."""
+        """Delete every stored message that matches and return their number."""
 
     async def put_record(
         self,
@@ -140,23 +140,24 @@ class Bus(Protocol):
         info: Info | None = None,
         reconnects: int | None = None,
     ) -> int:
-        """Write the record if its revision is still `expected` (0: it must not exist; None: whatever it is).
+        """Write the record if its revision is still `expected` (0: it must not exist; None: any revision).
 
-        Returns the new revision. Raises `RecordConflict` if somebody else wrote first. A time-out is settled by reading
-        back: if the stored value is ours, its revision is returned.
+        Returns the new revision. Raises `RecordConflict` if another writer was first. After a time-out the bus reads
+        back: if the stored value is ours, it returns that revision.
 
-        `reconnects` is what `stats` said when everything that the record names was stored. On a later connection the record
-        is not sent, and `BrokerUnavailable` is raised: a broker that lost power may have lost what it acknowledged before.
+        `reconnects` is the value in `stats` when everything that the record names was stored. On a later connection the
+        bus does not send the record and raises `BrokerUnavailable`: a broker that lost power may have lost acknowledged
+        data.
         """
 
     async def get_record(self, subject: str) -> Record | None:
         """Return the record as its leader has it (never stale), or None."""
 
     async def get_records(self, subject_filter: str) -> list[Record]:
-        """Return all records that match, in one paged read; may be stale by a moment when served by a mirror."""
+        """Return all records that match, in one paged read; a mirror may serve them slightly stale."""
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
-        """Store `data` once, however often it is retried under `msg_id`; return when acknowledged.
+        """Store `data` once, even if it is retried under `msg_id`; return when acknowledged.
 
         Raises `QueueFull` when the work queue holds its bound for this subject already.
         """
@@ -164,22 +165,22 @@ class Bus(Protocol):
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> Consumer:
         """Resume (or create) the durable consumer of a work queue.
 
-        With `takeover` every other durable reader of this filter loses its place: what it holds is delivered again at
-        once, although it may still be there (frozen or cut off, it cannot give anything back), and it gets nothing more.
-        Raises `RecordConflict` when another takes the queue over at the same moment.
+        With `takeover` every other durable reader of this filter loses its place and gets nothing more. The messages
+        that it holds are delivered again at once, although it may still exist: a frozen or disconnected reader cannot
+        return them. Raises `RecordConflict` if another reader takes the queue over at the same moment.
         """
 
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """Return stored messages that match, in order, with sequence numbers above `after`; at most `limit`."""
 
     async def tell(self, subject: str, data: bytes) -> None:
-        """Send at most once; raise nothing when nobody listens."""
+        """Send at most once; raise nothing if there is no listener."""
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024) -> Subscription:
-        """Hear at-most-once messages (and the taps) from now on."""
+        """Hear core messages (and the taps) from now on."""
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
-        """Send and return the first answer, or None when none came within `timeout_s`."""
+        """Send and return the first answer, or None if none came within `timeout_s`."""
 
     async def close(self) -> None:
-        """Let go of the broker; pending acknowledged work is already safe."""
+        """Disconnect from the broker; pending acknowledged work is already safe."""

@@ -1,4 +1,4 @@
-"""From an address to a bus."""
+"""Opens a bus from an address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How patient a JetStream bus is, and how much it keeps in the air: every bound of the adapter in one place."""
+"""How patient a JetStream bus is, and how much it keeps in flight: every bound of the adapter in one place."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ class BusOptions:
         try_s: how long one request waits for its answer before it is sent again under the same id.
         total_s: how long one call of the bus survives an outage in all.
         full_s: how long a call waits for room in a stream or queue before `StorageFull` or `QueueFull`.
-        gone_s: how long a reader waits for chunks that are missing (a mirror may lag) before `BlobGone`.
-        ack_wait_s: when a delivery that nobody settles or holds is delivered again.
+        gone_s: how long a reader waits for missing chunks (a mirror may lag) before `BlobGone`.
+        ack_wait_s: when a delivery that is neither settled nor held is delivered again.
         reconnect_s: pause between attempts to reconnect.
         watch_s: interval of the watchdog's echo.
         echo_s: how long an echo may take; three slow ones in a row cut the connection.
-        bulk_connections: connections that carry chunks and nothing else, so many for writing and so many for reading, each
-            opened when it is first wanted; 0 sends chunks where all else goes. More than one pays only where loss bounds
+        bulk_connections: number of connections that carry only chunks, for writing and again for reading; each is
+            opened at its first use. 0 sends chunks over the main connection. More than one helps only where loss limits
             what one connection carries.
-        bulk_congestion: the congestion control that connections for chunks ask the kernel for, where it has it and allows it to
-            us; empty for the system's own. What takes loss for a full link (cubic, reno) moves a fortieth of 100 Mbit/s
-            over 50 ms where one packet in a hundred is lost. Concerns what we send; for the broker, its host decides.
+        bulk_congestion: the congestion control that connections for chunks request from the kernel, if it exists and is
+            permitted; empty for the system's own. Controls that take loss for a full link (cubic, reno) move a fortieth
+            of 100 Mbit/s over 50 ms where one packet in a hundred is lost. Concerns what we send; the broker's host
+            decides for the broker.
         window: pieces in flight while writing a blob, at most.
-        ack_pending_max: deliveries a durable consumer may hold unsettled; more than a quorum of every fragment needs, or
-            a shard would wait for contributions that the broker does not hand out.
+        ack_pending_max: deliveries a durable consumer may hold unsettled; more than a quorum of every fragment needs,
+            or a shard would wait for contributions that the broker does not deliver.
         stream_bytes_max: room of each stream that holds tensors.
         replicas: copies of each stream, inside one region.
     """

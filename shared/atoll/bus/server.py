@@ -1,9 +1,9 @@
 """A nats-server of our own: found, configured, started, watched and ended with its parent.
 
-For tests, laptops and small self-hosting; a cluster is run by its operators. The server chooses a free port itself and
-says which, so two brokers never race for one; a port that was chosen is kept over `restart`, so that clients find it
-again. The process is started by a thread that lives as long as it does, because the kernel's "die with your parent"
-follows the *thread* that forked. All waits are bounded, and a server that dies at start is quoted.
+For tests, laptops and small self-hosting; operators run a cluster. The server itself chooses a free port and reports
+it, so two brokers never race for one. `restart` keeps that port, so that clients find it again. A thread starts the
+process and stays as long as it does, because the kernel's "die with your parent" follows the *thread* that forked. All
+waits are bounded. If the server dies at start, the error quotes its log.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def find_server() -> Path:
 def _checked(path: Path) -> Path:
     """Return `path` if it is a nats-server new enough."""
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=READY_S, check=False)  # noqa: S603  # the binary the person chose
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=READY_S, check=False)  # noqa: S603  # the user's binary
         said = done.stdout + done.stderr
     except (OSError, subprocess.TimeoutExpired) as error:
         said = str(error)
@@ -109,7 +109,7 @@ class EmbeddedBroker:
 
     @property
     def url(self) -> str:
-        """Return where clients connect."""
+        """Return the address for clients."""
         return f"nats://127.0.0.1:{self._port}"
 
     @property
@@ -130,8 +130,8 @@ class EmbeddedBroker:
     def start(self) -> Self:
         """Start the server and return once it answers.
 
-        Raises `PortBusy`, `StorageFull`, `EnvironmentFault` (store not usable) or `BrokerUnavailable` (no server, or
-        it died or stayed silent; its last words are in the message).
+        Raises `PortBusy`, `StorageFull`, `EnvironmentFault` (store not usable) or `BrokerUnavailable` (no server, or it
+        died or stayed silent; the message quotes the end of its log).
         """
         if self.pid:
             return self
@@ -150,7 +150,7 @@ class EmbeddedBroker:
         return self
 
     def stop(self) -> None:
-        """End the server: politely, then by force after `STOP_S`; harmless when it does not run."""
+        """End the server: politely, then by force after `STOP_S`; harmless if it does not run."""
         self._end(signal.SIGTERM)
         if self._lock is not None:
             self._lock.close()
@@ -213,7 +213,7 @@ class EmbeddedBroker:
         def stay() -> None:
             try:
                 with self.log_path.open("ab") as log:
-                    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603  # our own shim and the binary the person chose
+                    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603  # our shim and the user's binary
             except OSError as error:
                 started.append(error)
                 ready.set()
@@ -229,7 +229,7 @@ class EmbeddedBroker:
         self._process = started[0]
 
     def _await_ready(self) -> None:
-        """Wait until the server has said its port and greets there with JetStream."""
+        """Wait until the server has reported its port and greets there with JetStream."""
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             if not self.pid:
@@ -245,7 +245,7 @@ class EmbeddedBroker:
         raise BrokerUnavailable("the broker did not start in time", got=f"{READY_S:g} s\n{self._last_words()}")
 
     def _chosen_port(self) -> int:
-        """Return the port the server wrote down, or 0."""
+        """Return the port in the server's port file, or 0."""
         try:
             said = json.loads((self.store_dir / f"nats-server_{self.pid}.ports").read_text())
             return int(str(said["nats"][0]).rsplit(":", 1)[1])
@@ -254,7 +254,7 @@ class EmbeddedBroker:
 
     @staticmethod
     def _greeting(port: int) -> dict[str, object] | None:
-        """Return the INFO a server sends to whoever connects, or None."""
+        """Return the INFO that a server sends to every new connection, or None."""
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
                 line = connection.makefile("rb").readline(1 << 16)
@@ -271,7 +271,7 @@ class EmbeddedBroker:
             return "(no log)"
 
     def _explain_death(self) -> NoReturn:
-        """Raise what the log says the server died of."""
+        """Raise the cause of the server's death, as the log shows it."""
         words = self._last_words()
         if "address already in use" in words:
             raise PortBusy(
@@ -285,7 +285,7 @@ class EmbeddedBroker:
         raise BrokerUnavailable("the broker ended at start", got=words, todo=f"look at {self.log_path}")
 
     def _fail_on(self, error: OSError) -> NoReturn:
-        """Raise what the operating system says about the store directory."""
+        """Raise the operating system's error about the store directory."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFull("the broker's disk is full", got=self.store_dir, todo="free space or move the store")
         raise EnvironmentFault(

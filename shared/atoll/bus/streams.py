@@ -1,7 +1,7 @@
-"""Which streams a run needs, as data; the adapters create or verify exactly these.
+"""The streams that a run needs, as data; the adapters create or verify exactly these.
 
-The table is the architecture's section 6. Sizes are bounds, not reservations: a stream that reaches `bytes_max` refuses
-(discard new) where losing an old message would lose work, and forgets the oldest where that is its purpose.
+The table is the architecture's section 6. Sizes are bounds, not reservations. A stream that reaches `bytes_max` refuses
+new messages (discard new) where losing an old one would lose work, and drops the oldest where that is its purpose.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LENT_AGE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """One stream: `per_subject` bounds stored messages of a subject (0: none), `tap` is the subtree it republishes."""
+    """One stream: `per_subject` bounds a subject's stored messages (0: none), `tap` is the subtree it republishes."""
 
     name: str
     subjects: tuple[str, ...]
@@ -53,7 +53,7 @@ def stream_plan(run: str, bytes_max: int = 8 * GIB) -> tuple[StreamPlan, ...]:
 
 
 def stream_of(plans: tuple[StreamPlan, ...], subject_filter: str) -> StreamPlan:
-    """Return the stream that keeps everything under `subject_filter`; `ProtocolMisuse` when none does."""
+    """Return the stream that keeps everything under `subject_filter`; `ProtocolMisuse` if there is none."""
     for plan in plans:
         if any(matches(kept, subject_filter) for kept in plan.subjects):
             return plan

@@ -1,7 +1,7 @@
-"""A bounded live feed of at-most-once messages that may be filled from another thread.
+"""A bounded live feed of core messages that another thread may fill.
 
-The newest news is worth most: when the reader falls behind, the oldest at-most-once message is dropped and counted.
-Filling never waits and never fails; only the reader's own loop is woken. Both adapters hand out this one class.
+The newest message is worth most: if the reader falls behind, the feed drops the oldest core message and counts it.
+Filling never waits and never fails; it wakes only the reader's own loop. Both adapters return this one class.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from atoll.bus.interface import CoreMessage
 
 
 class BufferedSubscription:
-    """One subscription; `on_drop` is called for every at-most-once message lost, `on_close` once when the reader lets go."""
+    """One subscription; it calls `on_drop` for every lost core message, and `on_close` once when the reader closes."""
 
     def __init__(
         self, len_max: int, *, on_drop: Callable[[], None], on_close: Callable[[BufferedSubscription], Awaitable[None]]
@@ -32,7 +32,7 @@ class BufferedSubscription:
         self._ended = False
 
     def push(self, core_message: CoreMessage) -> None:
-        """Append an at-most-once message, from any thread."""
+        """Append a core message, from any thread."""
         with self._lock:
             if self._ended:
                 return
@@ -43,20 +43,20 @@ class BufferedSubscription:
             self._wake()
 
     def end(self) -> None:
-        """Let the reader take what is left and then stop, from any thread."""
+        """Let the reader take the rest and then stop, from any thread."""
         with self._lock:
             self._ended = True
             self._wake()
 
     def _wake(self) -> None:
-        """Ask the reader's loop to look, once until it has looked."""
+        """Ask the reader's loop to look; ask again only after it has looked."""
         if self._woken or self._loop.is_closed():
             return
         self._woken = True
         self._loop.call_soon_threadsafe(self._news.set)
 
     def _take(self) -> CoreMessage | None:
-        """Return the oldest at-most-once message; without one, arm the wake-up."""
+        """Return the oldest core message; without one, arm the wake-up."""
         with self._lock:
             if self._waiting:
                 return self._waiting.popleft()
@@ -66,7 +66,7 @@ class BufferedSubscription:
             return None
 
     async def next(self, timeout_s: float) -> CoreMessage | None:
-        """Return the next at-most-once message, or None when none came within `timeout_s` or the feed has ended."""
+        """Return the next core message, or None if none came within `timeout_s` or the feed has ended."""
         deadline = self._loop.time() + timeout_s
         while (core_message := self._take()) is None:
             left = deadline - self._loop.time()
@@ -90,7 +90,7 @@ class BufferedSubscription:
                 await self._news.wait()
 
     async def close(self) -> None:
-        """Stop listening; at-most-once messages not yet read are forgotten."""
+        """Stop listening; unread core messages are dropped."""
         with self._lock:
             first, self._ended = not self._ended, True
             self._waiting.clear()

@@ -1,1 +1,1 @@
-"""The island: everything between somebody's training loop and the bus. `atoll.join` is its door."""
+"""The island: everything between a training loop and the bus. `atoll.join` is its entry point."""

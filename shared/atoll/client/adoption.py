@@ -1,4 +1,4 @@
-r"""Taking a global fragment over at a step boundary, for arrays of any JAX loop.
+r"""Adopts a global fragment at a step boundary, for the arrays of any JAX loop.
 
 Let theta be the learner's values of the fragment, Theta the global ones and theta_s the snapshot that was pushed last:
 
@@ -8,10 +8,10 @@ Let theta be the learner's values of the fragment, Theta the global ones and the
     blend: \theta \leftarrow \alpha\theta + (1-\alpha)\Theta \qquad
     carry: \theta \leftarrow \Theta + (\theta - \theta_s)
 
-Overwrite is the paper's rule, blend is Streaming DiLoCo's, carry keeps what was learnt while the round was on its way.
-Inner-optimizer moments stay. Arrays are replaced, never written to, and always copied from host memory: JAX may alias
-an aligned NumPy buffer, and a frame must not change under a running step. A frame that lies on the leaves' device already
-is adopted there (`atoll.client.device_encoding`).
+Overwrite is the paper's rule. Blend is Streaming DiLoCo's. Carry keeps the progress made while the round was under way.
+Inner-optimizer moments stay. The learner replaces arrays and never writes to them. It always copies from host memory:
+JAX may alias an aligned NumPy buffer, and a frame must not change under a running step. A frame that is on the leaves'
+device already is adopted there (`atoll.client.device_encoding`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from atoll.run.heads import GlobalFragment
 
 @dataclass(frozen=True, slots=True)
 class AdoptableFragment:
-    """A global fragment to adopt, perhaps `placed` on its device already; `carry` keeps the progress since `carry_from`."""
+    """A global fragment to adopt, perhaps `placed` on its device; `carry` keeps the progress since `carry_from`."""
 
     frame: GlobalFragment
     carry_from: Vector
@@ -73,11 +73,11 @@ def adopted_values(
 
 
 def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> Any:  # noqa: ANN401  (any array)
-    """Return a new array like `leaf` with the given rows replaced, where `leaf` lies.
+    """Return a new array like `leaf`, on the same device, with the given rows replaced.
 
     On the CPU the array is put together in host memory: a copy, and nothing to compile. On an accelerator only the new
-    rows cross over; the update is one program per pair of shapes, whatever the row. An array that was not committed to
-    a device stays so: the two kinds are different arguments to a jitted step, which would be compiled again.
+    rows are transferred, and the update is one program per pair of shapes, whatever the row. An array that was not
+    committed to a device stays uncommitted: otherwise a jitted step would be compiled again for the other kind.
     """
     import jax  # noqa: PLC0415  (the kernel loads JAX only where arrays are JAX arrays)
     import jax.numpy as jnp  # noqa: PLC0415
@@ -85,7 +85,7 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> An
     if not isinstance(leaf, jax.Array):
         return _in_host_memory(leaf, pieces)
     if all(device.platform == "cpu" for device in leaf.devices()):
-        if leaf.committed:  # `device_put` takes aligned memory as it is, whatever it is asked
+        if leaf.committed:  # `device_put` aliases aligned memory, whatever its options are
             return jax.device_put(_in_host_memory(leaf, pieces), leaf.sharding)
         return jnp.array(pieces[0][2] if _whole(leaf, pieces) else _in_host_memory(leaf, pieces), copy=True)
     from atoll.codec import on_device  # noqa: PLC0415
@@ -105,5 +105,5 @@ def _in_host_memory(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) 
 
 
 def _whole(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> bool:  # noqa: ANN401
-    """Return whether the first piece is all that there is of `leaf`."""
+    """Return whether the first piece covers all of `leaf`."""
     return bool(pieces[0][2].shape == leaf.shape)

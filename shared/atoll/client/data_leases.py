@@ -1,10 +1,10 @@
-"""Which data a learner may read: its side of the ledger of leases, one record written by compare-and-set.
+"""Leases data for a learner: it changes the ledger of leases, one record, by compare-and-set.
 
-`atoll.protocol.data` decides; this reads and writes. Whoever touches the ledger first buries the dead: holders whose
-member record says that they left, at once; holders whose renewals stand still (`LeaseWatch`), when that has lasted. What
-a former life of the same learner still holds is settled by its new life: taken over from a checkpoint (`resume`), or
-returned. A learner renews while it holds anything, in the background, and each renewal says how far it has
-read. What it finds it has lost is in `lost`: others may be reading it, so it should not be read on.
+`atoll.protocol.data` decides; this module reads and writes. Each learner that writes the ledger first removes dead
+holders: at once if the member record says that the holder left, and after a time if its renewals stand still
+(`LeaseWatch`). A new incarnation settles what former incarnations of the same learner still hold: it takes the units
+over from a checkpoint (`resume`) or returns them. A learner renews in the background while it holds anything. Each
+renewal reports how far it has read. `lost` has the units that it lost: other learners may read them now.
 
 Contention is a small record per learner and renewal, and one more per `data.lease_blocks` blocks.
 """
@@ -41,10 +41,10 @@ CAS_ATTEMPTS = 64
 
 
 class DataLeases:
-    """One incarnation's hold on the data ledger of a run with `blocks` blocks.
+    """One incarnation's leases in the data ledger of a run with `blocks` blocks.
 
-    `progress` is set by whoever reads, from any thread: how far each unit is read. `mine` are the units that we hold,
-    `lost` those that we held and that are no longer ours.
+    The reader sets `progress`, from any thread: how far each unit is read. `mine` are the units that we hold, `lost`
+    those that we held and that are no longer ours.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class DataLeases:
     async def take(self, blocks: int) -> DataGrant:
         """Lease up to `blocks` further positions.
 
-        A unit that the ledger grants us and that the reader does not know goes first, whatever its size: the answer to an
-        earlier write was lost, and renewals would keep for ever what nobody reads. So at most one call may be under way,
-        and `progress` has to hold every unit that an earlier one returned.
+        A unit that the ledger grants us but the reader does not know comes first, whatever its size. It is there
+        because the answer to an earlier write was lost, and renewals would keep it unread for ever. So at most one call
+        may be under way, and `progress` has to hold every unit that an earlier call returned.
 
         Raises:
             BusError: the ledger is too contended; or as every call of the bus.
@@ -92,17 +92,17 @@ class DataLeases:
         return granted[0]
 
     async def resume(self, cursor: Progress) -> tuple[DataGrant, ...]:
-        """Take over what former lives of this learner still hold, as a checkpoint's `cursor` says, and return it."""
+        """Take over, as a checkpoint's `cursor` says, what former incarnations still hold, and return it."""
         ledger = await self._change(lambda ledger, _: inherit(ledger, *self._holder, cursor))
         return held(ledger, *self._holder)
 
     async def renew(self) -> None:
-        """Give a sign of life, say how far reading has come, and learn what is still ours."""
+        """Renew the leases, report how far we have read, and learn what is still ours."""
         if self.mine:
             await self._change(lambda ledger, progress: renew(ledger, *self._holder, progress))
 
     async def renew_for_ever(self) -> None:
-        """Renew three times per lease; a broker that is away is tried again at the next turn."""
+        """Renew three times per lease; after a failure the next turn tries again."""
         while True:
             await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)
             try:
@@ -120,7 +120,7 @@ class DataLeases:
         return self._member.learner, self._member.incarnation
 
     async def _change(self, change: Callable[[DataLedger, Progress], DataLedger]) -> DataLedger:
-        """Write what `change` makes of the ledger, the dead buried first, and return it."""
+        """Bury the dead, apply `change`, write the ledger, and return it."""
         for _ in range(CAS_ATTEMPTS):
             revision, before = await self._read()
             progress = self.progress
@@ -134,7 +134,7 @@ class DataLeases:
         )
 
     def _learn(self, ledger: DataLedger, progress: Progress) -> None:
-        """Note what is ours now; what was ours, is not read to its end and is gone, is lost."""
+        """Note what is ours now; a unit that was ours, is not read to its end and is gone, is lost."""
         now = frozenset(grant.key for grant in held(ledger, *self._holder))
         whole = {key for key, (read, of) in progress.items() if of and read == of}
         gone = frozenset() if self._leaving else self.mine - now - whole
@@ -157,7 +157,7 @@ class DataLeases:
         return True
 
     async def _dead(self, ledger: DataLedger) -> set[tuple[str, int]]:
-        """Return the holders that are dead, other learners' only."""
+        """Return the dead holders among the other learners."""
         holders = {grant.holder for grant in ledger.grants if grant.learner != self._member.learner}
         still = self._watch.dead(ledger, self._clock.monotonic()) & holders
         if not holders:

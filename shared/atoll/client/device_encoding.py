@@ -1,24 +1,24 @@
-"""Pseudo-gradients made where the parameters lie: only what is sent crosses from an accelerator to its host.
+"""Makes pseudo-gradients on the device of the parameters: only what is sent crosses from an accelerator to its host.
 
     host     ── values of a new version, float32, once ──►  device: rows of the anchor ──► adopted: rows of the leaves
              ◄── codes and scales ─────────────────────────  anchor - theta (+ what was kept), quantised
 
-Otherwise the parameters of a fragment cross as they are, 16 or 32 bits each, and the host subtracts and quantises. On the
-device one program does both (`atoll.codec.on_device`), compiled once per shape of a fragment, and with four bits an eighth
-of the bytes crosses, on a bus that the training step wants, too. Codes are those that the host would have made, to the
-bit. All of it is done by a worker thread: the training thread hands over references, as ever, and adopts rows that lie
-on its device already.
+Otherwise the parameters of a fragment cross as they are, 16 or 32 bits each, and the host subtracts and quantises. On
+the device one program does both (`atoll.codec.on_device`), compiled once per shape of a fragment. With four bits an
+eighth of the bytes crosses the bus, which the training step needs too. The codes equal the host's to the bit. A worker
+thread does all this: the training thread only hands over references and adopts rows that are on its device already.
 
-**A fragment has a home**: the device of the parameters, or one of them in turn where they lie on several. There are its
-anchor, four bytes per parameter as long as its version is adopted (and twice that from when a new one has come until the
-next step boundary), and what rounding took, as much again with `error_feedback`. Rows of leaves that are sharded come there
-shard by shard, from device to device. No program runs on several devices: it would have to meet the training step's
-on all of them in the same order, or both would wait for ever, and two threads cannot promise that.
+**A fragment has a home**: the device of the parameters, or one of them in turn where they are on several. The home
+holds the fragment's anchor: four bytes per parameter while its version is adopted, and twice that from the arrival of a
+new one to the next step boundary. With `error_feedback` it holds the rounding residual too, as much again. Rows of
+sharded leaves move there shard by shard, from device to device. No program runs on several devices: it would have to
+meet the training step's programs in the same order on all of them, or both would wait for ever. Two threads cannot
+promise that order.
 
-**What is not done here** is done on the host, as everywhere: where the training step keeps its arrays (NumPy, the CPU),
-where the host needs what was sent (carry, endings together) or has a copy anyway (donated parameters), where an array is
-offloaded to the host's memory or in part with other processes. `chosen` says which and why when a learner joins. A learner
-whose arrays are others later on pushes from the host again, and so does one whose device had no room for an anchor.
+**The host does the rest**: where the training step keeps its arrays there (NumPy, the CPU), where the host needs what
+was sent (carry, endings together) or has a copy anyway (donated parameters), where an array is offloaded to the host's
+memory or shared with other processes. `chosen` says which and why when a learner joins. A learner pushes from the host
+again if its arrays change in kind, or if its device has no room for an anchor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CHOICES: Final = ("auto", "host", "device")
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A fragment's values on its home: for each span the rows, float32 JAX arrays, None where it is not floating."""
+    """A fragment's values on its home: per slice its rows, float32 JAX arrays; None if the slice is not floating."""
 
     home: Any
     rows: tuple[Any, ...]
@@ -50,8 +50,8 @@ class Placed:
 class Encoder:
     """Makes pseudo-gradients on devices. Its methods are for worker threads; they raise `RuntimeError` as JAX does.
 
-    `homes` are the devices that fragments are given to in turn. Where the leaves are not `committed` to theirs, nor is
-    what we put beside them: the two kinds are different arguments to a jitted step, which would be compiled again.
+    `homes` are the devices that get fragments in turn. If the leaves are not `committed` to their devices, neither are
+    the arrays beside them: otherwise a jitted step would be compiled again for the other kind of argument.
     """
 
     layout: Layout
@@ -60,7 +60,7 @@ class Encoder:
     committed: bool
 
     def place(self, fragment: int, values: Vector) -> Placed:
-        """Return a fragment's values, flat float32, on its home; what is there when this returns is not on its way."""
+        """Put a fragment's values, flat float32, on its home, and return them once they have arrived."""
         import jax  # noqa: PLC0415  (the kernel loads JAX only where arrays are JAX arrays)
 
         home = self.homes[fragment % len(self.homes)]
@@ -84,7 +84,7 @@ class Encoder:
         return Placed(home, tuple(rows))
 
     def reads(self, fragment: int, leaves: Mapping[str, Any]) -> bool:
-        """Return whether a snapshot's arrays are still of a kind that pseudo-gradients can be made of here."""
+        """Return whether pseudo-gradients of a snapshot with these arrays can still be made here."""
         slices = self.layout.slices(fragment)
         return not any(_unfit(leaves[tensor_slice.tensor_name]) for tensor_slice in slices if tensor_slice.floating)
 
@@ -95,12 +95,12 @@ class Encoder:
         leaves: Mapping[str, Any],
         kept: Any = None,  # noqa: ANN401  (a JAX or NumPy array)
     ) -> tuple[Encoded, Any]:
-        """Return the pseudo-gradient of a fragment of the snapshot `leaves`, on the host, and what rounding took, at home.
+        """Return a fragment's pseudo-gradient in `leaves`, on the host, and its rounding residual, at home.
 
-        `kept` is what it took the last time, flat float32. Nothing else stays on the device.
+        `leaves` is a snapshot. `kept` is the residual of the last time, flat float32. Nothing else stays on the device.
 
         Raises:
-            FrameRejected: `not_finite`; what would not arrive finite is not sent.
+            FrameRejected: `not_finite`; a value that would not arrive finite is not sent.
         """
         import jax  # noqa: PLC0415
 
@@ -130,7 +130,7 @@ class Encoder:
 def chosen(
     choice: str, layout: Layout, protocol: ProtocolSettings, leaves: Mapping[str, Any], *, donated: bool
 ) -> tuple[Encoder | None, str]:
-    """Return who makes pseudo-gradients on the device, None where the host does, and why.
+    """Return the encoder for the device, or None where the host makes pseudo-gradients, and why.
 
     `choice` is `host`, `device` (wherever that is possible) or `auto` (where that is an accelerator).
     """
@@ -166,16 +166,16 @@ def checked(choice: str) -> str:
 def taken(
     slices: Sequence[FragmentSlice], settings: ProtocolSettings, leaves: Mapping[str, Any], placed: Placed
 ) -> dict[str, Any] | None:
-    """Return the arrays of a fragment, by name, with `placed` adopted in them where they lie.
+    """Return the arrays of a fragment, by name, with `placed` adopted in them on their device.
 
-    None, and nothing done, unless all of them lie on its home alone. For the training thread: nothing is waited for.
+    Return None, with nothing done, unless all of them are on its home alone. For the training thread: it never waits.
     """
     import jax  # noqa: PLC0415
 
     from atoll.codec import on_device  # noqa: PLC0415
 
     changed: dict[str, Any] = {}
-    with jax.transfer_guard("allow"):  # of a loop that forbids transfers: ours are a few numbers
+    with jax.transfer_guard("allow"):  # the loop may forbid transfers: ours are a few numbers
         for tensor_slice, rows in zip(slices, placed.rows, strict=True):
             if rows is None:
                 continue
@@ -194,7 +194,7 @@ def taken(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Rows of a leaf at home: one array that has more, and where they begin, or several and their places."""
+    """Rows of a leaf at home: one larger array and where they begin, or several arrays and their places."""
 
     parts: tuple[Any, ...]
     start: int = 0
@@ -205,7 +205,7 @@ _NOTHING = _Found(())
 
 
 def _unfit(leaf: Any) -> str:  # noqa: ANN401  (any array)
-    """Return why nothing can be computed of an array on its devices, or the empty string."""
+    """Return why a device cannot compute with an array, or the empty string."""
     import jax  # noqa: PLC0415
 
     if not isinstance(leaf, jax.Array):
@@ -217,7 +217,7 @@ def _unfit(leaf: Any) -> str:  # noqa: ANN401  (any array)
 
 
 def _at_home(leaf: Any, tensor_slice: FragmentSlice, home: Any) -> _Found:  # noqa: ANN401  (a JAX array and a device)
-    """Return the rows of a span on `home`, brought there where they lie elsewhere."""
+    """Return the rows of a slice on `home`; rows that are elsewhere are moved there."""
     if leaf.devices() == {home}:
         return _Found((leaf,), tensor_slice.start)
     import jax  # noqa: PLC0415

@@ -1,14 +1,14 @@
-"""The island's driver: turns at-most-once messages, records and steps into facts, and commands into work. It decides nothing.
+"""The island's driver turns core messages, records and steps into facts, and commands into work. It decides nothing.
 
-It lives on one event loop in a thread of its own; the training thread meets it in three places only, all non-blocking:
+It runs on one event loop in a thread of its own. The training thread meets it in three places only, all non-blocking:
 `post_step` (a step ended, here is the snapshot), `take_ready` (frames to adopt at this boundary) and the flags.
 
     training thread ── post_step(snapshot, adopted) ─►  loop: Island.handle ─► Push  ─► worker thread: encode ─► bus
                     ◄─ take_ready() ── ready frames ◄── loop: FetchFragment ◄─ heads (taps, calls, anti-entropy)
 
 The snapshot is a mapping from tensor names to arrays of the last completed step. JAX arrays do not change, so holding a
-reference costs nothing; a pseudo-gradient, `anchor - theta` in float32, is computed from it in worker threads as it is sent,
-or on the device where the snapshot lies (`atoll.client.device_encoding`).
+reference costs nothing. Worker threads compute a pseudo-gradient, `anchor - theta` in float32, from it while they send,
+or the device of the snapshot computes it (`atoll.client.device_encoding`).
 """
 
 from __future__ import annotations
@@ -108,19 +108,19 @@ class IslandDriver:
         self._anchors: dict[int, GlobalFragment] = dict(anchors)
         self._sent: dict[int, Vector] = {}
         self._snapshot: Mapping[str, Any] = {}
-        self._at_home: dict[int, Placed] = {}  # anchors that lie on their device, too
+        self._at_home: dict[int, Placed] = {}  # anchors that are on their device too
         self._ready: dict[int, tuple[GlobalFragment, Placed | None]] = {}
         self._adopting: set[int] = set()
         self._encoding: set[int] = set()
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[asyncio.Task[None], None] = {}  # in order of their beginning
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order of their start
         self._pushing = asyncio.Semaphore(PUSHES_AT_ONCE)
         self._pusher = Pusher(bus, run, member, clock)
         self._encoder: Encoder | None = None
 
     async def begin(self, snapshot: Mapping[str, Any], encode: str = "auto", *, donated: bool = False) -> None:
-        """Set the snapshot that stands before the first step, and say where pseudo-gradients are made of such snapshots."""
+        """Set the snapshot before the first step, and choose where pseudo-gradients are made of such snapshots."""
         self._snapshot = snapshot
         self._encoder, why = chosen(encode, self.run.layout, self.run.protocol, snapshot, donated=donated)
         tell = log.warning if encode == "device" and self._encoder is None else log.info
@@ -134,9 +134,9 @@ class IslandDriver:
     def take_ready(self) -> list[AdoptableFragment]:
         """Return the frames to adopt at this step boundary and forget them.
 
-        Until the adoption is posted, calls for these fragments are not answered: a push between the two would count
-        steps that the adoption is about to carry or overwrite. A fragment that is being encoded waits for the next
-        boundary, so that `carry_from` is always the snapshot that was pushed.
+        Until the adoption is posted, the learner does not answer calls for these fragments: a push in between would
+        count steps that the adoption is about to carry or overwrite. A fragment that is being encoded waits for the
+        next boundary, so that `carry_from` is always the snapshot that was pushed.
         """
         with self._lock:
             now = [p for p in self._ready if p not in self._encoding]
@@ -152,13 +152,13 @@ class IslandDriver:
         self._loop.call_soon_threadsafe(self._on_step, step)
 
     def order_drain(self) -> None:
-        """Begin to leave: push what is not pushed yet; `left` is set when everything is durable."""
+        """Begin to leave: push the rest; `left` is set when everything is durable."""
         self._loop.call_soon_threadsafe(self._on_fact, DrainOrdered(at_s=self.clock.monotonic(), cause_id="drain"))
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Listen; returns when every subscription stands, so that no call after this is missed."""
+        """Listen, and return when every subscription stands, so that no later call is missed."""
         learner = self.member.learner
         feeds: list[tuple[str, Callable[[CoreMessage], None]]] = [
             (self.subjects.call("*"), self._on_call),
@@ -186,7 +186,7 @@ class IslandDriver:
                 log.warning("core_message.refused", subject=core_message.subject, reason=str(error))
 
     async def _resync(self) -> None:
-        """Re-read heads, membership and the end of the run now and then: core messages may be lost, records are not."""
+        """Read heads, membership and the end of the run at intervals: core messages may be lost, records are not."""
         while True:
             await asyncio.sleep(RESYNC_S)
             try:
@@ -212,7 +212,7 @@ class IslandDriver:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Have the next step raise `error`; the last facts of the machine are kept where it is a bug of ours."""
+        """Have the next step raise `error`; if the cause is our own bug, keep the last facts of the machine."""
         self.failure = error if isinstance(error, AtollError) else AtollError(f"the driver failed: {error!r}")
         log.error("driver.failed", reason=repr(error))
         fact_dumps.dump_if_our_bug(error, self.recorder)
@@ -251,7 +251,7 @@ class IslandDriver:
             self._on_fact(fact)
 
     def _on_head(self, core_message: CoreMessage) -> None:
-        """A tap says that a head moved; the record itself is read by the fetch."""
+        """Note that a head moved, as its tap says; the fetch reads the record itself."""
         try:
             said = msgspec.json.decode(core_message.headers.get("Atoll-Info", ""), type=HeadTap)
         except msgspec.MsgspecError as error:
@@ -288,12 +288,12 @@ class IslandDriver:
         return HeadHeard(at_s=self.clock.monotonic(), fragment=fragment, version=version, cause_id=cause)
 
     def _on_fact(self, fact: Event) -> None:
-        """Let the machine take a fact in and begin what it commands."""
+        """Let the machine handle a fact and start what it commands."""
         if self.recorder.broke:
             return
         try:
             actions = self.recorder.handle(fact)
-        except Exception as error:  # noqa: BLE001  (a callback of the loop: nobody else would hear of it)
+        except Exception as error:  # noqa: BLE001  (a callback of the loop: no caller would see it)
             self._fail(error)
             return
         for action in actions:
@@ -338,10 +338,10 @@ class IslandDriver:
         self._on_fact(settled)
 
     def _reader(self, fragment: int, snapshot: Mapping[str, Any], origin: Vector) -> Read:
-        """Return how a fragment of the snapshot is read, and note what is sent where that will be asked for.
+        """Return how a fragment of the snapshot is read, and note what is sent if the run needs it later.
 
-        Runs in a worker thread. A copy is made for runs that carry progress over, or push onward from it, and of arrays that
-        their owner may write to: others do not change.
+        Runs in a worker thread. It copies in runs that carry progress over or push onward from it, and it copies arrays
+        that their owner may write to. Other arrays do not change.
         """
         layout, protocol = self.run.layout, self.run.protocol
         try:
@@ -354,7 +354,7 @@ class IslandDriver:
                     self._sent[fragment] = theta
         finally:
             with self._lock:
-                self._encoding.discard(fragment)  # what is being sent of it cannot change any more
+                self._encoding.discard(fragment)  # the pseudo-gradient that is being sent cannot change now
         return lambda start, stop: theta[start:stop]
 
     async def _fetch(self, action: FetchFragment) -> None:
@@ -378,7 +378,7 @@ class IslandDriver:
         self._on_fact(FragmentFetched(at_s=now_s, fragment=p, version=frame.version, cause_id=cause))
 
     async def _place(self, frame: GlobalFragment) -> Placed | None:
-        """Return a fragment on its device, where pseudo-gradients are made there and it has room."""
+        """Return a fragment on its device, if the device makes pseudo-gradients and has room."""
         if self._encoder is None:
             return None
         try:

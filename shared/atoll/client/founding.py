@@ -1,10 +1,10 @@
-"""How a run comes to be, and how a learner finds its way into one that exists.
+"""Founds a run, or joins one that exists.
 
 There is no initialisation step. The first learner to arrive writes the run record by compare-and-set (layout, protocol
-settings, seed, fingerprint of the data), then version 0 of every fragment from its own parameters. Everyone else,
-including the runner-up of that race, reads the record, checks that its own model has the same layout, and adopts the
-heads. If a founder dies before the heads are complete, another with the same layout completes them after a time-out:
-heads are created with revision 0, so a head that exists is never replaced.
+settings, seed, fingerprint of the data), then version 0 of every fragment from its own parameters. Every other learner,
+including one that lost this race, reads the record, checks that its own model has the same layout, and adopts the
+heads. If a founder dies before the heads are complete, another learner with the same layout completes them after a
+time-out. Heads are created with revision 0, so a head that exists is never replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atoll.wire.subjects import Subjects
 
 
 async def found_or_join(bus: Bus, subjects: Subjects, offer: RunRecord) -> tuple[RunRecord, bool]:
-    """Write `offer` as the run record, or return the one that is there; the flag says whether we are the founder.
+    """Write `offer` as the run record, or return the existing one; the flag says whether we are the founder.
 
     Raises:
         LayoutMismatch: the run exists with another model or other data.
@@ -43,7 +43,7 @@ async def publish_origin(
     """Make version 0 of every fragment visible, wherever no head exists yet.
 
     Raises:
-        BrokerUnavailable: the run is being rebuilt from an archive; a fresh value in a trained run's place would ruin it.
+        BrokerUnavailable: the run is being rebuilt from an archive; fresh values would replace trained ones.
     """
     if run.rebuilt is not None:
         raise BrokerUnavailable(
@@ -76,9 +76,9 @@ async def publish_origin(
 
 
 async def _disown(bus: Bus, subjects: Subjects, fragment: int, keyframe: BlobRef) -> None:
-    """Remove a keyframe that another founder's head made superfluous, unless the head names it after all.
+    """Remove our keyframe if another founder's head replaced it, unless that head names it after all.
 
-    The answer to our write may have been lost, and a shard's fence stand on it by the time at which we ask again.
+    The answer to our write may have been lost, and a shard's fence may already have updated that head.
     """
     record = await bus.get_record(subjects.head(fragment))
     head = None if record is None else decode(Head, record.data)

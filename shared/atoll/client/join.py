@@ -1,4 +1,4 @@
-"""`atoll.join`: somebody's own JAX loop becomes an island in a few lines.
+"""`atoll.join` turns any JAX loop into an island in a few lines.
 
     with atoll.join("nats://broker:4222", run="my-run", learner="a", params=params) as island:
         params = island.params
@@ -7,19 +7,19 @@
             params = island.step(params, tokens=batch_tokens, loss=float(loss))
 
 `join` claims the learner id, founds the run or joins it, and returns with the run's parameters. `island.step` takes the
-parameters of a completed step, adopts whatever fragments have arrived, and returns the parameters to go on with; it
-never waits for the network. Leaving the block pushes the last pseudo-gradient and closes the books. On an exception the
-block is left at once: what was not pushed counts as lost, as it would for a killed process.
+parameters of a completed step, adopts the fragments that have arrived, and returns the parameters to go on with. It
+never waits for the network. At the end of the block the learner pushes the last pseudo-gradient and writes its final
+counts. On an exception it leaves at once: what was not pushed counts as lost, as for a killed process.
 
-A loop whose optimizer has a state worth keeping can start warm from a peer's, and lend its own:
+A loop whose optimizer state is worth keeping can start warm from a peer's, and lend its own:
 
-        borrowed = island.recovered_state(like=opt_state)       # None: nobody had one, or not in time
+        borrowed = island.recovered_state(like=opt_state)       # None: no peer had one, or not in time
         opt_state = borrowed.state if borrowed else opt_state
         ...
-        island.share(opt_state)                                 # after each step; nearly free until somebody asks
+        island.share(opt_state)                                 # after each step; nearly free until a peer asks
 
-The parameters of the last step are kept by reference as the snapshot that answers calls. A loop that *donates* them to
-its next step must say `donated=True`: then each step copies them to host memory first.
+The island keeps the parameters of the last step by reference, as the snapshot that answers calls. A loop that *donates*
+them to its next step must say `donated=True`: then each step copies them to host memory first.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class JoinOptions:
     Attributes:
         direct: names (as `atoll.model.pytrees.describe` gives them) of embeddings, merged by the plain weighted mean.
         donated: the training step donates its parameters, so snapshots are copied.
-        encode: where pseudo-gradients are made (`atoll.client.device_encoding`): "host", "device" (if possible) or "auto".
+        encode: where to make pseudo-gradients (`client.device_encoding`): "host", "device" (if possible) or "auto".
         model: a description of the model, kept in the run record.
         data: fingerprint of the data; two learners of a run must agree on it when both give one.
         data_blocks: blocks of leased data, 0 for a loop that brings its own.
@@ -151,7 +151,7 @@ def join(
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """An optimizer's state from a peer: the pytree, whose it was, how far that peer was, and what it took."""
+    """A peer's optimizer state: the pytree, the lender, the lender's progress, and the time it took."""
 
     state: Any
     lender: str
@@ -163,9 +163,9 @@ class Borrowed:
 
 
 class IslandHandle(StepHook):
-    """A joined island as the training thread sees it. Not for use from several threads at once.
+    """A joined island as the training thread sees it. Only one thread may use it at a time.
 
-    The hook's `step`, `params`, `done`, `run_tokens`, `overhead` and `inside_s` are what a loop uses all the time; `session` is
+    A loop uses the hook's `step`, `params`, `done`, `run_tokens`, `overhead` and `inside_s` all the time. `session` is
     the asynchronous side, for coroutines given to `call`.
     """
 
@@ -190,22 +190,22 @@ class IslandHandle(StepHook):
 
     @property
     def incarnation(self) -> int:
-        """Return which life of this learner id this is."""
+        """Return the number of this incarnation of the learner id."""
         return self.session.driver.member.incarnation
 
     def share(self, state: Any, *, donated: bool = True) -> None:  # noqa: ANN401  (any pytree)
-        """Have the inner optimizer's `state`, as the last step left it, ready for a peer that starts without one.
+        """Offer the inner optimizer's `state` after the last step to a peer that starts without one.
 
-        Costs a look at a flag. When a peer has asked, the state is copied to host memory, here and now if it is `donated`
-        to the next step, else in a worker.
+        This costs one look at a flag. When a peer has asked, the state is copied to host memory: at once if it is
+        `donated` to the next step, else in a worker.
         """
         self.session.lender.share(state, donated=donated)
 
     def recovered_state(self, like: Any, *, within_s: float = RECOVER_S) -> Borrowed | None:  # noqa: ANN401
-        """Return the inner-optimizer state of a healthy peer, or None when nobody lends one within `within_s` seconds.
+        """Return a healthy peer's inner-optimizer state, or None if no peer lends one within `within_s` seconds.
 
-        Call it after joining and before the first step. `like` is a fresh state: what comes is a pytree of the same
-        names, shapes and dtypes, finite, each leaf where that of `like` lies. Nothing that a peer sends raises.
+        Call it after joining and before the first step. `like` is a fresh state: the result is a finite pytree of the
+        same names, shapes and dtypes, each leaf on the device of that leaf in `like`. Nothing that a peer sends raises.
         """
         began_s = self._clock.monotonic()
         work = borrow(self.session.bus, self.run, self.session.member.learner, packed_bytes_max(like), within_s)
@@ -213,19 +213,19 @@ class IslandHandle(StepHook):
         return believed(loan, like, self._clock.monotonic() - began_s)
 
     def note_recovery(self, source: str, **facts: str | float) -> None:
-        """Tell log and tape where this life's optimizer state came from: `checkpoint`, `peer` or `fresh`."""
+        """Write to log and event log where this optimizer state came from: `checkpoint`, `peer` or `fresh`."""
         log.info("learner.recovered", source=source, incarnation=self.incarnation, **facts)
         told = self.session.record("recovered", source=source, incarnation=self.incarnation, **facts)
         self.call(told).add_done_callback(_say_if_failed)
 
     def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the island's own loop (a data lease, a tape event) and return its future."""
+        """Run a coroutine on the island's own loop (a data lease, an event for the log) and return its future."""
         return self._home.submit(work)
 
     # --- coming and going -------------------------------------------------------------------------------------------
 
     def enter_run(self, params: Any) -> None:  # noqa: ANN401  (the caller's pytree)
-        """Join: blocks until the run's parameters are here."""
+        """Join; this blocks until the run's parameters are here."""
         try:
             self.enter(params, self.call(self.session.open()).result())
             self.call(self.session.begin(dict(self.leaves))).result()
@@ -249,7 +249,7 @@ class IslandHandle(StepHook):
             self._shut()
 
     def close(self, drain_s: float = DRAIN_S) -> None:
-        """Push what is not pushed, close the books, say goodbye; idempotent.
+        """Push the rest, write the final counts and say goodbye; idempotent.
 
         Raises:
             BrokerUnavailable: the last pushes could not be made durable within `drain_s`.
@@ -290,7 +290,7 @@ class IslandHandle(StepHook):
 
 
 def believed(loan: Loan | None, like: Any, took_s: float) -> Borrowed | None:  # noqa: ANN401  (any pytree)
-    """Return what a peer lent as a state like `like`, or None when it is none."""
+    """Return a peer's loan as a state like `like`, or None if it is not one."""
     if loan is None:
         return None
     try:
@@ -303,6 +303,6 @@ def believed(loan: Loan | None, like: Any, took_s: float) -> Borrowed | None:  #
 
 
 def _say_if_failed(told: Future[None]) -> None:
-    """A line of the tape that could not be written is worth a warning."""
+    """Warn if an event could not be written to the event log."""
     if not told.cancelled() and (error := told.exception()) is not None:
         log.warning("tape.failed", reason=str(error))

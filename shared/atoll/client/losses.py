@@ -1,12 +1,12 @@
-"""The newest loss as a number, without the island's loop waiting for it.
+"""Reads the newest loss as a number; the island's loop never waits for it.
 
-A training loop may report its loss as a JAX scalar that is still being computed. To make a number of it is to wait for
-the device: for a moment, for seconds behind a long queue of steps, or for ever when the device hangs. So it is read in a
-worker thread, one reading at a time, and whoever asks waits `PATIENCE_S` at most; after that the last loss that is known
-answers. In virtual time a worker thread does its work at once, so there the answer is always that of the newest step.
+A training loop may report its loss as a JAX scalar that is still being computed. Turning it into a number waits for the
+device: a moment, seconds behind a long queue of steps, or for ever when the device hangs. So a worker thread reads it,
+one reading at a time, and the caller waits at most `PATIENCE_S`. After that the caller gets the last known loss. In
+virtual time a worker thread does its work at once, so there the answer is always the newest step's.
 
-A loss that cannot be read, because the device was lost or because it is no scalar, is not a number: NaN, said once. The
-run goes on, since training itself meets such an error soon enough; a learner with such a loss lends its state to nobody.
+A loss that cannot be read, because the device was lost or because it is no scalar, is NaN, and the reader warns once.
+The run goes on: training itself meets such an error soon enough. A learner with such a loss lends its state to no peer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LossReader:
         self._failed = ""
 
     async def read(self, loss: SupportsFloat | None) -> float | None:
-        """Return `loss`, the newest one, as a number, or the last that is known when this one is not to be had soon.
+        """Return the newest `loss` as a number, or the last known one if this takes too long.
 
         Never raises: NaN stands for a loss that cannot be read, None for a loop that reports none.
         """
@@ -50,7 +50,7 @@ class LossReader:
         return self.known
 
     def _take(self, reading: asyncio.Future[float]) -> None:
-        """Remember what a reading found, unless somebody did who asked at the same time."""
+        """Remember the result of a reading, unless a concurrent caller did so already."""
         if reading is self._reading:
             self.known, self._reading = reading.result(), None
 
@@ -58,7 +58,7 @@ class LossReader:
         """Return a loss as a number, in a worker thread."""
         try:
             return float(loss)
-        except Exception as error:  # noqa: BLE001  (it is the caller's object: a lost device raises whatever it likes)
+        except Exception as error:  # noqa: BLE001  (the caller's object: a lost device raises any error)
             if repr(error) != self._failed:
                 self._failed = repr(error)
                 log.warning("loss.unreadable", reason=self._failed)

@@ -1,12 +1,13 @@
-"""Who answers to a learner id: incarnations, claimed by compare-and-set.
+"""Claims a learner id for one process: incarnations, numbered by compare-and-set.
 
-A learner id lives many lives. Each new one takes the next incarnation number in the member record, so that messages of
-a former life can be told apart. Before it takes over it *asks* whether the present holder is alive: a live holder
-answers `identify` at once, and the newcomer is refused (two learners with one id is a mistake, not a failure). A holder
-that was killed cannot answer, so a restart under the same id waits one short time-out and no lease has to expire.
+A learner id has many incarnations. Each takes the next number in the member record, so that messages of a former
+incarnation can be told apart. A newcomer first *asks* whether the present holder is alive. A live holder answers
+`identify` at once, and the newcomer is refused (two learners with one id is a mistake, not a failure). A holder that
+was killed cannot answer, so a restart under the same id waits one short time-out and no lease has to expire.
 
-A holder that was frozen and comes back finds a higher incarnation in the record and stops (`dismissal`). So does one whose
-run was rebuilt from an archive, or is gone, on the broker: what it has trained since belongs to a run that no longer exists.
+A holder that was frozen and comes back finds a higher incarnation in the record and stops (`dismissal`). So does a
+holder whose run was rebuilt from an archive, or is gone from the broker: its later training belongs to a run that no
+longer exists.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock, identi
 
 
 async def release(bus: Bus, subjects: Subjects, member: Member) -> None:
-    """Mark the incarnation as left, so that the next one need not ask; a successor's record is left alone."""
+    """Mark the incarnation as left, so that the next one need not ask; a successor's record stays as it is."""
     record = await bus.get_record(subjects.member(member.learner))
     if record is None or decode(Member, record.data).nonce != member.nonce:
         return
@@ -74,7 +75,7 @@ async def release(bus: Bus, subjects: Subjects, member: Member) -> None:
 
 
 async def dismissal(bus: Bus, subjects: Subjects, run: RunRecord, member: Member) -> AtollError | None:
-    """Return why this incarnation must stop, None while the run and the member record are still its own.
+    """Return why this incarnation must stop, or None while the run and the member record are still its own.
 
     Raises `RunReplaced` itself when the broker has nothing of the run at all.
     """

@@ -1,7 +1,7 @@
-"""The state of somebody's optimizer as named arrays in host memory, and back: for checkpoints and for peers.
+"""Turns an optimizer's state into named arrays in host memory, and back: for checkpoints and for peers.
 
-Any pytree of arrays will do. What comes back is accepted only if it is the same tree (names, shapes, dtypes) as `like`, a
-fresh state of the one who asks, and finite: state is adopted whole or not at all.
+Any pytree of arrays works. A returned state is accepted only if it is finite and the same tree (names, shapes, dtypes)
+as `like`, a fresh state of the learner that asks: the learner adopts a state whole or not at all.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def host_copy(tree: Any, into: Arrays | None = None) -> Arrays:  # noqa: ANN401  (any JAX pytree)
-    """Return the leaves of `tree` by name, copied to host memory: the tree may be donated or overwritten afterwards.
+    """Copy the leaves of `tree` by name to host memory: the tree may be donated or overwritten afterwards.
 
-    `into` are arrays of an earlier copy that nobody needs any more: memory that is in use already is written several
-    times faster than new memory.
+    `into` are the arrays of an earlier copy that is no longer needed: writing to used memory is several times faster
+    than writing to new memory.
     """
     import jax  # noqa: PLC0415  (the kernel loads JAX only where pytrees are JAX's)
 
@@ -41,12 +41,12 @@ def _described(arrays: Arrays) -> list[tuple[str, tuple[int, ...], str]]:
 
 
 def packed_bytes_max(like: Any) -> int:  # noqa: ANN401
-    """Return how many bytes `pack_arrays` makes at most of a state like this one."""
+    """Return the most bytes that `pack_arrays` makes of a state like this one."""
     return 8 + HEADER_BYTES_MAX + sum(int(array.nbytes) for array in host_copy(like).values())
 
 
 def rebuilt(like: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:  # noqa: ANN401
-    """Return `arrays` as a pytree like `like`, each leaf where the leaf of `like` lies.
+    """Return `arrays` as a pytree like `like`, each leaf on the device of that leaf in `like`.
 
     Raises:
         PeerMisbehaved: a name, shape or dtype differs, or a value is not finite.
@@ -70,7 +70,7 @@ def _finite(array: npt.NDArray[Any]) -> bool:
 
 
 def _placed(leaf: Any, array: npt.NDArray[Any]) -> Any:  # noqa: ANN401
-    """Return `array` as the kind of leaf that `leaf` is; never an alias, since a received buffer may be reused."""
+    """Return `array` as the same kind of leaf as `leaf`; never an alias, since a received buffer may be reused."""
     import jax  # noqa: PLC0415
     import jax.numpy as jnp  # noqa: PLC0415
 

@@ -1,16 +1,17 @@
-"""Inner-optimizer state from a healthy peer, through the broker: how a learner without a checkpoint starts warm.
+"""Fetches inner-optimizer state from a healthy peer, so that a learner without a checkpoint starts warm.
 
     joiner                                   peers
-      │── lend? (ctl.all) ──────────────────►│ who could lend says so; the first answer wins
+      │── lend? (ctl.all) ──────────────────►│ every peer that could lend answers; the first answer wins
       │◄──────────────── offer ──────────────│
       │── share (ctl.<peer>) ───────────────►│ the next step boundary copies the state; packed and stored off the loop
       │◄──────────────── offer with a blob ──│
       │   read, check, purge                 │ purges it too, later
 
-The peer's training thread does one thing, and only when somebody has asked: a copy of its state to host memory (or, where
-the state is not donated, nothing but keep a reference). It lends to one at a time. The joiner believes nothing: the blob
-must lie where states lie, be no larger than its own would be, match its digest, and be the same tree as its own, finite
-(`atoll.client.optimizer_state`). Whatever goes wrong, and whatever takes longer than it will wait, it starts fresh.
+The peer's training thread does one thing, and only after a request: it copies its state to host memory (or, where the
+state is not donated, keeps a reference). It lends to one joiner at a time. The joiner trusts nothing: the blob must be
+where states are stored, be no larger than its own would be, match its digest, and be finite and the same tree as its
+own (`atoll.client.optimizer_state`). If anything goes wrong, or takes longer than the joiner will wait, it starts
+fresh.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ PURGE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingStanding:
-    """What a learner can say of itself: steps and tokens of this life, the run's tokens, and whether it trains soundly."""
+    """A learner's standing: steps and tokens of this incarnation, the run's tokens, and whether it trains soundly."""
 
     steps: int
     tokens: int
@@ -53,7 +54,7 @@ class TrainingStanding:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """Arrays that a peer has lent: who, where in its training, and their size on the way."""
+    """Arrays that a peer has lent: the lender, its progress in training, and the arrays' size on the way."""
 
     arrays: Arrays
     offer: StateOffer
@@ -77,12 +78,12 @@ class StateLender:
         self._able = False
         self._busy = False
         self._wanted: Future[Callable[[], Arrays]] | None = None
-        self._tasks: dict[asyncio.Task[None], None] = {}  # in order of their beginning
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order of their start
 
     # --- the training thread ----------------------------------------------------------------------------------------
 
     def share(self, state: Any, *, donated: bool) -> None:  # noqa: ANN401  (any JAX pytree)
-        """Have `state` ready for a peer that may ask; costs a look at a flag unless one is asking."""
+        """Keep `state` ready for a peer that may ask; costs a look at a flag unless one is asking."""
         self._able = True
         if self._wanted is None:
             return
@@ -100,7 +101,7 @@ class StateLender:
             self._spawn(self._hear(await self._bus.listen(self._subjects.control(who))))
 
     async def stop(self) -> None:
-        """End all of it."""
+        """End all background work."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -142,7 +143,7 @@ class StateLender:
             self._busy = False
 
     async def _purge(self, stem: str) -> None:
-        """Remove a loan that its borrower has left there; what we cannot remove ages out."""
+        """Remove a loan that its borrower did not remove; what we cannot remove ages out."""
         await asyncio.sleep(LENT_S)
         await self._bus.purge(f"{stem}.*")
 
@@ -165,9 +166,9 @@ class StateLender:
 
 
 async def borrow(bus: Bus, run: RunRecord, learner: str, bytes_max: int, within_s: float) -> Loan | None:
-    """Return a healthy peer's state of at most `bytes_max` packed bytes, or None when there is none within `within_s`.
+    """Return a healthy peer's state of at most `bytes_max` packed bytes, or None if none comes within `within_s`.
 
-    Nothing a peer sends makes this raise: what is wrong with an answer is logged.
+    Nothing that a peer sends makes this raise: a wrong answer is logged.
     """
     try:
         async with asyncio.timeout(within_s):
@@ -198,7 +199,7 @@ async def _asked(bus: Bus, run: RunRecord, whom: str, question: Control, timeout
 
 
 async def _read(bus: Bus, subjects: Subjects, offer: StateOffer, blob: BlobRef, bytes_max: int) -> Loan:
-    """Return the arrays of a blob, which is purged whatever it held."""
+    """Return the arrays of a blob and purge it, whatever it held."""
     home = subjects.lent_stem(offer.learner, offer.incarnation, "")
     nonce = blob.stem.removeprefix(home)
     if not blob.stem.startswith(home) or not nonce.isalnum():
@@ -212,7 +213,7 @@ async def _read(bus: Bus, subjects: Subjects, offer: StateOffer, blob: BlobRef, 
 
 
 async def _quietly(work: Any) -> None:  # noqa: ANN401
-    """Run a coroutine of ours; a bus that is away costs a peer its loan and nothing else."""
+    """Run a coroutine of ours; an unreachable bus costs a peer its loan and nothing else."""
     try:
         await work
     except AtollError as error:

@@ -1,13 +1,14 @@
-"""A pseudo-gradient on its way to the broker: encoded segment by segment while it is sent, then named by its manifest.
+"""Sends a pseudo-gradient to the broker: segment by segment while it is encoded, then the manifest that names it.
 
-A push is retried under the same id until it is durable, and goes on where it was: segments that the broker has
-acknowledged are not sent again. It may be given up only before its manifest was first sent (after that nobody can know that
-it did not arrive), and only when nothing of it has got through for a while: a slow link is no reason.
+The pusher retries a push under the same id until it is durable, and continues where it was: segments that the broker
+has acknowledged are not sent again. It may give a push up only before it first sent the manifest, because after that
+the manifest may have arrived. It does so only when nothing got through for some time: a slow link is no reason.
 
-What is sent is either made on the host as it is sent, segment by segment, or was made as a whole on a device.
+The host encodes segment by segment while it sends. A device makes the whole pseudo-gradient first.
 
-With `error_feedback` a learner keeps what rounding took from its pseudo-gradient and adds it to the next one of the fragment.
-A push that was given up leaves what it was to take along for the next; what a shard refuses is lost with all it carried.
+With `error_feedback` a learner keeps the rounding residual of its pseudo-gradient and adds it to the fragment's next
+one. If a push is given up, the residual that it should have carried stays for the next push. If a shard refuses a push,
+everything in it is lost.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class Pusher:
     async def push(
         self, action: Push, origin: Vector, theta: Read, loss: Callable[[], Coroutine[Any, Any, float | None]]
     ) -> None:
-        """Send `origin - theta`, flat float32, and return when its manifest is durable; `theta` is read as it is sent.
+        """Send `origin - theta`, flat float32, until its manifest is durable; `theta` is read while it is sent.
 
         Raises:
             FrameRejected: it would not arrive finite; nothing of it stays on the broker.
             BusError, BrokerUnavailable, StorageFull: it was given up.
         """
         fragment, protocol = action.fragment, self._run.protocol
-        rest = self._residues.pop(fragment, None)  # a push that begins meanwhile must not send it, too
+        rest = self._residues.pop(fragment, None)  # a concurrent push must not send it too
         kept = None if rest is None else np.asarray(rest)
         residue = np.empty(origin.size, dtype=np.float32) if protocol.error_feedback else None
 
@@ -79,7 +80,9 @@ class Pusher:
         make: Callable[[Any], tuple[Encoded, Any]],
         loss: Callable[[], Coroutine[Any, Any, float | None]],
     ) -> None:
-        """Send what `make` returns when it is given what to add (or None); with it comes what rounding took, wherever it lies.
+        """Send what `make` returns for the residual to add (or None).
+
+        `make` returns the rounding residual with it, on any device.
 
         Raises:
             FrameRejected, RuntimeError: `make` did, in a worker thread; nothing was sent.
@@ -96,7 +99,7 @@ class Pusher:
 
     @contextlib.contextmanager
     def _kept_unless_stored(self, fragment: int, kept: Any) -> Iterator[None]:  # noqa: ANN401  (as in `_keep`)
-        """Keep for the next push what this one was to take along, if it fails."""
+        """If this push fails, keep for the next one the residual that it should have carried."""
         try:
             yield
         except BaseException:
@@ -104,13 +107,13 @@ class Pusher:
             raise
 
     def _keep(self, fragment: int, residue: Any) -> None:  # noqa: ANN401  (a NumPy or JAX array, or None)
-        """Add what rounding took to what is to be sent with the next push."""
+        """Add a rounding residual to what the next push carries."""
         there = self._residues.get(fragment)
         if residue is not None:
             self._residues[fragment] = residue if there is None else there + residue
 
     async def _stored(self, action: Push, upload: Upload) -> BlobRef:
-        """Store the segments, as long as it goes on; what will never have a manifest is removed, or ages out."""
+        """Store the segments while sending may go on; segments that get no manifest are removed, or age out."""
         member = self._member
         stem = self._subjects.contribution_stem(member.learner, action.fragment, member.incarnation, action.push)
         try:
@@ -128,7 +131,7 @@ class Pusher:
             raise
 
     async def _queue(self, action: Push, blob: BlobRef, norms: list[float], loss: float | None) -> None:
-        """Count the frame and queue its manifest, until it is durable."""
+        """Count the frame and queue its manifest until it is durable."""
         self._bus.stats.frame_bytes_up += blob.size_bytes
         member, p = self._member, action.fragment
         manifest = Contribution(
@@ -150,7 +153,7 @@ class Pusher:
             sent_at_s=self._clock.wall(),
         )
         subject = self._subjects.contribution(self._run.protocol.shard_of(p), p, member.learner)
-        # Not the incarnation: a run that was rebuilt may give it out again, and the queue would take this push for the other's.
+        # Not the incarnation: a rebuilt run may give it out again, and the queue would then confuse the two pushes.
         msg_id = f"{member.nonce}-{p}-{action.push}"
         info = {"fragment": p, "push": action.push, "base": action.base_version, "tokens": action.tokens}
         data = encode(manifest)

@@ -2,9 +2,9 @@
 
     open ─ claim the id ─ found or join the run ─ read heads and frames ─► begin ─ steps, heartbeats ─► drain ─► shut
 
-The order of leaving matters: last pushes durable, then the farewell to every shard through the same queue *behind* them
-(so no shard believes that a learner left while its contributions are still queued), then the tape, then the member
-record.
+The order of leaving matters. First the last pushes become durable. Then the farewell goes to every shard through the
+same queue *behind* them, so that no shard believes that a learner left while its contributions are still queued. Then
+come the event log and the member record.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ LENDING_STEPS_MIN = 8
 class JoinRequest:
     """What a learner brings: its id, the run as it would found it, and its parameters, flat per fragment.
 
-    `encode` is where pseudo-gradients are made, one of `ondevice.CHOICES`; parameters that are `donated` are copied every step.
+    `encode` is where pseudo-gradients are made, one of `device_encoding.CHOICES`; `donated` parameters are copied every
+    step.
     """
 
     learner: str
@@ -90,7 +91,7 @@ class Session:
         self._began_s = clock.monotonic()
 
     async def open(self) -> list[AdoptableFragment]:
-        """Claim, found or join, and return the run's frames, ready to adopt."""
+        """Claim the id, found or join the run, and return the run's frames, ready to adopt."""
         self.bus = await self._opener()
         self._opened = True
         subjects = Subjects(self._request.record.run)
@@ -105,7 +106,7 @@ class Session:
             heads = await wait_for_heads(self.bus, subjects, self.run, self._clock)
         if heads is None:
             raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")
-        self._request = replace(self._request, origin={})  # the arrays that it looks at may go
+        self._request = replace(self._request, origin={})  # its arrays may be freed
         gate = asyncio.Semaphore(FETCHES_AT_ONCE)
 
         async def fetch(p: int) -> GlobalFragment:
@@ -114,7 +115,7 @@ class Session:
 
         frames = await asyncio.gather(*(fetch(p) for p in sorted(heads)))
         self.driver = IslandDriver(self.bus, self.run, self.member, {f.fragment: f for f in frames}, self._clock)
-        # Heads count what was merged, a little less than was trained; the next call says it exactly.
+        # Heads count merged tokens, a little less than were trained; the next call gives the exact number.
         self.driver.run_tokens = max(head.tokens_merged for head in heads.values())
         self.leases = DataLeases(
             self.bus,
@@ -128,7 +129,7 @@ class Session:
         return [AdoptableFragment(frame, frame.values) for frame in frames]
 
     async def begin(self, snapshot: Mapping[str, Any]) -> None:
-        """Listen, beat and tell the tape that we are here; the first step may follow."""
+        """Listen, send heartbeats and record that we joined; the first step may follow."""
         await self.driver.begin(snapshot, self._request.encode, donated=self._request.donated)
         await self.driver.start()
         self._state = "training"
@@ -155,7 +156,7 @@ class Session:
         log.info("learner.joined", incarnation=self.member.incarnation, founder=self._founder, took_s=round(took_s, 3))
 
     async def record(self, kind: str, **fields: object) -> None:
-        """Append an event of this learner to the tape."""
+        """Append an event of this learner to the event log."""
         who = self.member.learner
         line = event(kind, who, self._clock.wall(), **fields)
         msg_id = f"{kind}-{who}-{self.member.incarnation}-{self._clock.monotonic():.6f}"
@@ -186,14 +187,14 @@ class Session:
         log.info("learner.left", incarnation=self.member.incarnation, **_books(machine))
 
     async def _say_draining(self) -> None:
-        """Let shards know before the last pushes arrive that we are leaving: their rounds wait for us then."""
+        """Tell the shards, before the last pushes arrive, that we are leaving: their rounds then wait for us."""
         try:
             await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(await self._beat()))
         except (BusError, BrokerUnavailable) as error:
             log.warning("beat.failed", reason=str(error))
 
     async def shut(self) -> None:
-        """Stop all work and let go of the bus; safe in any state."""
+        """Stop all work and close the bus; safe in any state."""
         for chore in self._chores:
             chore.cancel()
         if hasattr(self, "lender"):
@@ -214,14 +215,14 @@ class Session:
                 show_life(self._request.health_file)
             except (BusError, BrokerUnavailable) as error:
                 log.warning("beat.failed", reason=str(error))
-            # The least pause comes first, so that steps of changing length cannot make a storm of heartbeats.
+            # The shortest pause comes first, so that steps of changing length cannot cause a storm of heartbeats.
             await asyncio.sleep(driver.heartbeats.shortest_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s - driver.heartbeats.shortest_s):
                     await driver.pace_changed.wait()
 
     async def _write_down_moved(self) -> None:
-        """Tell the tape and the log now and then what our link has carried; what is missed now is in what is said later."""
+        """Write our link's traffic to the event log and the log at intervals; a later entry covers one that fails."""
         while True:
             await asyncio.sleep(TOLD_EVERY_S)
             try:
@@ -235,7 +236,7 @@ class Session:
         log.info("learner.moved", step=self.driver.machine.steps, **moved.told)
 
     def _standing(self) -> TrainingStanding:
-        """Say whether we train soundly: several steps of this life done, and the last loss known is a number."""
+        """Return our standing: sound after several steps of this incarnation, if the last known loss is finite."""
         machine, loss = self.driver.machine, self.driver.losses.known
         sound = loss is None or math.isfinite(loss)
         ready = self._state == "training" and machine.steps >= LENDING_STEPS_MIN

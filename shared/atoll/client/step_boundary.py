@@ -11,7 +11,7 @@ from atoll.client.adoption import AdoptableFragment
 
 @dataclass(slots=True)
 class StepReport:
-    """What the training thread says of its newest step; `loss` may be a JAX scalar on its way (see `losses`)."""
+    """What the training thread reports of its newest step; `loss` may be a JAX scalar on its way (see `losses`)."""
 
     step_s: float = 0.0
     loss: SupportsFloat | None = None

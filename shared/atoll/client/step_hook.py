@@ -1,8 +1,8 @@
-"""Between two steps: where a training loop meets its island, whatever kind of loop it is.
+"""The step hook: where any kind of training loop meets its island, between two steps.
 
-A loop owns parameters as a pytree, the island as arrays by name. After each step the loop hands them over: fragments that
-have arrived are adopted, the driver is told of the step, and training goes on from what comes back. Nothing here waits for
-the network. Two layers stand between a step and the protocol: this one, and the driver that owns the machine.
+A loop owns parameters as a pytree, the island as arrays by name. After each step the loop hands them over. The hook
+adopts fragments that have arrived, tells the driver of the step, and returns the parameters to train on. Nothing here
+waits for the network. Two layers stand between a step and the protocol: this one, and the driver that owns the machine.
 
     step ─► StepHook: adopt what is ready ─► IslandDriver: facts ─► Island.handle
 
@@ -27,10 +27,10 @@ from atoll.model.pytrees import describe, gather
 
 
 class StepHook:
-    """One life's step boundaries. The pytree's structure and its arrays by name are those of the parameters given."""
+    """The step boundaries of one incarnation. Structure and array names are those of the given parameters."""
 
     def __init__(self, session: Session, clock: Clock, *, donated: bool = False) -> None:
-        """Prepare; `enter` comes first."""
+        """Prepare; call `enter` first."""
         self.session = session
         self._clock = clock
         self._donated = donated
@@ -55,7 +55,7 @@ class StepHook:
 
     @property
     def done(self) -> bool:
-        """Return whether the loop should end: the token target is reached or a drain was asked for."""
+        """Return whether the loop should end: the token target is reached or a drain was requested."""
         target = self.session.run.protocol.tokens_target
         return self.session.driver.drain_wanted or bool(target and self.run_tokens >= target)
 
@@ -68,7 +68,7 @@ class StepHook:
     def enter(self, params: Any, ready: list[AdoptableFragment]) -> None:  # noqa: ANN401
         """Take the run's values in place of `params`.
 
-        Whatever the rule for later adoptions is: who joins has learnt nothing yet, and takes them as they are.
+        A joining learner has learnt nothing yet, so it overwrites its values whatever the rule for later adoptions is.
         """
         leaves, self._treedef, names = flattened(params)
         joining = msgspec.structs.replace(self.session.run.protocol, adoption="overwrite")
@@ -111,10 +111,10 @@ class StepHook:
 
 
 class Origin(Mapping[int, Vector]):
-    """What a founder brings: its parameters, flat by fragment, each put together when it is asked for."""
+    """The parameters that a founder brings, flat by fragment; each fragment is built when it is read."""
 
     def __init__(self, layout: Layout, leaves: Mapping[str, Any]) -> None:
-        """Look at arrays that do not change."""
+        """Refer to arrays that do not change."""
         self._layout = layout
         self._leaves = leaves
 
@@ -123,7 +123,7 @@ class Origin(Mapping[int, Vector]):
         return gather(self._layout, self._leaves, fragment)
 
     def __iter__(self) -> Iterator[int]:
-        """Go through the fragments."""
+        """Iterate over the fragments."""
         return iter(range(len(self._layout.fragments)))
 
     def __len__(self) -> int:
@@ -132,7 +132,7 @@ class Origin(Mapping[int, Vector]):
 
 
 def planned(params: Any, fragments: int, direct: tuple[str, ...]) -> tuple[Layout, Origin]:  # noqa: ANN401
-    """Return how `params` travels in `fragments` parts, and the parts, flat: what a founder brings."""
+    """Return how `params` is divided into `fragments` parts, and the flat parts that a founder brings."""
     layout = plan_layout(describe(params), fragments, direct=direct)
     leaves, _, names = flattened(params)
     named = dict(zip(names, leaves, strict=True))
@@ -148,7 +148,7 @@ def flattened(params: Any) -> tuple[list[Any], Any, list[str]]:  # noqa: ANN401 
 
 
 def _copied(completed: Mapping[str, Any], continued: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return both in host memory, arrays that were not adopted copied once."""
+    """Return both in host memory; an array that was not adopted is copied once."""
     first = {name: np.array(leaf) for name, leaf in completed.items()}
     second = {name: first[name] if leaf is completed[name] else np.array(leaf) for name, leaf in continued.items()}
     return first, second

@@ -1,1 +1,1 @@
-"""Reading a run, for every role: its record, heads, chain of keyframes and deltas, ledger, and the view of all of them."""
+"""What every role reads of a run: its record, heads, chain of keyframes and deltas, ledger, and the whole view."""

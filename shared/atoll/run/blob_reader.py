@@ -1,8 +1,8 @@
-"""A frame on its way from the broker into memory: what is expected, and how far it has come.
+"""Reads a frame from the broker into memory, and remembers how far it has come.
 
-Contributions, keyframes and deltas are received alike. What an honest sender may send follows from the number of elements
-and the codec, so all else is refused before anything is allocated. Each segment is checked and kept as it comes; when the
-broker goes away meanwhile, the same arrival goes on where it was.
+Contributions, keyframes and deltas are received alike. The number of elements and the codec say what an honest sender
+may send, so everything else is refused before memory is allocated. Each segment is checked and kept as it arrives. If
+the broker goes away meanwhile, the same reader continues where it was.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from atoll.wire.blobs import BlobRef, Download
 
 @dataclass(frozen=True, slots=True)
 class FrameReader:
-    """A blob, and the frame that its pieces make."""
+    """A blob, and the frame that its pieces form."""
 
     download: Download
     frame: FrameDecoder
 
     @classmethod
     def of(cls, ref: BlobRef, elements: int, codec: str, slices: Sequence[FragmentSlice] = ()) -> FrameReader:
-        """Return what is about to arrive; `spans` are the slices to be measured on the way.
+        """Return a reader for the blob `ref`; it measures the slices `spans` while it reads.
 
         Raises:
             FrameRejected: `oversized` or `size`; no honest frame of so many elements is like that.
@@ -42,7 +42,7 @@ class FrameReader:
         return cls(Download(ref, framing.size_bytes), FrameDecoder(elements, codec, slices))
 
     async def receive(self, bus: Bus) -> None:
-        """Read what is missing and return when all of it is here; raise what the bus and `FrameDecoder.take` raise."""
+        """Read what is missing; raises what the bus and `FrameDecoder.take` raise."""
         elements = self.frame.framing.elements
         async with contextlib.aclosing(bus.pieces(self.download)) as pieces:
             async for portion in pieces:

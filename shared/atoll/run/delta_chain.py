@@ -2,15 +2,15 @@
 
     keyframe k ── delta k+1 ── delta k+2 ── ... ── delta v        all named by the head of version v
 
-A keyframe is the float32 values of its version, bit for bit. A delta is what the next version adds to the one before, in
-the run's `codec_down`: a learner that holds version v - 1 reads a few bits per parameter, adds them and holds version v;
-who comes new, or was away for long, reads the keyframe and every delta after it. Each adds the same decoded numbers in the
-same order in float32, so all hold the same bits as the shard itself, whose own values are that sum too: what rounding took
-from a delta it keeps and sends with a later one (`atoll.merge.downlink`). Nothing drifts. The head says the digest of
-the values, so whoever has put them together wrongly knows it, and begins again at the keyframe.
+A keyframe is the float32 values of its version, bit for bit. A delta is what a version adds to the one before, in the
+run's `codec_down`. A learner that holds version v - 1 reads a few bits per parameter, adds them and holds version v. A
+learner that is new, or was away for long, reads the keyframe and every delta after it. All learners add the same
+decoded numbers in the same order in float32, so all hold the same bits as the shard, whose own values are that sum too.
+The shard keeps what rounding took from a delta and sends it with a later one (`atoll.merge.downlink`). Nothing drifts.
+The head gives the digest of the values, so a learner notices a wrong sum and begins again at the keyframe.
 
-Every `keyframe_versions` versions there is a new keyframe. Deltas before it are kept for learners that are a little behind:
-they need not read it. In float32 every version is a keyframe and there are no deltas.
+Every `keyframe_versions` versions there is a new keyframe. The deltas before it stay for learners that are a little
+behind, which need not read the keyframe. In float32 every version is a keyframe and there are no deltas.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def keyframe_of(values: Vector) -> FrameEncoder:
 
 
 def digest_of_values(values: Vector) -> str:
-    """Return what a head says of its values: xxh3-128 of their bytes, in hex."""
+    """Return the digest of values that a head gives: xxh3-128 of their bytes, in hex."""
     digest = xxhash.xxh3_128()
     for start, stop in parts(0, values.size):
         digest.update(values[start:stop].data)
@@ -57,7 +57,7 @@ def digest_of_values(values: Vector) -> str:
 
 
 def delta_ref(subjects: Subjects, fragment: int, delta: Delta) -> BlobRef:
-    """Return where a delta lies."""
+    """Return the reference of a delta's blob."""
     stem = subjects.delta_stem(fragment, delta.version, delta.nonce)
     return BlobRef(stem, delta.chunks, delta.size_bytes, delta.digest)
 
@@ -68,7 +68,7 @@ def frames_of(subjects: Subjects, head: Head) -> tuple[BlobRef, ...]:
 
 
 def newest_bytes(head: Head) -> int:
-    """Return how large the frame is that a learner reads who holds the version before."""
+    """Return the size of the frame that a learner reads if it holds the version before."""
     return head.deltas[-1].size_bytes if head.deltas else head.keyframe.size_bytes
 
 
@@ -81,11 +81,11 @@ def continued(deltas: Sequence[Delta], newest: Delta, *, at_keyframe: bool) -> t
 async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vector] | None = None) -> Vector:
     """Return the values of `head`, flat float32 in layout order, in memory of their own.
 
-    `held` is a version of the fragment and its values; if they are of use, only the deltas after them are read.
+    `held` is a version of the fragment and its values; if it helps, only the deltas after it are read.
 
     Raises:
-        BlobGone: what the head names was superseded and removed while it was being read.
-        BlobCorrupt: what it names is damaged, or does not make what the head says.
+        BlobGone: a blob of the head was superseded and removed while it was being read.
+        BlobCorrupt: a blob of the head is damaged, or the values do not match the head's digest.
         PeerMisbehaved: the head is none that a shard writes.
     """
     elements = run.layout.fragment_sizes()[head.fragment]
@@ -116,7 +116,7 @@ def _unbroken(head: Head, since: int) -> bool:
 
 
 async def _advanced(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vector], values: Vector) -> bool:
-    """Do `values <- held + every delta after it`, several read ahead; return whether the head's values came out."""
+    """Do `values <- held + every delta after it`, reading ahead; return whether the head's values came out."""
     (since, base), subjects, codec = held, Subjects(run.run), run.protocol.codec_down
     todo = deque(sorted((delta for delta in head.deltas if delta.version > since), key=lambda delta: delta.version))
     ahead: deque[asyncio.Task[FrameDecoder]] = deque()
@@ -141,9 +141,9 @@ async def _advanced(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vecto
 
 
 def _add(base: Vector, delta: Encoded | None, values: Vector, digest: xxhash.xxh3_128 | None) -> None:
-    """Do `values <- base + delta` and have `digest` see what comes out; base and values may be one.
+    """Do `values <- base + delta` and update `digest` with the result; base and values may be one array.
 
-    In one thread, part by part: what is in a cache is looked at three times, and the digest wants the parts in order.
+    One thread works part by part: it touches cached data three times, and the digest needs the parts in order.
     """
     for start, stop in parts(0, values.size):
         here = slice(start, stop)
@@ -157,7 +157,7 @@ def _add(base: Vector, delta: Encoded | None, values: Vector, digest: xxhash.xxh
 
 
 async def _read(bus: Bus, ref: BlobRef, elements: int, codec: str) -> FrameDecoder:
-    """Return a frame that is here as a whole; raise `BlobCorrupt` when it is not what a head may name."""
+    """Return a frame that was read as a whole; raise `BlobCorrupt` if a head may not name it."""
     try:
         arrival = await off_loop(elements, FrameReader.of, ref, elements, codec)
         await arrival.receive(bus)

@@ -3,12 +3,12 @@
     OUT/run.json    what the run is: id, fixed settings, sessions so far     OUT/nats/    the broker's store
     OUT/data/       token shards                                             OUT/logs/    one file per process
     OUT/cache/      compiled programs                                        OUT/lock     held while `up` runs
-    OUT/health/     touched by shards and learners                           OUT/archive/ marks
+    OUT/health/     touched by shards and learners                           OUT/archive/ run checkpoints
     OUT/checkpoints/  learners' optimizers
     OUT/report.json, report.html, model.safetensors, sample.txt, validation.json
 
-`run.json` is written whole and moved into place, so that a kill leaves the old one or the new one. Two `up` on one
-folder would share a broker's store; the lock refuses the second. No secret is ever written here.
+`run.json` is written whole and moved into place, so that a kill leaves the old one or the new one. Two `up` processes
+on one folder would share a broker's store; the lock refuses the second. No secret is ever written here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FOLDERS = ("nats", "data", "cache", "logs", "health", "checkpoints")
 
 
 class RebuiltRecord(msgspec.Struct, kw_only=True):
-    """A run that was rebuilt from mark `mark`: what the mark holds, and what was known before the broker lost it."""
+    """A rebuild from run checkpoint `mark`: what that holds, and what was known before the broker lost the run."""
 
     mark: int
     tokens: int
@@ -46,7 +46,7 @@ class RebuiltRecord(msgspec.Struct, kw_only=True):
 
 
 class SessionRecord(msgspec.Struct, kw_only=True):
-    """One `atoll up` on this run: seconds of wall time, learner-seconds present and stepping (see goodput), bytes moved."""
+    """One `atoll up` on this run: wall seconds, learner-seconds present and stepping (see goodput), bytes moved."""
 
     began_at_s: float
     wall_s: float = 0.0
@@ -59,9 +59,10 @@ class SessionRecord(msgspec.Struct, kw_only=True):
 
 
 class RunFile(msgspec.Struct, kw_only=True):
-    """What `run.json` holds; `settings` are dotted names, `broker` is "embedded", "simulated" or a URL without secrets.
+    """The content of `run.json`; `broker` is "embedded", "simulated" or a URL without secrets.
 
-    `tokens` and `versions` are what the run had trained and committed (over all fragments) when it was last seen.
+    `settings` are dotted names. `tokens` and `versions` are what the run had trained and committed (over all fragments)
+    at last sight.
     """
 
     run: str
@@ -78,7 +79,7 @@ class RunFile(msgspec.Struct, kw_only=True):
 
 
 def read_run_file(out: Path) -> RunFile | None:
-    """Return what `out` says of its run, or None when it holds none.
+    """Return what `out` says of its run, or None if it holds none.
 
     Raises `SettingsError` when `out` is not a folder or its `run.json` is damaged or of another schema.
     """
@@ -101,7 +102,7 @@ def read_run_file(out: Path) -> RunFile | None:
 
 
 def move_aside(out: Path) -> Path:
-    """Rename the folder of a run to the first free `<out>-<number>` and return that; nothing of it is changed."""
+    """Rename a run's folder to the first free `<out>-<number>` and return that; its content stays as it is."""
     number = next(n for n in itertools.count(1) if not out.with_name(f"{out.name}-{n}").exists())
     with RunFolder(out):
         return out.rename(out.with_name(f"{out.name}-{number}"))
@@ -111,7 +112,7 @@ class RunFolder:
     """The folder while we hold it; a context manager."""
 
     def __init__(self, out: Path) -> None:
-        """Name the folder; entering makes and locks it."""
+        """Name the folder; `__enter__` makes and locks it."""
         self.out = out
         self._lock: IO[str] | None = None
 
@@ -132,7 +133,7 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         self._release()
 
     def path(self, *parts: str) -> Path:
@@ -153,7 +154,7 @@ class RunFolder:
         self.write("run.json", msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n")
 
     def _check_ours(self) -> None:
-        """Refuse a folder that holds something and no `run.json`: what we write could replace somebody's files."""
+        """Refuse a folder with content but no `run.json`: our files could replace a user's files."""
         if not self.out.is_dir() or (self.out / "run.json").exists():
             return
         foreign = sorted(entry.name for entry in self.out.iterdir() if not _is_begun(entry))
@@ -183,7 +184,7 @@ class RunFolder:
 
 
 def unusable(out: Path, error: OSError) -> SettingsError | StorageFull:
-    """Return what the operating system said about the folder `out`, where results were to go, as an error of ours."""
+    """Return the operating system's error about the output folder `out` as an error of ours."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFull("the disk is full", got=out, todo="free space or choose another --out")
     return SettingsError(
@@ -195,7 +196,7 @@ def unusable(out: Path, error: OSError) -> SettingsError | StorageFull:
 
 
 def _is_begun(entry: Path) -> bool:
-    """Return whether `entry` is what is left of a run that ended before it began: our lock, an empty folder, logs."""
+    """Return whether `entry` is left from a run that ended before it began: our lock, an empty folder, logs."""
     if entry.name == "lock":
         return True
     return entry.name in _FOLDERS and entry.is_dir() and (entry.name == "logs" or not any(entry.iterdir()))

@@ -1,7 +1,7 @@
 """Heads, and the global fragments that they name.
 
-A head is the record that makes a version of a fragment visible. A reader accepts it only if it belongs to the subject it was
-read from and to the layout of the run.
+A head is the record that makes a version of a fragment visible. A reader accepts it only if it belongs to the subject
+it was read from and to the layout of the run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GlobalFragment:
 
 
 async def wait_for_heads(bus: Bus, subjects: Subjects, run: RunRecord, clock: Clock) -> dict[int, Head] | None:
-    """Return the heads of all fragments, or None when they stay incomplete for the founder's patience."""
+    """Return the heads of all fragments, or None if they stay incomplete for the founder's patience."""
     deadline_s = clock.monotonic() + FOUNDER_PATIENCE_S
     while True:
         heads = await read_heads(bus, subjects, run.layout)
@@ -48,7 +48,7 @@ async def wait_for_heads(bus: Bus, subjects: Subjects, run: RunRecord, clock: Cl
 
 
 async def read_heads(bus: Bus, subjects: Subjects, layout: Layout) -> dict[int, Head]:
-    """Return the newest head of every fragment that has one; a record that fits no fragment of `layout` is passed over."""
+    """Return the newest head of every fragment that has one; records that fit no fragment of `layout` are skipped."""
     heads: dict[int, Head] = {}
     for record in await bus.get_records(subjects.head("*")):
         try:
@@ -61,13 +61,13 @@ async def read_heads(bus: Bus, subjects: Subjects, layout: Layout) -> dict[int, 
 
 
 async def read_head(bus: Bus, subjects: Subjects, layout: Layout, fragment: int) -> Head | None:
-    """Return the newest head of one fragment as its leader has it; raise `PeerMisbehaved` when it fits none of `layout`."""
+    """Return a fragment's newest head from the stream's leader; raise `PeerMisbehaved` if it does not fit `layout`."""
     record = await bus.get_record(subjects.head(fragment))
     return None if record is None else _head_in(record, subjects, layout)
 
 
 async def fetch_newest(bus: Bus, run: RunRecord, held: GlobalFragment) -> GlobalFragment:
-    """Return the newest visible version of the fragment of which `held` is one; raises as `read_head` and `fetch_frame` do."""
+    """Return the newest visible version of the fragment of `held`; raises as `read_head` and `fetch_frame` do."""
     head = await read_head(bus, Subjects(run.run), run.layout, held.fragment)
     if head is None:
         raise BlobGone("the head is gone", got=held.fragment)
@@ -75,9 +75,9 @@ async def fetch_newest(bus: Bus, run: RunRecord, held: GlobalFragment) -> Global
 
 
 async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment | None = None) -> GlobalFragment:
-    """Return the frame of `head`, or of a newer head when that one was superseded while it was being read.
+    """Return the frame of `head`, or of a newer head if that one was superseded during the read.
 
-    What is `held` of the fragment already saves reading it whole, where only deltas have been added since.
+    If the caller has `held` the fragment at an earlier version, and only deltas were added since, only those are read.
 
     Raises:
         BlobGone: the frame vanished faster than it could be read, several times.
@@ -100,7 +100,7 @@ async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment
 
 
 def _head_in(record: Record, subjects: Subjects, layout: Layout) -> Head:
-    """Return the head that a record holds, which must be that of its own subject and of this layout."""
+    """Return the head in a record; it must belong to the record's subject and to this layout."""
     head = decode(Head, record.data)
     if record.subject != subjects.head(head.fragment) or head.fragment >= len(layout.fragments):
         raise PeerMisbehaved("a head of another fragment", got=f"fragment {head.fragment} in {record.subject}")

@@ -1,8 +1,8 @@
-"""The run's books as the broker has them at this moment, for whoever wants to know where tokens went.
+"""The ledger of a run as the broker has it now: where every token went.
 
-Every head names its fragment's books, every lease carries what its owner last heard from the learners, and member records
-say which incarnations are over. Together they are the ledger of the whole run, durable facts only: what is in somebody's
-hands counts as queued, what no learner has pushed yet as open.
+Every head names its fragment ledger. Every lease carries what its owner last heard from the learners. Member records
+say which incarnations are over. Together they are the ledger of the whole run. They hold durable facts only: a
+contribution that a process still works on counts as queued, and tokens that no learner has pushed yet count as open.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class IncarnationAccount:
     state: str
 
     def fates(self, fragments: int) -> dict[str, int]:
-        """Return what became of every token-fragment it trained; what is not settled is `queued`, `open` or `lost`.
+        """Return the fate of every token-fragment it trained; the unsettled ones are `queued`, `open` or `lost`.
 
-        Reports and books are read one after the other, so a live learner's may differ by a moment; nothing is negative.
+        Reports and ledgers are read one after the other, so a live learner's may differ by a moment; nothing is
+        negative.
         """
         account = self.account
         fates = account.fates(fragments)
@@ -62,7 +63,7 @@ async def read_lives(bus: Bus, run: RunRecord) -> list[IncarnationAccount]:
 
 
 async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
-    """Return the sum of all fragments' books and the newest reports of all learners."""
+    """Return the sum of all fragment ledgers and the newest reports of all learners."""
     subjects = Subjects(run.run)
     for _ in range(READ_ATTEMPTS):
         ledger = Ledger()
@@ -71,7 +72,7 @@ async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
                 if head.fragment_ledger is not None:
                     thawed(await bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)).enter_into(ledger)
         except BlobGone:
-            # A commit replaced these books between the two reads: read the newer head.
+            # A commit replaced this ledger between the two reads: read the newer head.
             continue
         break
     else:
@@ -85,10 +86,10 @@ async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
 
 
 def closing_ledger(events: Iterable[Event]) -> Ledger:
-    """Return the ledger of a run that is over, from the `ledger` events of its tape in their order.
+    """Return the ledger of a run that is over, from the `ledger` events of its event log in their order.
 
-    Each shard's last books are sums over all its tenures, so they replace its earlier ones and are added to the others'.
-    Large ones come in parts; part 0 begins new books.
+    Each shard's last ledger is a sum over all its tenures, so it replaces the shard's earlier one; the shards' are
+    added. A large ledger comes in parts; part 0 begins a new one.
     """
     last: dict[str, Ledger] = {}
     for event in events:
@@ -123,9 +124,10 @@ async def read_data(bus: Bus, run: RunRecord) -> DataLedger | None:
 def as_json(
     lives: list[IncarnationAccount], fragments: int, data: DataLedger | None = None, rebuilt: Rebuilt | None = None
 ) -> bytes:
-    """Return all of it as JSON: per incarnation and in total, in token-fragments and tokens trained; blocks of data.
+    """Return the whole ledger as JSON: per incarnation and in total, in token-fragments and tokens; blocks of data.
 
-    `rebuilt` says which mark the books go back to: they know nothing of what came after it and went with the broker.
+    `rebuilt` names the run checkpoint that the ledger goes back to: what came later was lost with the broker, and is
+    not in it.
     """
     rows = [
         {"incarnation": life.name, "state": life.state, "trained": life.account.trained, "fates": life.fates(fragments)}

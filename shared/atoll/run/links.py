@@ -1,12 +1,13 @@
-"""The byte ledger of a run: every link with what it carried, sums, and what data-parallel training would have moved.
+"""The byte ledger of a run: the traffic of every link, sums, and what data-parallel training would have moved.
 
-A learner's links are those of all its lives; a synchronizer process is named by the shards it has owned, and processes
-that owned the same ones, one after the other, are one row. Learners' links are the wide area: where broker and
-synchronizers stand in one hub, nothing else leaves it. So bytes per token are given over learners' links and over all,
-each with the bytes in both directions, and so is data-parallel's ring, over the links of its M sites.
+A learner's links are those of all its incarnations. A synchronizer process is named by the shards it has owned;
+processes that owned the same ones, one after the other, are one row. Learners' links are the wide area: if broker and
+synchronizers stand in one hub, nothing else leaves it. So bytes per token are given over learners' links and over all
+links, each with the bytes in both directions. Data-parallel's ring is counted the same way, over the links of its M
+sites.
 
-Only lives whose bytes are known count, in bytes and in tokens alike. M is the number of learners that trained, a step as
-many tokens as their steps had in the mean. What nobody knows is None, never 0.
+Only incarnations with known bytes count, in bytes and in tokens alike. M is the number of learners that trained. A step
+has the mean number of tokens of their steps. An unknown number is None, never 0.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ STANDBY = "standby"
 
 @dataclass(frozen=True, slots=True)
 class LedgerLink:
-    """What the links of one name have carried: those of `processes` lives or processes."""
+    """The traffic of the links of one name: those of `processes` incarnations or processes."""
 
     name: str
     role: Role
@@ -35,14 +36,14 @@ class LedgerLink:
 
 @dataclass(frozen=True, slots=True)
 class ByteLedger:
-    """The links of a run, and what they are held against.
+    """The links of a run, and the figures that they are compared with.
 
     Attributes:
         links: learners by name, then synchronizers.
-        tokens: what the learners trained in the lives whose bytes are known.
-        data_parallel: bytes per token that data-parallel training would have moved; None when nobody can say.
-        bits_up, bits_down, bits_published: what a parameter took on its way: of contributions that were merged; of versions
-            as learners fetched them, keyframes included; of versions as they were published, keyframes included.
+        tokens: what the learners trained in the incarnations whose bytes are known.
+        data_parallel: bytes per token that data-parallel training would have moved; None when unknown.
+        bits_up, bits_down, bits_published: bits per parameter on the way: of contributions that were merged; of
+            versions as learners fetched them, keyframes included; of versions as published, keyframes included.
     """
 
     links: tuple[LedgerLink, ...]
@@ -53,7 +54,7 @@ class ByteLedger:
     bits_published: float | None
 
     def sum(self, role: Role | None = None) -> LinkTraffic:
-        """Return what the links of a role, or all, have carried together."""
+        """Return the traffic of all links of a role, or of all links."""
         return total(link.moved for link in self.links if role in (None, link.role))
 
     def per_token(self, role: Role | None = None) -> float | None:
@@ -68,7 +69,7 @@ class ByteLedger:
 
 
 def byte_ledger(view: RunView, fragments: int) -> ByteLedger:
-    """Return the ledger of a run of so many fragments as far as heard."""
+    """Return the byte ledger of a run of so many fragments, as far as heard."""
     learners = [learner for learner in view.learners.values() if learner.tokens]
     lives = [life for learner in learners for life in learner.lives.values()]
     counted = [life for life in lives if life.steps]
@@ -111,12 +112,12 @@ def as_report(ledger: ByteLedger) -> dict[str, Any]:
 
 
 def total(moved: Iterable[LinkTraffic]) -> LinkTraffic:
-    """Return what several links have carried together."""
+    """Return the sum of several links' traffic."""
     return reduce(LinkTraffic.plus, moved, NOTHING)
 
 
 def name_of(host: HostView) -> str:
-    """Return what a synchronizer process is called: by its shards, since its own name tells nobody anything."""
+    """Return the name of a synchronizer process: its shards, since its own name means nothing to a reader."""
     return ", ".join(f"shard-{shard}" for shard in sorted(host.shards)) or STANDBY
 
 

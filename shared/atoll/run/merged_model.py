@@ -1,8 +1,9 @@
-"""The merged model as anybody may read it: the newest values of every fragment, and their average where one is kept.
+"""Reads the merged model: the newest values of every fragment, and their average where the run keeps one.
 
-Fragments are at different versions while a run goes on; `versions_min` and `versions_max` say how far apart. The average
-(`atoll.merge.global_update`) lies in the outer state that the same head names. A commit removes that state at once, and
-not one version later as it does with frames: who reads it while the fragment moves on begins again with the newer head.
+Fragments are at different versions while a run goes on; `versions_min` and `versions_max` say how far apart. The
+average (`atoll.merge.global_update`) is in the outer state that the same head names. A commit removes that state at
+once, not one version later as for frames. So if the fragment moves on during a read, the reader begins again with the
+newer head.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ READ_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class MergedModel:
-    """The merged parameters by name, and the range of versions they are at; `average`, if kept, over former versions."""
+    """The merged parameters by name, and their range of versions; `average`, if kept, is over former versions."""
 
     params: dict[str, Any]
     versions_min: int
@@ -39,7 +40,7 @@ class MergedModel:
 
 
 async def read_merged(bus: Bus, run: RunRecord) -> MergedModel:
-    """Return the newest parameters of `run`, put together from every fragment's head.
+    """Return the newest parameters of `run`, assembled from every fragment's head.
 
     Raises:
         BlobGone: a fragment moved on faster than it could be read, several times.
@@ -71,7 +72,7 @@ def _assembled(layout: Layout, values: Mapping[int, Vector]) -> dict[str, Any]:
 
 
 async def _fetch_average(bus: Bus, subjects: Subjects, layout: Layout, head: Head, values: Vector) -> Vector:
-    """Return the average that `head` or a newer one names; version 0 has none but its values."""
+    """Return the average that `head` or a newer one names; for version 0 its values are the average."""
     ref = head.state
     for _ in range(READ_ATTEMPTS):
         if ref is None:

@@ -1,4 +1,4 @@
-"""The record that makes a run, as every role reads it: what its processes agree on, and whether it is over."""
+"""The record that makes a run, as every role reads it: what its processes agree on, and whether the run is over."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atoll.wire.subjects import Subjects
 
 
 async def read_run(bus: Bus, subjects: Subjects) -> RunRecord | None:
-    """Return the run record, or None while nobody has founded the run."""
+    """Return the run record, or None if the run is not founded yet."""
     record = await bus.get_record(subjects.run_record)
     return None if record is None else decode(RunRecord, record.data)
 
@@ -32,7 +32,7 @@ async def the_run(bus: Bus, subjects: Subjects) -> RunRecord:
 
 
 async def check_run(bus: Bus, subjects: Subjects, layout: Layout, data: str) -> RunRecord:
-    """Return the run record after comparing this learner's `layout` and `data` fingerprint with it."""
+    """Compare this learner's `layout` and `data` fingerprint with the run record, and return the record."""
     run = await read_run(bus, subjects)
     if run is None:
         raise BrokerUnavailable("the run record vanished", todo="was the broker's store deleted? start a new run")
@@ -54,7 +54,7 @@ async def check_run(bus: Bus, subjects: Subjects, layout: Layout, data: str) -> 
 
 
 async def is_over(bus: Bus, subjects: Subjects, run: RunRecord) -> bool:
-    """Return whether every shard has closed its books at the run's token target: nobody would hear a learner any more."""
+    """Return whether every shard has closed its ledger at the run's token target: no shard hears a learner then."""
     target = run.protocol.tokens_target
     if not target:
         return False

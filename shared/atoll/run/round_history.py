@@ -1,10 +1,11 @@
-"""The rounds of a run as its event log tells them: why each waited, and what caused what. Reading changes nothing.
+"""The rounds of a run as its event log shows them: why each waited, and what caused what. Reading changes nothing.
 
-The words are `atoll.protocol.reasons`; here they are put beside what was measured, and the causes are joined to a chain:
+The words are those of `atoll.protocol.reasons`. This module puts them beside the measurements, and joins the causes to
+a chain:
 
     call ──► contributions ──► commit ──► head ──► adoption
 
-No event says that a learner has adopted a version: its next contribution does, because it names the version that it is on.
+No event says that a learner has adopted a version. Its next contribution shows it, because that names its version.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ class WaitingEvent(msgspec.Struct, frozen=True):
 
 
 class RoundHistory:
-    """The rounds that the event log holds, in order, and the last word of each that still waits."""
+    """The rounds in the event log, in order, and the newest `waiting` event of each round that still waits."""
 
     def __init__(self) -> None:
-        """Know of no round."""
+        """Start without rounds."""
         self._view = RunView()
         self._waiting: dict[tuple[int, int], WaitingEvent] = {}
 
     @property
     def rounds(self) -> list[RoundLine]:
-        """Return all rounds that are known, the oldest first."""
+        """Return all known rounds, the oldest first."""
         return list(self._view.rounds)
 
     async def read(self, bus: Bus, subjects: Subjects) -> None:
@@ -58,7 +59,7 @@ class RoundHistory:
                     break
 
     def take(self, data: bytes) -> None:
-        """Take one event; one that cannot be read is passed over."""
+        """Take one event; an unreadable one is skipped."""
         try:
             event = decode(Event, data)
             if event.kind == "waiting":
@@ -77,7 +78,7 @@ class RoundHistory:
         return next((line for line in reversed(found) if line.round.version == version), None)
 
     def waiting(self, fragment: int, version: int) -> WaitingEvent | None:
-        """Return the last word of the round that is to make `version`, if it was called in vain."""
+        """Return the newest `waiting` event of the round that is to make `version`, if it was called in vain."""
         return self._waiting.get((fragment, version - 1))
 
     def slowest(self, count: int) -> list[RoundLine]:
@@ -85,7 +86,7 @@ class RoundHistory:
         return sorted(self._view.rounds, key=lambda line: line.round.waited_s, reverse=True)[:count]
 
     def adopted_by(self, fragment: int, version: int) -> dict[str, str]:
-        """Return the learners that are known to have adopted a version: each with its first contribution on it."""
+        """Return the learners known to have adopted a version: each with its first contribution on it."""
         found: dict[str, str] = {}
         for line in self._view.rounds:
             for share in line.round.contributors:
@@ -96,7 +97,7 @@ class RoundHistory:
 
 
 def one_line(line: RoundLine) -> str:
-    """Return a round in one line: which, how long it waited, and why it ended."""
+    """Return a round in one line: its identity, how long it waited, and why it ended."""
     made, why = line.round, line.round.why
     end = made.end if why is None else why.sentences()["end"]
     return (

@@ -1,14 +1,16 @@
-"""What is known of a run, from heartbeats and the tape: a pure reducer, the same for the live view and the report.
+"""The known state of a run, from heartbeats and events: a pure reducer, the same for the live view and the report.
 
-`on_beat` takes heartbeats, which may be lost; `on_event` takes tape entries, each once and in order. Nothing here reads
-a clock or a socket: arrival times are arguments. Everything is bounded: beyond a bound the oldest is forgotten,
-and sums are kept beside the lists so that forgetting does not change them.
+`on_beat` takes heartbeats, which may be lost; `on_event` takes entries of the event log, each once and in order.
+Nothing here reads a clock or a socket: arrival times are arguments. Everything is bounded: beyond a bound the view
+forgets the oldest entry. It keeps sums beside the lists, so that forgetting does not change them.
 
 **Goodput** is the share of learner-seconds spent stepping. A learner id is *present* from its first heartbeat of this
-session until it says that it left; a gap between two incarnations (killed, restarted, compiling) counts as presence
-without stepping, so faults show. From heartbeat to heartbeat of one incarnation, stepping is the new steps times the step
-time it reports, at most the time that was open: since the heartbeat before, and up to one step's time before that, since a
-step may be longer than heartbeats are apart and is told when it ends. A throttled learner's stretched step counts as
+session until it says that it left. A gap between two incarnations (killed, restarted, compiling) counts as presence
+without stepping, so faults show.
+
+Between two heartbeats of one incarnation, stepping is the number of new steps times the step time it reports. It is at
+most the time that was open: since the heartbeat before, plus up to one step's time before that, because a step may be
+longer than the pause between heartbeats and is reported at its end. A throttled learner's longer step counts as
 stepping.
 """
 
@@ -31,7 +33,7 @@ VALIDATIONS_MAX: Final = 10_000
 LIVES_MAX: Final = 10_000
 HOSTS_MAX: Final = 1_000
 FORMER: Final = ""
-"""Where the bytes of synchronizer processes go that are forgotten."""
+"""The name for the bytes of synchronizer processes that the view has forgotten."""
 
 F = TypeVar("F", bound=msgspec.Struct)
 
@@ -96,7 +98,7 @@ class RefusedEvent(msgspec.Struct, frozen=True):
 
 
 class QuarantineEvent(msgspec.Struct, frozen=True):
-    """The fields of a `quarantined` event: who is isolated, after how many offences, and what the last one was."""
+    """The fields of a `quarantined` event: the isolated learner, its number of offences, and the last offence."""
 
     learner: str
     incarnation: int
@@ -105,7 +107,7 @@ class QuarantineEvent(msgspec.Struct, frozen=True):
 
 
 class ClosedEvent(msgspec.Struct, frozen=True):
-    """The fields of a `ledger` event: what a shard closed its books with; large books come in parts."""
+    """The fields of a `ledger` event: a shard's closing ledger; a large one comes in parts."""
 
     ledger: Ledger
     part: int = 0
@@ -114,7 +116,7 @@ class ClosedEvent(msgspec.Struct, frozen=True):
 
 
 class ReportedTotals(msgspec.Struct, frozen=True):
-    """The fields of a `moved` event: what the link of a learner's life, or of a process that serves `shards`, has carried."""
+    """The fields of a `moved` event: the traffic of a learner's incarnation, or of a process that serves `shards`."""
 
     role: str
     moved: LinkTraffic
@@ -123,7 +125,7 @@ class ReportedTotals(msgspec.Struct, frozen=True):
 
 
 class ValidationEvent(msgspec.Struct, frozen=True):
-    """The fields of a `validation` event; `average` is measured on the average of the values, where the run keeps one."""
+    """The fields of a `validation` event; `average` is measured on the averaged values, where the run keeps them."""
 
     run_tokens: int
     bits_per_byte: float
@@ -134,7 +136,7 @@ class ValidationEvent(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredEvent:
-    """A validation, and the token-fragments that commits before it on the tape had merged."""
+    """A validation, and the token-fragments that the commits before it in the event log had merged."""
 
     validation: ValidationEvent
     token_fragments_merged: int
@@ -153,8 +155,8 @@ class RoundLine:
 class LearnerLife:
     """One incarnation of a learner; `beat` is its latest heartbeat, if one was heard.
 
-    `meter` is that of its link. `open_s` is the time heard of, no longer than a step, in which it may have been on a step
-    that has not ended.
+    `meter` is that of its link. `open_s` is the time, at most one step's, that it may have spent on a step that has not
+    ended.
     """
 
     incarnation: int
@@ -169,7 +171,7 @@ class LearnerLife:
     open_s: float = 0.0
 
     def stepped(self, former: Beat, beat: Beat, between_s: float) -> float:
-        """Return the seconds of steps that ended between two heartbeats which came `between_s` apart."""
+        """Return the seconds of steps that ended between two heartbeats that arrived `between_s` apart."""
         step_s = max(0.0, beat.step_s)
         heard_s = self.open_s + between_s
         stepped_s = min(heard_s, max(0, beat.step - former.step) * step_s)
@@ -179,7 +181,7 @@ class LearnerLife:
 
 @dataclass(slots=True)
 class LearnerView:
-    """A learner id: its lives, when it was last heard (arrival, seconds), and its learner-seconds."""
+    """A learner id: its incarnations, when it was last heard (arrival, seconds), and its learner-seconds."""
 
     learner: str
     lives: dict[int, LearnerLife] = field(default_factory=dict)
@@ -194,13 +196,13 @@ class LearnerView:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of all its lives, as far as known."""
+        """Return the tokens of all its incarnations, as far as known."""
         return sum(life.tokens for life in self.lives.values())
 
 
 @dataclass(slots=True)
 class HostView:
-    """A synchronizer process: shards it has owned, whether it owns any, its link, when it was last heard (arrival, seconds)."""
+    """A synchronizer process: shards it has owned, whether it owns any, its link, last heard (arrival, seconds)."""
 
     shards: set[int] = field(default_factory=set)
     serving: bool = False
@@ -243,7 +245,7 @@ class RunView:
 
     @property
     def run_tokens(self) -> int:
-        """Return the tokens trained by the run: what learners say of themselves, never less than shards have said."""
+        """Return the run's trained tokens as learners report them, never less than shards have reported."""
         return max(self.tokens_told, sum(learner.tokens for learner in self.learners.values()))
 
     @property
@@ -263,7 +265,7 @@ class RunView:
         return sum(beat.moved.payload_up for beat in beats), sum(beat.moved.payload_down for beat in beats)
 
     def tokens_per_s(self, now_s: float, silence_s: float) -> float:
-        """Return the speed of the learners that are training and were heard within `silence_s`."""
+        """Return the speed of the learners that train and were heard within `silence_s`."""
         return sum(
             beat.tokens_per_s
             for learner in self.learners.values()
@@ -285,7 +287,7 @@ class RunView:
             learner.present_s += between_s
             if former is not None:
                 learner.stepping_s += life.stepped(former, beat, between_s)
-        # One that said goodbye is no longer present; whoever comes later under its id begins anew.
+        # A learner that said goodbye is no longer present; a later one under its id begins anew.
         learner.heard_s = None if beat.state == "left" else at_s
         life.beat = beat
         life.meter.take(beat.moved, at_s)
@@ -293,7 +295,7 @@ class RunView:
         life.tokens, life.steps = max(life.tokens, beat.tokens), max(life.steps, beat.step)
 
     def on_presence(self, presence: Presence, at_s: float) -> None:
-        """Take what a synchronizer process says of itself, as it arrived at `at_s`."""
+        """Take a synchronizer process's presence message that arrived at `at_s`."""
         host = self._host(presence.name)
         host.shards.update(presence.owns)
         host.serving = bool(presence.owns)
@@ -301,7 +303,7 @@ class RunView:
         host.heard_s = at_s
 
     def on_event(self, event: Event) -> None:
-        """Take an entry of the tape. Kinds that are not known are passed over, malformed ones counted."""
+        """Take an entry of the event log. Unknown kinds are skipped, malformed entries counted."""
         handler = getattr(self, f"_on_{event.kind}", None) if event.kind in _KINDS else None
         if handler is None:
             return
@@ -344,7 +346,7 @@ class RunView:
         self.quarantined.append(_fields(event, QuarantineEvent))
 
     def _on_ledger(self, event: Event) -> None:
-        """Keep the latest books of a shard: they are sums over all its tenures; part 0 begins new ones."""
+        """Keep a shard's latest ledger: it is a sum over all its tenures; part 0 begins a new one."""
         told = _fields(event, ClosedEvent)
         former = self.closed.get(event.who)
         fragment_ledger = continued(None if former is None else former.ledger, told.ledger, told.part)
@@ -361,13 +363,13 @@ class RunView:
             host.meter.take(told.moved)
 
     def _on_validation(self, event: Event) -> None:
-        """Keep the point; an evaluator that has just begun to listen knows fewer tokens than the tape."""
+        """Keep the point; an evaluator that has just begun to listen knows fewer tokens than the event log."""
         told = _fields(event, ValidationEvent)
         told = msgspec.structs.replace(told, run_tokens=max(told.run_tokens, self.tokens_told))
         self.validations.append(MeasuredEvent(told, self.token_fragments_merged))
 
     def _host(self, name: str) -> HostView:
-        """Return a synchronizer process, made known when new; of the oldest only sums stay when there are too many."""
+        """Return a synchronizer process, added if new; beyond the bound only sums of the oldest stay."""
         if name not in self.hosts and len(self.hosts) >= HOSTS_MAX:
             oldest = self.hosts.pop(next(key for key in self.hosts if key != FORMER))
             former = self.hosts.setdefault(FORMER, HostView())
@@ -376,7 +378,7 @@ class RunView:
         return self.hosts.setdefault(name, HostView())
 
     def _life(self, learner: str, incarnation: int) -> tuple[LearnerView, LearnerLife]:
-        """Return the learner and its incarnation, made known when new; the oldest life goes when there are too many."""
+        """Return the learner and its incarnation, added if new; beyond the bound the oldest incarnation is dropped."""
         view = self.learners.setdefault(learner, LearnerView(learner))
         if incarnation not in view.lives and len(view.lives) >= LIVES_MAX:
             del view.lives[min(view.lives)]
@@ -387,7 +389,7 @@ _KINDS: Final = frozenset({"round", "joined", "left", "refused", "quarantined", 
 
 
 def _fields(event: Event, kind: type[F]) -> F:
-    """Return the fields of `event` as `kind`; raise `PeerMisbehaved` when they are not."""
+    """Return the fields of `event` as `kind`; raise `PeerMisbehaved` if they are not."""
     try:
         return msgspec.json.decode(msgspec.json.encode(event.fields), type=kind)
     except msgspec.MsgspecError as error:

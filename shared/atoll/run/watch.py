@@ -1,7 +1,7 @@
-"""Keeps a `RunView` current from a bus: heartbeats and presences as they are heard, the tape from its beginning.
+"""Keeps a `RunView` current from a bus: heartbeats and presences as they arrive, the event log from its beginning.
 
-It only reads. A broker that is away or streams that do not exist yet make it wait; a message that no correct peer sends
-is counted and passed over. The tape is read by sequence number, so that each entry is applied once.
+It only reads. If the broker is away or the streams do not exist yet, it waits. A message that no correct peer sends is
+counted and skipped. The event log is read by sequence number, so that each entry is applied once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Watch:
             tasks.create_task(self._follow_events())
 
     async def catch_up(self) -> None:
-        """Apply what the tape holds beyond what was read; raises what the bus raises."""
+        """Apply the new entries of the event log; raises what the bus raises."""
         async with self._reading:
             while True:
                 entries = await self._bus.replay(self._subjects.event("*", "*"), after=self._after, limit=PAGE_ENTRIES)
@@ -65,7 +65,7 @@ class Watch:
             await asyncio.sleep(POLL_S)
 
     async def _hear(self, subject: str, kind: type[M], take: Callable[[M, float], None]) -> None:
-        """Let the view `take` every at-most-once message on `subject`, with its time of arrival."""
+        """Let the view `take` every core message on `subject`, with its time of arrival."""
         while True:
             try:
                 feed = await self._bus.listen(subject)

@@ -1,1 +1,1 @@
-"""What travels: message schemas and their encoding. Tensors travel as frames (`atoll.codec`), not in here."""
+"""Message schemas and their encoding. Tensors travel as frames (`atoll.codec`), not in here."""

@@ -1,13 +1,13 @@
-"""A blob as the pieces it travels in, and how far a transfer of it has come.
+"""A blob as the pieces in which it travels, and the progress of its transfer.
 
-A blob is stored as one message per piece. A sender has all its bytes in memory (`Cut`) or makes each piece when it is due (a
-frame that is encoded segment by segment, `atoll.codec`): a large fragment is never in memory as a whole, and encoding,
-sending and storing overlap. The `Upload` belongs to the sender and hands pieces down to the bus, which takes them one after the
-other. A piece that is made twice must come out the same, since a retry makes it again.
+A blob is stored as one message per piece. A sender has all its bytes in memory (`Cut`), or makes each piece when it is
+due (a frame that is encoded segment by segment, `atoll.codec`). So a large fragment is never in memory as a whole, and
+encoding, sending and storing overlap. The `Upload` belongs to the sender and hands pieces down to the bus one after the
+other. A piece that is made twice must have the same bytes, since a retry makes it again.
 
-`Upload` and `Download` remember which pieces are there. Given again to the same bus or to another one after a failure,
-they go on where they were: what the broker has acknowledged is not sent a second time, what was used is not read a second
-time. The digest of a blob is that of the digests of its pieces, so either side can form it in any order:
+`Upload` and `Download` remember which pieces are there. After a failure the caller gives them to the same bus or to
+another, and they continue: acknowledged pieces are not sent again, used pieces are not read again. The digest of a blob
+is that of the digests of its pieces, so either side can form it in any order:
 
     digest = xxh3_128(xxh3_128(piece 0) | xxh3_128(piece 1) | ...)
 """
@@ -33,13 +33,13 @@ _STEM = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 Portion = list[tuple[int, Buffer]]
 """Pieces of a blob that have arrived together: number and bytes of each."""
 PAGE_PIECES = 8
-"""Pieces that a reader asks for at once."""
+"""Pieces that a reader requests at once."""
 MADE_AHEAD = 4
-"""Pieces that are made, or being made, before a bus takes them."""
+"""Pieces that are made, or being made, ahead of the bus."""
 
 
 class BlobRef(msgspec.Struct, frozen=True):
-    """Where a blob lies: `chunks` messages at `stem.<0..chunks-1>`, `size_bytes` in all, `digest` as in the module says."""
+    """Where a blob is: `chunks` messages at `stem.<0..chunks-1>`, `size_bytes` in all, `digest` as in the module."""
 
     stem: str
     chunks: int
@@ -51,17 +51,17 @@ class Pieces(Protocol):
     """Bytes in pieces of at most `CHUNK_BYTES` each."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of pieces."""
 
     def piece(self, number: int) -> Buffer:
-        """Return one, the same bytes each time; called in a worker thread, for several numbers at once."""
+        """Return one, the same bytes each time; worker threads call this for several numbers at once."""
 
 
 class Cut:
-    """Buffers that lie one behind the other, cut into pieces of `CHUNK_BYTES`; only what crosses a border is copied."""
+    """Consecutive buffers, cut into pieces of `CHUNK_BYTES`; only a piece that crosses a border is copied."""
 
     def __init__(self, *buffers: Buffer) -> None:
-        """Look at the buffers; they must not change while they are sent."""
+        """Refer to the buffers; they must not change while they are sent."""
         views = [flat(buffer) for buffer in buffers]
         self._pieces: list[list[memoryview]] = [[]]
         room = CHUNK_BYTES
@@ -78,7 +78,7 @@ class Cut:
             self._pieces.pop()
 
     def __len__(self) -> int:
-        """Return how many there are: none of nothing."""
+        """Return the number of pieces: 0 for no bytes."""
         return len(self._pieces)
 
     def piece(self, number: int) -> Buffer:
@@ -100,7 +100,7 @@ class Upload:
 
     @classmethod
     def of(cls, payload: Buffer | Upload) -> Upload:
-        """Return an upload as it is, and bytes as an upload of theirs."""
+        """Return an upload unchanged, or an upload of the given bytes."""
         return payload if isinstance(payload, Upload) else cls(Cut(payload))
 
     def missing(self) -> list[int]:
@@ -116,9 +116,9 @@ class Upload:
         return piece
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Buffer]]:
-        """Yield number and bytes of what is not stored yet.
+        """Yield number and bytes of the pieces that are not stored yet.
 
-        What must be computed is computed in worker threads, `MADE_AHEAD` pieces ahead of the reader.
+        Worker threads make the pieces, `MADE_AHEAD` pieces ahead of the reader.
         """
         if self.in_memory:
             for number in self.missing():
@@ -145,12 +145,12 @@ class Upload:
         self._stored.add(number)
 
     def forget(self) -> None:
-        """Believe that nothing is stored, and send all of it under new ids: an id may be known where its piece is lost."""
+        """Assume that nothing is stored, and send all of it under new ids: the id of a lost piece may be known."""
         self._stored.clear()
         self.nonce = secrets.token_hex(6)
 
     def ref(self, stem: str) -> BlobRef:
-        """Return where the blob lies, once all of it is stored."""
+        """Return the blob's reference, once all of it is stored."""
         made = [self._made[number] for number in range(len(self._source))]
         return BlobRef(stem, len(made), sum(size for size, _ in made), _digest([digest for _, digest in made]))
 
@@ -159,7 +159,7 @@ class Download:
     """A blob on its way from the broker."""
 
     def __init__(self, ref: BlobRef, size_bytes_max: int) -> None:
-        """Begin with nothing read; raise `PeerMisbehaved` for a reference that no correct peer would write."""
+        """Start with nothing read; raise `PeerMisbehaved` for a reference that no correct peer would write."""
         if ref.size_bytes > size_bytes_max:
             raise PeerMisbehaved(
                 "a blob is larger than allowed", got=ref.size_bytes, allowed=f"up to {size_bytes_max} bytes"
@@ -175,7 +175,7 @@ class Download:
         self._size_bytes = 0
 
     def copy(self) -> Download:
-        """Return a download that has come as far."""
+        """Return a download with the same progress."""
         other = Download(self.ref, self.ref.size_bytes)
         other._digests, other._size_bytes = dict(self._digests), self._size_bytes
         return other
@@ -185,23 +185,23 @@ class Download:
         return [number for number in range(self.ref.chunks) if number not in self._digests]
 
     def pages(self) -> list[list[int]]:
-        """Return what is missing, in portions to ask for."""
+        """Return the missing pieces, in portions to ask for."""
         missing = self.missing()
         return [missing[at : at + PAGE_PIECES] for at in range(0, len(missing), PAGE_PIECES)]
 
     def subject(self, number: int) -> str:
-        """Return where a piece lies."""
+        """Return the subject of a piece."""
         return f"{self.ref.stem}.{number}"
 
     def take(self, number: int, piece: Buffer) -> None:
-        """Note that a piece has arrived; raise `BlobCorrupt` when there is more than was announced."""
+        """Note that a piece has arrived; raise `BlobCorrupt` if there is more than announced."""
         self._digests[number] = xxhash.xxh3_128_digest(piece)
         self._size_bytes += len(piece)
         if self._size_bytes > self.ref.size_bytes:
             raise BlobCorrupt("a blob is longer than announced", got=self.ref.stem, allowed=self.ref.size_bytes)
 
     def verify(self) -> None:
-        """Raise `BlobCorrupt` unless everything has arrived and is what was announced."""
+        """Raise `BlobCorrupt` unless everything has arrived as announced."""
         if self._size_bytes != self.ref.size_bytes:
             raise BlobCorrupt(
                 "a blob has another size than announced", got=self._size_bytes, allowed=self.ref.size_bytes
@@ -224,14 +224,14 @@ def digest_of(pieces: Pieces) -> str:
 
 
 class Source(Protocol):
-    """Where blobs come from: a bus."""
+    """A source of blobs: a bus."""
 
     def pieces(self, download: Download) -> AsyncGenerator[Portion]:
-        """Yield what is missing, and verify the whole."""
+        """Yield the missing pieces, and verify the whole."""
 
 
 async def whole(source: Source, download: Download) -> bytes:
-    """Return a blob that nothing has been read of yet."""
+    """Return a download of a blob, with nothing read yet."""
     parts: list[Buffer] = [b""] * download.ref.chunks
     async with contextlib.aclosing(source.pieces(download)) as pieces:
         async for portion in pieces:

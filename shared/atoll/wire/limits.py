@@ -1,4 +1,4 @@
-"""How large a message may be, and what may stand in its `info`: the bounds that every bus keeps."""
+"""Bounds that every bus keeps: the size of a message, and the content of its `info`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from atoll.base.errors import ProtocolMisuse
 
 Buffer = bytes | bytearray | memoryview
 CHUNK_BYTES = 1 << 20
-"""Payload bytes of one chunk of a blob: larger messages cost the broker ten times the memory and win nothing."""
+"""Payload bytes of one chunk of a blob: larger messages cost the broker ten times the memory and bring no gain."""
 MESSAGE_BYTES_MAX = CHUNK_BYTES
-"""Payload bytes of any other message; beyond it `ProtocolMisuse`, since the broker would hang up on us."""
+"""Payload bytes of any other message; beyond it `ProtocolMisuse`, since the broker would close the connection."""
 INFO_BYTES_MAX = 4096
 """Bytes of `info` as compact JSON."""
 INFO_HEADER = "Atoll-Info"
@@ -20,7 +20,7 @@ Info = Mapping[str, str | int | float | bool]
 
 
 def check_size(subject: str, data: Buffer) -> None:
-    """Refuse a message that would make the broker hang up."""
+    """Refuse a message that is so large that the broker would close the connection."""
     if len(data) > MESSAGE_BYTES_MAX:
         raise ProtocolMisuse(
             "a message is too large",

@@ -1,9 +1,9 @@
 """Message schemas, version 1, as bounded JSON.
 
-Every message is one frozen struct. `encode` and `decode` are the only way in and out: `decode` refuses unknown fields'
-types, missing fields, oversized text and a schema number it does not know, always as `PeerMisbehaved`, so a driver
-never meets a half-understood message. `encode` refuses what `decode` would find too large. Times are seconds since the
-Unix epoch by the sender's clock and are shown to people only; the protocol measures time by its own arrival stamps.
+Every message is one frozen struct. `encode` and `decode` are the only way in and out. `decode` refuses wrong types,
+missing fields, oversized text and an unknown schema number, always as `PeerMisbehaved`, so a driver never meets a
+message that it understands only in part. `encode` refuses what `decode` would find too large. Times are seconds since
+the Unix epoch by the sender's clock and are for people only; the protocol measures time by its own arrival stamps.
 
 A contribution's tokens are those its learner trained on since it adopted `base_version` of the fragment (Sec. 3.2 of
 arXiv 2604.21428: c_tokens, c_steps).
@@ -28,7 +28,7 @@ COUNT_MAX: Final = 1 << 53
 NAME_CHARS_MAX: Final = 256
 NORMS_MAX: Final = 1 << 16
 
-# What a peer claims stays within what arithmetic can bear: counts are exact as doubles, and so are sums of squares.
+# A peer's claims stay within exact arithmetic: counts are exact as doubles, and so are sums of squares.
 Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
@@ -37,9 +37,10 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 
 class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run that was rebuilt from an archive came from: `mark` of the founding `source` (its run record's nonce).
+    """The origin of a rebuilt run: run checkpoint `mark` of the founding `source` (its run record's nonce).
 
-    `generation` counts how often the run was rebuilt, `tokens` and `versions` (over all fragments) are what the mark holds.
+    `generation` counts how often the run was rebuilt. `tokens` and `versions` (over all fragments) are the
+    checkpoint's.
     """
 
     source: str
@@ -52,9 +53,9 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes a run: written once by its founder, or by who rebuilds it; read by everyone who joins.
+    """The record that makes a run: its founder, or the process that rebuilds it, writes it; every joiner reads it.
 
-    `nonce` tells foundings of one run id apart: what belongs to another one is refused.
+    `nonce` tells foundings of one run id apart: messages of another founding are refused.
     """
 
     run: str
@@ -71,7 +72,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Included(msgspec.Struct, frozen=True):
-    """One contribution as a head lists it: who, which push, on which base, with what weight and age."""
+    """One contribution as a head lists it: the learner, the push, its base, its weight and its age."""
 
     learner: str
     incarnation: int
@@ -84,7 +85,7 @@ class Included(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """Where the delta lies that makes `version` of the one before it: a blob, whose stem follows from version and nonce."""
+    """Where the delta is that leads to `version` from the one before; its stem follows from version and nonce."""
 
     version: Count
     nonce: Name
@@ -96,12 +97,11 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The record that makes version `version` of a fragment visible: the one commit point of a round.
 
-    Its values are `keyframe`, those of `key_version`, and the `deltas` after it (`atoll.run.delta_chain`), and have
-    this `digest`. `state` is the outer-optimizer state that belongs to them, `superseded` are frames that the head
-    before this one named (kept until the next commit, for readers that are in the middle of them). `cause_id` is what made
-    its round end (`atoll.protocol.reasons`). `fragment_ledger` says which
-    contributions of the fragment have a fate; an owner may write the same version again with newer books, and a new
-    owner does with its own epoch.
+    Its values are those of `keyframe`, at `key_version`, plus the `deltas` after it (`atoll.run.delta_chain`); `digest`
+    is theirs. `state` is the outer-optimizer state that belongs to them. `superseded` are frames that the head before
+    this one named; they stay until the next commit, for readers that still read them. `cause_id` is what made its round
+    end (`atoll.protocol.reasons`). `fragment_ledger` says which contributions of the fragment have a fate. An owner may
+    write the same version again with a newer ledger, and a new owner does so with its own epoch.
     """
 
     fragment: Count
@@ -127,7 +127,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
 
     `norms` are the per-slice L2 norms of the pseudo-gradient, a claim the synchronizer verifies while decoding.
     `final` says that its learner leaves after it. `trained_tokens` is the learner's total when it took the snapshot.
-    `run_nonce` is that of the run record its learner joined by.
+    `run_nonce` is that of the run record by which its learner joined.
     """
 
     learner: Name
@@ -160,7 +160,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a contribution, told to its learner: `fate` is merged, merged_late or refused."""
+    """The fate of a contribution, sent to its learner: `fate` is merged, merged_late or refused."""
 
     learner: Name
     incarnation: Count
@@ -172,7 +172,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """A learner's heartbeat. Token-fragments are tokens counted once per fragment (see docs/explanation/protocol.md)."""
+    """A learner's heartbeat. Token-fragments are tokens counted once per fragment (docs/explanation/protocol.md)."""
 
     learner: Name
     incarnation: Count
@@ -196,7 +196,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """Which life of a learner id is the present one."""
+    """The present incarnation of a learner id."""
 
     learner: str
     incarnation: int
@@ -209,9 +209,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The tenure of a shard's owner and what it knows of the learners; `released`: the host `to` may have it, or anybody.
+    """The tenure of a shard's owner and what it knows of the learners.
 
-    `closed`: the books are closed for good, because the run has reached its target and everything is settled.
+    `released`: the host `to`, or any host, may take it. `closed`: the ledger is closed for good, because the run has
+    reached its target and everything is settled.
     """
 
     shard: int
@@ -227,7 +228,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
-    """A synchronizer process says which shards it owns and which it is a candidate for (`atoll.protocol.balance`)."""
+    """A synchronizer process's shards: those it owns and those it is a candidate for (`atoll.protocol.balance`)."""
 
     name: Name
     host: Name
@@ -240,10 +241,10 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
-    """A command or a question: `drain`, `identify`, or the two of a learner that looks for an optimizer's state.
+    """A command or a question: `drain`, `identify`, or one of two for a learner that needs an optimizer's state.
 
-    `identify` is answered by the live holder of an id; `lend` by learners that could lend their state, `share` by the one
-    that was chosen (`StateOffer`).
+    The live holder of an id answers `identify`. Learners that could lend their state answer `lend`, and the chosen one
+    answers `share` (`StateOffer`).
     """
 
     verb: str
@@ -252,7 +253,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """A learner's inner-optimizer state for another one: an offer without a blob, the thing itself with one."""
+    """A learner's inner-optimizer state for another one: only an offer without a blob, the state itself with one."""
 
     learner: Name
     incarnation: Count
@@ -265,7 +266,7 @@ class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the tape; `fields` depends on `kind` (docs/explanation/protocol.md lists them)."""
+    """One line of the event log; `fields` depends on `kind` (docs/explanation/protocol.md lists them)."""
 
     kind: str
     who: str
@@ -278,7 +279,7 @@ def encode(message: msgspec.Struct) -> bytes:
     """Return `message` as compact JSON.
 
     Raises:
-        ProtocolMisuse: it is larger than `decode` takes. A record that nobody can read any more is worse than none written.
+        ProtocolMisuse: it is larger than `decode` takes. A record that no process can read is worse than no record.
     """
     data = msgspec.json.encode(message)
     if len(data) > MESSAGE_BYTES_MAX:
@@ -308,7 +309,7 @@ def decode(kind: type[M], data: bytes) -> M:
 
 
 def event(kind: str, who: str, at_s: float, **fields: object) -> Event:
-    """Return a tape event whose fields are encoded as they are given."""
+    """Return an event with the given fields, encoded."""
     return Event(
         kind=kind, who=who, at_s=at_s, fields={k: msgspec.Raw(msgspec.json.encode(v)) for k, v in fields.items()}
     )

@@ -1,7 +1,7 @@
 """Every subject of a run in one place.
 
-All subjects of run R begin with `atoll.R`. Tokens (run, learner, nonce) hold letters, digits, `-` and `_` only: a dot
-would open a new level, a space or wildcard would be refused by the broker, so `token` checks them once at the border.
+All subjects of run R begin with `atoll.R`. Tokens (run, learner, nonce) hold letters, digits, `-` and `_` only. A dot
+would open a new level, and the broker would refuse a space or wildcard, so `token` checks them once at the border.
 The nonce of what a shard's owner writes is two levels, `<epoch>.<hash>`; a founder's is one.
 
     up.c.<learner>.<fragment>.<incarnation>-<push>.<chunk>   contribution chunks          stream UPC
@@ -13,10 +13,10 @@ The nonce of what a shard's owner writes is two levels, `<epoch>.<hash>`; a foun
     gl.c.<fragment>.<version>.<nonce>.<chunk>                keyframes                    stream GL
     gl.d.<fragment>.<version>.<nonce>.<chunk>                deltas                       stream GL
     st.c.<fragment>.<version>.<nonce>.<chunk>                outer state                  stream ST
-    st.b.<fragment>.<nonce>.<chunk>                          books                        stream ST
+    st.b.<fragment>.<nonce>.<chunk>                          fragment ledgers             stream ST
     mb.learner.<learner> · mb.data                           membership, data leases      stream MB
     ps.c.<learner>.<incarnation>-<nonce>.<chunk>             inner state lent to a peer   stream PS
-    ev.<kind>.<who>                                          the tape                     stream EV
+    ev.<kind>.<who>                                          the event log                stream EV
     call.<fragment> · hb.<learner> · ctl.<who> · sy.<host>   core NATS, at most once
     tap.>                                                    read-only republish of what the streams stored
 """
@@ -32,7 +32,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def token(value: str, what: str) -> str:
-    """Return `value` if it can stand between two dots of a subject, else raise `SettingsError` naming `what`."""
+    """Return `value` if it is a valid level of a subject, else raise `SettingsError` naming `what`."""
     if not _TOKEN.fullmatch(value):
         raise SettingsError(
             f"{what} cannot be part of a subject",
@@ -69,7 +69,7 @@ class Subjects:
 
     @property
     def prefix(self) -> str:
-        """Return what every subject of this run begins with."""
+        """Return the beginning of every subject of this run."""
         return f"atoll.{self.run}"
 
     def contribution_stem(self, learner: str, fragment: int, incarnation: int, push: int) -> str:
@@ -90,7 +90,7 @@ class Subjects:
 
     @property
     def run_record(self) -> str:
-        """Return where the run record lies."""
+        """Return where the run record is."""
         return f"{self.prefix}.gl.run"
 
     def head(self, fragment: int | str) -> str:
@@ -114,11 +114,11 @@ class Subjects:
         return f"{self.prefix}.st.c.{fragment}.{version}.{nonce}"
 
     def ledger_stem(self, fragment: int, nonce: str) -> str:
-        """Return where the books of one fragment go; each writing has a `nonce` of its own."""
+        """Return where the ledger of one fragment goes; each writing has a `nonce` of its own."""
         return f"{self.prefix}.st.b.{fragment}.{nonce}"
 
     def written_in(self, fragment: int, epoch: int) -> tuple[str, ...]:
-        """Return filters of all chunks of a fragment that an owner wrote in the tenure `epoch`; 0 is that of founders."""
+        """Return filters of all chunks that an owner wrote of a fragment in tenure `epoch`; 0 is the founders'."""
         if epoch == 0:
             return (f"{self.prefix}.gl.c.{fragment}.0.*.*",)
         return (
@@ -142,7 +142,7 @@ class Subjects:
         return f"{self.prefix}.ps.c.{learner}.{incarnation}-{nonce}"
 
     def event(self, kind: str, who: str) -> str:
-        """Return where an event of the tape goes."""
+        """Return where an event of the event log goes."""
         return f"{self.prefix}.ev.{kind}.{who}"
 
     def call(self, fragment: int | str) -> str:
@@ -162,7 +162,7 @@ class Subjects:
         return f"{self.prefix}.ctl.{who}"
 
     def verdict(self, learner: str) -> str:
-        """Return where `learner` hears that a contribution of its was refused."""
+        """Return where `learner` hears that one of its contributions was refused."""
         return f"{self.prefix}.ctl.{learner}.verdict"
 
     def tap(self, tail: str = ">") -> str:

@@ -1,17 +1,18 @@
-"""The byte ledger's arithmetic: what one link has carried, and what data-parallel training would have sent over it.
+"""The byte ledger's arithmetic: the traffic of one link, and what data-parallel training would have sent over it.
 
-A link is what connects one process with its broker: of a learner the wide area, of a synchronizer often the inside of a
-hub. Everything is counted twice on its way, by those who know what it means and by the sockets, each set within the next:
+A link connects one process with its broker: for a learner the wide area, for a synchronizer often the inside of a hub.
+Everything is counted twice on its way, by the code that knows its meaning and by the sockets. Each set contains the one
+before:
 
     frames   contributions, deltas, keyframes: parameters as they travel, with scales and headers
-    blobs    and outer state, books, lent optimizers
-    payload  and manifests, heads, leases, heartbeats, the tape: all that somebody asked the bus to carry
-    wire     and subjects, headers, acknowledgements, requests, what was sent again: all that the sockets carried
+    blobs    and outer state, fragment ledgers, lent optimizers
+    payload  and manifests, heads, leases, heartbeats, the event log: all that a caller gave to the bus
+    wire     and subjects, headers, acknowledgements, requests, resent data: all that the sockets carried
 
-Overhead is wire less payload. Counters begin at 0 with the bus of a process, so a process that comes back is a new link
-under an old name, and sums over lives are sums over links. Nothing here reads a clock.
+Overhead is wire less payload. Counters begin at 0 with the bus of a process. So a process that comes back is a new link
+under an old name, and sums over incarnations are sums over links. Nothing here reads a clock.
 
-Data-parallel training reduces the whole gradient in every step, by a ring over M sites each of which sends (and reads)
+Data-parallel training reduces the whole gradient in every step, by a ring over M sites. Each site sends (and reads)
 2 (M-1)/M of it.
 """
 
@@ -26,7 +27,7 @@ import msgspec
 BYTES_MAX: Final = 1 << 53
 METER_S: Final = 10.0
 TOLD_EVERY_S: Final = 30.0
-"""How often a process writes down what its link has carried: the tape remembers it when nobody listened."""
+"""How often a process records its link's traffic: the event log keeps it even if no process listens."""
 BF16_BITS: Final = 16.0
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=BYTES_MAX)]
@@ -36,8 +37,8 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=BYTES_MAX)]
 class BusStats:
     """Counters since the bus was opened; `atoll.wire.traffic` says which bytes are part of which.
 
-    The bus counts payload, that of blobs, and what its sockets carry (`wire_`; 0 where it has none). Which blobs are frames
-    only their senders and readers know, and count: bytes, and the parameters that fragments fetched had.
+    The bus counts payload, that of blobs, and what its sockets carry (`wire_`; 0 where it has none). Only the senders
+    and readers of blobs know which are frames. So they count those bytes, and the parameters of fetched fragments.
     """
 
     bytes_up: int = 0
@@ -59,7 +60,7 @@ class BusStats:
 class LinkTraffic(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bytes that a link has carried since its process began, up to the broker and down from it; see the module.
 
-    `parameters_down` are those that fetched frames brought: each once per fragment fetched, however many frames that took.
+    `parameters_down` counts the parameters of fetched fragments: once per fetch, however many frames that took.
     """
 
     frames_up: Bytes = 0
@@ -79,7 +80,7 @@ class LinkTraffic(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def overhead(self) -> int:
-        """Return what the sockets carried beside payload, both ways; nothing where there are no sockets."""
+        """Return what the sockets carried beside payload, both ways; 0 where there are no sockets."""
         return max(0, self.wire - self.payload_up - self.payload_down)
 
     @property
@@ -88,7 +89,7 @@ class LinkTraffic(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.asdict(self)
 
     def plus(self, other: LinkTraffic) -> LinkTraffic:
-        """Return what two links have carried together."""
+        """Return the sum of two links' traffic."""
         return LinkTraffic(*(mine + its for mine, its in zip(_numbers(self), _numbers(other), strict=True)))
 
     def latest(self, other: LinkTraffic) -> LinkTraffic:
@@ -104,7 +105,7 @@ def _numbers(moved: LinkTraffic) -> tuple[int, ...]:
 
 
 def moved_by(stats: BusStats) -> LinkTraffic:
-    """Return what the link of a bus has carried."""
+    """Return the traffic of a bus's link."""
     return LinkTraffic(
         frames_up=stats.frame_bytes_up,
         frames_down=stats.frame_bytes_down,
@@ -120,13 +121,13 @@ def moved_by(stats: BusStats) -> LinkTraffic:
 
 @dataclass(slots=True)
 class TrafficMeter:
-    """The newest count of one link, and the last few with their arrival, from which its pace follows."""
+    """The newest count of one link, and the last few with their arrival, which give its pace."""
 
     moved: LinkTraffic = NOTHING
     heard: deque[tuple[float, LinkTraffic]] = field(default_factory=lambda: deque(maxlen=64))
 
     def take(self, moved: LinkTraffic, at_s: float | None = None) -> None:
-        """Take a count that arrived at `at_s`; one without a time (from the tape) says nothing of the pace."""
+        """Take a count that arrived at `at_s`; one without a time (from the event log) says nothing of the pace."""
         self.moved = self.moved.latest(moved)
         if at_s is None:
             return
@@ -144,15 +145,15 @@ class TrafficMeter:
 
 
 def ring_bits(learners: int, parameters: int, bits: float) -> float:
-    """Return the bits that each of so many learners sends in one reduction of the whole model by a ring; it reads as many."""
+    """Return the bits that each learner sends, and also reads, when a ring reduces the whole model once."""
     return 2.0 * (learners - 1) / learners * parameters * bits
 
 
 def data_parallel_bytes(learners: int, parameters: int, step_tokens: float, bits: float = BF16_BITS) -> float:
-    """Return the bytes per trained token over all learners' links, up and down, if every step were reduced by a ring."""
+    """Return the bytes per trained token over all learners' links, up and down, if a ring reduced every step."""
     return 2.0 * ring_bits(learners, parameters, bits) / 8.0 / step_tokens
 
 
 def bits_per_parameter(size_bytes: int, parameters: int) -> float | None:
-    """Return what one parameter took on its way, None of none."""
+    """Return the bits per parameter on the way, or None if there were no parameters."""
     return 8.0 * size_bytes / parameters if parameters else None

@@ -1,7 +1,7 @@
 """The `Bus` in memory: many buses share one `MemoryBroker` in one event loop.
 
-For tests, the simulator and a first look without a server. It passes the same contract suite as the JetStream adapter;
-every call gives way to other tasks once, so that races show themselves here too. One event loop only: no locks.
+For tests, the simulator and a first look without a server. It passes the same contract suite as the JetStream adapter.
+Every call yields to other tasks once, so that races show here too. One event loop only: no locks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from atoll.wire.traffic import BusStats
 
 
 class MemoryBroker:
-    """What the buses of one process share: streams by name and live feeds. `stream_bytes_max` bounds tensor streams."""
+    """The shared state of a process's buses: streams by name, live feeds. `stream_bytes_max` bounds tensor streams."""
 
     def __init__(self, *, stream_bytes_max: int = GIB, clock: Clock | None = None) -> None:
         """Begin empty; `clock` ages messages and ids."""
@@ -42,20 +42,20 @@ class MemoryBroker:
                 self.streams[plan.name] = MemoryStream(plan, prefix, self._clock, self.core_message)
 
     def core_message(self, core_message: CoreMessage) -> None:
-        """Hand `at-most-once message` to every feed that covers its subject."""
+        """Hand a core message to every feed that covers its subject."""
         for feed in [feed for feed, wanted in self.feeds.items() if matches(wanted, core_message.subject)]:
             feed.push(core_message)
 
     def hears(self, subject: str) -> bool:
-        """Return whether anybody listens to `subject`."""
+        """Return whether any feed listens to `subject`."""
         return any(matches(wanted, subject) for wanted in self.feeds.values())
 
 
 class MemoryDelivery:
-    """One message in its consumer's hands."""
+    """One message that its consumer holds."""
 
     def __init__(self, owner: MemoryConsumer, kept: StoredMessage, *, redelivered: bool) -> None:
-        """Wrap what the stream handed out."""
+        """Wrap a message from the stream."""
         self.subject = kept.subject
         self.data = kept.data
         self.redelivered = redelivered
@@ -68,11 +68,11 @@ class MemoryDelivery:
         self._owner.stream.remove(self.sequence)
 
     async def hold(self) -> None:
-        """Keep it; in memory nothing is redelivered by silence."""
+        """Keep it; in memory a message is never redelivered after silence."""
         await asyncio.sleep(0)
 
     async def release(self) -> None:
-        """Give it back for another delivery."""
+        """Return it for another delivery."""
         await asyncio.sleep(0)
         self._owner.give_back(self)
 
@@ -88,7 +88,7 @@ class MemoryConsumer:
         self._closed = False
 
     async def next(self, timeout_s: float) -> MemoryDelivery | None:
-        """Return the next message, or None when none came within `timeout_s`."""
+        """Return the next message, or None if none came within `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         await asyncio.sleep(0)
@@ -122,7 +122,7 @@ class MemoryConsumer:
         self.stream.wake(delivery.subject)
 
     async def close(self) -> None:
-        """Stop reading and give back what is not settled."""
+        """Stop reading and return unsettled messages."""
         await asyncio.sleep(0)
         self._closed = True
         for delivery in list(self._unsettled.values()):
@@ -143,7 +143,7 @@ class MemoryBus:
         self._closed = False
 
     async def _stream(self, subject: str) -> MemoryStream:
-        """Return the stream that keeps `subject`, after giving way once."""
+        """Return the stream that keeps `subject`, after yielding once."""
         plan = stream_of(self._plans, subject)
         await self._give_way()
         return self._broker.streams[plan.name]
@@ -182,7 +182,7 @@ class MemoryBus:
         return await whole(self, Download(ref, size_bytes_max))
 
     async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
-        """Yield what is missing of a blob; see `Bus`."""
+        """Yield the missing pieces of a blob; see `Bus`."""
         stream = await self._stream(download.subject(0))
         for number in download.missing():
             kept = stream.last(download.subject(number))
@@ -196,7 +196,7 @@ class MemoryBus:
         download.verify()
 
     async def purge(self, subject_filter: str) -> int:
-        """Delete what matches and return how many; see `Bus`."""
+        """Delete what matches and return the number; see `Bus`."""
         return (await self._stream(subject_filter)).purge(subject_filter)
 
     async def put_record(
@@ -265,7 +265,7 @@ class MemoryBus:
         self._count_up(data)
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
-        """Hear at-most-once messages from now on; see `Bus`."""
+        """Hear core messages from now on; see `Bus`."""
         await self._give_way()
         feed = self._new_feed(len_max)
         self._broker.feeds[feed] = subject_filter
@@ -277,7 +277,7 @@ class MemoryBus:
         return BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
 
     def _count_drop(self) -> None:
-        """Count an at-most-once message that its reader was too slow for."""
+        """Count a core message that was lost because its reader was too slow."""
         self.stats.core_messages_dropped += 1
 
     async def _hush(self, feed: BufferedSubscription) -> None:
@@ -302,7 +302,7 @@ class MemoryBus:
         return None if answer is None else answer.data
 
     async def close(self) -> None:
-        """Give back unsettled deliveries and end the feeds; harmless when repeated."""
+        """Return unsettled deliveries and end the feeds; harmless when repeated."""
         for consumer in self._consumers:
             await consumer.close()
         for feed in self._feeds:

@@ -1,8 +1,8 @@
 """The streams of a run in plain memory, with the broker's rules: bounds, dedup, compare-and-set, work queues.
 
-Deterministic: sequences count up, queues deliver in order, time is a `Clock` that may be simulated. What it does not
-do: survive its process, replicate, or redeliver after silence (an unsettled message comes back when its consumer
-releases it or closes).
+Deterministic: sequences count up, queues deliver in order, time is a `Clock` that may be simulated. It does not survive
+its process, replicate, or redeliver after silence (an unsettled message returns when its consumer releases it or
+closes).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class StoredMessage:
 
     @property
     def size_bytes(self) -> int:
-        """Return what it counts against the stream's bound."""
+        """Return its size as counted against the stream's bound."""
         return OVERHEAD_BYTES + len(self.subject) + len(self.data)
 
 
 @dataclass(slots=True)
 class QueuePlace:
-    """A durable consumer: who waits, what is out, and what was delivered before."""
+    """A durable consumer: its waiting readers, the unsettled messages, and those delivered before."""
 
     subject_filter: str
     out: set[int] = field(default_factory=set)
@@ -51,7 +51,7 @@ class QueuePlace:
 
 
 class MemoryStream:
-    """One stream after its `StreamPlan`; `tell` is where its tap goes."""
+    """One stream after its `StreamPlan`; `tell` receives its tap."""
 
     def __init__(self, plan: StreamPlan, prefix: str, clock: Clock, tell: Callable[[CoreMessage], None]) -> None:
         """Begin empty."""
@@ -113,7 +113,7 @@ class MemoryStream:
             self.remove(next(iter(self.kept)))
 
     def _tap(self, kept: StoredMessage, info: str | None) -> None:
-        """Show what was stored, without its payload."""
+        """Show a stored message without its payload."""
         tap = self.plan.tap
         if tap is None or not matches(f"{self._prefix}.{tap}.>", kept.subject):
             return
@@ -151,18 +151,18 @@ class MemoryStream:
         """Return what matches, in order, above `after`."""
         self._forget_old()
         if after:
-            # Sequences only grow: a reader of the tape's end need not look at its beginning.
+            # Sequences only grow: a reader of the event log's end need not look at its beginning.
             tail = itertools.takewhile(lambda kept: kept.sequence > after, reversed(self.kept.values()))
             return [kept for kept in list(tail)[::-1] if matches(subject_filter, kept.subject)]
         return [kept for kept in self.kept.values() if matches(subject_filter, kept.subject)]
 
     def subjects(self, subject_filter: str) -> list[str]:
-        """Return the subjects that match and hold something, sorted."""
+        """Return the subjects that match and hold messages, sorted."""
         self._forget_old()
         return sorted(subject for subject in self._by_subject if matches(subject_filter, subject))
 
     def remove(self, sequence: int) -> None:
-        """Remove one message; harmless when it is gone."""
+        """Remove one message; harmless if it is gone."""
         kept = self.kept.pop(sequence, None)
         if kept is None:
             return
@@ -176,7 +176,7 @@ class MemoryStream:
             place.delivered.discard(sequence)
 
     def purge(self, subject_filter: str) -> int:
-        """Remove what matches and return how many there were."""
+        """Remove what matches and return the number."""
         if self.plan.append_only:
             raise ProtocolMisuse("this stream is append-only", got=subject_filter)
         gone = self.select(subject_filter)
@@ -189,14 +189,14 @@ class MemoryStream:
         return self.places.setdefault(durable, QueuePlace(subject_filter))
 
     def remove_places(self, subject_filter: str) -> None:
-        """Take their place in the queue from all readers of exactly this filter."""
+        """Remove the queue places of all readers of exactly this filter."""
         for durable, place in list(self.places.items()):
             if place.subject_filter == subject_filter:
                 place.gone = True
                 del self.places[durable]
 
     def take(self, place: QueuePlace) -> tuple[StoredMessage, bool] | None:
-        """Hand out the oldest message that is not out, and whether it was handed out before."""
+        """Return the oldest message that is not out, and whether it was delivered before."""
         if place.gone:
             return None
         for kept in self.select(place.subject_filter):

@@ -1,16 +1,16 @@
 """Blobs over JetStream: written with a window of pieces in flight, read back by subject.
 
 A piece's subject is `stem.<i>`, and its stream keeps one message per subject, so writing twice replaces equal by equal.
-The message id carries a nonce of the upload: a retry is a duplicate, a second upload is not (an id remembered from before
-a purge would make the broker acknowledge pieces it no longer has). The reader asks for explicit subjects, a bounded number
-at a time, so that no limit on matching subjects and no wildcard surprise stands in its way.
+The message id carries a nonce of the upload: a retry is a duplicate, a second upload is not. (If an id were remembered
+from before a purge, the broker would acknowledge pieces that it no longer has.) The reader requests explicit subjects,
+a bounded number at a time, so that it depends on no wildcard and no limit on matching subjects.
 
-The window follows the link. Pieces that are acknowledged late have waited behind our own: sending more at once fills
-queues, until an acknowledgement takes so long that the piece is sent again for nothing. So a slow answer closes the
-window by one, a prompt one opens it.
+The window follows the link. A late acknowledgement means that the piece waited behind our own. Sending more at once
+then fills queues, until an acknowledgement takes so long that the piece is sent again for nothing. So a slow answer
+closes the window by one, and a prompt one opens it.
 
-Pieces travel over connections that carry nothing else (`BulkConnections`), so that heartbeats and records never wait behind
-them. They are handed down by the caller's `Upload`, which yields them: nothing here knows how a piece is made.
+Pieces travel over connections that carry nothing else (`BulkConnections`), so that heartbeats and records never wait
+behind them. The caller's `Upload` yields the pieces: this module does not know how a piece is made.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _PROMPT = 0.1
 
 
 class UploadWindow:
-    """How many pieces may be in flight, `most` at most; `patience_s` is when an answer counts as lost."""
+    """The number of pieces that may be in flight, at most `most`; an answer counts as lost after `patience_s`."""
 
     def __init__(self, most: int, patience_s: float) -> None:
-        """Begin with half of it."""
+        """Start with half of it."""
         self.size = max(1, most // 2)
         self._most = most
         self._patience_s = patience_s
@@ -54,7 +54,7 @@ class UploadWindow:
         self._out += 1
 
     def leave(self, took_s: float) -> None:
-        """Give room back after an answer that took so long."""
+        """Return room after an answer that took so long."""
         if took_s > _SLOW * self._patience_s:
             self.size = max(1, self.size - 1)
         elif took_s < _PROMPT * self._patience_s:
@@ -66,10 +66,10 @@ class UploadWindow:
 class BulkConnections(JetStream):
     """The verbs for chunks, on `options.bulk_connections` branches of a connection; in the connection's loop.
 
-    Chunks that are written and chunks that are read have connections of their own: a request for a page is small and would
-    wait behind what is written. One is opened when a chunk first wants it: a process that only reads records holds one
-    connection to the broker. A call stays on its connection, retries included, and calls take them in turn. With none at
-    all, chunks go where all else goes.
+    Writing and reading have connections of their own: a page request is small and would wait behind written chunks. A
+    connection is opened at its first use, so a process that only reads records holds one connection to the broker. A
+    call stays on its connection, retries included, and calls take the connections in turn. With none at all, chunks use
+    the main connection.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -89,13 +89,13 @@ class BulkConnections(JetStream):
         return await next(self._down).page(stream, body)
 
     def _open(self) -> Iterator[JetStream]:
-        """Return the lanes of one direction in turn, for ever."""
+        """Yield the connections of one direction in turn, for ever."""
         lanes = [JetStream(self.connection.branch()) for _ in range(self.connection.options.bulk_connections)]
         return itertools.cycle(lanes or [JetStream(self.connection)])
 
 
 async def write(store: Store, connection: Connection, stem: str, upload: Upload) -> None:
-    """`store` what is missing of `upload` under `stem`, in the running loop, until all of it is acknowledged."""
+    """`store` the missing pieces of `upload` under `stem`, in the running loop, until all are acknowledged."""
     options, now_s = connection.options, asyncio.get_running_loop().time
     window, turn = UploadWindow(options.window, options.try_s), asyncio.Lock()
 

@@ -1,7 +1,7 @@
-"""The `Bus` over NATS JetStream: a thin face on the thread that talks to the broker.
+"""The `Bus` over NATS JetStream: a thin layer over the thread that talks to the broker.
 
-Each public method checks its arguments in the caller's loop, carries the work into the connection's loop and counts.
-What is behind: `connection` (thread, supervisor, watchdog), `stored` (acknowledged publishing, batched reading),
+Each public method checks its arguments in the caller's loop, runs the work in the connection's loop and counts. The
+modules below: `connection` (thread, supervisor, watchdog), `jetstream_api` (acknowledged publishing, batched reading),
 `blobs`, `records`, `consumers`, `provision`. Measured facts and their reasons are in the documentation of the bus.
 """
 
@@ -39,7 +39,7 @@ class JetStreamBus:
     """A `Bus` whose broker is a nats-server with JetStream; make one with `open`."""
 
     def __init__(self, connection: Connection, plans: tuple[StreamPlan, ...]) -> None:
-        """Wrap an open connection; `open` is the way in."""
+        """Wrap an open connection; callers use `open`."""
         self.stats: BusStats = connection.stats
         self._connection = connection
         self._jetstream = JetStream(connection)
@@ -99,12 +99,12 @@ class JetStreamBus:
         if upload.in_memory:
             await self._connection.call(blobs.write(self._bulk.store, self._connection, stem, upload))
         else:
-            # What has to be made is made in the caller's loop and threads; only finished pieces cross over to ours.
+            # The caller's loop and threads make the pieces; only finished pieces cross over to our loop.
             await blobs.write(self._store_from_here, self._connection, stem, upload)
         return upload.ref(stem)
 
     async def _store_from_here(self, subject: str, piece: Buffer, headers: dict[str, str]) -> int:
-        """Store one piece, asked from the caller's loop."""
+        """Store one piece, called from the caller's loop."""
         return await self._connection.call(self._bulk.store(subject, piece, headers))
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
@@ -112,9 +112,9 @@ class JetStreamBus:
         return await whole(self, Download(ref, size_bytes_max))
 
     async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
-        """Yield what is missing of a blob as it arrives; see `Bus`.
+        """Yield the missing pieces of a blob as they arrive; see `Bus`.
 
-        While the caller is busy with a page, as many others as ever are on their way.
+        While the caller works on a page, the usual number of further pages is on the way.
         """
         stream = stream_of(self._plans, download.subject(0)).name
         pages = iter(download.pages())
@@ -141,7 +141,7 @@ class JetStreamBus:
         download.verify()
 
     async def purge(self, subject_filter: str) -> int:
-        """Delete what matches and return how many; see `Bus`."""
+        """Delete what matches and return the number; see `Bus`."""
         plan = stream_of(self._plans, subject_filter)
         answer = await self._connection.call(
             self._jetstream.ask(f"STREAM.PURGE.{plan.name}", {"filter": subject_filter})
@@ -199,7 +199,7 @@ class JetStreamBus:
         return [StoredEvent(message.sequence, message.subject, message.data) for message in found]
 
     async def tell(self, subject: str, data: bytes) -> None:
-        """Send at most once; while the broker is away the at-most-once message is dropped and counted."""
+        """Send at most once; while the broker is away the core message is dropped and counted."""
         check_size(subject, data)
         await self._connection.call(self._tell(subject, data))
 
@@ -214,7 +214,7 @@ class JetStreamBus:
             self.stats.bytes_up += len(data)
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
-        """Hear at-most-once messages from now on, across reconnects; see `Bus`."""
+        """Hear core messages from now on, across reconnects; see `Bus`."""
         feed = BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
         self._feeds[feed] = await self._connection.call(self._hear(subject_filter, feed))
         return feed
@@ -233,11 +233,11 @@ class JetStreamBus:
             raise BrokerUnavailable("cannot listen", got=reason, todo="check that the broker runs") from reason
 
     def _count_drop(self) -> None:
-        """Count an at-most-once message that its reader was too slow for."""
+        """Count a core message that was lost because its reader was too slow."""
         self.stats.core_messages_dropped += 1
 
     async def _hush(self, feed: BufferedSubscription) -> None:
-        """Let go of a feed's subscription."""
+        """End a feed's subscription."""
         key = self._feeds.pop(feed, None)
         if key is not None:
             await self._connection.call(self._connection.unsubscribe(key))
@@ -253,7 +253,7 @@ class JetStreamBus:
         return bytes(answer.data)
 
     async def close(self) -> None:
-        """Give back unsettled deliveries, end the feeds and let go of the broker; harmless when repeated."""
+        """Return unsettled deliveries, end the feeds and disconnect from the broker; harmless when repeated."""
         for consumer in self._consumers:
             with contextlib.suppress(BrokerUnavailable):
                 await consumer.close()

@@ -1,17 +1,17 @@
-"""nats-py's client over a transport of our own: everything it does well it goes on doing.
+"""nats-py's client over a transport of our own; nats-py keeps doing what it does well.
 
-Connecting, authentication, TLS, the pool of servers, reconnecting, subscriptions, requests and their inboxes are nats-py's.
-What is replaced:
+Connecting, authentication, TLS, the pool of servers, reconnecting, subscriptions, requests and their inboxes are
+nats-py's. We replace:
 
 * **the parser**, because our transport delivers frames: messages go straight to nats-py's dispatch, every other line to
   nats-py's own parser;
-* **publishing**: header, payload and line end go to the transport as three pieces, after it has room. A large payload is
-  published when the kernel has all of it: from then on nobody reads the buffer, and the time-out of a request that
-  carried it begins then;
-* **what is queued when a connection is lost** is dropped. Whoever sent it has been told, and sends it again if it matters.
+* **publishing**: header, payload and line end go to the transport as three pieces, after it has room. A large payload
+  counts as published when the kernel has all of it. Then the buffer is no longer read, and the time-out of a request
+  that carried it begins;
+* **the queue of a lost connection**: it is dropped. The sender gets an error, and sends again if it matters.
 
 `ws://` and `wss://` keep nats-py's transport and its ways. No other file of ours touches a private part of nats-py;
-`tests/contract/test_nats_private_parts.py` says which parts these are and what we expect of each.
+`tests/contract/test_nats_private_parts.py` names these parts and what we expect of each.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FrameParser(Parser):
 class WireClient(Client):
     """A client whose bytes are counted in `stats`; with `keeps_buffers`, large payloads arrive as `bytearray`.
 
-    Its sockets ask the kernel for `congestion`, if that is not empty.
+    Its sockets request `congestion` from the kernel, if that is not empty.
     """
 
     def __init__(self, stats: BusStats, *, keeps_buffers: bool = False, congestion: str = "") -> None:
@@ -80,7 +80,7 @@ class WireClient(Client):
         return self._transport if isinstance(self._transport, SocketTransport) else None
 
     def abort(self) -> None:
-        """Drop the socket without waiting for what is still to be written; a polite close would wait for ever."""
+        """Drop the socket and its unsent data without waiting; a polite close would wait for ever."""
         if (wire := self.wire) is not None:
             wire.abort()
 
@@ -92,19 +92,19 @@ class WireClient(Client):
         await super()._connect_to_server(s)
 
     async def _attempt_reconnect(self) -> None:
-        """Forget what was queued for the lost connection; subscriptions are sent anew from their list."""
+        """Drop the queue of the lost connection; subscriptions are sent anew from their list."""
         self._pending, self._pending_data_size = [], 0
         self.abort()
         await super()._attempt_reconnect()
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
-        """Send what is pending first: nats-py's ping overtakes it, and its pong says nothing of it then."""
+        """Send pending data first: otherwise nats-py's ping overtakes it, and its pong proves nothing about it."""
         if (wire := self.wire) is not None:
             self._hand_over(wire)
         await super()._send_ping(future)
 
     def _hand_over(self, wire: SocketTransport) -> None:
-        """Queue what nats-py has kept for its flusher."""
+        """Queue the data that nats-py has kept for its flusher."""
         pending, self._pending, self._pending_data_size = self._pending, [], 0
         wire.writelines(pending)
 
@@ -116,7 +116,7 @@ class WireClient(Client):
         payload_size: int,
         headers: dict[str, Any] | None,
     ) -> None:
-        """Queue the three pieces behind what is pending, and stay with a large payload until it is gone."""
+        """Queue the three pieces behind pending data, and wait until a large payload is gone."""
         wire = self.wire
         if wire is None:
             await super()._send_publish(subject, reply, bytes(payload), payload_size, headers)

@@ -1,6 +1,6 @@
-"""One connection to a broker that stays: a client, a supervisor and a watchdog, in the loop of a thread of its own.
+"""One lasting connection to a broker: a client, a supervisor and a watchdog, in the loop of a thread of its own.
 
-nats-py runs here and nowhere else, over a transport of ours (`client`, `transport`). What the rest of the adapter sees:
+nats-py runs here and nowhere else, over a transport of ours (`client`, `transport`). The rest of the adapter sees:
 
 * `call` carries a coroutine from any loop into this one and its result back;
 * `request` fails at once with `Unanswered` when the connection is lost, instead of waiting for its time-out;
@@ -13,10 +13,10 @@ that holds the socket open but answers nothing, or a client whose read loop has 
 echo does not come back and aborts the socket. The echo is a message to ourselves and not a PING, because a PONG that
 arrives after its time-out kills the read loop of nats-py 2.16.
 
-A request's time-out counts from the moment when its last byte is with the kernel. On a branch everything queues behind
-megabytes, in buffers that nobody sees, echoes and answers too; there a time-out counts from the last *movement* (bytes
-that went or came, answers to others), for what is sent again only lengthens the queue. An echo is late only if meanwhile
-nothing came in and nothing was sent of a queue that still stands.
+A request's time-out counts from the moment when its last byte is with the kernel. On a branch everything, echoes and
+answers too, queues behind megabytes in buffers that we cannot see. There a time-out counts from the last *movement*
+(bytes sent or received, answers to others), because resending only lengthens the queue. An echo is late only if
+meanwhile nothing came in and nothing was sent of a queue that still stands.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Connection:
     def __init__(
         self, url: str, name: str, options: BusOptions, stats: BusStats, *, trunk: Connection | None = None
     ) -> None:
-        """Start the thread; `connect` makes the connection. A connection with a `trunk` shares that one's thread."""
+        """Start the thread; `connect` makes the connection. With a `trunk` it shares the trunk's thread."""
         self.url = url
         self.options = options
         self.stats = stats
@@ -108,7 +108,7 @@ class Connection:
 
     @property
     def max_payload(self) -> int:
-        """Return what the broker accepts in one message, headers included, in bytes."""
+        """Return the size limit of one message at the broker, headers included, in bytes."""
         return self._client.max_payload if self._client else 0
 
     @property
@@ -124,7 +124,7 @@ class Connection:
         self._chores = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
 
     def branch(self) -> Connection:
-        """Return another connection to the same broker in the same loop, which connects by itself and stays."""
+        """Return another connection to the same broker in the same loop; it connects by itself and stays."""
         name = f"{self._name}-bulk-{len(self._branches)}"
         branch = Connection(self.url, name, self.options, self.stats, trunk=self)
         self._branches.append(branch)
@@ -133,7 +133,7 @@ class Connection:
         return branch
 
     def movement(self) -> Callable[[], bool]:
-        """Return a function that says whether anything but an echo went or came since it was asked last."""
+        """Return a function that says whether anything but an echo went or came since its last call."""
         before = self._moved()
 
         def moves() -> bool:
@@ -164,14 +164,14 @@ class Connection:
     ) -> Msg:
         """Return the first answer, or raise `Unanswered` at the time-out or when the connection is lost.
 
-        Without a time-out of its own a request may take as long to be sent as the link needs, and has `try_s` then.
+        Without a time-out of its own a request may take as long to send as the link needs; then it has `try_s`.
         """
         moves = self.movement() if timeout_s is None else None
         timeout_s = self.options.try_s if timeout_s is None else timeout_s
         client = await self.ready(timeout_s)
         wait_s = self.options.total_s if self._is_branch else timeout_s
         try:
-            # Any buffer of bytes will do: it is handed to the socket as it is.
+            # Any buffer of bytes works: it goes to the socket unchanged.
             asked = client.request(subject, payload, timeout=wait_s, headers=headers)  # type: ignore[arg-type]
             answer = await bounded(asked, timeout_s + 0.05, self.lost, moves=moves)
         except (nats.errors.Error, TimeoutError, OSError) as error:
@@ -200,7 +200,7 @@ class Connection:
         return key
 
     async def unsubscribe(self, key: int) -> None:
-        """Forget a subscription."""
+        """Remove a subscription."""
         _, _, subscription = self._subscriptions.pop(key, ("", None, None))
         if subscription is not None:
             with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
@@ -211,7 +211,7 @@ class Connection:
         return f"_INBOX.{secrets.token_hex(11)}"
 
     async def echo(self, timeout_s: float) -> None:
-        """Return once a message has gone to the broker and back; everything sent before has then been read by it."""
+        """Return once a message has gone to the broker and back; the broker has then read everything sent before."""
         token = secrets.token_hex(8).encode()
         back: asyncio.Future[None] = self.loop.create_future()
         self._echoes[token] = back
@@ -263,7 +263,7 @@ class Connection:
         self._up.set()
 
     def _callbacks(self, client: WireClient) -> dict[str, Any]:
-        """Return what nats-py is to call; a client that has been replaced is no longer believed."""
+        """Return the callbacks for nats-py; those of a replaced client are ignored."""
 
         async def on_error(error: Exception) -> None:
             self._note(error)
@@ -291,7 +291,7 @@ class Connection:
         }
 
     def _note(self, error: Exception) -> None:
-        """Log what nats-py complains about, once per change."""
+        """Log nats-py's complaints, once per change."""
         text = f"{type(error).__name__}: {error}".strip()
         if text != self.last_error:
             self.last_error = text
@@ -307,7 +307,7 @@ class Connection:
         self.lost = self.loop.create_future()
 
     def _mark_up(self) -> None:
-        """Let requests go again."""
+        """Allow requests again."""
         self.last_error = ""
         self._up.set()
         first, self._was_up = not self._was_up, True
@@ -324,7 +324,7 @@ class Connection:
             self._mark_down()
             try:
                 await self._build()
-            except Exception as error:  # noqa: BLE001  # whatever it is, the only remedy is another client
+            except Exception as error:  # noqa: BLE001  # for any error the only remedy is another client
                 self._note(error)
                 if self._client is not None:
                     self._client.abort()

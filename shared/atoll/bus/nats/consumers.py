@@ -1,8 +1,8 @@
 """A durable place in a work queue, read one message at a time.
 
 Each `next` sends a pull request for one message (larger batches stall in nats-py) to a private inbox. A message that
-arrives after the caller has given up waits for the next `next`. Closing gives back what was not settled; a process
-that dies gives it back by silence, after `ack_wait_s`.
+arrives after the caller has given up waits for the next `next`. Closing returns unsettled messages. If a process dies,
+the broker delivers its messages again after `ack_wait_s`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _CLOSE_S = 2.0
 
 
 class QueueDelivery:
-    """One message in our hands; each verb may be called from the caller's loop."""
+    """One message that we hold; each verb may be called from the caller's loop."""
 
     def __init__(self, owner: QueueConsumer, message: Msg) -> None:
-        """Wrap `message`; its reply subject tells how often it was delivered."""
+        """Wrap `message`; its reply subject says how often it was delivered."""
         self.subject = message.subject
         self.data: bytes = message.data
         self.redelivered = message.metadata.num_delivered > 1
@@ -46,7 +46,7 @@ class QueueDelivery:
         await self._owner.connection.call(self._owner.say(self, b"+WPI"))
 
     async def release(self) -> None:
-        """Give it back for another delivery."""
+        """Return it for another delivery."""
         await self._owner.connection.call(self._owner.give_back(self))
 
 
@@ -54,7 +54,7 @@ class QueueConsumer:
     """A `Consumer` over JetStream; built by `open_consumer`."""
 
     def __init__(self, jetstream: JetStream, stream: str, config: dict[str, Any], *, takeover: bool) -> None:
-        """Remember what to create and where to pull; one that took over is never created again when it is gone."""
+        """Remember what to create and where to pull; after a takeover a lost consumer is never created again."""
         self._takeover = takeover
         self.connection: Connection = jetstream.connection
         self._jetstream = jetstream
@@ -68,15 +68,15 @@ class QueueConsumer:
         self._closed = False
 
     async def next(self, timeout_s: float) -> QueueDelivery | None:
-        """Return the next message, or None when none came within `timeout_s`."""
+        """Return the next message, or None if none came within `timeout_s`."""
         return await self.connection.call(self._next(timeout_s))
 
     async def drained(self) -> bool:
-        """Return whether the broker says that nothing is queued and nothing unsettled; see `Consumer`."""
+        """Return whether the broker reports nothing queued and nothing unsettled; see `Consumer`."""
         return await self.connection.call(self._drained())
 
     async def close(self) -> None:
-        """Stop reading and give back what is not settled."""
+        """Stop reading and return unsettled messages."""
         if not self._closed:
             self._closed = True
             await self.connection.call(self._close())
@@ -106,7 +106,7 @@ class QueueConsumer:
             self._key = await self.connection.subscribe(f"{self._inbox}.*", self._on_message)
 
     def _removed(self, reason: ApiRefusal) -> RecordConflict:
-        """Return the error for a queue that somebody else has taken over meanwhile."""
+        """Return the error for a queue that another reader has taken over meanwhile."""
         return RecordConflict("somebody else reads this queue", got=f"{self._config['durable_name']}: {reason}")
 
     async def _drained(self) -> bool:
@@ -119,7 +119,7 @@ class QueueConsumer:
         return int(answer["num_pending"]) == 0 and int(answer["num_ack_pending"]) == 0
 
     def _on_message(self, message: Msg) -> None:
-        """Queue what arrives; beyond the bound it is delivered again later."""
+        """Queue an arriving message; beyond the bound it is delivered again later."""
         with contextlib.suppress(asyncio.QueueFull):
             self._arrived.put_nowait(message)
 
@@ -177,12 +177,12 @@ class QueueConsumer:
                     raise Unanswered(f"pull answered {status}")
                 getting = asyncio.ensure_future(self._arrived.get())
         finally:
-            # A caller that gave up in the very moment of arrival must not lose the message until ack_wait_s is over.
+            # If the caller gives up at the moment of arrival, keep the message: it would be away until ack_wait_s ends.
             if not getting.cancel() and not taken:
                 self._on_message(getting.result())
 
     async def _restore(self) -> None:
-        """Create the reader again, unless it took over: then whoever removed it has the queue now."""
+        """Create the reader again, unless it took over: then the reader that removed it has the queue now."""
         if not self._takeover:
             await self.create()
 
@@ -197,7 +197,7 @@ class QueueConsumer:
         return delivery
 
     async def settle(self, delivery: QueueDelivery) -> None:
-        """Acknowledge and wait for the broker's word, until the patience ends."""
+        """Acknowledge and wait for the broker's confirmation, until the patience ends."""
         patience = JetStreamPatience(self.connection)
         while True:
             try:
@@ -209,7 +209,7 @@ class QueueConsumer:
                 return
 
     async def say(self, delivery: QueueDelivery, word: bytes) -> None:
-        """Send a word about `delivery`; if it is lost, redelivery follows by silence."""
+        """Send a status about `delivery`; if it is lost, redelivery follows after silence."""
         with contextlib.suppress(Unanswered):
             await self.connection.send(delivery.reply, word, timeout_s=0.0)
 
@@ -219,7 +219,7 @@ class QueueConsumer:
         await self.say(delivery, b"-NAK")
 
     async def _close(self) -> None:
-        """Unsubscribe, then give back everything in hand."""
+        """Unsubscribe, then return all held messages."""
         await self.connection.unsubscribe(self._key)
         while not self._arrived.empty():
             self._take(self._arrived.get_nowait())
@@ -234,7 +234,7 @@ class QueueConsumer:
 async def open_consumer(
     jetstream: JetStream, stream: str, subject_filter: str, durable: str, *, takeover: bool
 ) -> QueueConsumer:
-    """Create or resume `durable` on `stream` (in the connection's loop); `takeover` removes what is there before."""
+    """Create or resume `durable` on `stream` (in the connection's loop); `takeover` removes earlier readers."""
     options = jetstream.connection.options
     if takeover:
         await _remove_readers(jetstream, stream, subject_filter)

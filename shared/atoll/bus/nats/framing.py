@@ -1,13 +1,14 @@
-"""Bytes from a broker become control lines and messages: no socket, no loop, and no copy of what is large.
+"""Cuts a broker's bytes into control lines and messages: no socket, no loop, and no copy of large payloads.
 
 NATS speaks in lines. `MSG subject sid [reply] size` and `HMSG subject sid [reply] header-size size` are followed by so
-many bytes and a line end; every other line stands alone. Whoever reads asks for room and says how much of it was filled:
+many bytes and a line end; every other line stands alone. The reader asks for room and reports how much of it was
+filled:
 
     LINE --(MSG, HMSG)--> HEADER --> PAYLOAD --> END --> LINE
 
-Lines and small parts are cut from one buffer that is used over and over. A part that is larger than `SMALL_BYTES` and not
-there yet gets a buffer of its own, and the room handed out next *is* that buffer: the kernel writes the payload where it
-stays. What does not follow the grammar becomes a frame too, an error, and nothing after it is believed.
+Lines and small parts are cut from one buffer that is used over and over. A part that is larger than `SMALL_BYTES` and
+not there yet gets a buffer of its own, and the next room *is* that buffer: the kernel writes the payload where it
+stays. Bytes that break the grammar become an error frame, and everything after them is ignored.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ ROOM_BYTES = 32 << 10
 """The buffer for lines and small parts, and so the longest line."""
 SMALL_BYTES = 8 << 10
 MESSAGE_BYTES_MAX = 64 << 20
-"""More than any broker of ours lets through, headers included; a line that announces more is not believed."""
+"""More than any broker of ours allows, headers included; a line that announces more is refused."""
 _END = b"\r\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message for subscription `sid`; a large payload is a buffer that nobody else has."""
+    """One message for subscription `sid`; a large payload is a buffer of its own."""
 
     sid: int
     subject: bytes
@@ -51,13 +52,13 @@ class _Stage(enum.Enum):
 
 
 class Framer:
-    """Cuts what one connection sends. Fill what `room` returns, say how much to `filled`, take from `take`."""
+    """Cuts one connection's bytes. Fill what `room` returns, give the count to `filled`, take from `take`."""
 
     def __init__(self) -> None:
-        """Expect a line."""
+        """Start with a line."""
         self.waiting_bytes = 0
         self.frames: list[Frame] = []
-        """What is whole and not taken yet."""
+        """Complete frames that are not taken yet."""
         self._buffer = bytearray(ROOM_BYTES)
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0
@@ -79,7 +80,7 @@ class Framer:
         return self._view[self._end :]
 
     def filled(self, count: int) -> None:
-        """Cut what is whole now that `count` more bytes are there."""
+        """Cut the complete parts now that `count` more bytes are there."""
         if self._large is None:
             self._end += count
         else:
@@ -96,7 +97,7 @@ class Framer:
             self._begin = self._end = 0
 
     def take(self) -> list[Frame]:
-        """Return the frames that are whole, in order, and forget them."""
+        """Return the complete frames, in order, and forget them."""
         frames, self.frames, self.waiting_bytes = self.frames, [], 0
         return frames
 
@@ -169,7 +170,7 @@ class Framer:
         self._stage, self._parts = _Stage.LINE, []
 
     def _refuse(self, what: str) -> bool:
-        """Believe nothing from here on."""
+        """Ignore everything from here on."""
         self.frames.append(ProtocolError(f"nats: {what}"))
         self._stage, self._parts = _Stage.DEAF, []
         return False

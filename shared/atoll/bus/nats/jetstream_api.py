@@ -2,7 +2,7 @@
 
 Storing repeats the same message under the same id until the broker acknowledges it or a bound is reached, so a lost
 acknowledgement costs a duplicate that the broker drops. Reading uses batched direct get: one request, many messages,
-no consumer left behind on the server, and a reader that stalls is not cut off.
+and no consumer stays behind on the server. The server does not cut off a reader that stalls.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PAUSE_MAX_S = 2.0
 
 
 class ApiRefusal(Exception):
-    """JetStream said no."""
+    """A refusal from JetStream."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
         """Keep the three parts of a JetStream error."""
@@ -43,7 +43,7 @@ class ApiRefusal(Exception):
 
     @property
     def is_full(self) -> bool:
-        """Return whether there is no room, for now. A purge says so in words only."""
+        """Return whether there is no room for now. A purge says so in words only."""
         return self.err_code == _STORE_FAILED or self.err_code in _NO_ROOM or "no space left" in self.description
 
     @property
@@ -52,7 +52,7 @@ class ApiRefusal(Exception):
         return self.is_full or self.code in (429, 503)
 
     def public(self, subject: str) -> AtollError:
-        """Return the error a caller of the bus is told."""
+        """Return the error for a caller of the bus."""
         if self.err_code == _STORE_FAILED and "per subject" in self.description:
             return QueueFull("the queue holds its bound for this subject", got=subject, allowed=self.description)
         if self.is_full:
@@ -83,7 +83,7 @@ def unavailable(subject: str, waited_s: float, reason: object) -> BrokerUnavaila
 
 
 class JetStreamPatience:
-    """The pauses of `atoll.base.retry`, with jitter, until `total_s` (or `full_s` while the stream is full) has gone by."""
+    """The pauses of `atoll.base.retry`, with jitter, up to `total_s` (or `full_s` while the stream is full)."""
 
     def __init__(self, connection: Connection) -> None:
         """Start now."""
@@ -153,7 +153,7 @@ class JetStream:
                 await patience.after(subject, reason)
 
     async def ask(self, call: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Do as `api`, but tell a plain no as the caller's error."""
+        """Do as `api`, but raise a plain no as the caller's error."""
         try:
             return await self.api(call, body)
         except ApiRefusal as reason:

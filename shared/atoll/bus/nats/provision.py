@@ -1,7 +1,7 @@
-"""Is this a broker we can use, and does it have our streams: asked once, when a bus is opened.
+"""Checks once, when a bus is opened, that the broker is usable and has our streams.
 
-Creating is idempotent and safe between several starters: the broker accepts a second, equal request. A stream that
-exists with other limits is not changed behind its owner's back; the difference is named and the start refused.
+Creating is idempotent and safe between several starters: the broker accepts a second, equal request. If a stream exists
+with other limits, we do not change it without its owner: the error names the difference and the start is refused.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def stream_config(plan: StreamPlan, prefix: str, replicas: int = 1) -> dict[str,
 
 
 def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Return one phrase for every field of `wanted` that `found` has otherwise (an absent field means off)."""
+    """Return one phrase for every field that differs between `wanted` and `found` (an absent field means off)."""
     return [
         f"{key}: {found.get(key)!r} instead of {value!r}"
         for key, value in wanted.items()

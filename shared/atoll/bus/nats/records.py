@@ -1,9 +1,9 @@
 """Last values by compare-and-set, and ordered reading of what a stream keeps.
 
-A retried compare-and-set is refused like a foreign one (the broker checks the sequence before it looks for duplicates),
-so "refused" and "no answer" both mean: read what lies there and compare the nonce. Only a foreign nonce is a conflict.
-Reading back goes to the stream's leader; a mirror or replica may be stale. A value of ours that a later writer has
-already replaced counts as a conflict, since the caller no longer holds the record.
+The broker refuses a retried compare-and-set like a foreign one, because it checks the sequence before it looks for
+duplicates. So "refused" and "no answer" both mean: read the stored record and compare the nonce. Only a foreign nonce
+is a conflict. We read back from the stream's leader; a mirror or replica may be stale. If a later writer has already
+replaced our value, that counts as a conflict, since the caller no longer holds the record.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def headers_of(msg_id: str, info: Info | None) -> dict[str, str]:
 
 
 def conflict(subject: str, expected: int | None, current: int) -> RecordConflict:
-    """Return the error for a compare-and-set that somebody else has won."""
+    """Return the error for a compare-and-set that another writer has won."""
     return RecordConflict(
         "someone else wrote the record first",
         got=f"revision {current} of {subject}",
@@ -65,7 +65,7 @@ async def put(
     while True:
         try:
             if reconnects is not None:
-                # Only what is connected knows how often it was: nothing comes between this and the sending.
+                # The count of reconnects holds only while connected: nothing may come between check and sending.
                 await jetstream.connection.ready(jetstream.connection.options.try_s)
                 _check_connection(subject, reconnects, jetstream.connection.stats.reconnects)
             return await jetstream.store_once(subject, data, headers)
@@ -83,7 +83,7 @@ async def put(
 
 
 def _check_connection(subject: str, stored: int, now: int) -> None:
-    """Refuse to send a record on a later connection than the one on which everything that it names was stored."""
+    """Refuse to send a record if we reconnected after storing what it names."""
     if now != stored:
         raise BrokerUnavailable(
             f"the connection was lost before {subject} was written",
@@ -94,7 +94,7 @@ def _check_connection(subject: str, stored: int, now: int) -> None:
 
 
 async def _read_back(jetstream: JetStream, stream: str, subject: str) -> tuple[int, str]:
-    """Return revision and nonce of what lies under `subject` at the leader."""
+    """Return revision and nonce of the leader's record under `subject`."""
     message = await _last(jetstream, stream, subject)
     if message is None:
         return 0, ""

@@ -1,18 +1,18 @@
-"""A socket under nats-py that copies nothing large: payloads go out and come in as they lie in memory.
+"""A socket under nats-py that copies nothing large: payloads are sent from and received into their final memory.
 
-nats-py brings a transport of asyncio's streams: five copies of a payload on its way in, four on its way out. This one is
-the asyncio protocol itself. **In**, the loop receives into the room that a `Framer` offers, which for a large payload is
-the buffer that the reader gets; frames wait in a list until nats-py's read loop takes them, and a reader that falls
-behind stops the socket. **Out**, pieces wait in a queue of views. The loop is given small neighbours joined and large
-ones in slices, the next only when the last is with the kernel: what a loop cannot send at once it keeps, as a copy or,
-from Python 3.12 on, as a view. So it never gets more than a slice to keep, and from there on a copy.
+nats-py brings a transport of asyncio's streams: five copies of a payload on its way in, four on its way out. This one
+is the asyncio protocol itself. **In**, the loop receives into the room that a `Framer` offers; for a large payload this
+is the buffer that the reader gets. Frames wait in a list until nats-py's read loop takes them, and a reader that falls
+behind stops the socket. **Out**, pieces wait in a queue of views. The loop gets small neighbours joined and large
+pieces in slices, the next only when the last is with the kernel. A loop keeps what it cannot send at once, as a copy
+or, from Python 3.12 on, as a view. So it never keeps more than a slice, and from 3.12 on we give it a copy of that.
 
-Every byte has a position in the order of sending. `accepted` counts what was queued, `sent` what the kernel has; to wait
-for room, or until a payload is no longer ours, is to wait for a position. That is the back-pressure: nobody queues while
-more than `QUEUE_BYTES` wait. A payload whose sender gives up is copied (`own`), so that nobody reads a caller's buffer
-after its call.
+Every byte has a position in the order of sending. `accepted` counts queued bytes, `sent` those that the kernel has. To
+wait for room, or until a payload is no longer ours, is to wait for a position. That is the back-pressure: no sender
+queues while more than `QUEUE_BYTES` wait. If a sender gives up, its payload is copied (`own`), so that we never read a
+caller's buffer after its call.
 
-Under TLS the loop's own layer encrypts, and the counters count what it is given: 0.1 % less than what the wire carries.
+Under TLS the loop's own layer encrypts, and the counters count its input: 0.1 % less than what the wire carries.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from atoll.wire.limits import Buffer
 from atoll.wire.traffic import BusStats
 
 QUEUE_BYTES = 8 << 20
-"""What may wait to be sent before whoever wants to send waits too."""
+"""Bytes that may wait to be sent before further senders wait too."""
 _READ_AHEAD_BYTES = 32 << 20
 _JOINED_BYTES = 4 << 10
 _SLICE_BYTES = 512 << 10
@@ -45,10 +45,10 @@ _LOOP_KEEPS_VIEWS = sys.version_info >= (3, 12)
 
 
 class SocketTransport(Transport, asyncio.BufferedProtocol):
-    """One TCP connection, perhaps under TLS, for one attempt of nats-py to connect; belongs to the running loop."""
+    """One TCP connection, perhaps under TLS, for one of nats-py's attempts to connect; belongs to the running loop."""
 
     def __init__(self, stats: BusStats, congestion: str = "") -> None:
-        """Count in `stats`; ask the kernel for a congestion control, if one is named."""
+        """Count in `stats`; request a congestion control from the kernel, if one is named."""
         self._stats = stats
         self._congestion = congestion
         self._loop = asyncio.get_running_loop()
@@ -69,7 +69,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         self.sent = 0
         self.received = 0
 
-    # -- what nats-py asks of a transport -----------------------------------------------------------------------------
+    # -- what nats-py requires of a transport -------------------------------------------------------------------------
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: float) -> None:
         """Connect without TLS."""
@@ -80,7 +80,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: float
     ) -> None:
-        """Go on under TLS; `uri` is the name that the certificate must have, or holds it."""
+        """Continue under TLS; `uri` is the name that the certificate must have, or holds it."""
         del buffer_size
         hostname = uri if isinstance(uri, str) else uri.hostname
         plain = self._connected()
@@ -88,7 +88,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         try:
             upgraded = await self._within(upgrading, connect_timeout)
         except BaseException:
-            # The loop's layer for TLS has taken our place under the socket, and reports no end of what never began.
+            # The loop's TLS layer has taken our place under the socket, and reports no end of what never began.
             self.connection_lost(None)
             raise
         if upgraded is None:
@@ -110,7 +110,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             self._loop.call_soon(self._push)
 
     async def drain(self) -> None:
-        """Send what goes at once, then wait until there is room for more."""
+        """Send what the socket takes at once, then wait until there is room for more."""
         self._push()
         await self.room()
 
@@ -144,10 +144,10 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         return self._over.done() and not self._framer.frames
 
     def __bool__(self) -> bool:
-        # nats-py puts a transport of its own in the place of one that is false.
+        # nats-py replaces a transport that is false with one of its own.
         return True
 
-    # -- what we ask of it beyond that --------------------------------------------------------------------------------
+    # -- what we require beyond that ----------------------------------------------------------------------------------
 
     @property
     def queued(self) -> int:
@@ -161,7 +161,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         self._connected()
 
     async def gone(self, position: int) -> None:
-        """Return once everything before `position` is with the kernel; `ConnectionResetError` when it never will be."""
+        """Return once the kernel has everything before `position`; `ConnectionResetError` if it never will."""
         if self.sent < position:
             self._connected()
             waiter = self._loop.create_future()
@@ -169,7 +169,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             await waiter
 
     def own(self, payload: Buffer) -> None:
-        """Copy what is still queued of `payload`, so that its owner may do with it what he likes."""
+        """Copy the queued rest of `payload`, so that its owner may change it."""
         mine = memoryview(payload).obj
         for place, piece in enumerate(self._queue):
             if piece.obj is mine:
@@ -180,16 +180,16 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         if self._transport is not None and not self._over.done():
             self._transport.abort()
 
-    # -- what the loop tells a protocol -------------------------------------------------------------------------------
+    # -- what the loop calls on a protocol ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         kernel = transport.get_extra_info("socket")
         if kernel is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            # Bytes that wait in the kernel are seen by nobody: let them wait here, where progress is measured.
+            # We cannot see bytes that wait in the kernel: let them wait here, where progress is measured.
             kernel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         if kernel is not None and self._congestion and hasattr(socket, "TCP_CONGESTION"):
-            with contextlib.suppress(OSError):  # the kernel has it not, or not for us: then the system's own
+            with contextlib.suppress(OSError):  # the kernel lacks it or forbids it: then the system's own
                 kernel.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._congestion.encode())
         self._adopt(transport)
 
@@ -213,7 +213,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         """Let the loop close."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell everybody who waits."""
+        """Wake all waiters."""
         self._error = exc
         self._queue.clear()
         if not self._over.done():
@@ -225,11 +225,11 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         self._waiters.clear()
 
     def pause_writing(self) -> None:
-        """Hold back: the loop keeps what we gave it last."""
+        """Stop giving data: the loop still keeps the last piece."""
         self._writable = False
 
     def resume_writing(self) -> None:
-        """Go on: the kernel has it."""
+        """Continue: the kernel has it."""
         self._writable = True
         self._push()
 
@@ -267,7 +267,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             self._news.set_result(None)
 
     def _push(self) -> None:
-        """Give the loop what it takes, piece by piece."""
+        """Give the loop as much as it takes, piece by piece."""
         self._scheduled = False
         if self._transport is None or self._over.done() or self._transport.is_closing():
             return
@@ -285,7 +285,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             if not waiter.done():
                 waiter.set_result(None)
         if self._closing and not self._queue:
-            # Not from here: a loop that has just emptied its buffer would end the connection, and then once more.
+            # Not from here: a loop that has just emptied its buffer would end the connection twice.
             self._loop.call_soon(self._transport.close)
 
     def _next_piece(self) -> Buffer:
