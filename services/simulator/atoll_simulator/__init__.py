@@ -1,1 +1,1 @@
-"""The simulator: whole runs in one process, real learners and shards among a modelled network, in virtual time."""
+"""The simulator: whole runs in one process, real learners and shards on a modelled network, in virtual time."""

@@ -9,18 +9,18 @@ import os
 
 
 def one_thread_for_algebra() -> None:
-    """Let NumPy's linear algebra use one thread, unless somebody has said how many; only before NumPy is first loaded.
+    """Give NumPy's linear algebra one thread, unless the environment sets a number; only before NumPy is first loaded.
 
-    Its threads wait for each other by spinning. On two busy cores the norm of a fragment took 20 ms with two of them and
-    0.1 ms with one.
+    Its threads wait for each other by spinning. On two busy cores the norm of a fragment took 20 ms with two threads
+    and 0.1 ms with one.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def use_cores(learners: int) -> None:
-    """Have JAX make as many CPU devices as can work side by side, of one thread each; only before JAX is first used."""
+    """Make JAX create as many one-thread CPU devices as can work side by side; only before JAX is first used."""
     devices = max(1, min(os.cpu_count() or 1, learners))
-    # The count comes first: XLA reads no further than the first word that is no flag of its own, as the last one is.
+    # The count comes first: XLA stops reading at the first word that is not its own flag, and the last one is not.
     flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
     told = os.environ.get("XLA_FLAGS", "")
     if flags not in told:

@@ -1,7 +1,7 @@
 """Virtual time: a queue of calls ordered by when they are due, and among equals by when they were asked for.
 
-Nothing here waits and nothing here is random: the same calls are made in the same order whenever the same things were
-asked for. An exception of a call ends the run and reaches whoever runs the engine: a broken promise is not survived.
+Nothing here waits and nothing here is random: the same requests give the same calls in the same order. An exception of
+a call ends the run and reaches the caller of the engine: the run does not survive a broken safety property.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Engine:
-    """The clock that no simulated process can see: `now_s`, in seconds since the world began."""
+    """The clock of the simulation, `now_s` in seconds since the world began; no simulated process can see it."""
 
     def __init__(self) -> None:
         """Begin at zero with nothing to do."""
@@ -27,7 +27,7 @@ class Engine:
         heappush(self._due, (self.now_s + max(0.0, wait_s), self._order, call, arguments))
 
     def run(self, until_s: float, done: Callable[[], bool] | None = None) -> bool:
-        """Make what is due until `until_s`, or until `done` says so after some call; return what `done` said last."""
+        """Make the due calls until `until_s`, or until `done` returns true after a call; return its last result."""
         due = self._due
         while due and due[0][0] <= until_s:
             self.now_s, _, call, arguments = heappop(due)

@@ -1,8 +1,8 @@
-"""The merged model on held-out text at equal merged tokens: every so many, whatever the clock says.
+"""Evaluates the merged model on held-out text at fixed distances in merged tokens, whatever the clock says.
 
-It stands beside the broker and takes no virtual time, so that measuring changes nothing. A mark is met by the round of
-the tape that crosses it: what is measured is the model as it is then, at the same merged tokens in every run, counted as
-the report counts them.
+The evaluator stands beside the broker and takes no virtual time, so that measuring changes nothing. It measures at the
+round of the event log that crosses the next distance. So it sees the model of that moment, at the same merged tokens in
+every run, counted as the report counts them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Measure = Callable[[Params], float]
 
 
 class SimulatedEvaluator:
-    """Measures a run of `fragments` into its tape: at its beginning and then `every_tokens` merged tokens apart."""
+    """Measures a run of `fragments` into its event log: at its beginning, then every `every_tokens` merged tokens."""
 
     def __init__(  # noqa: PLR0913  (the one place that puts it together)
         self, bus: Bus, run: str, fragments: int, every_tokens: int, *, view: RunView, clock: Clock, measure: Measure
@@ -48,14 +48,14 @@ class SimulatedEvaluator:
         self._measured = 0
 
     async def follow(self) -> None:
-        """Measure at every mark until cancelled."""
+        """Measure at every distance until cancelled."""
         news = await self._bus.listen(self._subjects.tap("ev.*.*"), len_max=NEWS_WAITING_MAX)
         async for core_message in news:
             if await self._crosses(core_message):
                 await self.evaluate()
 
     async def _crosses(self, core_message: CoreMessage) -> bool:
-        """Count a round and return whether it reaches a mark; the first learner that has joined finds the origin."""
+        """Count a round and return whether it crosses the next distance; the first learner to join finds the origin."""
         kind = core_message.subject.split(".")[-2]
         if kind == "round":
             after = int(core_message.headers["Nats-Sequence"]) - 1
@@ -70,7 +70,7 @@ class SimulatedEvaluator:
         return True
 
     async def evaluate(self) -> None:
-        """Measure the model as it stands, and put the result on the tape."""
+        """Measure the present model, and write the result to the event log."""
         run = await read_run(self._bus, self._subjects)
         if run is None:
             return

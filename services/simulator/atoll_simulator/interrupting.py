@@ -1,7 +1,7 @@
-"""The wish to end a simulation: the first signal lets everybody leave in good order, the second ends at once.
+"""Interrupts of a simulation: the first signal lets all processes leave in good order, the second ends at once.
 
-It is heard from before JAX is loaded: the default handler raises wherever Python happens to be, and what is raised inside
-JAX's hook of the garbage collector is printed and lost.
+The handler is installed before JAX is loaded. The default handler raises wherever Python happens to be, and an
+exception inside JAX's hook of the garbage collector is printed and lost.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from types import FrameType
 
 
 class Interrupted:
-    """Whether a simulation was asked to end; who asks again is a `KeyboardInterrupt`."""
+    """Whether a signal asked the simulation to end; a second signal raises `KeyboardInterrupt`."""
 
     def __init__(self) -> None:
-        """None came."""
+        """Begin without a signal."""
         self.wanted = False
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Take SIGINT and SIGTERM over while the block runs."""
+        """Handle SIGINT and SIGTERM while the block runs."""
         former = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield

@@ -2,10 +2,10 @@
 
     join (Session) ─► recover ─► batch, step, wait step_s, boundary … ─► data back, drain, goodbye
 
-Session, driver, leases, lending, supply, boundary, schedule and step are the production ones. The gradient of a step is
-computed when the step begins, on a device that other learners may share, and nobody waits for it before its values are
-needed: at a push, an adoption or a heartbeat. So several learners' steps are computed side by side while virtual time
-goes on. Not here: checkpoints, compile turns, signals.
+Session, driver, leases, peer recovery, data supply, step hook, schedule and step are the production ones. The gradient
+of a step is computed from the step's beginning, on a device that other learners may share. The learner waits for it
+only when it needs the values: at a push, an adoption or a heartbeat. So several learners' steps are computed side by
+side while virtual time goes on. Not here: checkpoints, compile turns, signals.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def warm(trade: Trade) -> None:
 
 
 class StepPace:
-    """How long a learner's steps take: `mean_s`, each drawn anew from a lognormal of variation `cv`; more for the first."""
+    """Step times of a learner: mean `mean_s`, drawn from a lognormal of variation `cv`; the first step takes longer."""
 
     def __init__(self, mean_s: float, cv: float, dice: random.Random, *, compile_s: float = 0.0) -> None:
         """Draw from `dice`; the first step takes `compile_s` longer."""
@@ -88,7 +88,7 @@ class StepPace:
 
 @dataclass(frozen=True, slots=True)
 class LifeParts:
-    """What makes one life of a learner differ from another: it ends when `stop` is set, and calls `on_step` after each step."""
+    """What differs between two lives of a learner; `stop` ends the life, `on_step` is called after each step."""
 
     clock: Clock
     identity: Identity
@@ -114,7 +114,7 @@ class SimulatedLearner:
         self._on_step = parts.on_step
 
     async def live(self) -> None:
-        """Join, train to the end, leave; raise what ends a real learner's process with an error."""
+        """Join, train to the end, leave; raise the errors that end a real learner's process."""
         params = jax.device_put(self._trade.params, self._device)
         session = Session(self._request(params), self._opened, self._clock, self._identity)
         boundary = StepHook(session, self._clock)
@@ -127,7 +127,7 @@ class SimulatedLearner:
             await self._train(session, boundary, supply, state)
             await self._leave(session, supply)
         finally:
-            # A kill cancels us: the dead do not tidy up.
+            # A kill cancels us: a dead process does not tidy up.
             task = asyncio.current_task()
             if task is None or not task.cancelling():
                 await session.shut()
@@ -153,7 +153,7 @@ class SimulatedLearner:
         return JoinRequest(learner=self._name, record=record, origin=origin, data_blocks=blocks, encode=encode)
 
     async def _recovered(self, session: Session, boundary: StepHook) -> Any:  # noqa: ANN401  (an optax state)
-        """Return a healthy peer's optimizer state, else a fresh one, and say on the tape which."""
+        """Return a healthy peer's optimizer state, else a fresh one, and record in the event log which."""
         train = self._trade.work.train
         fresh = jax.device_put(init_optimizer(train, boundary.params), self._device)
         state, source, facts = fresh, "fresh", dict(FRESH_FACTS)
@@ -180,7 +180,7 @@ class SimulatedLearner:
         return asyncio.get_running_loop().create_task(work)
 
     async def _train(self, session: Session, boundary: StepHook, supply: Supply, state: Any) -> None:  # noqa: ANN401
-        """Step until the run is done or we are told to leave."""
+        """Step until the run is done or the learner must leave."""
         train, target = self._trade.work.train, session.run.protocol.tokens_target
         over = functools.partial(self._over, session, boundary)
         params: Any = boundary.params
@@ -199,7 +199,7 @@ class SimulatedLearner:
         return boundary.done or self._stop.is_set() or session.driver.failure is not None
 
     async def _batch(self, supply: Supply, over: Callable[[], bool]) -> Any:  # noqa: ANN401  (int32, or None)
-        """Return the next batch; wait only when nothing leased is left."""
+        """Return the next batch; wait only if no leased data is left."""
         while (batch := supply.poll()) is None:
             if over():
                 return None
@@ -214,12 +214,12 @@ class SimulatedLearner:
         return np.ascontiguousarray(shaped)
 
     async def _leave(self, session: Session, supply: Supply) -> None:
-        """Return the data, push what is not pushed, say goodbye; raise when it takes longer than it may."""
+        """Return the data, push what is not pushed yet, say goodbye; raise when it takes longer than its limit."""
         if session.driver.failure is not None:
             raise session.driver.failure
         bound_s = self._trade.settings.learner.drain_s
         deadline_s = self._clock.monotonic() + bound_s
-        # A lease that is granted after all others were given back would be nobody's.
+        # A lease granted after all others were given back would have no owner.
         if isinstance(supply.pending, asyncio.Task):
             await asyncio.wait({supply.pending}, timeout=bound_s / RETURN_SHARE)
         supply.publish()

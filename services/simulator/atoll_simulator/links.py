@@ -1,13 +1,13 @@
 """The bus of one simulated process: the in-memory bus at the other end of a link of its own.
 
 A link has two legs. A message takes `bytes / bandwidth` to leave, one after the other, and `latency_s` to arrive, so a
-large blob holds up the heartbeat behind it, as it does in one TCP connection. A request takes both legs: its payload up,
-its answer down. While a link is cut nothing travels. A request that was on its way is sent again when the link is back,
-and fails like the real adapter's after `TOTAL_S`; what it asked for may have happened. A at-most-once message is lost,
-now and then also for no reason. A process that dies lets go of its link without a word.
+large blob holds up the heartbeat behind it, as it does in one TCP connection. A request takes both legs: its payload
+up, its answer down. While a link is cut nothing travels. A request on its way is sent again when the link is back, and
+fails like the real adapter's after `TOTAL_S`; the requested action may have happened. A core message is then lost; now
+and then one is also lost for no reason. A process that dies leaves its link without a message.
 
-What both legs carry, each message with what it weighs beside its payload, is what a real bus reads from its sockets.
-What is not modelled: retransmission and congestion inside a leg, and a broker that needs time of its own.
+The traffic of both legs, each message with its size beside its payload, is what a real bus reads from its sockets. Not
+modelled: retransmission and congestion inside a leg, and a broker that needs time of its own.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 TOTAL_S: Final = DEFAULTS.total_s
 MESSAGE_BYTES: Final = 128
-"""What subject, headers and acknowledgement of a message weigh beside its payload (ours, an estimate)."""
+"""Bytes of subject, headers and acknowledgement of a message, beside its payload (our estimate)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkShape:
-    """What a link can do: seconds each way, bytes per second up and down (0: no bound), share of core messages lost."""
+    """The limits of a link: seconds each way, bytes/s up and down (0: no bound), share of core messages lost."""
 
     latency_s: float = 0.0
     up_bytes_s: float = 0.0
@@ -48,7 +48,7 @@ class Leg:
     """One direction of a link: first in, first out."""
 
     def __init__(self, bytes_s: float, latency_s: float, count: Callable[[int], None]) -> None:
-        """Begin with nothing on the way; `count` hears what each message weighs."""
+        """Begin with nothing on the way; `count` receives the size of each message."""
         self._bytes_s = bytes_s
         self._latency_s = latency_s
         self.free_s = 0.0
@@ -65,10 +65,10 @@ class Leg:
 
 
 class SimulatedLink:
-    """A process's link to the broker: two legs, whole, cut or (its process being dead) gone."""
+    """A process's link to the broker: two legs; whole, cut, or gone after the process died."""
 
     def __init__(self, shape: LinkShape, dice: random.Random) -> None:
-        """Begin whole; `dice` decides which at-most-once messages are lost. Belongs to the running loop."""
+        """Begin whole; `dice` decides which core messages are lost. Belongs to the running loop."""
         self.stats = BusStats()
         self.up = Leg(shape.up_bytes_s, shape.latency_s, self._count_up)
         self.down = Leg(shape.down_bytes_s, shape.latency_s, self._count_down)
@@ -93,7 +93,7 @@ class SimulatedLink:
         self.stats.wire_bytes_down += size_bytes
 
     def cut(self, reason: str) -> None:
-        """Let nothing through, and lose what is on its way, until every reason is healed."""
+        """Block everything, and lose what is on its way, until every reason is healed."""
         self._reasons[reason] = None
         self._whole.clear()
         self.cuts += 1
@@ -132,7 +132,7 @@ class SimulatedLink:
             raise BrokerUnavailable("the broker does not answer", got="a link that is cut") from None
 
     def core_message(self, leg: Leg, size_bytes: int, arrive: object, *arguments: object) -> None:
-        """Call `arrive(*arguments)` when an at-most-once message has arrived, or never."""
+        """Call `arrive(*arguments)` when a core message has arrived, or never."""
         if not self.whole or (self._loss and self._dice.random() < self._loss):
             return
         due_s = leg.arrival_s(self._loop.time(), size_bytes)
@@ -144,23 +144,23 @@ class SimulatedLink:
 
 
 class LinkedFeed(BufferedSubscription):
-    """A feed at the far end of a link."""
+    """A subscription at the far end of a link."""
 
     def __init__(self, link: SimulatedLink, bus: LinkedBus, len_max: int) -> None:
-        """Hear what the link lets through."""
+        """Receive what the link transports."""
         super().__init__(len_max, on_drop=bus.count_drop, on_close=bus.hush)
         self._link = link
 
     def push(self, core_message: CoreMessage) -> None:
-        """Send an at-most-once message down the link."""
+        """Send a core message down the link."""
         self._link.core_message(self._link.down, len(core_message.data), super().push, core_message)
 
 
 class LinkedDelivery:
-    """A queued message in the hands of a process at the far end of a link."""
+    """A queued message delivered to a process at the far end of a link."""
 
     def __init__(self, inner: MemoryDelivery, link: SimulatedLink) -> None:
-        """Wrap what the broker handed out."""
+        """Wrap the broker's delivery."""
         self.subject, self.data, self.redelivered = inner.subject, inner.data, inner.redelivered
         self._inner = inner
         self._link = link
@@ -172,7 +172,7 @@ class LinkedDelivery:
         await self._link.carry(self._link.down, 0)
 
     async def hold(self) -> None:
-        """Say that work on it goes on."""
+        """Tell the queue that work on it goes on."""
         await self._link.carry(self._link.up, 0)
 
     async def release(self) -> None:
@@ -182,7 +182,7 @@ class LinkedDelivery:
 
 
 class LinkedConsumer:
-    """A place in a work queue, read through a link."""
+    """A work queue's reader behind a link."""
 
     def __init__(self, inner: MemoryConsumer, link: SimulatedLink) -> None:
         """Read `inner`."""
@@ -214,7 +214,7 @@ class LinkedConsumer:
 
 
 class LinkedBus(MemoryBus):
-    """One process's bus: everything it asks for travels over `link`."""
+    """One process's bus: all its requests travel over `link`."""
 
     def __init__(self, run: str, broker: MemoryBroker, link: SimulatedLink) -> None:
         """Join `broker` for `run`."""
@@ -223,17 +223,17 @@ class LinkedBus(MemoryBus):
         self.stats = link.stats
 
     def sever(self) -> None:
-        """Let go without a word, as a killed process does."""
+        """End without a message, as a killed process does."""
         self.link.gone = True
         for feed in self._feeds:
             self._broker.feeds.pop(feed, None)
 
     def count_drop(self) -> None:
-        """Count an at-most-once message that its reader was too slow for."""
+        """Count a core message that its reader was too slow for."""
         self._count_drop()
 
     async def hush(self, feed: BufferedSubscription) -> None:
-        """Stop filling a feed."""
+        """Stop filling a subscription."""
         await self._hush(feed)
 
     def _new_feed(self, len_max: int) -> BufferedSubscription:
@@ -328,7 +328,7 @@ class LinkedBus(MemoryBus):
         self.link.core_message(self.link.up, len(data), self._broker.core_message, CoreMessage(subject, bytes(data)))
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
-        """Hear at-most-once messages; see `Bus`."""
+        """Receive core messages; see `Bus`."""
         await self._up(0)
         feed = await super().listen(subject_filter, len_max=len_max)
         await self._down(0)
@@ -347,6 +347,6 @@ class LinkedBus(MemoryBus):
         return await super().ask(subject, data, timeout_s=deadline_s - loop.time())
 
     async def close(self) -> None:
-        """Give back what is not settled and end the feeds, unless the process is dead."""
+        """Give back all unsettled deliveries and end the subscriptions, unless the process is dead."""
         if not self.link.gone:
             await super().close()

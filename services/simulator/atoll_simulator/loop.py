@@ -1,10 +1,10 @@
-"""An event loop whose time is virtual: when nothing is ready it is at once the time of the next timer.
+"""An event loop whose time is virtual: when nothing is ready, its time jumps to the next timer.
 
-Production services run on it unchanged. Three things differ from asyncio's own loop, and all three make a run a function
-of its seed: time passes only when everybody waits for it; what a service gives to a worker thread is done here and now;
-and what is due at the same moment is done in the order in which it was asked for. There is no selector, so nothing that
-needs a socket, a pipe or another process works here. With nothing ready and no timer left nobody will ever go on: that
-is an error, not a long wait.
+Production services run on it unchanged. Three things differ from asyncio's own loop, and all three make a run a
+function of its seed. Time passes only when every task waits for it. Work for a worker thread is done here and now.
+Calls that are due at the same moment run in the order in which they were asked for. There is no selector, so nothing
+that needs a socket, a pipe or another process works here. With nothing ready and no timer left, no task can ever go on:
+that is an error, not a long wait.
 
 A `ProcessTasks` holds the tasks of one simulated process, with all that they start: a kill ends them together.
 """
@@ -40,7 +40,7 @@ class ProcessTasks:
         self.dead = False
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Begin a task of this group; what it starts belongs to the group as well."""
+        """Begin a task of this group; tasks that it starts belong to the group as well."""
         context = contextvars.copy_context()
         context.run(_group.set, self)
         return asyncio.get_running_loop().create_task(work, context=context)
@@ -80,7 +80,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """Call after all that is ready already."""
+        """Call after all calls that are ready already."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
@@ -97,18 +97,18 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        """Call at a virtual time; what is due at the same time is called in the order in which it was asked for."""
+        """Call at a virtual time; calls due at the same time run in the order in which they were asked for."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._order), handle))
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Leave it where it is: it is passed over when its time comes."""
+        """Leave it in the queue: the loop skips it when its time comes."""
 
     # --- running ------------------------------------------------------------------------------------------------------
 
     def run_forever(self) -> None:
-        """Make what is due, and let time pass, until `stop`."""
+        """Make the due calls, and advance time, until `stop`."""
         if self._running or self._closed:
             raise RuntimeError("this loop is running already, or closed")
         self._running = True
@@ -123,7 +123,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             events._set_running_loop(None)  # noqa: SLF001
 
     def _turn(self) -> None:
-        """Make all calls that are ready now; when none is, it becomes the time of the next timer."""
+        """Make all calls that are ready now; if none is, advance to the next timer."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
@@ -153,7 +153,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return task.result()
 
     def _on_complete(self, done: asyncio.Future[Any]) -> None:
-        """Stop, unless an interrupt has: it left `run_forever` already, and the next run must not end at once."""
+        """Stop, unless an interrupt has left `run_forever` already: the next run must not end at once."""
         if done.cancelled() or not isinstance(done.exception(), KeyboardInterrupt | SystemExit):
             self.stop()
 
@@ -170,7 +170,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def close(self) -> None:
-        """Forget what was still to come."""
+        """Forget all pending calls."""
         self._closed = True
         self._ready.clear()
         self._timers.clear()
@@ -188,7 +188,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return asyncio.Future(loop=self)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:  # noqa: ANN401
-        """Begin a task; it belongs to the group of whoever begins it."""
+        """Begin a task; it belongs to the group of the task that begins it."""
         context: contextvars.Context | None = options.get("context")
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, **options)
         group = _group.get() if context is None else context.get(_group)
@@ -217,11 +217,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def set_exception_handler(
         self, handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None
     ) -> None:
-        """Have `handler` hear of exceptions that nobody awaits."""
+        """Let `handler` receive exceptions that no task awaits."""
         self._handler = handler
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Say that something failed that nobody awaits."""
+        """Report a failure that no task awaits."""
         if self._handler is not None:
             self._handler(self, context)
             return

@@ -1,6 +1,6 @@
-"""The `[sim]` table: how fast learners step, what their links can do, and what befalls whom and when.
+"""The `[sim]` table: how fast learners step, what their links can carry, and which process fails when.
 
-Seconds are virtual and count from the beginning of the run. Who is named is a process of the run: `learner-2`,
+Seconds are virtual and count from the beginning of the run. The names are processes of the run: `learner-2`,
 `shard-0`, `standby-0-1`, or `broker`. A learner that has a time in `joins` starts then and not at the beginning.
 """
 
@@ -21,21 +21,21 @@ from atoll_simulator.links import LinkShape
 BROKER: Final = "broker"
 LONG_S: Final = 1e9
 LATENCY_S_MAX: Final = DEFAULTS.try_s / 2.0
-"""A request goes there and back within one try of the real bus; links do not send again what is merely slow."""
+"""A request goes there and back within one try of the real bus; links do not resend a message that is merely slow."""
 MBIT_S_MIN: Final = 0.001
 MTBI_STEPS_MIN: Final = 0.1
-"""Who fails ten times in the time of a step hardly ever completes one: a simulation of that would only be busy."""
+"""A learner that fails ten times in the time of a step hardly ever completes one: simulating that is pointless."""
 BYTES_PER_MBIT: Final = 125_000.0
 
 
 class _Table(BaseModel):
-    """A table of the scenario: frozen, and closed to names it does not know."""
+    """A table of the scenario: frozen, and unknown names are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class LinkTable(_Table):
-    """A link of one process. A link that the real bus would give up on at once is refused.
+    """The link of one process; a link that is too slow for the real bus is refused.
 
     Attributes:
         latency_s: latency each way, in seconds.
@@ -58,7 +58,7 @@ class LinkTable(_Table):
         return mbit_s
 
     def shape(self) -> LinkShape:
-        """Return it in bytes per second."""
+        """Return the link in bytes per second."""
         return LinkShape(self.latency_s, self.up_mbit_s * BYTES_PER_MBIT, self.down_mbit_s * BYTES_PER_MBIT, self.loss)
 
     def chunk_s(self) -> float:
@@ -80,7 +80,7 @@ class FailureTable(_Table):
 
 
 class Kill(_Table):
-    """`who` is killed at `at_s` and starts again `return_s` later; -1 for never. A broker keeps what it had stored."""
+    """Process `who` is killed at `at_s` and starts again `return_s` later (-1: never). A broker keeps its data."""
 
     who: str
     at_s: float = Field(ge=0.0, le=LONG_S)
@@ -96,16 +96,16 @@ class Partition(_Table):
 
 
 class Scenario(_Table):
-    """What a simulated run meets.
+    """The conditions of a simulated run.
 
     Attributes:
         step_s: seconds of one inner step of a learner of speed 1 that is not throttled.
         step_cv: standard deviation of a learner's step time, as a share of its mean; each step is drawn anew.
         start_s: seconds from a process's start to its joining: interpreter, data, parameters.
         speed: speed by learner, 1 where none is given.
-        compile_s: seconds by learner that the first step of a life takes longer than others.
-        link: everybody's link.
-        links: the links of those named, whole tables in its place.
+        compile_s: extra seconds of the first step of a life, by learner.
+        link: the link of every process.
+        links: other links by process; a whole table replaces `link`.
         failures: deaths of learners at random.
         joins: when a learner starts, if not at the beginning.
         leaves: when a learner is told to leave in good order, for good.
@@ -134,7 +134,7 @@ class Scenario(_Table):
     @field_validator("kills", "partitions", mode="before")
     @classmethod
     def _read(cls, told: object) -> object:
-        """Take a list as the file has it, or as JSON from the command line or the environment."""
+        """Accept a list as in the file, or as JSON from the command line or the environment."""
         if not isinstance(told, str):
             return told
         try:
@@ -143,7 +143,7 @@ class Scenario(_Table):
             raise ValueError(f"should be tables in a --config file, or JSON here ({error})") from error
 
     def slow_links(self) -> list[str]:
-        """Return what people should know of links that take longer over a chunk than the real bus waits for it."""
+        """Return warnings about links that take longer over a chunk than the real bus waits for it."""
         tables = {"sim.link": self.link, **{f"sim.links.{who}": link for who, link in self.links.items()}}
         return [
             f"{name} takes {table.chunk_s():,.0f} s for a chunk of {CHUNK_BYTES:,} bytes: the real bus would send it again "
@@ -158,10 +158,10 @@ class Scenario(_Table):
 
 
 def scenario_of(table: Mapping[str, Any], learners: Collection[str], others: Collection[str]) -> Scenario:
-    """Return what `table` (the `[sim]` section) asks for in a run of these learners and `others`, shards and standbys.
+    """Return the scenario in `table` (`[sim]`) for a run of these learners and `others`, shards and standbys.
 
     Raises:
-        SettingsError: a name is unknown, a value out of range, or somebody is named who is not there.
+        SettingsError: a name is unknown, a value is out of range, or the run has no such process.
     """
     try:
         scenario = Scenario(**table)
@@ -199,7 +199,7 @@ def _by_learner(scenario: Scenario) -> list[tuple[str, dict[str, float]]]:
 def _named(
     scenario: Scenario, learners: Collection[str], others: Collection[str]
 ) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield where somebody is named, the name, and who may be."""
+    """Yield each place that names a process, the name, and the allowed names."""
     everybody = [*learners, *others]
     for where, names in _by_learner(scenario):
         yield from ((where, name, list(learners)) for name in names)

@@ -1,10 +1,10 @@
 """`atoll sim train`: the sequence of a simulated run, from an empty folder to a report.
 
-    data ─► broker in memory, shards, learners, evaluator in virtual time ─► drain ─► tape ─► export ─► report
+    data ─► broker in memory, shards, learners, evaluator in virtual time ─► drain ─► event log ─► export ─► report
 
-What `atoll up` does with processes, this does with groups of tasks, in the same order and with the same code for what
-comes out: journal, view, report and export. The end comes by itself, by `sim.max_s`, or by a signal: the first lets
-learners and shards leave in good order, the second ends everything at once.
+`atoll up` works with processes, this module with groups of tasks, in the same order. The same code makes the results:
+journal, view, report and export. A run ends by itself, by `sim.max_s`, or by a signal: the first signal lets learners
+and shards leave in good order, the second ends everything at once.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ EVENTS_PAGE: Final = 1000
 
 @dataclass(slots=True)
 class SimulationOutcome:
-    """How a simulated run ended and what it left: the merged model, and the inner steps with the real time they took.
+    """How a simulated run ended, the merged model, and the inner steps with the real time they took.
 
-    `why` says what is wrong with the end, empty for a good one. `books` are those that the heads name, read where a shard
-    did not close its own.
+    `why` says what is wrong with the end, empty for a good one. `books` are the ledgers that the heads name, read if a
+    shard did not close its own.
     """
 
     ended: str
@@ -97,7 +97,7 @@ class Simulation:
         self._shown_s = 0.0
 
     async def run(self) -> SimulationOutcome:
-        """Train to the end and return what came of it."""
+        """Train to the end and return the outcome."""
         loop = asyncio.get_running_loop()
         evaluator = self._evaluator()
         helpers = [loop.create_task(work) for work in (self._watch.follow(), evaluator.follow())]
@@ -156,7 +156,7 @@ class Simulation:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _populate(self) -> None:
-        """Make every process known; they start in the order in which `atoll up` starts them."""
+        """Register every process; they start in the order in which `atoll up` starts them."""
         for number, name in enumerate(self._shards):
             self.world.add(name, self._server(number))
         for name, number in self._standbys.items():
@@ -190,12 +190,12 @@ class Simulation:
         await SimulatedLearner(self._trade, name, life.bus, parts).live()
 
     def _mean_s(self, name: str) -> float:
-        """Return how long a learner's steps take on average."""
+        """Return the mean duration of a learner's steps."""
         throttle = self._up.throttle.get(name, self._settings.learner.throttle)
         return self._scenario.step_s * throttle / self._scenario.speed.get(name, 1.0)
 
     def _on_step(self) -> None:
-        """Count a step, by the real clock as well: how fast we simulate is no secret, and decides nothing."""
+        """Count a step and its real time; that is for information only and decides nothing."""
         self._last_real_s = SystemClock().monotonic()
         self._first_real_s = self._first_real_s or self._last_real_s
         self._steps += 1
@@ -222,13 +222,13 @@ class Simulation:
             await asyncio.sleep(POLL_S)
 
     def _idle_s(self) -> float:
-        """Return how long a run may be without a step: a day, and some of its slowest steps."""
+        """Return the longest time of a run without a step: a day, and some of its slowest steps."""
         scenario = self._scenario
         slowest = max(self._mean_s(name) + scenario.compile_s.get(name, 0.0) for name in self._up.learners)
         return IDLE_S + scenario.start_s + IDLE_STEPS * slowest
 
     def _without_learners(self) -> tuple[str, str]:
-        """Return how a run ended that nobody trains any more, and whose learners did not find it done."""
+        """Return how a run ended that no learner trains any more, if no learner found it done."""
         if all(self.world.dismissed(name) for name in self._up.learners):
             return "stopped", ""
         return "failed", "every learner is dead or has failed, and none returns"
@@ -253,7 +253,7 @@ class Simulation:
             await asyncio.sleep(POLL_S)
 
     def _check(self, helpers: list[asyncio.Task[None]]) -> None:
-        """Raise what no process should have ended with."""
+        """Raise errors with which no process should have ended."""
         if self.world.failure is not None:
             raise self.world.failure
         for helper in helpers:
@@ -261,7 +261,7 @@ class Simulation:
                 helper.result()
 
     def _show(self) -> None:
-        """Show the run to whoever looks, now and then by the real clock: a picture decides nothing."""
+        """Show the run at intervals of the real clock; a picture decides nothing."""
         now_s = SystemClock().monotonic()
         if now_s - self._shown_s < SHOW_REAL_S:
             return
@@ -273,7 +273,7 @@ class Simulation:
 def simulate(
     up: UpPlan, scenario: Scenario, trade: Trade, *, folder: RunFolder, face: RunConsole, interrupted: Interrupted
 ) -> tuple[dict[str, Any] | None, SimulationOutcome]:
-    """Carry a simulated run out in `folder` and return its report and outcome; without anything trained there is none."""
+    """Run a simulation in `folder` and return its report and outcome; there is no report if nothing was trained."""
     view = RunView()
 
     async def main() -> SimulationOutcome:

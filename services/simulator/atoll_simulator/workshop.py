@@ -1,6 +1,6 @@
-"""What a simulated run needs before its first virtual second: a checked plan, a folder, data, devices, a compiled step.
+"""Prepares a simulated run before its first virtual second: a checked plan, a folder, data, devices, a compiled step.
 
-Nothing here may load JAX before `use_cores` has said how.
+Nothing here may load JAX before `use_cores` has set it up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from atoll_simulator.scenario import Scenario, scenario_of
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a simulated run left: exit code, folder, report (None when nothing was trained), steps and their real seconds."""
+    """The result of a simulated run: exit code, folder, report (None if untrained), steps and real seconds."""
 
     code: int
     out: Path
@@ -44,11 +44,11 @@ class Ran:
 
 
 def run_sim(request: UpRequest, *, again: bool = False, face: RunConsole | None = None) -> Ran:
-    """Carry out what was asked for; the exit code is 0, or 130 when it was interrupted.
+    """Run the requested simulation; the exit code is 0, or 130 when it was interrupted.
 
     Raises:
-        AtollError: a setting is wrong, the folder cannot be used, or the run could not train to its end; what it did
-            until then is reported first.
+        AtollError: a setting is wrong, the folder cannot be used, or the run could not train to its end; its work until
+            then is reported first.
     """
     up, scenario = planned_run(request)
     if read_run_file(up.out) is not None:
@@ -68,7 +68,7 @@ def run_sim(request: UpRequest, *, again: bool = False, face: RunConsole | None 
 
 
 def _stderr() -> RunConsole:
-    """Return the face that fits standard error."""
+    """Return the console that fits standard error."""
     console = Console(stderr=True)
     return TerminalConsole(console, SystemClock()) if console.is_terminal else PlainConsole(console, SystemClock())
 
@@ -122,7 +122,7 @@ def planned_run(request: UpRequest) -> tuple[UpPlan, Scenario]:
 
 
 def with_data(up: UpPlan, folder: RunFolder, face: RunConsole) -> Settings:
-    """Return the settings with the folder of the token shards, which are prepared if they are ours to prepare."""
+    """Return the settings with the folder of the token shards, prepared first if the run owns them."""
     settings = up.settings
     if not up.prepare:
         return settings
@@ -134,7 +134,7 @@ def with_data(up: UpPlan, folder: RunFolder, face: RunConsole) -> Settings:
 
 
 def trade_of(settings: Settings, folder: RunFolder):  # type: ignore[no-untyped-def]  # noqa: ANN201
-    """Return what all learners share, compiled."""
+    """Return the parts that all learners share, compiled."""
     from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (loads JAX)
     from atoll_learner.export import load_safetensors  # noqa: PLC0415
     from atoll_learner.model import init_params  # noqa: PLC0415

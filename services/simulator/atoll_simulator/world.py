@@ -1,9 +1,9 @@
-"""Who lives when: the processes of a simulated run, their links, and what the scenario does to them.
+"""The processes of a simulated run: their lives, their links, and the effects of the scenario on them.
 
 A process is a name with a series of lives. A life has a bus at the end of a link of its own, an identity drawn from the
-seed, and a group of tasks. A kill ends the group and severs the link at one moment; what the broker had stored stays, as
-it does for a real process. A life that ends with an error of ours is started again after a pause, as `atoll up` does;
-any other error is a bug and ends the simulation.
+seed, and a group of tasks. A kill ends the group and severs the link at one moment; the broker keeps its stored data,
+as for a real process. A life that ends with an error of ours is started again after a pause, as `atoll up` does; any
+other error is a bug and ends the simulation.
 
     start ─► live ─► ended well | failed ─► pause ─► start | killed ─► return_s ─► start
 """
@@ -46,7 +46,7 @@ class ProcessLife:
 
 @dataclass(slots=True)
 class Actor:
-    """A process of the run: what it does with a life, the life it has, and whether another is due."""
+    """A process of the run: the work of a life, the present life, and whether another is due."""
 
     name: str
     serve: Callable[[ProcessLife], Coroutine[Any, Any, None]]
@@ -59,7 +59,7 @@ class Actor:
 
     @property
     def alive(self) -> bool:
-        """Return whether it lives at this moment."""
+        """Return whether it is alive at this moment."""
         return self.life is not None and not self.life.ended
 
 
@@ -81,22 +81,22 @@ class SimulatedWorld:
         self.failure: BaseException | None = None
 
     def dice(self, *about: object) -> random.Random:
-        """Return chance for one purpose: the same for one seed, whatever else draws."""
+        """Return the random stream of one purpose: the same for one seed, whatever other streams draw."""
         return random.Random("/".join(str(part) for part in (self._seed, *about)))  # noqa: S311  (no secret)
 
     def note(self, what: str, who: str, **facts: object) -> None:
-        """Write down what happened."""
+        """Record an event of the world."""
         self.journal.append({"at_s": round(self._clock.monotonic(), 6), "what": what, "who": who, **facts})
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def add(self, name: str, serve: Callable[[ProcessLife], Coroutine[Any, Any, None]], *, at_s: float = 0.0) -> None:
-        """Make a process known, which starts at `at_s`."""
+        """Register a process, which starts at `at_s`."""
         actor = self._actors[name] = Actor(name, serve)
         self._start_later(actor, at_s)
 
     def begin(self) -> None:
-        """Have happen what the scenario says."""
+        """Start the scenario."""
         scenario = self._scenario
         for number, kill in enumerate(scenario.kills):
             self._loop.call_at(kill.at_s, self._kill_as_told, kill, f"kill-{number}")
@@ -106,7 +106,7 @@ class SimulatedWorld:
             self._loop.call_at(at_s, self.dismiss, name)
 
     def fail_at_random(self, name: str) -> None:
-        """Let a learner die now and then for as long as the simulation lasts, if the scenario says so."""
+        """Kill a learner at random times until the simulation ends, if the scenario says so."""
         if self._scenario.failures.mtbi_s > 0:
             self._tasks.append(self._loop.create_task(self._die_at_random(name)))
 
@@ -115,7 +115,7 @@ class SimulatedWorld:
         return self._actors[name].alive
 
     def due(self, name: str) -> bool:
-        """Return whether a process lives or will live again."""
+        """Return whether a process is alive or will live again."""
         return self._actors[name].alive or self._actors[name].due
 
     def left(self, name: str) -> bool:
@@ -135,7 +135,7 @@ class SimulatedWorld:
             actor.life.stop.set()
 
     def kill(self, name: str, return_s: float) -> None:
-        """End a process here and now; it starts again after `return_s`, unless that is negative or it was dismissed."""
+        """End a process at once; it starts again after `return_s`, unless that is negative or it was dismissed."""
         actor = self._actors[name]
         if actor.life is None or not actor.alive:
             return
@@ -145,7 +145,7 @@ class SimulatedWorld:
             self._start_later(actor, return_s)
 
     def end(self) -> None:
-        """End everything that still lives."""
+        """End all living processes."""
         for task in self._tasks:
             task.cancel()
         for actor in self._actors.values():
@@ -158,7 +158,7 @@ class SimulatedWorld:
         self._loop.call_later(wait_s, self._start, actor)
 
     def _start(self, actor: Actor) -> None:
-        """Begin a life, unless it is not wanted any more."""
+        """Begin a life, unless it is no longer wanted."""
         if not actor.due or actor.alive:
             return
         actor.due = actor.left = False
@@ -186,7 +186,7 @@ class SimulatedWorld:
         life.group.kill()
 
     def _on_end(self, actor: Actor, life: ProcessLife, done: asyncio.Task[None]) -> None:
-        """A life is over by itself: well, with an error that `atoll up` would answer with a restart, or with a bug."""
+        """Handle a life that ended by itself: well, with an error that leads to a restart, or with a bug."""
         if life.killed or done.cancelled():
             return
         self._end(life, killed=False)

@@ -1,10 +1,10 @@
 """The tensors of a shard: contributions on their way in, and the running sum of each fragment's round.
 
-The machine decides by keys; the aggregator does what the commands say with the arrays behind those keys. A contribution
-is read and *validated* before the machine hears that it is ready: right layout, right size, finite, its norms as claimed
-and within bounds. Each of its segments is checked and measured as it arrives. It stays encoded, and waits in the fold for no
-more than as many as are as large as a sum (`atoll.merge.accumulate`), so a shard needs O(fragment), whatever M is. No more than
-`READS_AT_ONCE` are on their way in at once, also through an outage, after which hundreds are queued.
+The machine decides by keys; the aggregator applies its commands to the arrays behind those keys. It reads and
+*validates* a contribution before the machine hears that it is ready: right layout, right size, finite, its norms as
+claimed and within bounds. It checks and measures each segment as it arrives. A contribution stays encoded. At most as
+many wait in the fold as are together as large as a sum (`atoll.merge.accumulate`), so a shard needs O(fragment),
+whatever M is. At most `READS_AT_ONCE` contributions are read at once, also after an outage, when hundreds are queued.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class PendingContribution:
-    """A validated contribution, as it came, and its L2 norms per slice."""
+    """A validated contribution, encoded as it came, and its L2 norms per slice."""
 
     pseudo_gradient: Encoded
     norms: list[float]
@@ -64,7 +64,7 @@ class Aggregator:
             return "corrupt", 0.0
 
     async def fetch(self, key: PushKey, manifest: Contribution) -> float:
-        """Read and validate a contribution, keep it, and return its L2 norm; a broker that is away is waited for.
+        """Read and validate a contribution, keep it, and return its L2 norm; while the broker is away, wait.
 
         Raises:
             FrameRejected: with the reason; also for a manifest whose blob is larger than any honest frame.
@@ -101,11 +101,11 @@ class Aggregator:
         return result.pseudo_gradient
 
     def forget(self, key: PushKey) -> None:
-        """Drop a contribution that will not be folded."""
+        """Drop a contribution that no fold will use."""
         self._ready.pop(key, None)
 
     def _add(self, fold: FragmentFold, waiting: PendingContribution, command: Fold, state: State) -> None:
-        """Fold a pseudo-gradient in as fresh as it is, corrected where the run wants that."""
+        """Fold a pseudo-gradient in with its staleness weight, corrected if the run has a correction."""
         corrections = None
         if self._correction is not None:
             slices = self._run.layout.slices(command.key.fragment)
@@ -116,7 +116,7 @@ class Aggregator:
         fold.add(waiting.pseudo_gradient, waiting.norms, command.weight, command.staleness_weight, corrections)
 
     def _momentum_reference(self, fragment: int, momentum: Vector) -> MomentumReference:
-        """Return the measured momentum of a fragment; it is measured again when it is another one."""
+        """Return the measured momentum of a fragment; measure it again after it has changed."""
         momentum_reference = self._momentum_references.get(fragment)
         if momentum_reference is None or momentum_reference.momentum is not momentum:
             momentum_reference = self._momentum_references[fragment] = MomentumReference.of(

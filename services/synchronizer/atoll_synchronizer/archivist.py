@@ -1,12 +1,14 @@
-"""The owner of a shard keeps checkpoints outside the broker: marks on schedule, in the background.
+"""The owner of a shard keeps run checkpoints outside the broker, on schedule and in the background.
 
-Nothing here may delay or end a commit. One task waits for the next mark; what is heavy (encoding, hashing, writing) runs
-in one thread of its own, one fragment at a time. A fragment is taken as the store holds it between two commits: head,
-arrays that nobody changes, books as they were frozen. It is encoded again and must have the very digests that its head
-names; what has not changed since the last mark is named again and not written again. Reports of the learners are taken
-after all fragments, so that they are never older than the books.
+Nothing here may delay or end a commit. One task waits for the next run checkpoint. Heavy work (encoding, hashing,
+writing) runs in a thread of its own, one fragment at a time. The archivist takes a fragment as the store holds it
+between two commits: the head, arrays that no code changes, and the frozen ledger. It encodes the fragment again, which
+must give the digests that the head names. An object that has not changed since the last run checkpoint is named again,
+not written again. The archivist takes the reports of the learners after all fragments, so that they are never older
+than the ledgers.
 
-An archive that is full or away costs a mark, never a commit: it is counted, said, and tried again at the next mark.
+A full or missing archive costs a run checkpoint, never a commit. The archivist counts and logs the failure, and tries
+again at the next one.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ LEAVING_S = 3.0
 
 @dataclass(slots=True)
 class _Written:
-    """What one mark cost: bytes and objects written, objects named again."""
+    """The cost of one run checkpoint: bytes and objects written, objects named again."""
 
     size_bytes: int = 0
     objects: int = 0
@@ -58,7 +60,7 @@ class _Written:
 
 
 class Archivist:
-    """Makes the marks of one owner's tenure. `marks` and `failures` count since it began."""
+    """Makes the run checkpoints of one owner's tenure; `marks` and `failures` count since its beginning."""
 
     def __init__(
         self, shelf: CheckpointStore, run: RunRecord, shard: int, settings: ArchiveSettings, clock: Clock
@@ -75,16 +77,16 @@ class Archivist:
         self.failures = 0
 
     async def keep(self, bus: Bus, store: ShardStore, reports: Callable[[], Ledger]) -> None:
-        """Make a mark now, and then one whenever it is due."""
+        """Make a run checkpoint now, and then one whenever it is due."""
         while True:
             await self.mark(bus, store, reports)
             now_s = self._clock.wall()
             await asyncio.sleep(max(0.05, next_mark_s(self._run, now_s, self._settings.every_s) - now_s))
 
     async def close(self, bus: Bus, store: ShardStore, reports: Ledger, *, finished: bool) -> None:
-        """Make the last mark of a tenure that ends in good order, within a time that is bounded and grows with its size.
+        """Make the last run checkpoint of a tenure that ends in good order; its time limit grows with its size.
 
-        `finished`: the shard goes no further, so this mark stands for it in all later ones.
+        `finished`: the shard goes no further, so this run checkpoint stands for it in all later ones.
         """
         heads = [held.head for held in store.holdings.values()]
         refs = [ref for head in heads for ref in (head.keyframe, head.state, head.fragment_ledger) if ref is not None]
@@ -104,7 +106,7 @@ class Archivist:
             )
 
     async def mark(self, bus: Bus, store: ShardStore, reports: Callable[[], Ledger], *, final: bool = False) -> bool:
-        """Make the mark that is due now; return whether it is durable. Raises nothing."""
+        """Make the run checkpoint that is due now; return whether it is durable. Raises nothing."""
         began_s = self._clock.monotonic()
         due = number(self._run, self._clock.wall(), self._settings.every_s)
         try:
@@ -135,10 +137,10 @@ class Archivist:
     ) -> _Written:
         written = _Written()
         pieces: dict[int, Piece] = {}
-        # What somebody has deleted meanwhile is written again.
+        # An object that has been deleted meanwhile is written again.
         there = await _in_thread(partial(self._shelf.objects, self._shard))
         for fragment, held in store.holdings.items():
-            # Taken here, with no wait in between: one head and exactly what it names.
+            # Taken here without an await in between: one head and exactly what it names.
             taken = replace(held)
             pieces[fragment] = await _in_thread(partial(self._archive, fragment, taken, there, written))
         known = Ledger()
@@ -166,7 +168,7 @@ class Archivist:
         return written
 
     def _archive(self, fragment: int, held: Holding, there: set[CheckpointObject], written: _Written) -> Piece:
-        """Store what a head names, as far as the last mark has not; return the piece. Runs in the thread."""
+        """Store what a head names and the last run checkpoint lacks; return the piece. Runs in the thread."""
         head, last = held.head, self._last.get(fragment)
         known: dict[BlobRef, CheckpointObject] = {}
         if last is not None:
@@ -194,7 +196,7 @@ class Archivist:
         )
 
     def _whole(self, head: Head, held: Holding) -> Head:
-        """Return a head that names its values as a keyframe: a mark needs no deltas."""
+        """Return a head that names its values as a keyframe: a run checkpoint needs no deltas."""
         if head.key_version == head.version:
             return head
         digest = digest_of_values(held.values)
@@ -217,7 +219,7 @@ class Archivist:
         return self._shelf.put_object(self._shard, data)
 
     def _publish(self, manifest: Manifest) -> None:
-        """Make the mark visible, then tidy: housekeeping that failed is done after the next mark. Runs in the thread."""
+        """Make the run checkpoint visible, then tidy; failed tidying is repeated after the next. Runs in the thread."""
         self._shelf.publish(manifest)
         try:
             if not self.marks:
@@ -228,10 +230,10 @@ class Archivist:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Return what `work` returns, from a thread of its own that nobody waits for.
+    """Return what `work` returns, from a thread of its own that nothing waits for at exit.
 
-    One that hangs on a dead store takes no thread from those who fold and encode, and keeps no process from ending: the
-    interpreter joins the threads of an executor when it exits, daemons it leaves behind.
+    A thread that hangs on a dead store then takes no thread from the folds and encoders, and keeps no process from
+    ending. The interpreter joins an executor's threads when it exits, but not daemon threads.
     """
     done: Future[T] = Future()
 
@@ -248,7 +250,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
 
 def _decoded(kind: type[R], record: Record) -> R | None:
-    """Return a record as a `kind`, None with a warning when it is not one: somebody else's mistake costs no mark."""
+    """Return a record as a `kind`, or None with a warning: a foreign record costs no run checkpoint."""
     try:
         return decode(kind, record.data)
     except PeerMisbehaved as error:
@@ -257,7 +259,7 @@ def _decoded(kind: type[R], record: Record) -> R | None:
 
 
 def make_archivist(settings: ArchiveSettings, run: RunRecord, shard: int, clock: Clock) -> Archivist | None:
-    """Return who archives this shard, None when no archive is set."""
+    """Return the archivist of this shard, or None if no archive is set."""
     if not settings.url or not settings.every_s:
         return None
     return Archivist(CheckpointStore(open_archive(settings.url), run.run), run, shard, settings, clock)

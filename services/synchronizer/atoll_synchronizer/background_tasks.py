@@ -14,10 +14,10 @@ class BackgroundTasks:
         """Begin with nothing to do."""
         self._on_failure = on_failure
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._tasks: dict[asyncio.Task[None], None] = {}  # in order of their beginning
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order in which they began
 
     def spawn(self, *works: Coroutine[Any, Any, None]) -> None:
-        """Do each of `works` in the background."""
+        """Run each of `works` in the background."""
         for work in works:
             task = asyncio.get_running_loop().create_task(work)
             self._tasks[task] = None

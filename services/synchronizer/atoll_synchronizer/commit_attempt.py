@@ -1,9 +1,9 @@
-"""What a commit stores before its head, however many attempts that takes.
+"""What a commit stores before its head, over however many attempts.
 
-The outer step is taken once; its values are measured while it is being stored. Its delta, its keyframe, the outer state and
-the books are uploads that remember what the broker has acknowledged, so an attempt that failed for want of room costs what
-it had not stored. What a broker has acknowledged it may have lost when it comes back from a power cut, and a head must not
-name that: so after a lost connection everything is sent again.
+The shard takes the outer step once and measures its values while it stores them. The delta, the keyframe, the outer
+state and the fragment ledger are uploads that remember the broker's acknowledgements. So an attempt that failed for
+lack of room repeats only what is not stored yet. After a power cut a broker may have lost data that it acknowledged,
+and a head must not name lost data. So after a lost connection the shard sends everything again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atoll.wire.blobs import BlobRef, Pieces, Upload
 
 @dataclass(frozen=True, slots=True)
 class StoredBlobs:
-    """Where everything lies that the next head names and the former one does not."""
+    """The references of all blobs that the next head names and the former one does not."""
 
     state: BlobRef
     fragment_ledger: BlobRef
@@ -30,18 +30,18 @@ class StoredBlobs:
 
     @property
     def refs(self) -> tuple[BlobRef, ...]:
-        """Return all of it."""
+        """Return all references."""
         return tuple(ref for ref in (self.state, self.fragment_ledger, self.keyframe, self.delta) if ref is not None)
 
     @property
     def frame_bytes(self) -> int:
-        """Return what keyframe and delta weigh."""
+        """Return the size of keyframe and delta."""
         return sum(ref.size_bytes for ref in (self.keyframe, self.delta) if ref is not None)
 
 
 @dataclass(slots=True)
 class CommitAttempt:
-    """A commit that is being made; `reconnects` are those of the bus when all that is stored was stored.
+    """A commit in progress; `reconnects` is the count of the bus at the moment when all of it was stored.
 
     Once it is stored, `norm` and `digest` are those of its values.
     """
@@ -55,12 +55,12 @@ class CommitAttempt:
     measuring: asyncio.Task[None] | None = None
 
     def add(self, what: str, stem: str, pieces: Pieces) -> None:
-        """Note something to be stored."""
+        """Add something to be stored."""
         self.uploads[what] = (stem, Upload(pieces))
 
     async def stored(self, bus: Bus) -> StoredBlobs:
-        """Store what is not stored yet, or may be lost."""
-        # Once for all attempts: a thread that measures goes on when the attempt fails that it was begun with.
+        """Store everything that is not stored yet or that the broker may have lost."""
+        # Once for all attempts: the measuring thread goes on even if the attempt that began it fails.
         self.measuring = self.measuring or asyncio.create_task(self._measure())
         while True:
             refs = await self._attempt(bus)
@@ -77,7 +77,7 @@ class CommitAttempt:
         self.digest = await asyncio.to_thread(digest_of_values, self.new.values)
 
     async def _attempt(self, bus: Bus) -> StoredBlobs:
-        # Where one has failed, the others go on with the next attempt.
+        # If one upload fails, the others go on with the next attempt.
         refs = await all_of(bus.put_blob(stem, upload) for stem, upload in self.uploads.values())
         by_name = dict(zip(self.uploads, refs, strict=True))
         return StoredBlobs(by_name["state"], by_name["books"], by_name.get("keyframe"), by_name.get("delta"))

@@ -1,6 +1,6 @@
-"""What a synchronizer writes down for readers of the run: one event per round, refusal, quarantine and closed ledger.
+"""What a synchronizer records for readers of the run: one event per round, refusal, quarantine and closed ledger.
 
-A broker that is away or full makes it wait and try again, never skip (`atoll.base.retry`).
+While the broker is away or full, the event log waits and tries again; it never skips an event (`atoll.base.retry`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EventLog:
         self.epoch = 0
 
     async def record(self, kind: str, **fields: object) -> None:
-        """Append an event; the id is new for each, so that a repeated attempt is stored once."""
+        """Append an event; each event has a new id, so that a repeated attempt is stored once."""
         self._written += 1
         line = encode(event(kind, self._who, self._clock.wall(), **fields))
         msg_id = f"{kind}-{self._who}-{self.epoch}-{self._written}"

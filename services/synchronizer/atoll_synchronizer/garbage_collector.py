@@ -1,12 +1,13 @@
-"""Chunks that nobody needs any more, removed from the broker when nobody waits for it.
+"""Removes chunks that no reader needs any more, at a moment when no reader waits for the broker.
 
-Removing a chunk costs a broker about as much as serving it, and a commit leaves as much behind as it stores: the frames
-before the last, the former outer state, the contributions that were merged. At that moment every learner begins to read what
-is new. So what a commit leaves is removed `LYING_S` later, or with the next commit of its fragment where that comes first: a
-fragment has one generation of it on the broker at most. A commit that finds no room removes all of it at once.
+Removing a chunk costs a broker about as much as serving it, and a commit leaves as many bytes behind as it stores: the
+frames before the last, the former outer state, the merged contributions. At that moment every learner begins to read
+the new version. So the collector removes the leftovers of a commit `LYING_S` later, or with the next commit of the
+fragment if that comes first: the broker holds at most one generation of leftovers per fragment. A commit that finds no
+room removes all of them at once.
 
-Removing never makes anything fail: what cannot be removed now waits for the next time. What a process has left lying when
-it is killed, its heir sweeps (`store`) or it ages out (contributions).
+Removing never makes anything fail: the collector tries again later. If a process is killed, the next owner sweeps its
+leftovers (`store`), or they age out (contributions).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = get(__name__)
 
 
 class Leftover(NamedTuple):
-    """What matches a filter, of a fragment, to be removed at `due_s` of the loop's clock."""
+    """Everything of a fragment that matches a filter, to be removed at `due_s` of the loop's clock."""
 
     due_s: float
     fragment: int
@@ -34,21 +35,21 @@ class Leftover(NamedTuple):
 
 
 class GarbageCollector:
-    """What one tenure has left on the broker."""
+    """The leftovers of one tenure on the broker."""
 
     def __init__(self, bus: Bus) -> None:
-        """Begin with a clean floor."""
+        """Begin without leftovers."""
         self._bus = bus
         self._lying: deque[Leftover] = deque()
         self._due: deque[str] = deque()
 
     def leave(self, fragment: int, *subject_filters: str) -> None:
-        """Have what matches removed later."""
+        """Remove later what matches the filter."""
         due_s = asyncio.get_running_loop().time() + LYING_S
         self._lying.extend(Leftover(due_s, fragment, each) for each in subject_filters)
 
     async def remove(self, *subject_filters: str) -> None:
-        """Remove what matches now; what cannot be removed waits for a sweep."""
+        """Remove what matches now; if that fails, keep it for a sweep."""
         waiting = deque(subject_filters)
 
         async def take() -> None:
@@ -66,7 +67,7 @@ class GarbageCollector:
         await asyncio.gather(*(take() for _ in range(min(PURGES_AT_ONCE, len(waiting)))))
 
     async def sweep(self, fragment: int | None = None) -> None:
-        """Remove at once what lies there: of one fragment, or everything, also what could not be removed before."""
+        """Remove the leftovers of one fragment, or all, now; this includes those whose removal failed before."""
         now: list[str] = []
         others: deque[Leftover] = deque()
         for left in self._lying:
@@ -78,13 +79,13 @@ class GarbageCollector:
         await self.remove(*now, *(self._taken() if fragment is None else ()))
 
     def _taken(self) -> list[str]:
-        """Return what could not be removed before, and forget it."""
+        """Return the leftovers whose removal failed, and forget them."""
         due = list(self._due)
         self._due.clear()
         return due
 
     async def keep_sweeping(self) -> None:
-        """Remove everything when it is due."""
+        """Remove each leftover when it is due."""
         clock = asyncio.get_running_loop().time
         while True:
             due = self._taken()

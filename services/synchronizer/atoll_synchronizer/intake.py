@@ -1,10 +1,10 @@
-"""Facts in: what one owner of a shard hears, as facts for its machine.
+"""Facts in: the messages that one owner of a shard receives, as facts for its machine.
 
     hb.*  ── at-most-once ──► LearnerBeat
     queue ── durable ───────► ContributionArrived │ LearnerBeat, LearnerLeft │ QueueDrained
 
-A message that no correct peer sends is removed from the queue, written down and counted; nothing of it reaches the machine.
-What is taken from the queue is kept in `PendingAcknowledgements` until its fate is durable.
+If no correct peer would send a message, the intake removes it from the queue, records it and counts it; nothing of it
+reaches the machine. `PendingAcknowledgements` keeps each delivery of the queue until its fate is durable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUEUE_POLL_S = 0.5
 
 
 class FactIntake:
-    """The two feeds of one tenure; every fact goes to `tell`."""
+    """The two subscriptions of one tenure; every fact goes to `tell`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class FactIntake:
         event_log: EventLog,
         tell: Callable[[Event], None],
     ) -> None:
-        """Hear nothing yet; `open` subscribes."""
+        """Receive nothing yet; `open` subscribes."""
         self._context = context
         self._pending = pending
         self._event_log = event_log
@@ -53,7 +53,7 @@ class FactIntake:
         self._queue = await patiently(lambda: bus.consume(queue, durable=durable, takeover=True), "the queue")
 
     async def close(self) -> None:
-        """Stop hearing; what is unsettled will be delivered to the next owner."""
+        """Stop receiving; the queue delivers everything unsettled to the next owner."""
         for feed in (self._beats, self._queue):
             if feed is not None:
                 await feed.close()
@@ -72,7 +72,7 @@ class FactIntake:
         """Turn queued messages into facts until closed.
 
         Raises:
-            RecordConflict: somebody that was frozen on its way to the shard removed our reader. Without it we own nothing.
+            RecordConflict: a candidate that was frozen while it took the shard over removed our reader: we own nothing.
         """
         queue = self._queue
         while queue is not None:
@@ -93,12 +93,12 @@ class FactIntake:
 
     def _on_beat(self, core_message: CoreMessage) -> None:
         beat = read_beat(core_message.data, self._context.run)
-        # A learner that has left says so through the queue, behind its last push; the heartbeat may overtake that push.
+        # A farewell comes through the queue, behind the learner's last push; a heartbeat may overtake that push.
         if beat.state != "left":
             self._tell(beat_fact(beat, self._now_s()))
 
     async def _on_delivery(self, delivery: Delivery) -> None:
-        """Turn a queued message into a fact; one that no correct peer sends is removed and written down."""
+        """Turn a queued message into a fact; remove and record one that no correct peer sends."""
         context = self._context
         try:
             if ".bye." in delivery.subject:

@@ -1,8 +1,8 @@
 """Commands out: one lane per fragment executes that fragment's commands strictly in the order the machine gave them.
 
 A commit sees every fold before it, and an acknowledgement never overtakes its commit. Lanes of different fragments run
-side by side. A broker that is away makes a lane wait and try again, never skip. A lane whose compare-and-set was refused
-does nothing more, because somebody else owns the shard.
+side by side. While the broker is away a lane waits and tries again; it never skips. After a refused compare-and-set a
+lane does nothing more, because another process owns the shard.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LaneCommand = Fold | Commit | Keep | Acknowledge | Dismiss
 
 @dataclass(frozen=True, slots=True)
 class LaneTools:
-    """What lanes work with: tensors, durable state, unsettled deliveries, and the report of what they did."""
+    """What lanes work with: tensors, durable state, unsettled deliveries, and the report of finished work."""
 
     aggregator: Aggregator
     store: ShardStore
@@ -34,7 +34,7 @@ class LaneTools:
 
 
 class FragmentLanes:
-    """The lanes of one tenure; `tell` hears what came of commits."""
+    """The lanes of one tenure; `tell` receives the results of commits."""
 
     def __init__(self, fragments: Iterable[int], tools: LaneTools, clock: Clock, tell: Callable[[Event], None]) -> None:
         """Begin with empty lanes; `work` empties one."""
@@ -45,7 +45,7 @@ class FragmentLanes:
         self.commits = 0
 
     def put(self, command: LaneCommand) -> None:
-        """Have a command executed after all that its fragment was given before."""
+        """Queue a command behind all earlier commands of its fragment."""
         fragment = command.key.fragment if isinstance(command, Fold | Acknowledge) else command.fragment
         self._lanes[fragment].put_nowait((command, self._clock.monotonic()))
 
@@ -54,7 +54,7 @@ class FragmentLanes:
         await asyncio.gather(*(lane.join() for lane in self._lanes.values()))
 
     async def work(self, fragment: int) -> None:
-        """Execute one fragment's commands; raise `RecordConflict`, after the machine was told, when a write is refused."""
+        """Execute one fragment's commands; when a write is refused, tell the machine and raise `RecordConflict`."""
         lane = self._lanes[fragment]
         try:
             while True:

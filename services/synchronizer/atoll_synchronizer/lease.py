@@ -1,12 +1,13 @@
 """The lease of a shard in the broker: one candidate's reads and writes, driven by `atoll.protocol.tenure`.
 
-A broker that is away makes a candidate wait and an owner go on: what it commits is guarded by its fences, and its lease
-is either still there when the broker returns or somebody else's, which it then sees.
+While the broker is away, a candidate waits and an owner goes on: fences guard its commits. When the broker returns, the
+owner sees whether the lease is still its own or another process's.
 
-The lease carries what learners reported, so that an heir knows also what no commit has written down yet. It is one small
-record: beyond `ledger.ACCOUNTS_MAX` incarnations the oldest that are over are left out (`ledger.newest`), since a record that
-had grown too large to be read would leave the shard without an owner for ever. A lease that cannot be read, whoever wrote
-it, is never taken over, because its epoch is unknown: candidates say so and look again, an owner goes on behind its fences.
+The lease carries the reports of the learners, so that the next owner also knows what no commit has recorded yet. It is
+one small record: beyond `ledger.ACCOUNTS_MAX` incarnations it leaves out the oldest ended ones (`ledger.newest`),
+because a record too large to be read would leave the shard without an owner for ever. A candidate never takes over a
+lease that it cannot read, because its epoch is unknown. It logs that and looks again; an owner goes on behind its
+fences.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ class LeaseKeeper:
 
     @property
     def epoch(self) -> int:
-        """Return the number of our tenure; 0 before we have one."""
+        """Return the number of our tenure; 0 before it begins."""
         return self._machine.epoch if self._machine.standing is LeaseStanding.OWNING else 0
 
     async def win(self) -> Ledger | None:
-        """Wait until the shard is ours; return what the former owner last knew of the learners, None when it is the first.
+        """Wait until the shard is ours; return the former owner's last reports of the learners, None for the first.
 
-        Returns early, with `epoch` still 0, when the run is over: there is nothing to own any more. So it does after
-        `leave`, once the owner has shown that it is there.
+        Returns early, with `epoch` still 0, when the run is over: there is nothing to own any more. It also does so
+        after `leave`, once the owner has shown that it is there.
         """
         said_s = self._clock.monotonic() - SAY_S
         told_to_leave_at: int | None = None
@@ -97,22 +98,22 @@ class LeaseKeeper:
                     await self._nudged.wait()
 
     def nudge(self) -> None:
-        """Look at the lease now: somebody may have given it up."""
+        """Look at the lease now: its owner may have given it up."""
         self._nudged.set()
 
     def leave(self) -> None:
-        """Stop wanting the shard if somebody serves it; what is queued for one that nobody serves would stay queued."""
+        """Stop wanting the shard if it has an owner; without one, its queue would stay full."""
         self._leaving = True
 
     async def hold(self, ledger: Callable[[], Ledger]) -> str:
-        """Renew, with the newest reports of the learners, until somebody else holds the lease; return what was seen."""
+        """Renew, with the newest learners' reports, until another process holds the lease; return that reason."""
         while self._machine.standing is not LeaseStanding.DEPOSED:
             await asyncio.sleep(self._machine.poll_s)
             await self._look(ledger())
         return "somebody else holds the lease"
 
     async def release(self, ledger: Ledger, *, closed: bool, to: str = "") -> None:
-        """Give the shard back with its final ledger, to a host if one is named; a lease that is not ours is left alone."""
+        """Release the shard with its final ledger, to a host if one is named; do not touch a lease that is not ours."""
         released = msgspec.structs.replace(self._lease(ledger), released=True, closed=closed, to=to)
         while True:
             record = await self._bus.get_record(self._subject)
@@ -123,7 +124,7 @@ class LeaseKeeper:
                 return
 
     async def _look(self, ledger: Ledger | None) -> Lease | None:
-        """Read the lease and do what the machine makes of it; return what was read."""
+        """Read the lease and do what the machine decides; return the lease."""
         try:
             record = await self._bus.get_record(self._subject)
             lease = None if record is None else decode(Lease, record.data)
@@ -155,7 +156,7 @@ class LeaseKeeper:
             return False
 
     def _say_undecodable(self, error: PeerMisbehaved) -> None:
-        """Say it now and then, not at every look."""
+        """Log it now and then, not at every look."""
         now_s = self._clock.monotonic()
         if self._undecodable_s is None or now_s - self._undecodable_s >= SAY_S:
             self._undecodable_s = now_s
@@ -184,10 +185,10 @@ class LeaseKeeper:
         )
 
     def _is_free(self, lease: Lease) -> bool:
-        """Return whether we may have it at once; one that was released to somebody else runs out like any other."""
+        """Return whether we may have it at once; a lease released to another host first runs out like any other."""
         return lease.released and lease.to in ("", self._identity.name) and not self._is_over(lease)
 
     def _is_over(self, lease: Lease) -> bool:
-        """Return whether the owner closed its books at the run's token target."""
+        """Return whether the owner closed its ledger at the run's token target."""
         reached = lease.ledger is not None and lease.ledger.known_tokens >= self._target
         return bool(self._target) and lease.closed and reached

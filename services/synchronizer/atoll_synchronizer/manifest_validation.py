@@ -1,7 +1,7 @@
 """Between messages and facts: what a shard accepts from its queue.
 
-A manifest is believed only if it lies on the subject of the learner and fragment it names, carries the run's layout,
-and points at that learner's own chunks: subjects are what a broker can protect, so all else must agree with them.
+A shard believes a manifest only if it came on the subject of the learner and fragment that it names, carries the run's
+layout, and points at that learner's own chunks. A broker can protect subjects, so everything else must agree with them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from atoll.wire.subjects import Subjects
 
 
 def read_manifest(delivery: Delivery, subjects: Subjects, run: RunRecord, shard: int) -> Contribution:
-    """Return the queued manifest; raise `PeerMisbehaved` unless it belongs where it lies and to this run."""
+    """Return the queued manifest; raise `PeerMisbehaved` unless it fits its subject and this run."""
     manifest = decode(Contribution, delivery.data)
     ours = subjects.contribution(shard, manifest.fragment, manifest.learner)
     if delivery.subject != ours or manifest.fragment not in run.protocol.fragments_of(shard):
@@ -30,7 +30,7 @@ def read_manifest(delivery: Delivery, subjects: Subjects, run: RunRecord, shard:
 
 
 def arrival(manifest: Contribution, at_s: float) -> ContributionArrived:
-    """Return the fact that `manifest` is in our hands."""
+    """Return the fact that the shard has `manifest`."""
     return ContributionArrived(
         at_s=at_s,
         key=PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push),

@@ -1,4 +1,4 @@
-"""Notices rounds that last longer than the interval they should fit into: most tokens come late then."""
+"""Notices rounds that last longer than the interval they should fit into: then most tokens come late."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HURRIED_ROUNDS = 20
 
 
 class OverrunMonitor:
-    """Counts hurried rounds of one shard in a row, and says so every `HURRIED_ROUNDS`."""
+    """Counts consecutive hurried rounds of one shard, and logs a warning every `HURRIED_ROUNDS`."""
 
     def __init__(self, settings: ProtocolSettings) -> None:
         """Begin without rounds."""
@@ -19,7 +19,7 @@ class OverrunMonitor:
         self._hurried = 0
 
     def see(self, round_s: float, step_s: float | None) -> None:
-        """Take note of a round from call to commit, beside the learners' median step."""
+        """Count a round from call to commit, beside the learners' median step."""
         if step_s is None:
             return
         interval_s = self._interval_steps * step_s

@@ -1,8 +1,8 @@
-"""What the queue has handed to a shard and is not settled yet: manifests and farewells, until their fate is durable.
+"""The queue's deliveries that a shard has not settled yet: manifests and farewells, until their fate is durable.
 
-Settling is the last thing that happens to a contribution: its learner is told if it was refused, its place in line is
-emptied, its chunks are left to the garbage collector. A crash before that means that it is delivered once more, and found in
-the fragment's ledger.
+The shard settles a contribution last of all: it tells the learner of a refusal, empties the contribution's place in
+line, and leaves the chunks to the garbage collector. After a crash before that, the queue delivers the contribution
+once more, and the shard finds it in the fragment's ledger.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PendingAcknowledgements:
         self._farewells: dict[tuple[str, int], Delivery] = {}
 
     def take(self, key: PushKey, delivery: Delivery, manifest: Contribution) -> None:
-        """Keep a contribution; what is delivered again replaces what came before."""
+        """Keep a contribution; a second delivery replaces the first."""
         self._contributions[key] = (delivery, manifest)
 
     def take_farewell(self, learner: str, incarnation: int, delivery: Delivery) -> None:
@@ -48,14 +48,14 @@ class PendingAcknowledgements:
         return self._contributions[key][1]
 
     def size_bytes(self, key: PushKey) -> int:
-        """Return how large a contribution is, 0 when it is not here any more."""
+        """Return the size of a contribution, 0 when it is not here any more."""
         held = self._contributions.get(key)
         return held[1].blob.size_bytes if held else 0
 
     async def acknowledge(self, action: Acknowledge) -> None:
         """Settle one contribution for good."""
         if action.key not in self._contributions:
-            # Delivered twice while the first was being settled: one acknowledgement was enough.
+            # Delivered again while we settled the first delivery: one acknowledgement was enough.
             return
         delivery, manifest = self._contributions.pop(action.key)
         if action.fate == "refused":
@@ -72,7 +72,7 @@ class PendingAcknowledgements:
             await patiently(farewell.ack)
 
     async def isolate(self, action: Isolate) -> None:
-        """Write to event log and log that an incarnation is in quarantine; its next push is told so."""
+        """Log, and record in the event log, that an incarnation is in quarantine; its next push learns so."""
         log.error(
             "learner.quarantined",
             learner=action.learner,
@@ -90,7 +90,7 @@ class PendingAcknowledgements:
         )
 
     async def keep_holding(self) -> None:
-        """Tell the queue now and then that we still work on what is pending."""
+        """Tell the queue at intervals that we still work on the pending deliveries."""
         while True:
             await asyncio.sleep(HOLD_S)
             for delivery, _ in list(self._contributions.values()):

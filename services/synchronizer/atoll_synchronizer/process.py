@@ -1,10 +1,11 @@
 """A synchronizer as a process: open the bus, wait for the run to be founded, be a host for its shards, obey signals.
 
-A process wants one shard or all of them. Any number of processes may want the same shard: one owns it, the others stand
-by and take it over when its lease runs out (`atoll.protocol.tenure`), and they share what there is (`shard_assignment`).
+A process wants one shard or all of them. Any number of processes may want the same shard: one owns it, and the others
+stand by and take it over when its lease runs out (`atoll.protocol.tenure`). The processes share all shards
+(`shard_assignment`).
 
-The first SIGTERM or SIGINT asks it to leave in good order (see `shard_assignment`); the second stops it at once. Either way
-nothing is lost: what is not committed is still queued.
+The first SIGTERM or SIGINT asks the process to leave in good order (see `shard_assignment`); the second stops it at
+once. Either way nothing is lost: what is not committed is still queued.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ async def wait_for_run(bus: Bus, run: str, stop: asyncio.Event) -> RunRecord | N
 
 
 async def serve_run(opener: Callable[[], Coroutine[Any, Any, Bus]], run: str, *, shard: int) -> str:
-    """Serve `shard` of `run` inside somebody else's process and loop (a tour, a test); return why it ended."""
+    """Serve `shard` of `run` inside another process and its loop (a tour, a test); return why it ended."""
     bus = await opener()
     try:
         record = await wait_for_run(bus, run, asyncio.Event())

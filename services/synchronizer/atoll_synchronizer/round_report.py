@@ -1,6 +1,6 @@
-"""What a shard says of its rounds: the canonical log line and the `round` event of a commit, and a word while one waits.
+"""What a shard reports of its rounds: a canonical log line and a `round` event per commit, and why a round waits.
 
-Why a round waited is `atoll.protocol.reasons`: one line of it goes to the log, its values into the event (`atoll why`).
+`atoll.protocol.reasons` says why a round waited: the log gets it as one line, the event gets its values (`atoll why`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = get(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CommitTimes:
-    """When a commit was decided, when its lane came to it, when it was merged and when it was visible; monotonic seconds."""
+    """When the shard decided a commit, its lane began it, merged it and made it visible; monotonic seconds."""
 
     decided_s: float
     began_s: float
@@ -32,7 +32,7 @@ class CommitTimes:
 
 @dataclass(frozen=True, slots=True)
 class CommitSize:
-    """Bytes of the contributions and of the frames, and how many numbers the fragment has."""
+    """Bytes of the contributions and of the frames, and the number of elements of the fragment."""
 
     bytes_up: int
     bytes_down: int
@@ -40,7 +40,7 @@ class CommitSize:
 
 
 def round_fields(command: Commit, times: CommitTimes, size: CommitSize) -> dict[str, object]:
-    """Return the fields of a `round` event, less what only the machine knows."""
+    """Return the fields of a `round` event, except those that only the machine knows."""
     return {
         "fragment": command.fragment,
         "version": command.base_version + 1,
@@ -75,17 +75,17 @@ def _contributor(share: Share) -> dict[str, object]:
 
 
 class RoundReporter:
-    """Tells log and event log of one tenure's rounds."""
+    """Reports one tenure's rounds to log and event log."""
 
     def __init__(self, context: ShardContext, machine: Shard, event_log: EventLog) -> None:
-        """Say nothing yet."""
+        """Report nothing yet."""
         self._context = context
         self._machine = machine
         self._event_log = event_log
         self._overrun = OverrunMonitor(context.run.protocol)
 
     async def committed(self, command: Commit, times: CommitTimes, size: CommitSize) -> None:
-        """Write down a round whose version is visible."""
+        """Record a round whose version is visible."""
         if command.why is None:
             raise ProtocolMisuse("a round ends for a reason", got=(command.fragment, command.base_version))
         fields = round_fields(command, times, size) | {"run_tokens": self._machine.ledger.run_tokens}
@@ -101,7 +101,7 @@ class RoundReporter:
         await self._event_log.record("round", **fields)
 
     async def called(self, call: PublishCall) -> None:
-        """Write down why a round still waits: at powers of two, because a fragment that waits for long is called often."""
+        """Log why a round still waits, at call counts that are powers of two: a long wait has many calls."""
         if call.attempt > 1 and call.attempt & (call.attempt - 1) == 0:
             fields = {"fragment": call.fragment, "version": call.version, "why": call.why}
             cause = call_id(call.fragment, call.version, call.attempt)

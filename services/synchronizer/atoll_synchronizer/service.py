@@ -4,9 +4,9 @@
     timers       ── facts ──►      │                    ├─► Aggregator: fetch ── fact: ready or spoiled ──► Shard.handle
     LeaseKeeper  ── owns?          └ FactRecorder           └─► call, timer, finish, stand down
 
-The machine (`atoll.protocol.shard`) decides; `intake` turns messages into facts, `lanes` turns commands into work. A broker
-that is away makes everything here wait and try again (`atoll.base.retry`). Only one thing ends a candidacy against its
-will: a write or a lease of somebody else, because then somebody else owns the shard.
+The machine (`atoll.protocol.shard`) decides; `intake` turns messages into facts, `lanes` turns commands into work.
+While the broker is away, everything here waits and tries again (`atoll.base.retry`). Only one thing ends a candidacy
+against its will: a write or a lease of another process, because then that process owns the shard.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class ShardService:
             await self.intake.close()
 
     async def _take_over(self, former: Ledger | None) -> None:
-        """Fence and load the fragments, begin to read the queue, and go on where the former owner was."""
+        """Fence and load the fragments, begin to read the queue, and continue where the former owner stopped."""
         began_s = self.clock.monotonic()
         self.event_log.epoch = epoch = self.lease.epoch
         await patiently(lambda: self.store.open(epoch), "the fence")
@@ -165,7 +165,7 @@ class ShardService:
         log.info("shard.serving", fragments=len(versions), epoch=epoch, version_max=newest, took_s=took_s)
 
     async def _unless_deposed(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work`, but raise what ends this candidacy as soon as something does."""
+        """Do `work`, but raise at once when something ends this candidacy."""
         doing = asyncio.ensure_future(work)
         either: set[asyncio.Future[Any]] = {doing, self._ended}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -193,7 +193,7 @@ class ShardService:
         return bool(self.machine.present(self.clock.monotonic()))
 
     async def hand_over(self, to: str) -> None:
-        """Make durable what is decided, decide nothing more, and release the shard to the process `to`."""
+        """Make all decisions durable, decide nothing more, and release the shard to the process `to`."""
         if not self.owning or self._heir or self._ended.done() or self.machine.finished:
             return
         self._heir = to
@@ -266,7 +266,7 @@ class ShardService:
             await self.event_log.record("ledger", ledger=part, part=number, reason=reason, commits=self.commits)
 
     async def _keep_lease(self) -> None:
-        """Renew the lease; stand down when somebody else holds it."""
+        """Renew the lease; stand down when another process holds it."""
         reason = await self.lease.hold(lambda: self.ledger)
         if not self._ended.done():
             self._ended.set_exception(RecordConflict("this shard was deposed", got=reason))

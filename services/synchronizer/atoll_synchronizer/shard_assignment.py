@@ -1,13 +1,13 @@
-"""One synchronizer process as candidate for one, several or all shards of a run, and its talk with the others.
+"""One synchronizer process as candidate for one, several or all shards of a run, and its messages to the others.
 
     per shard:  stand by ──lease──► own ──handed over, deposed──► stand by … ──run over──► done
     all:        presence of every host ─► `atoll.protocol.balance` ─► hand a shard over
 
-Processes may come and go while the run goes on. One that is added hears the others and is given shards until all have
-their share; one that is told to leave hands over what it owns to somebody who stays, which takes a moment and not a
-lease. Handing over is orderly: what was decided becomes durable first, the lease is released in favour of the heir, and
-the heir fences as after any death. When nobody is there to take a shard, its owner serves on for `LEAVE_S` at most:
-until the last learner has left and its queue is empty, or until that time is over and the queue waits for a next owner.
+Processes may come and go while the run goes on. A new process hears the others and receives shards until all have their
+share. A process that must leave hands its shards to hosts that stay; that takes a moment, not a lease. Handing over is
+orderly: the owner first makes its decisions durable, then releases the lease in favour of the next owner, which fences
+as after any death. If no host is there to take a shard, its owner serves on for `LEAVE_S` at most: until the last
+learner has left and the queue is empty, or until that time is over and the queue waits for a next owner.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HEAR_S = 0.2
 
 
 class Host:
-    """Wants `shards` of a founded run until the run is over or it is told to leave."""
+    """Wants `shards` of a founded run until the run is over or the process must leave."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Host:
         archive: ArchiveSettings,
         identity: Identity | None = None,
     ) -> None:
-        """Want them; `serve` does the work."""
+        """Prepare; `serve` does the work."""
         self.identity = identity or this_process()
         self.name = self.identity.name
         self._bus = bus
@@ -72,10 +72,10 @@ class Host:
         self._served: set[int] = set()
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Serve until every shard is finished; when `stop` is set give all away, and when it is set again stop at once.
+        """Serve until every shard is finished; hand all over when `stop` is set, stop at once when it is set again.
 
         Raises:
-            AtollError: whatever ended a candidacy that neither the run nor another owner ended.
+            AtollError: the reason why a candidacy ended, if neither the run nor another owner ended it.
         """
         candidacies = [asyncio.create_task(self._want(shard)) for shard in self._shards]
         talk = [asyncio.create_task(work) for work in (self._listen(), self._tell(), self._write_down_moved())]
@@ -101,7 +101,7 @@ class Host:
     # --- one shard ----------------------------------------------------------------------------------------------------
 
     async def _want(self, shard: int) -> None:
-        """Be a candidate for the shard, again after every time that it has gone to somebody else."""
+        """Be a candidate for the shard, and again each time after another process has taken it."""
         say_in_this_task(shard=shard)
         while True:
             archivist = make_archivist(self._archive, self._run, shard, self._clock)
@@ -121,11 +121,11 @@ class Host:
                 del self._services[shard]
                 return
             log.info("shard.given_up", reason=reason, commits=service.commits)
-            # The run that is there now need not be the one we knew: it may have been rebuilt.
+            # The run on the broker may no longer be the one we knew: it may have been rebuilt.
             self._run = await patiently(lambda: the_run(self._bus, self._subjects), "the run record")
 
     def _move(self, shard: int, to: str) -> None:
-        """Begin to hand a shard over, unless that is going on already."""
+        """Begin to hand a shard over, unless that has begun already."""
         running = self._moving.get(shard)
         if running is None or running.done():
             self._moving[shard] = asyncio.create_task(self._hand_over(self._services[shard], to))
@@ -142,7 +142,7 @@ class Host:
         log.info("host.leaving", owns=sorted(self._own().owns))
         self._leaving = True
         await self._say()
-        # Processes that are told to leave together hear of each other first, and give nothing to one that goes as well.
+        # Processes that leave together hear of each other first, and hand nothing to a host that leaves too.
         await asyncio.sleep(HEAR_S)
         for shard, service in self._services.items():
             to = self._balance.successor(shard, self._clock.monotonic())
@@ -176,7 +176,7 @@ class Host:
         )
 
     async def _listen(self) -> None:
-        """Hear the other hosts; give up what is more than our share, and look at leases when somebody gives one up."""
+        """Hear the other hosts; give up what exceeds our share, and look at leases when a host gives one up."""
         feed = await self._bus.listen(self._subjects.presence("*"))
         try:
             async for core_message in feed:
@@ -211,7 +211,7 @@ class Host:
             await asyncio.sleep(self._run.protocol.lease_s / BEATS_PER_LEASE)
 
     async def _write_down_moved(self) -> None:
-        """Tell the event log now and then what our link has carried, so that it is known of a process that is killed."""
+        """Record the traffic of our link in the event log at intervals, so that a killed process leaves it behind."""
         while True:
             await asyncio.sleep(TOLD_EVERY_S)
             await self._record_moved()

@@ -1,4 +1,4 @@
-"""What every part of a shard's driver is given: the bus, the run, which shard it is, and the clock."""
+"""What every part of a shard's driver receives: the bus, the run, the number of the shard, and the clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.wire.subjects import Subjects
 
 @dataclass(frozen=True, slots=True)
 class ShardContext:
-    """Where one candidacy works."""
+    """The surroundings of one candidacy."""
 
     bus: Bus
     run: RunRecord
@@ -26,5 +26,5 @@ class ShardContext:
 
     @property
     def name(self) -> str:
-        """Return what the shard is called in logs and events."""
+        """Return the shard's name in logs and events."""
         return f"shard-{self.shard}"

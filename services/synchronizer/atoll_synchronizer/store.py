@@ -1,20 +1,20 @@
-"""A shard's state and how it becomes durable: global fragments, outer-optimizer state, books.
+"""A shard's state and how it becomes durable: global fragments, outer-optimizer state, fragment ledgers.
 
 The commit of version v + 1 of a fragment is four writes in this order, and a crash between any two is harmless:
 
-    1. chunks of the new delta, keyframe or both      (nobody sees them yet)
-    2. chunks of outer state, chunks of the books    (nobody sees them yet)
+    1. chunks of the new delta, keyframe or both      (no reader sees them yet)
+    2. chunks of outer state, chunks of the ledger   (no reader sees them yet)
     3. the head, by compare-and-set                  <- the commit point: it names all three
     4. purge of what was superseded                  (housekeeping, when readers are done: `garbage_collector`)
 
-Frames that the new head does not name any more stay until the next commit, because a reader may be in the middle of them.
-What changes the books alone (a refusal, a farewell) is `keep`: new chunks of the books, and the head once more with the same
-version. A refused compare-and-set means that somebody else owns the fragment: it raises `RecordConflict`, and this shard
-must stand down.
+Frames that the new head no longer names stay until the next commit, because a reader may be in the middle of them.
+`keep` writes what changes the ledger alone (a refusal, a farewell): new chunks of the ledger, and the head once more
+with the same version. A refused compare-and-set means that another process owns the fragment: it raises
+`RecordConflict`, and this shard must stand down.
 
-What an owner wrote and nobody can name any more, because it died between the chunks and the head or between the head and
-the purge, lies under its epoch. Once a head names nothing of a former epoch (`atoll.run.delta_chain`: deltas are named
-for a while), what that one left is swept away.
+An owner that dies between the chunks and the head, or between the head and the purge, leaves chunks that no head will
+name; they carry its epoch. Heads name deltas of former epochs for some versions (`atoll.run.delta_chain`). Once a head
+names nothing of a former epoch, the store sweeps away what that epoch left.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ log = get(__name__)
 
 @dataclass(slots=True)
 class Holding:
-    """One fragment as its shard holds it: values (of L2 length `norm`), outer state, books as they were frozen, its head.
+    """One fragment as its shard holds it: values (of L2 length `norm`), outer state, frozen ledger, its head.
 
-    The head (of `revision`) names exactly these; arrays are never changed in place, so whoever takes them together has
-    what it names. Of tenures that are `swept` nothing is left.
+    The head (of `revision`) names exactly these. No code changes the arrays in place, so a caller that takes them
+    together has what the head names. Of tenures that are `swept` nothing is left.
     """
 
     head: Head
@@ -83,7 +83,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class WrittenHead:
-    """What one commit wrote: the new head and the bytes of its frames, state and books."""
+    """What one commit wrote: the new head and the bytes of its frames, state and ledger."""
 
     head: Head
     frame_bytes: int
@@ -108,11 +108,11 @@ class ShardStore:
         self.garbage_collector = GarbageCollector(bus)
 
     async def open(self, epoch: int) -> None:
-        """Begin the tenure `epoch`: fence every head, then load its frame, state and books.
+        """Begin the tenure `epoch`: fence every head, then load its frame, state and ledger.
 
         Raises:
             RecordConflict: a later owner is there, or the broker holds another founding of the run.
-            RunReplaced: the broker has lost the run; waiting for heads would keep a shard that nobody can use.
+            RunReplaced: the broker has lost the run; waiting for heads would keep a shard that no process can use.
         """
         self.epoch = epoch
         there = await the_run(self._bus, self._subjects)
@@ -122,10 +122,10 @@ class ShardStore:
             self.holdings[fragment] = await self._load(fragment)
 
     async def commit(self, command: Commit, pseudo_gradient: Vector) -> WrittenHead:
-        """Take the outer step and make `command.base_version + 1` visible with its books. May be repeated.
+        """Take the outer step and make `command.base_version + 1` visible with its ledger. May be repeated.
 
         Raises:
-            RecordConflict: somebody else wrote this fragment's head.
+            RecordConflict: another process wrote this fragment's head.
         """
         held, fragment_ledger = self.holdings[command.fragment], command.fragment_ledger
         if held.head.version != command.base_version:
@@ -159,7 +159,7 @@ class ShardStore:
         return WrittenHead(head, stored.frame_bytes, stored.state.size_bytes, len(fragment_ledger))
 
     async def _begun(self, command: Commit, held: Holding, pseudo_gradient: Vector) -> CommitAttempt:
-        """Take the outer step, and say what is to be stored of it: a delta, a keyframe or both, outer state, books."""
+        """Take the outer step, and list what to store of it: a delta, a keyframe or both, outer state, ledger."""
         fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.fragment_ledger)
         protocol, subjects = self._run.protocol, self._subjects
         new = await asyncio.to_thread(self._advance.step, held.values, pseudo_gradient, held.state, version)
@@ -175,7 +175,7 @@ class ShardStore:
         return attempt
 
     async def keep(self, fragment: int, fragment_ledger: bytes) -> None:
-        """Make the books of a fragment durable with the version it has. Raises what `commit` raises."""
+        """Make the ledger of a fragment durable with the version it has. Raises what `commit` raises."""
         held, reconnects = self.holdings[fragment], self._bus.stats.reconnects
         blob = await self._bus.put_blob(
             self._subjects.ledger_stem(fragment, self._nonce(fragment_ledger)), fragment_ledger
@@ -188,11 +188,11 @@ class ShardStore:
             await self.garbage_collector.remove(*_chunks(former))
 
     def _nonce(self, fragment_ledger: bytes) -> str:
-        """Return what keeps our chunks apart from another owner's, and the same when an attempt is repeated."""
+        """Return a name that keeps our chunks apart from another owner's; a repeated attempt gets the same one."""
         return f"{self.epoch}.{hashlib.blake2b(fragment_ledger, digest_size=6).hexdigest()}"
 
     def ledger(self, told: Ledger) -> Ledger:
-        """Return the fates that are durable in this shard's books, with the newest of what learners have `told`."""
+        """Return the durable fates of this shard's ledgers, with the newest reports that learners have `told`."""
         ledger = Ledger()
         for fragment_ledger in self.fragment_ledger.values():
             fragment_ledger.enter_into(ledger)
@@ -200,7 +200,7 @@ class ShardStore:
         return ledger
 
     def copied_ledgers(self) -> dict[int, FragmentLedger]:
-        """Return the durable books for a machine that will write on in them; ours change with what becomes durable."""
+        """Return copies of the durable ledgers for a machine to add to; ours change only with what becomes durable."""
         return {
             fragment: thawed(msgspec.json.encode(fragment_ledger))
             for fragment, fragment_ledger in self.fragment_ledger.items()
@@ -211,7 +211,8 @@ class ShardStore:
     ) -> int:
         """Write a head by compare-and-set; an earlier attempt whose answer was lost counts as this one.
 
-        `reconnects` says on which connection what it newly names was stored: on a later one the head is not sent.
+        `reconnects` tells on which connection the blobs that it newly names were stored: on a later one the head is not
+        sent.
         """
         subject, data = self._subjects.head(head.fragment), encode(head)
         try:
@@ -223,10 +224,10 @@ class ShardStore:
             return there.revision
 
     async def _sweep(self, fragment: int) -> None:
-        """Remove everything of this fragment that former epochs wrote, each once the head names none of it."""
+        """Remove everything of this fragment that former epochs wrote, each epoch once the head names none of it."""
         held = self.holdings[fragment]
         named = [f"{ref.stem}.0" for ref in self._named(held.head)]
-        # What founders wrote counts as epoch 0. The first owner has it removed in its time, like all that a commit supersedes.
+        # Founders' writes count as epoch 0. The first owner removes them later, like all that a commit supersedes.
         first = 0 if self.epoch > 1 else 1
         for epoch in range(max(first, self.epoch - SWEPT_EPOCHS), self.epoch):
             former = self._subjects.written_in(fragment, epoch)
@@ -235,14 +236,14 @@ class ShardStore:
                 await self.garbage_collector.remove(*former)
 
     def _named(self, head: Head) -> set[BlobRef]:
-        """Return everything that a head keeps from being removed."""
+        """Return everything that a head protects from removal."""
         named = (*frames_of(self._subjects, head), *head.superseded, head.state, head.fragment_ledger)
         return {ref for ref in named if ref is not None}
 
     async def _disown(self, fragment: int, *ours: BlobRef) -> None:
-        """Remove what a refused commit had stored, unless it is visible after all.
+        """Remove the chunks of a refused commit, unless they are visible after all.
 
-        The answer to our write may have been lost and a later owner's fence stand on it: that head names our chunks.
+        The answer to our write may be lost, and a later owner's fence may follow it: that head names our chunks.
         """
         try:
             record = await self._bus.get_record(self._subjects.head(fragment))
@@ -266,11 +267,11 @@ class ShardStore:
             try:
                 return fenced, await self._write(fenced, record.revision, head_info(fenced))
             except RecordConflict:
-                # The former owner was faster by one commit: fence that one.
+                # The former owner committed once more before our fence: fence that commit.
                 continue
 
     async def _load(self, fragment: int) -> Holding:
-        """Fence a fragment and read what its head names; a later owner may have replaced that, which the fence tells."""
+        """Fence a fragment and read what its head names; if a later owner has replaced that, the fence reveals it."""
         for _ in range(LOAD_ATTEMPTS):
             head, revision = await self._fence(fragment)
             try:
@@ -344,12 +345,12 @@ class ShardStore:
 
 
 def _chunks(*blobs: BlobRef | None) -> list[str]:
-    """Return what the chunks of blobs are called."""
+    """Return the names of the chunks of blobs."""
     return [f"{blob.stem}.*" for blob in blobs if blob is not None]
 
 
 def _fitting(state: State, wanted: State) -> State:
-    """Return a state whose arrays have the shapes and dtypes of those wanted; raise `BlobCorrupt` for any other."""
+    """Return a state whose arrays have the wanted shapes and dtypes; raise `BlobCorrupt` for any other."""
     there, due = ({name: (array.shape, array.dtype) for name, array in s.items()} for s in (state, wanted))
     if there != due:
         raise BlobCorrupt("an outer state that is not this run's", got=there, allowed=due)
@@ -357,7 +358,7 @@ def _fitting(state: State, wanted: State) -> State:
 
 
 def _commit_info(head: Head, command: Commit) -> dict[str, str | int | float | bool]:
-    """Return what taps show of a head that a commit has just made."""
+    """Return what taps show of a newly committed head."""
     return head_info(head) | {
         "learners": ",".join(share.key.learner for share in command.shares),
         "grace_s": round(command.grace_s, 4),

@@ -1,9 +1,9 @@
 """How tensors become bytes: formats, self-describing frames, and named arrays for state.
 
-A vector is encoded in one of the `formats`, a file each. An `Encoded` holds it as it was sent, measures it and folds it in. A
-frame (`frames`) cuts it into `segments`, which travel as one message each and are checked one by one. `arrays` are the state
-of an outer optimizer. `kernels` hold the loops over vectors, `on_device` those where parameters lie. Nothing in here knows
-where its bytes go.
+A vector is encoded in one of the `formats`, one file each. An `Encoded` holds a vector as it was sent, measures it and
+folds it in. `frames` cut it into `segments`; each segment travels as one message and is checked by itself. `arrays` are
+the state of an outer optimizer. `kernels` hold the loops over vectors, `on_device` the programs that run where the
+parameters are. The codec does not know where its bytes go.
 """
 
 from __future__ import annotations

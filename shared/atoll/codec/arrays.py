@@ -2,8 +2,8 @@
 
     8 bytes little-endian header length, header JSON [[name, dtype, shape], …], raw little-endian data in that order
 
-Only plain numeric dtypes by name, bfloat16 among them; no objects, nothing executable. Sizes are checked before
-anything is allocated.
+Only plain numeric dtypes by name, bfloat16 among them; no objects, nothing executable. The decoder checks all sizes
+before it allocates anything.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class PackedArrays:
     """Named arrays as the pieces of a blob, in the bytes of `pack_arrays`; they must not change while they are sent."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Look at the arrays."""
+        """Plan the pieces of the arrays."""
         self._cut = Cut(*_packed(arrays))
 
     def __len__(self) -> int:
-        """Return how many pieces there are."""
+        """Return the number of pieces."""
         return len(self._cut)
 
     def piece(self, number: int) -> Buffer:
-        """Return one; pages of arrays that do not lie in memory stay no longer than it takes to copy them."""
+        """Return one piece; pages of arrays in scratch files stay in memory only while it is copied."""
         piece = self._cut.piece(number)
         looked_at = np.frombuffer(piece, dtype=np.uint8)
         if scratch_arrays.home_of(looked_at) is None:
@@ -62,21 +62,21 @@ class PackedArrays:
 
 
 class ArraysDecoder:
-    """Named arrays on their way in, as pieces of `CHUNK_BYTES` in any order; large ones need not lie in memory.
+    """Named arrays on their way in, as pieces of `CHUNK_BYTES` in any order; large ones may be in scratch files.
 
     Raises:
         PeerMisbehaved: from `take` and `arrays`, for anything that `pack_arrays` did not make.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        """Expect so many bytes in all."""
+        """Expect `size_bytes` bytes in all."""
         self._size_bytes = size_bytes
         self._early: dict[int, bytes] = {}
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self._places: list[tuple[int, npt.NDArray[np.uint8]]] = []
 
     def take(self, number: int, piece: Buffer) -> None:
-        """Put a piece where it belongs, once the first one has said where that is."""
+        """Put a piece in its place, once the first piece has told where that is."""
         if number and not self._places:
             self._early[number] = bytes(piece)
             return
@@ -94,7 +94,7 @@ class ArraysDecoder:
         return self._arrays
 
     def _begin(self, piece: Buffer) -> None:
-        """Read the header, which must lie in the first piece, and make room for what it announces."""
+        """Read the header, which must fit in the first piece, and allocate what it announces."""
         view = memoryview(piece)
         length = _header_bytes(view, min(self._size_bytes, len(view)))
         at = 8 + length
@@ -111,7 +111,7 @@ class ArraysDecoder:
         self._places.append((at, np.empty(0, dtype=np.uint8)))
 
     def _put(self, number: int, piece: Buffer) -> None:
-        """Copy a piece to the arrays that it reaches into."""
+        """Copy a piece into the arrays that it overlaps."""
         data, start = np.frombuffer(piece, dtype=np.uint8), number * CHUNK_BYTES
         for at, place in self._places:
             low, high = max(start, at), min(start + data.size, at + place.size)
@@ -122,7 +122,7 @@ class ArraysDecoder:
 
 
 def _packed(arrays: Mapping[str, npt.NDArray[Any]]) -> list[bytes | memoryview]:
-    """Return what `pack_arrays` puts together: views of the arrays."""
+    """Return the parts of `pack_arrays`: views of the arrays."""
     entries = [ArrayEntry(name, array.dtype.name, array.shape) for name, array in arrays.items()]
     foreign = [entry.dtype for entry in entries if entry.dtype not in DTYPES]
     if foreign:
@@ -150,7 +150,7 @@ def unpack_arrays(data: bytes, bytes_max: int) -> dict[str, npt.NDArray[Any]]:
 
 
 def _header_bytes(data: memoryview, size_bytes: int) -> int:
-    """Return the length of the header, which lies within the first `size_bytes`."""
+    """Return the length of the header, which must end within the first `size_bytes`."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(HEADER_BYTES_MAX, size_bytes - 8):
         raise PeerMisbehaved("packed arrays with a wrong header", got=length, allowed=HEADER_BYTES_MAX)

@@ -1,7 +1,7 @@
 """What every format and every kernel share: arrays, the block, and the limits of sums.
 
-A vector is cut into blocks of `BLOCK` elements, counted from its first one. A format with scales has one scale for each block.
-Sums run in `BLOCK` lanes, so that their order does not depend on the vector length of a machine.
+A vector is cut into blocks of `BLOCK` elements, counted from its first one. A format with scales has one scale per
+block. Sums run in `BLOCK` lanes, so that their order does not depend on the vector length of a machine.
 
 These constants are compiled into machine code that numba keeps on disk. The stamp of that code covers this file
 (`atoll.codec.kernels.compiling`), so a change here compiles everything anew.
@@ -39,5 +39,5 @@ NO_SCALES: Final = np.empty(0, dtype=np.float32)
 
 
 def blocks(elements: int) -> int:
-    """Return how many blocks hold so many elements."""
+    """Return the number of blocks that hold so many elements."""
     return -(-elements // BLOCK)

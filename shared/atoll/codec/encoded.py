@@ -1,7 +1,7 @@
-"""A vector as it was sent: measured, folded in and expanded without ever lying in memory as float32 (`atoll.codec.kernels`).
+"""A vector as it was sent; it is measured, folded in and expanded from its codes, never held as float32 in memory.
 
-Sums over a stretch of elements are taken part by part and added in the order of the parts (`atoll.base.parallel`), so
-that large ones may be taken by several threads.
+The loops are in `atoll.codec.kernels`. Sums over a stretch of elements are computed part by part and added in the order
+of the parts (`atoll.base.parallel`), so that several threads may share a large sum.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Encoded:
 
     @classmethod
     def exact(cls, vector: Vector) -> Encoded:
-        """Return a float32 vector as it is; its memory is shared."""
+        """Return a float32 vector in the exact format; its memory is shared."""
         return cls(F32, vector.size, np.ascontiguousarray(vector, dtype=np.float32).view(np.uint8), NO_SCALES)
 
     @classmethod
     def blank(cls, form: Format, elements: int) -> Encoded:
-        """Return a place for so many numbers, with anything in it; it need not lie in memory (`atoll.base.scratch_arrays`)."""
+        """Return room for so many numbers, uninitialised; it may be in a file (`atoll.base.scratch_arrays`)."""
         codes = scratch_arrays.spare(form.codes_bytes(elements), np.uint8)
         return cls(form, elements, codes, np.empty(form.scales_count(elements), dtype=np.float32))
 
@@ -47,7 +47,7 @@ class Encoded:
         """Return a vector in a format, as its reader will see it.
 
         Raises:
-            FrameRejected: `not_finite`; what would not arrive finite in this format is not sent.
+            FrameRejected: `not_finite`; a vector that would not arrive finite in this format is not sent.
         """
         codes = np.empty(form.codes_bytes(vector.size), dtype=np.uint8)
         scales = np.empty(form.scales_count(vector.size), dtype=np.float32)
@@ -56,10 +56,10 @@ class Encoded:
 
     @classmethod
     def unpacked(cls, payload: Bytes, form: Format, elements: int) -> Encoded:
-        """Return what a payload of the right size stands for; nothing is copied but the scales.
+        """Return the vector of a payload of the right size; only the scales are copied.
 
         Raises:
-            FrameRejected: `not_finite`; a scale is none, or larger than any that a sender of ours would use.
+            FrameRejected: `not_finite`; a scale is not a number, or larger than any that an honest sender uses.
         """
         split = SCALE_BYTES * form.scales_count(elements)
         scales = (payload[:split].view("<u2").astype(np.uint32) << 16).view(np.float32)
@@ -69,13 +69,13 @@ class Encoded:
         return cls(form, elements, payload[split:], scales)
 
     def pack_into(self, payload: Bytes) -> None:
-        """Write scales and codes to `payload`, which is as long as they are."""
+        """Write scales and codes to `payload`, which has exactly their length."""
         split = SCALE_BYTES * self.scales.size
         payload[:split].view("<u2")[:] = self.scales.view(np.uint32) >> 16
         payload[split:] = self.codes
 
     def stretch(self, start: int, stop: int) -> Encoded:
-        """Return elements `start`, the first of a block, to `stop` as they lie here; memory is shared."""
+        """Return elements `start`, the first of a block, to `stop` without decoding them; memory is shared."""
         first = self.format.codes_bytes(start)
         codes = self.codes[first : first + self.format.codes_bytes(stop - start)]
         scales = self.scales[start // BLOCK : blocks(stop)] if self.scales.size else self.scales
@@ -86,7 +86,7 @@ class Encoded:
         self.codes[:], self.scales[:] = other.codes, other.scales
 
     def release_pages(self) -> None:
-        """Let our pages leave the process, where we do not lie in memory."""
+        """Release our pages from the process's memory, if we are in a scratch file."""
         scratch_arrays.release_pages(self.codes)
 
     def expanded(self) -> Vector:
@@ -96,15 +96,15 @@ class Encoded:
         return out
 
     def expand_into(self, out: Vector) -> None:
-        """Write the numbers to `out`, which is as long as we are."""
+        """Write the numbers to `out`, which has our length."""
         each(lambda part: self.copy(out, *part), parts(0, self.elements), self.elements)
 
     def copy(self, out: Vector, start: int, stop: int) -> None:
-        """Write elements `start` to `stop` to their places in `out`, which is as long as we are."""
+        """Write elements `start` to `stop` to their places in `out`, which has our length."""
         self._over(COPY, (start, stop), acc=out)
 
     def part(self, start: int, stop: int) -> Vector:
-        """Return elements `start` to `stop`; the work is that of their blocks alone."""
+        """Return elements `start` to `stop`; only their blocks are decoded."""
         first, last, width = start // BLOCK, blocks(stop), self.format.block_bytes
         end = min(last * BLOCK, self.elements)
         codes = self.codes[first * width : last * width]
@@ -120,7 +120,7 @@ class Encoded:
         return self._sums(self._square, slices)
 
     def product(self, start: int, stop: int, other: Vector) -> float:
-        """Return the scalar product of elements `start` to `stop` with those of `other`, which is as long as we are."""
+        """Return the scalar product of elements `start` to `stop` with those of `other`, which has our length."""
 
         def multiply(tensor_slice: tuple[int, int]) -> float:
             lanes = np.zeros(BLOCK)
@@ -130,7 +130,7 @@ class Encoded:
         return self._sums(multiply, [(start, stop)])[0]
 
     def blend(self, acc: Vector, start: int, stop: int, keep: float, take: float) -> None:
-        """Do `acc <- keep acc + take v` for elements `start` to `stop`; `acc` is as long as we are."""
+        """Do `acc <- keep acc + take v` for elements `start` to `stop`; `acc` has our length."""
         factors = keep, take, 0.0
         each(lambda part: self._over(BLEND, part, acc=acc, factors=factors), parts(start, stop), stop - start)
 
@@ -141,9 +141,9 @@ class Encoded:
         self._over(BEND, tensor_slice, others=other, acc=acc, factors=factors)
 
     def settle(self, values: Vector, following: Vector, carry: Halves) -> float:
-        """Become `following - values`, rounded; write what that makes of `values` to `following`, what it leaves to `carry`.
+        """Become `following - values`, rounded; write the new values to `following` and the residue to `carry`.
 
-        All are as long as we are, `carry` in bits of bfloat16. Return the largest magnitude that was found.
+        All have our length, `carry` in bits of bfloat16. Return the largest magnitude that was found.
         """
         self._checked((0, self.elements), values, following)
         if carry.shape != (self.elements,):
@@ -152,7 +152,7 @@ class Encoded:
         return settle(values, following, self.codes, self.scales, carry)
 
     def _sums(self, summed: Callable[[tuple[int, int]], float], slices: Sequence[tuple[int, int]]) -> list[float]:
-        """Return what `summed` finds in each span: part by part, and the parts are added in their order."""
+        """Return the result of `summed` for each span: it runs part by part, and the parts are added in their order."""
         pieces = [
             (number, part)
             for number, tensor_slice in enumerate(slices)
@@ -181,10 +181,10 @@ class Encoded:
         return total
 
     def _checked(self, tensor_slice: tuple[int, int], *vectors: Vector) -> tuple[int, int]:
-        """Return a span of ours; compiled kernels check no bounds, so everything they are given is checked here.
+        """Return a span of ours, checked: compiled kernels check no bounds, so every argument is checked here.
 
         Raises:
-            ProtocolMisuse: it is none, a vector is not as long as we are, or we are not whole.
+            ProtocolMisuse: it is no span of ours, a vector does not have our length, or we are not whole.
         """
         count = self.elements
         others = [vector for vector in vectors if vector is not _NONE and vector.size != count]
@@ -203,7 +203,7 @@ class Encoded:
         lanes: Lanes | None = None,
         factors: tuple[float, float, float] = (0.0, 0.0, 0.0),
     ) -> None:
-        """Go over the elements of `span`; nothing is done where there are none."""
+        """Go over the elements of `span`; do nothing if it is empty."""
         start, stop = self._checked(tensor_slice, others, acc)
         if start < stop:
             sums = np.empty(BLOCK) if lanes is None else lanes
@@ -213,11 +213,11 @@ class Encoded:
                 scratch_arrays.release_pages(self._codes_of(*tensor_slice), others[start:stop], acc[start:stop])
 
     def _codes_of(self, start: int, stop: int) -> Bytes:
-        """Return the codes that elements `start` to `stop` are read from."""
+        """Return the codes of elements `start` to `stop`."""
         width = self.format.block_bytes
         return self.codes[start // BLOCK * width : blocks(stop) * width]
 
     def _whole(self) -> bool:
-        """Return whether codes and scales are as many as the elements need."""
+        """Return whether there are as many codes and scales as the elements need."""
         wanted = (self.format.codes_bytes(self.elements), self.format.scales_count(self.elements))
         return (self.codes.size, self.scales.size) == wanted

@@ -1,12 +1,13 @@
 """A vector on its way out, and one on its way in: frames, segment by segment (`atoll.codec.segments`).
 
-`FrameEncoder` encodes a segment when it is due, so a large vector is never encoded as a whole in memory; `FrameDecoder`
-checks a segment when it comes, puts its codes where they belong and measures them while they are hot. Both measure
-*what was sent*, after rounding, in the same pieces and the same order: the norms that a sender claims are those that
-its reader finds, to the last bit. What has arrived stays encoded (`Encoded`) until it is folded in, and everything in
-it is finite.
+`FrameEncoder` encodes a segment when it is due, so a large vector is never encoded as a whole in memory. `FrameDecoder`
+checks a segment when it comes, puts its codes in their place and measures them while they are in the cache. Both
+measure *what was sent*, after rounding, in the same pieces and the same order: the norms that a sender claims are those
+that its reader finds, to the last bit. An arrived vector stays encoded (`Encoded`) until it is folded in, and
+everything in it is finite.
 
-A reader says how many elements it expects and in which codec. It allocates what an honest frame needs, before it reads any.
+A reader says how many elements it expects and in which codec. It allocates what an honest frame needs, before it reads
+any.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Read = Callable[[int, int], Vector]
 
 
 class NormAccumulator:
-    """The L2 norms of the slices of a vector that is measured segment by segment, in any order; one slice if none are named."""
+    """The L2 norms of a vector's slices (or of all of it), measured segment by segment in any order."""
 
     def __init__(self, framing: Framing, slices: Sequence[FragmentSlice]) -> None:
         """Begin with nothing measured."""
@@ -68,27 +69,27 @@ class NormAccumulator:
 class FrameEncoder:
     """A frame to be sent: the pieces of a blob. `spans` are the slices to be measured on the way.
 
-    What rounding takes is written to `residue`, a vector as long, where it is wanted.
+    If a `residue` is given, a vector of the same length, it receives what rounding takes.
     """
 
     def __init__(
         self, framing: Framing, read: Read, slices: Sequence[FragmentSlice] = (), residue: Vector | None = None
     ) -> None:
-        """Look at a vector through `read`, which may be called several times for the same elements, by several threads."""
+        """Read a vector through `read`, which several threads may call several times for the same elements."""
         self.framing = framing
         self._read = read
         self._residue = residue
         self._gauge = NormAccumulator(framing, slices)
 
     def __len__(self) -> int:
-        """Return how many segments there are."""
+        """Return the number of segments."""
         return len(self.framing)
 
     def piece(self, number: int) -> bytearray:
         """Return a segment.
 
         Raises:
-            FrameRejected: `not_finite`; what would not arrive finite in this codec is not sent.
+            FrameRejected: `not_finite`; a vector that would not arrive finite in this codec is not sent.
         """
         start, stop = self.framing.bounds(number)
         vector = self._read(start, stop)
@@ -108,12 +109,12 @@ class EncodedFrame:
     """A vector that is encoded already, as the pieces of a blob."""
 
     def __init__(self, codec: str, vector: Encoded) -> None:
-        """Look at the codes, which must not change while they are sent."""
+        """Keep the codes, which must not change while they are sent."""
         self.framing = Framing(vector.elements, codec)
         self._vector = vector
 
     def __len__(self) -> int:
-        """Return how many segments there are."""
+        """Return the number of segments."""
         return len(self.framing)
 
     def piece(self, number: int) -> bytearray:
@@ -128,7 +129,7 @@ class MeasuredFrame(EncodedFrame):
     """A vector that is encoded already, measured on its way out as `FrameEncoder` does; `spans` are the slices."""
 
     def __init__(self, codec: str, vector: Encoded, slices: Sequence[FragmentSlice] = ()) -> None:
-        """Look at the codes, which must not change while they are sent."""
+        """Keep the codes, which must not change while they are sent."""
         super().__init__(codec, vector)
         self._gauge = NormAccumulator(self.framing, slices)
 
@@ -143,14 +144,14 @@ class MeasuredFrame(EncodedFrame):
 
 
 class StoredFrame:
-    """A frame that lies in one piece, as the pieces of a blob; raises `FrameRejected` `truncated`."""
+    """A frame stored in one piece, as the pieces of a blob; raises `FrameRejected` `truncated`."""
 
     def __init__(self, data: Buffer) -> None:
-        """Look at the frame, which must not change while it is sent."""
+        """Keep the frame, which must not change while it is sent."""
         self._segments = cut_frame(data)
 
     def __len__(self) -> int:
-        """Return how many segments there are."""
+        """Return the number of segments."""
         return len(self._segments)
 
     def piece(self, number: int) -> memoryview:
@@ -197,7 +198,7 @@ class FrameDecoder:
         return self._gauge.norms()
 
     def values(self) -> Vector:
-        """Return the numbers, once all segments are here; what came as float32 is not copied."""
+        """Return the numbers, once all segments are here; a float32 vector is not copied."""
         vector = self._vector
         return vector.codes.view(np.float32) if vector.format is F32 else vector.expanded()
 
@@ -207,7 +208,7 @@ def encode_frame(vector: Vector, codec: str) -> bytearray:
 
     Raises:
         SettingsError: there is no such codec.
-        FrameRejected: `not_finite`; what would not arrive finite in this codec is not sent.
+        FrameRejected: `not_finite`; a vector that would not arrive finite in this codec is not sent.
     """
     outgoing = FrameEncoder(Framing(vector.size, codec), lambda start, stop: vector[start:stop])
     return bytearray().join(outgoing.piece(number) for number in range(len(outgoing)))
@@ -225,5 +226,5 @@ def decode_frame(data: Buffer, *, elements_expected: int, codec: str) -> Vector:
 
 
 def frame_bytes(elements: int, codec: str) -> int:
-    """Return the length of an uncompressed frame of `elements` numbers, which no frame of theirs exceeds."""
+    """Return the length of an uncompressed frame of `elements` numbers; no frame of so many numbers is longer."""
     return Framing(elements, codec).size_bytes

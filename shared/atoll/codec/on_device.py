@@ -1,7 +1,7 @@
-"""Pseudo-gradients made and versions adopted where the parameters lie: one program each, compiled once per shape of a fragment.
+"""Makes pseudo-gradients and adopts versions on the parameters' device, with programs compiled per fragment shape.
 
-`atoll.client` decides what is where and when; this is the arithmetic. An anchor and what rounding took are rows and flat
-vectors on one device, and so is everything that comes out. Products that are added to something pass through `alone`
+`atoll.client` decides what is where and when; this module is the arithmetic. The anchor and the residue of rounding are
+rows and flat vectors on one device, and so are all results. Products that are added to something pass through `alone`
 (`atoll.codec.kernels.in_jax`), so that a device blends and subtracts to the same bits as the host.
 """
 
@@ -28,7 +28,7 @@ class EncodingPlan:
 
     Attributes:
         form: the format.
-        feedback: whether what rounding takes is wanted.
+        feedback: whether the caller wants the residue of rounding.
         sizes: elements of each slice.
         corners: where each of several parts begins in a slice's rows; none for a single part.
     """
@@ -48,12 +48,12 @@ def pseudo_gradient(
     kept: Array | None,
     zero: int,
 ) -> Quantised:
-    """Return `anchor - theta + kept` of a fragment, quantised; everything lies on one device.
+    """Return `anchor - theta + kept` of a fragment, quantised; everything is on one device.
 
     Args:
         plan: see there.
-        anchor: the rows of each slice, float32; None for one that is not floating, which is zero in the pseudo-gradient.
-        parts: what theta's rows are put together from, per slice; a single part may have more rows than are wanted.
+        anchor: the rows of each slice, float32; None for a slice that is not floating: its pseudo-gradient is zero.
+        parts: the pieces of theta's rows, per slice; a single part may have more rows than are wanted.
         starts: the first row wanted of a single part.
         kept: what rounding took from the fragment's last pseudo-gradient, flat float32, if it is to be sent now.
         zero: 0, see `atoll.codec.kernels.in_jax`.

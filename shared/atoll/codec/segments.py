@@ -1,4 +1,4 @@
-"""A frame is segments: each travels as one message, says what it is, and is checked and opened on its own.
+"""A frame is segments: each travels as one message, describes itself, and is checked and opened on its own.
 
     offset  bytes  field
     0       4      magic "ATOL"
@@ -13,10 +13,10 @@
     32      8      xxh3-64 of the payload as sent
     40             payload: scales, then codes (`atoll.codec.formats`)
 
-Where a segment begins and ends follows from the number of elements and the codec alone: as many whole blocks as fill a
-message. So a reader knows before the first byte which segments there will be and how large, allocates once, and refuses
-all else; segments may arrive in any order, be read again, and be used before the others are there. Every refusal is a
-`FrameRejected` with a stable reason word.
+The number of elements and the codec alone determine where segments begin and end: each takes as many whole blocks as
+fill a message. So a reader knows all segments and their sizes before the first byte, allocates once, and refuses
+everything else. Segments may arrive in any order, be read again, and be used before the others are there. Every refusal
+is a `FrameRejected` with a stable reason word.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HEADER = struct.Struct("<4sBBBBQQIIQ")
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How a vector of so many elements is cut into segments, in one codec. Raises `SettingsError` for an unknown one."""
+    """The cut of a vector of so many elements into segments. Raises `SettingsError` for an unknown codec."""
 
     elements: int
     codec: str
@@ -55,15 +55,15 @@ class Framing:
 
     @property
     def width(self) -> int:
-        """Return the elements of every segment but the last."""
+        """Return the number of elements of every segment but the last."""
         return (CHUNK_BYTES - HEADER.size) // self.format.size(BLOCK) * BLOCK
 
     def __len__(self) -> int:
-        """Return how many segments there are; an empty vector has one, which is empty."""
+        """Return the number of segments; an empty vector has one, which is empty."""
         return max(1, -(-self.elements // self.width))
 
     def bounds(self, number: int) -> tuple[int, int]:
-        """Return the first element of a segment, and where the next one begins."""
+        """Return the first element of a segment, and the first of the next one."""
         start = number * self.width
         return start, min(start + self.width, self.elements)
 
@@ -74,7 +74,7 @@ class Framing:
 
 
 def seal(framing: Framing, number: int, segment: Encoded) -> bytearray:
-    """Return a segment of what is encoded, compressed where that makes it shorter."""
+    """Return a segment of encoded elements, compressed if that makes it shorter."""
     form = framing.format
     start, stop = framing.bounds(number)
     size, flags = form.size(stop - start), 0
@@ -128,7 +128,7 @@ def unseal(framing: Framing, number: int, data: Buffer) -> memoryview:
 
 
 def cut_frame(data: Buffer) -> list[memoryview]:
-    """Return the segments of a frame that lies in one piece, by what their headers say.
+    """Return the segments of a frame in one piece, cut by their headers.
 
     Raises:
         FrameRejected: `truncated`.
@@ -161,7 +161,7 @@ _compressors = threading.local()
 
 
 def _compressor(level: int) -> zstandard.ZstdCompressor:
-    """Return this thread's compressor: making one costs more than compressing a small segment, and none may be shared."""
+    """Return this thread's compressor: making one costs more than a small segment, and threads cannot share one."""
     kept: dict[int, zstandard.ZstdCompressor] = vars(_compressors).setdefault("by_level", {})
     if level not in kept:
         kept[level] = zstandard.ZstdCompressor(level=level)

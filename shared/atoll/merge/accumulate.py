@@ -1,13 +1,13 @@
-"""Several contributions entered into a sum in one pass over memory.
+"""Enters several contributions into a sum in one pass over memory.
 
-The sum of a large fragment is larger than any cache, so entering one contribution costs what it takes to read and to write
-the sum, however few bits the contribution has. Contributions that wait for each other share that: a
-`BatchedAccumulation` goes over the sum part by part, and enters all that wait into one part while it lies in the cache.
-Every element sees the same operations in the same order as if they had been entered one by one, so the bits are the
-same; and so they are with any number of threads, which take different parts.
+The sum of a large fragment is larger than any cache, so entering one contribution costs as much as reading and writing
+the sum, however few bits the contribution has. Waiting contributions share that cost: a `BatchedAccumulation` goes over
+the sum part by part, and enters all of them into one part while that part is in the cache. Every element sees the same
+operations in the same order as if they had been entered one by one, so the bits are the same. They are also the same
+with any number of threads, because threads take different parts.
 
-What waits has been decided: its share of the sum, slice by slice, is a `AccumulateStep`. It stays as it came, encoded,
-and no more waits than codes as large as a sum, 32 bits for each element: eight contributions of four bits, two in
+The share of a waiting contribution in the sum is decided already, slice by slice: an `AccumulateStep`. It stays encoded
+as it came. Codes wait up to the size of a sum, 32 bits for each element: eight contributions of four bits, two in
 bfloat16, and none in float32, which is entered at once.
 """
 
@@ -27,7 +27,7 @@ from atoll.model.layout import FragmentSlice
 
 @dataclass(frozen=True, slots=True)
 class AccumulateStep:
-    """What becomes of one slice of a sum: `keep` of itself, `take` of a contribution, and `add` of the momentum, if any."""
+    """The step of one slice of a sum: `keep` of itself, `take` of a contribution, and `add` of the momentum, if any."""
 
     keep: float
     take: float
@@ -36,7 +36,7 @@ class AccumulateStep:
 
 @dataclass(frozen=True, slots=True)
 class AccumulateEntry:
-    """A contribution and its steps by slice, None where there is nothing to do; `anew` if the sum begins as a copy of it."""
+    """A contribution and its step per slice, or None for nothing to do; `anew`: the sum begins as a copy of it."""
 
     pseudo_gradient: Encoded
     steps: Sequence[AccumulateStep | None]
@@ -57,7 +57,7 @@ class AccumulateEntry:
 
 
 class BatchedAccumulation:
-    """A sum over these slices, and the entries that wait to be entered into it."""
+    """A sum over these slices, and the entries that wait for it."""
 
     def __init__(self, slices: Sequence[FragmentSlice]) -> None:
         """Begin without a sum."""
@@ -66,7 +66,7 @@ class BatchedAccumulation:
         self._total: Vector | None = None
 
     def add(self, entry: AccumulateEntry) -> None:
-        """Let an entry wait, and enter all that wait when they are many."""
+        """Put an entry on the waiting list, and enter all of them when they are many."""
         if entry.anew:
             self._waiting.clear()
             self._total = None
@@ -76,7 +76,7 @@ class BatchedAccumulation:
             self.total(elements)
 
     def total(self, elements: int) -> Vector:
-        """Enter all that wait and return the sum, zeros if nothing was ever added; it is the same memory until `anew`."""
+        """Enter all waiting entries and return the sum, zeros if it has none; it is the same memory until `anew`."""
         total = self._total
         if total is None:
             total = self._total = buffer_pool.empty(elements)

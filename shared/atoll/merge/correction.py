@@ -1,7 +1,7 @@
-r"""HeLoCo: a pseudo-gradient that disagrees with the outer momentum is bent before it is merged (arXiv 2606.00271).
+r"""HeLoCo: a pseudo-gradient that disagrees with the outer momentum is corrected before the merge (arXiv 2606.00271).
 
-A learner that computed on old values, or on data unlike the others', may point against the way the run is going. The
-outer momentum m of the fragment says which way that is. Per slice, with pseudo-gradient v, its cosine c with m, unit
+A learner that computed on old values, or on data unlike the others', may point against the direction of the run. The
+outer momentum m of the fragment gives that direction. Per slice, with pseudo-gradient v, its cosine c with m, unit
 vectors written with a hat, and the confidence
 
 .. math::
@@ -17,10 +17,10 @@ a slice is kept, shortened along the momentum, or turned towards it at its own l
     otherwise: \quad & \lVert v \rVert\, \varphi((1 - \lambda) \hat v + \lambda \hat m), \qquad
     \lambda = \min(k_d (1 - c) q,\ 1)
 
-Pseudo-gradients and momentum are both *subtracted* from the global values, so they are compared as they are. A slice is
-what RDA takes for a tensor, too: the rows of one tensor in one fragment. Slices without length, and fragments whose
-momentum is zero (version 0, or after a restart), are kept, and so are slices whose correction float32 could not hold: a
-pseudo-gradient that is finite never becomes one that is not.
+Pseudo-gradients and momentum are both *subtracted* from the global values, so their signs agree. A slice is the same
+unit as in RDA: the rows of one tensor in one fragment. Slices of length zero, and fragments whose momentum is zero
+(version 0, or after a restart), are kept. So are slices whose correction float32 could not hold: the correction keeps a
+finite slice finite.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import ProtocolSettings
 
 FACTOR_MAX = float(np.finfo(np.float32).max) / 2.0
-"""Of factors and lengths: neither part of a combination is longer than the square root of two times the slice."""
+"""The limit of factors and lengths: each part of a combination is at most sqrt(2) times as long as the slice."""
 
 CANCELLED = 2.0**-8
-"""Of a slice's length: what is left of less is no direction. Its square is a difference of sums that are right to 2^-22
-(`atoll.codec.kernels`), so of what is left more than this at least 31 in 32 parts are known."""
+"""A share of a slice's length: a shorter rest has no direction. The square of the rest is a difference of sums that are
+right to 2^-22 (`atoll.codec.kernels`), so at least 31 in 32 parts of a longer rest are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class MomentumReference:
-    """An outer momentum (flat float32, layout order) and its L2 norms per slice: what a round's contributions are held to."""
+    """An outer momentum (flat float32, layout order) and its L2 norms per slice: the reference of a round."""
 
     momentum: Vector
     norms: Sequence[float]
@@ -62,10 +62,11 @@ class MomentumReference:
 class Heloco:
     """The constants: c_ok, k_s, beta_max, k_d, kappa of the paper, in this order.
 
-    The momentum is that of the version the round is on, which the same head names as its values; a contribution is corrected
-    while it is folded, in the same pass, before its age counts. So a replay in the order that the head lists corrects to the
-    same bits, whoever owns the shard: nothing is kept here. Norms and cosines are sums in float64, and so is the length of what
-    comes out, which RDA needs; a slice is changed by one float32 combination of v and m.
+    The momentum is that of the round's base version; the head names it with the values. A contribution is corrected
+    while it is folded, in the same pass, before its staleness weight counts. So a replay in the order that the head
+    lists corrects to the same bits for any owner of the shard: nothing is kept here. Norms and cosines are sums in
+    float64, and so is the length of the result, which RDA needs. A slice is changed by one float32 combination of v and
+    m.
     """
 
     cosine: float = 0.2
@@ -81,7 +82,7 @@ class Heloco:
         momentum_reference: MomentumReference,
         slices: Sequence[FragmentSlice],
     ) -> Corrections:
-        """Return what becomes of each slice of a pseudo-gradient whose slices are as long as `norms`."""
+        """Return the correction of each slice of a pseudo-gradient whose slices have the lengths `norms`."""
         by_slice = [
             self._bend(pseudo_gradient, tensor_slice, norm, momentum_reference.momentum, reference)
             for tensor_slice, norm, reference in zip(slices, norms, momentum_reference.norms, strict=True)
@@ -91,7 +92,7 @@ class Heloco:
     def _bend(
         self, v: Encoded, tensor_slice: FragmentSlice, length: float, momentum: Vector, reference: float
     ) -> SliceCorrection | None:
-        """Return what becomes of one slice, None when it is kept; `reference` is the length of the momentum's."""
+        """Return the correction of one slice, None if it is kept; `reference` is the momentum's length there."""
         if not NORM_MIN < length <= FACTOR_MAX or reference <= NORM_MIN:
             return None
         product = v.product(tensor_slice.offset, tensor_slice.offset + tensor_slice.size, momentum)
@@ -106,12 +107,12 @@ class Heloco:
             norm = norm if norm > CANCELLED * length else 0.0
         else:
             turn = min(self.rotate * (1.0 - cosine) * confidence, 1.0)
-            # Of (1 - turn) v^ + turn m^; at an angle of at most 90 degrees it is never shorter than the square root of a half.
+            # The length of (1 - turn) v^ + turn m^: never below sqrt(1/2), because the angle is at most 90 degrees.
             mixed = ((1.0 - turn) ** 2 + turn**2 + 2.0 * turn * (1.0 - turn) * cosine) ** 0.5
             keep, add, norm = (1.0 - turn) / mixed, turn * length / (mixed * reference), length
         return SliceCorrection(keep, add, norm) if abs(add) <= FACTOR_MAX else None
 
 
 def correction_of(settings: ProtocolSettings) -> Heloco | None:
-    """Return the correction that a run has agreed on, None for none."""
+    """Return the correction in the run's settings, or None if there is none."""
     return None if settings.correction == "none" else Heloco()

@@ -1,16 +1,16 @@
-r"""The way down: what of a new version is sent, and what is kept for a later one.
+r"""The way down: which part of a new version is sent, and which part is kept for a later one.
 
-Let R be the values that everybody holds and e what rounding has taken from what was sent so far. The outer optimizer
-works on what the values would be without rounding, and a delta is sent of what they should become:
+Let R be the values that every learner holds and e the sum of what rounding has taken so far. The outer optimizer works
+on the values as they would be without rounding. A delta is sent of what they should become:
 
 .. math::
 
     \Theta = R + e \qquad \Theta' = outer(\Theta, \Delta) \qquad q = Q(\Theta' - R) \qquad R' = R + q \qquad e' = \Theta' - R'
 
-R' is what learners compute from R and q, to the bit, so it is the shard's own truth, and only the shard knows e. It is part
-of the outer state (`CARRY`, bfloat16: the shard that takes over goes on with the same bits), lies within half a step of
-the quantiser, and what its own rounding loses is a thousandth of that step. With `codec_down` "f32" there is no e: R' is
-Theta'.
+R' is what learners compute from R and q, to the bit, so it is also the shard's own truth, and only the shard knows e.
+It is part of the outer state (`CARRY`, bfloat16), so the next owner goes on with the same bits. It is within half a
+step of the quantiser, and its own rounding loses a thousandth of that step. With `codec_down` "f32" there is no e: R'
+is Theta'.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NONE = np.empty(0, dtype=np.uint16)
 
 
 def carry_of(state: State) -> Carry:
-    """Return the bits of what is carried in a state, uint16; none where nothing is."""
+    """Return the bits of the residue carried in a state, uint16; an empty array if it carries none."""
     return state[CARRY].view(np.uint16) if CARRY in state else _NONE
 
 
@@ -47,7 +47,7 @@ class DownlinkQuantiser:
         self.exact = codec == KEYFRAME
 
     def init(self, values: Vector) -> State:
-        """Return what is carried at version 0: nothing."""
+        """Return the residue at version 0: nothing."""
         return {} if self.exact else {CARRY: scratch_arrays.zeros(values.size, ml_dtypes.bfloat16)}
 
     def unrounded(self, values: Vector, state: State) -> Vector:
@@ -55,13 +55,13 @@ class DownlinkQuantiser:
         return values if self.exact else values + state[CARRY].astype(np.float32)
 
     def blank(self, elements: int) -> Encoded | None:
-        """Return a place for the delta of so many elements, None where there is none."""
+        """Return room for the delta of so many elements, or None if there are no deltas."""
         return None if self.exact else Encoded.blank(self._format, elements)
 
     def settle(self, values: Vector, following: Vector, delta: Encoded, carry: Carry) -> None:
-        """Round the way from `values` to `following`: write what is sent of it into `delta`, where it leads into `following`.
+        """Round the step from `values` to `following`: write the sent part to `delta`, the result to `following`.
 
-        What it leaves goes to `carry`, bfloat16 as the values are float32; all are as long as `delta`.
+        The residue goes to `carry`, bfloat16 as the values are float32; all have the length of `delta`.
 
         Raises:
             FrameRejected: `not_finite`; the codec cannot hold the difference.

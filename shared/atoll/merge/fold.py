@@ -1,4 +1,4 @@
-r"""Merging pseudo-gradients: token weights, the weighted mean and radial-directional averaging, folded on arrival.
+r"""Merges pseudo-gradients: token weights, the weighted mean and radial-directional averaging, folded on arrival.
 
 For learners m with pseudo-gradients v_m and weights w_m (Sec. 3.2 and App. D.2 of arXiv 2604.21428):
 
@@ -9,16 +9,16 @@ For learners m with pseudo-gradients v_m and weights w_m (Sec. 3.2 and App. D.2 
     RDA &= \tfrac{\sum w_m \lVert v_m \rVert}{\sum w_m}\; \varphi\!\left(\tfrac{\sum w_m \varphi(v_m)}{\sum w_m}\right),
     \quad \varphi(x) = x / \lVert x \rVert,\ \varphi(0) = 0
 
-What is late weighs less, and a round is only as long as its freshest contribution lets it: with freshness f_m = lambda^age,
-f_m w_m stands for w_m, and the result is multiplied by max f_m. So what is late counts as a small learner would: shortened
-at its full weight, it would make the mean shorter for all, and with RDA its direction would count in full. Alone in its
-round it is shortened: a factor on weights alone would vanish there, and learners that miss each other's rounds would each
-move the global values by their full step. One fresh contribution, however small, is enough for the full length.
+Late contributions weigh less: with staleness weight f_m = lambda^age, f_m w_m replaces w_m, and the result is
+multiplied by max f_m. So a late contribution counts like a small learner's: shortened at full weight it would shorten
+the mean for all, and count in full in RDA's direction. Alone in its round it is shortened, because a factor on weights
+would cancel: learners that miss each other's rounds would each move the global values by a full step. One fresh
+contribution, however small, gives full length.
 
 RDA is taken per slice (`FragmentSlice`): the mean of M nearly orthogonal vectors of length R is only R / sqrt(M) long,
-RDA keeps R. Slices marked `direct` (embeddings) take the mean. At `SMALL` stands what becomes of directions that cancel.
+RDA keeps R. Slices marked `direct` (embeddings) take the mean. The comment at `SMALL` describes directions that cancel.
 
-A pseudo-gradient that disagrees with the outer momentum may be bent on its way in (`SliceCorrection`,
+A pseudo-gradient that disagrees with the outer momentum may be corrected on its way in (`SliceCorrection`,
 `atoll.merge.correction`): v is then a v + b m, in the same pass.
 """
 
@@ -42,12 +42,12 @@ Method = Literal["mean", "rda"]
 
 ROUNDING = 2.0**-23
 NORM_MIN = 1e-20
-# Where directions cancel there is none to keep: where their mean is shorter than the rounding of the M float32
-# directions in it, M 2^-23 of the share of all weight that has a direction. What is left then is noise, which RDA
-# would blow up to full size. A large slice does not move then, as phi(0) = 0 has it; it does not happen to those. It
-# does to small ones, of which the smallest, a single number, has two directions in all: up to `SMALL` numbers the
-# mean of values is kept too, and taken. A slice shorter than 1e-20 counts as zero: float32 could not hold the inverse
-# of its norm.
+# If directions cancel, there is no direction to keep. They cancel if their mean is shorter than the rounding of the M
+# float32 directions in it: M 2^-23 of the share of all weight that has a direction. The rest is noise, which RDA would
+# scale up to full size. A large slice then stays put, as phi(0) = 0 says; in practice large slices do not cancel. Small
+# ones do: the smallest, a single number, has only two directions. So for slices of at most `SMALL` numbers the fold also
+# keeps the mean of values, and uses it then. A slice shorter than 1e-20 counts as zero: float32 could not hold the
+# inverse of its norm.
 SMALL = 128
 CLAIM_TOLERANCE = 1e-3
 
@@ -63,7 +63,7 @@ class MergeResult:
 
 @dataclass(frozen=True, slots=True)
 class SliceCorrection:
-    """A slice is folded in as `keep` v + `add` m, whose length is `norm`."""
+    """A slice is folded in as `keep` v + `add` m; the result has the length `norm`."""
 
     keep: float
     add: float
@@ -72,7 +72,7 @@ class SliceCorrection:
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """What becomes of each slice of a pseudo-gradient, None where it stays as it is, and the momentum m it is bent towards."""
+    """The correction of each slice of a pseudo-gradient, None for a kept slice, and the momentum m."""
 
     momentum: Vector
     by_slice: Sequence[SliceCorrection | None]
@@ -81,18 +81,18 @@ class Corrections:
 class FragmentFold:
     """The running merge of one fragment's round.
 
-    A fold holds one running mean, so memory is O(fragment) whatever M is, and a contribution is folded in as it came over
-    the wire, several of them in one pass (`atoll.merge.accumulate`). With W the weights so far, one of weight w enters as
-    mean <- (1 - w/W) mean + (w/W) v: both factors lie within 0..1, so no weight, however large its claim, makes finite
-    pseudo-gradients merge to infinity. Under RDA the mean of a slice is that of directions, in units of the first one's length
-    r: v enters as r phi(v). Its length is set right at the end, and where there was one contribution it is right already.
-    The order of additions decides the last bits; it is the order in which the head lists the contributions, so a replay
-    gives the same bits. One fresh contribution alone is returned as it came, bit for bit. A fold gives its result once and
-    is then spent: the result is its own memory.
+    A fold holds one running mean, so memory is O(fragment) whatever M is. A contribution is folded in encoded as it
+    came, several of them in one pass (`atoll.merge.accumulate`). With W the weights so far, one of weight w enters as
+    mean <- (1 - w/W) mean + (w/W) v. Both factors are within 0..1, so no weight, however large its claim, makes finite
+    pseudo-gradients merge to infinity. Under RDA the mean of a slice is that of directions, in units of the first one's
+    length r: v enters as r phi(v). Its length is corrected at the end; after a single contribution it is right already.
+    The order of additions decides the last bits. It is the order in which the head lists the contributions, so a replay
+    gives the same bits. One fresh contribution alone is returned as it came, bit for bit. A fold gives its result once
+    and is then spent: the result is its own memory.
     """
 
     def __init__(self, slices: Sequence[FragmentSlice], method: Method = "mean") -> None:
-        """Start empty; `spans` say which elements belong together."""
+        """Start empty; each of `spans` is a slice."""
         self._slices = tuple(slices)
         self._radially = tuple(method == "rda" and not tensor_slice.direct for tensor_slice in self._slices)
         self._pass = BatchedAccumulation(self._slices)
@@ -116,8 +116,8 @@ class FragmentFold:
     ) -> None:
         """Fold in a pseudo-gradient (layout order) with a positive weight; it must not change until the result is there.
 
-        `norms` are its L2 norms per slice (`span_norms`). `freshness` is 1 for what is in time, and nothing is heard of what
-        has none left, 0.
+        `norms` are its L2 norms per slice (`slice_norms`). The staleness weight `freshness` is 1 for a timely
+        contribution; one with 0 is ignored.
         """
         if self._spent:
             raise ProtocolMisuse("this fold has given its result already")
@@ -151,7 +151,7 @@ class FragmentFold:
         )
 
     def result(self) -> MergeResult:
-        """Return the merge of everything that was added; the fold is spent, for its memory is the result.
+        """Return the merge of all contributions; the fold is then spent, because its memory is the result.
 
         Raises:
             ProtocolMisuse: nothing was added, or the result was given already.
@@ -170,7 +170,7 @@ class FragmentFold:
         return MergeResult(merged, self.weight_sum, self.count)
 
     def _share(self, number: int, norm: float, share: float) -> float:
-        """Note that a slice as long as `norm` enters with `share` of all weight; return what it is multiplied by."""
+        """Note that a slice of length `norm` enters with `share` of all weight; return its factor."""
         if not self._radially[number]:
             return share
         if share == 1.0:
@@ -196,7 +196,7 @@ class FragmentFold:
         self._values[number] = values
 
     def _lengths(self, merged: Vector) -> list[float]:
-        """Return what each slice of the mean of directions is multiplied by, to be as long as the mean of lengths."""
+        """Return the factor per slice that gives the mean of directions the mean of lengths."""
         lengths = [1.0] * len(self._slices)
         radial = [number for number in range(len(self._slices)) if self._radially[number]]
         norms = slice_norms([self._slices[number] for number in radial], Encoded.exact(merged))
@@ -217,10 +217,10 @@ def slice_norms(slices: Sequence[FragmentSlice], pseudo_gradient: Encoded) -> li
 def validated_norms(
     norms: Sequence[float], slices: Sequence[FragmentSlice], norms_claimed: Sequence[float], norm_max: float
 ) -> list[float]:
-    """Return the norms per slice that a finite pseudo-gradient has, if it is as long as its sender says and not absurdly long.
+    """Return the computed norms per slice of a finite pseudo-gradient, if they match the claims and are not absurd.
 
-    A norm is a claim that RDA would divide by, so it is computed again, and what was computed is used. Senders claim the
-    norms of what they send, after its rounding, so little is tolerated.
+    A norm is a claim that RDA would divide by, so the shard computes it again and uses its own result. Senders claim
+    the norms of what they send, after its rounding, so the tolerance is small.
 
     Raises:
         FrameRejected: `norm_claim` or `norm_bound`.
@@ -259,5 +259,5 @@ def l2_norm(vector: Vector) -> float:
 
 
 def _ends(tensor_slice: FragmentSlice) -> tuple[int, int]:
-    """Return where a slice begins and ends."""
+    """Return the bounds of a slice."""
     return tensor_slice.offset, tensor_slice.offset + tensor_slice.size

@@ -1,21 +1,23 @@
-r"""One version of a fragment to the next: the outer step, a restart of its state, and the average that is kept beside it.
+r"""One version of a fragment to the next: the outer step, a restart of its state, and the average kept beside it.
 
-**Restart.** Where `outer_restart_versions` S divides the number of a new version, the outer state stored with it is that
-of a beginning: zero momentum (arXiv 2605.28585 zeroes it every S rounds). The version's number decides, so it is the same
-whoever owns the shard.
+**Restart.** If `outer_restart_versions` S divides the number of a new version, its outer state is that of a beginning:
+zero momentum (arXiv 2605.28585 zeroes it every S rounds). The version's number decides, so every owner of the shard
+does the same.
 
 **Average.** With `average_versions` N the shard keeps, beside the values, an exponential average of the values of all
-versions since the first, with the weight that versions before the first lack divided out:
+versions since the first. The weight that versions before the first lack is divided out:
 
 .. math::
 
     w \leftarrow d w + (1 - d), \qquad a \leftarrow a + \tfrac{1 - d}{w} (\Theta - a), \qquad d = 1 - 1 / N
 
-It is for evaluation and export only: nobody trains on it. Version 0 is not in it. It is part of the outer state: the head
-names it with the values it belongs to, so it survives its shard, travels to an heir and into the archive, bit for bit.
-It costs four bytes per parameter in the shard's memory, and as many on the way to the broker with every commit.
+It is for evaluation and export only: no learner trains on it. Version 0 is not in it. It is part of the outer state:
+the head names it with the values it belongs to, so it survives its shard, travels to the next owner and into the
+archive, bit for bit. It costs four bytes per parameter in the shard's memory, and as many on the way to the broker with
+every commit.
 
-**Rounding.** What is sent of a version may be rounded; the values are what its readers put together (`atoll.merge.downlink`).
+**Rounding.** The part of a version that is sent may be rounded; the values are what its readers compute
+(`atoll.merge.downlink`).
 """
 
 from __future__ import annotations
@@ -43,20 +45,20 @@ _AVERAGES: Final = frozenset({AVERAGE, WEIGHT})
 
 
 def averaged_in(weight: float, horizon_versions: int) -> tuple[float, float]:
-    """Return w after one more version, and the share of the way that the average moves towards it; w begins at 0."""
+    """Return w after one more version, and the share by which the average moves towards it; w begins at 0."""
     gain = 1.0 / horizon_versions
     weight = (1.0 - gain) * weight + gain
     return weight, gain / weight
 
 
 def state_bytes_max(elements: int) -> int:
-    """Return a size that no packed state of so many elements exceeds, whatever the outer optimizer keeps of each."""
+    """Return an upper bound for a packed state of so many elements, for any outer optimizer."""
     return _HEADER_BYTES_MAX + _NUMBER_BYTES_MAX * elements
 
 
 @dataclass(frozen=True, slots=True)
 class UpdatedFragment:
-    """A version's values and state, and the delta that makes it from the one before (None: it is sent whole)."""
+    """A version's values and state, and the delta from the version before (None: the version is sent whole)."""
 
     values: Vector
     state: State
@@ -81,8 +83,8 @@ class GlobalUpdate:
     def step(self, values: Vector, pseudo_gradient: Vector, state: State, version: int) -> UpdatedFragment:
         """Return values and state of `version`, from those of the version before it and a merged pseudo-gradient.
 
-        Part by part, and what need not lie in memory does not: a part is in a cache while it is stepped and rounded. Only
-        a transformation of optax sees a fragment as a whole.
+        It works part by part, so that a part is in a cache while it is stepped and rounded, and arrays in scratch files
+        need not be in memory. Only a transformation of optax sees a fragment as a whole.
         """
         count, restart = values.size, bool(self._restart_versions) and version % self._restart_versions == 0
         mine = {name: array for name, array in state.items() if name not in _AVERAGES}
@@ -111,7 +113,7 @@ class GlobalUpdate:
         return UpdatedFragment(following, kept | self._averaged(state, following), delta)
 
     def _whole(self, values: Vector, pseudo_gradient: Vector, state: State, *, restart: bool) -> tuple[Vector, State]:
-        """Return what values should become, and the next state with room for what is carried; what is rounded is a copy."""
+        """Return the target values (a copy if they will be rounded), and the next state with room for the residue."""
         outer = {name: array for name, array in state.items() if name != CARRY}
         target, kept = self._outer.update(self._downleg.unrounded(values, state), pseudo_gradient, outer)
         if restart:
@@ -121,10 +123,10 @@ class GlobalUpdate:
         }
         return np.array(
             target
-        ) if carried else target, kept | carried  # rounding writes to it; a state may look into it
+        ) if carried else target, kept | carried  # rounding writes to it; a state may share its memory
 
     def _averaged(self, state: State, values: Vector | None) -> State:
-        """Return the average after `values`, None for those of version 0; nothing where none is kept."""
+        """Return the average after `values`, None for those of version 0; nothing if the run keeps none."""
         if not self._average_versions:
             return {}
         if values is None:

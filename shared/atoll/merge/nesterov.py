@@ -2,9 +2,9 @@
 
     momentum' = mu momentum + d        values' = (values + carry) - lr (d + mu momentum')        d: the pseudo-gradient
 
-Without momentum where `momentum` is empty; from `values` alone where `carry`, bits of bfloat16, is. No multiplication is fused
-with an addition. In the compiled form, what a step has of momentum and of carry is asked once per stretch, not once per number,
-and a stretch stays in the first cache between its loops: each of them is a vector loop, and memory is read and written once.
+An empty `momentum` means no momentum; an empty `carry` (bits of bfloat16) means `values` alone. No multiplication is
+fused with an addition. The compiled form tests for momentum and carry once per stretch, not once per number. A stretch
+stays in the first cache between its loops: each loop is a vector loop, and memory is read and written once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def nesterov(elements: int) -> Callable[..., None]:
 
 @functools.cache
 def compiled_step() -> Callable[..., None]:
-    """Return the compiled form, that in NumPy where there is no numba."""
+    """Return the compiled form, or the NumPy form if there is no numba."""
     try:
         from numba import types  # noqa: PLC0415  (either form is loaded when it is first needed)
 
@@ -50,7 +50,7 @@ def numpy_step(
     next_values: Vector,
     next_momentum: Vector,
 ) -> None:
-    """Do one step, whole vectors at a time."""
+    """Do one step on whole vectors."""
     step = pseudo_gradient
     if momentum.size:
         np.add(np.float32(mu) * momentum, pseudo_gradient, out=next_momentum)

@@ -6,9 +6,9 @@ With outer learning rate eta and momentum mu (Sec. 2 of arXiv 2604.21428; the pa
 
     m \leftarrow \mu m + \Delta, \qquad \Theta \leftarrow \Theta - \eta(\Delta + \mu m)
 
-which is SGD with Nesterov momentum. With mu = 0 it is plain SGD and keeps no state; with eta = 1 as well, the new global
-value is the weighted average of the learners' values. Any optax transformation serves instead, by name or by
-`module:attribute`; only then is JAX needed on a shard.
+which is SGD with Nesterov momentum. With mu = 0 it is plain SGD and keeps no state; with eta = 1 as well, the new
+global value is the weighted average of the learners' values. Any optax transformation can replace it, by name or by
+`module:attribute`; only then does a shard need JAX.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Nesterov:
     ) -> None:
         """Take one step from `params` plus `carry` (bits of bfloat16, may be empty); write to `following` and `kept`.
 
-        A number of the result depends on the numbers in its place alone, so any stretch of a fragment can be taken.
+        Each number of the result depends only on the numbers at its index, so any stretch of a fragment can be taken.
         """
         former, newer = (arrays.get(MOMENTUM, _NO_MOMENTUM) for arrays in (state, kept))
         vectors = [params, pseudo_gradient, following, *([former, newer] if self.momentum else [])]
@@ -119,11 +119,11 @@ class OptaxOuter:
 def make_outer(spec: str, lr: float, momentum: float) -> OuterOptimizer:
     """Return the outer optimizer that `spec` names.
 
-    `nesterov`; `optax:<name>` for `optax.<name>(lr)`; `module:attribute` for a callable of the learning rate that returns
-    an optax transformation.
+    `nesterov`; `optax:<name>` for `optax.<name>(lr)`; `module:attribute` for a callable of the learning rate that
+    returns an optax transformation.
 
     Raises:
-        SettingsError: there is no such optimizer here, or what is there makes none from a learning rate.
+        SettingsError: there is no such optimizer here, or it makes none from a learning rate.
     """
     if spec == "nesterov":
         return Nesterov(lr, momentum)

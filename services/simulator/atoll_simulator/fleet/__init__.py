@@ -1,1 +1,1 @@
-"""Fleets of up to millions of chips in virtual time: what failures cost, and what the production machines make of it."""
+"""Fleets of up to millions of chips in virtual time: the cost of failures, and how the production machines cope."""

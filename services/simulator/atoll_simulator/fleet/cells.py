@@ -2,12 +2,11 @@
 
 A cell is one system (`rigid`, `elastic` or a number of learners) on so many chips; it is simulated once per seed. Each
 of these simulations is a pure function of its arguments, so the table is the same for any number of workers. Cells of
-one fleet size and seed suffer the same failures: what differs between rows is the system, not the luck.
+one fleet size and seed suffer the same failures: rows differ in the system, not in luck.
 
 The interval beside each mean is Student's, for 95 %, over the seeds.
 
-Workers are deaf to Ctrl-C, which a terminal sends to all of a command's processes: whoever waits for them hears it and
-ends them.
+Workers ignore Ctrl-C, which a terminal sends to all processes of a command: the parent handles it and ends them.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class SeedSpread:
 
 @dataclass(frozen=True, slots=True)
 class FleetCell:
-    """What several seeds say of one system on so many chips; shares of 1, counts per seed.
+    """The results of several seeds for one system on so many chips; shares of 1, counts per seed.
 
     `used_chips` are those in whole slices of the learners; all shares are of them.
     """
@@ -84,7 +83,7 @@ class FleetCell:
 
 
 def learners_of(system: str) -> int:
-    """Return M of a system's name."""
+    """Return M for a system's name."""
     return 1 if system in (RIGID, ELASTIC) else int(system)
 
 
@@ -95,7 +94,7 @@ def simulate(job: Job) -> Lived:
         world: Chips | Rigid = Rigid(engine, job.fleet, job.chips, job.seed)
     else:
         world = Chips(engine, job.fleet, job.chips, learners_of(job.system), job.seed)
-    gc.disable()  # nothing here is a cycle, and millions of small tuples would be looked at for nothing
+    gc.disable()  # there are no cycles here, and the collector would scan millions of small tuples in vain
     try:
         engine.run(job.days * DAY_S)
     finally:
@@ -121,7 +120,7 @@ def table(
 
 
 def run(jobs: Sequence[Job], workers: int = 0) -> list[Lived]:
-    """Simulate all jobs, the longest first, and return what they say in the order of the jobs."""
+    """Simulate all jobs, the longest first, and return their results in the order of the jobs."""
     wanted = workers_for(len(jobs), workers)
     if wanted == 1:
         return [simulate(job) for job in jobs]
@@ -133,7 +132,7 @@ def run(jobs: Sequence[Job], workers: int = 0) -> list[Lived]:
                 futures = {i: pool.submit(simulate, jobs[i]) for i in order}
             return [futures[i].result() for i in range(len(jobs))]
         except KeyboardInterrupt:
-            # Not cancelled: a pool whose workers are gone fails what it still has, and trips over what is cancelled.
+            # Not cancelled: a pool without workers fails its remaining jobs, and breaks on cancelled ones.
             for child in set(active_children()) - others:
                 child.terminate()
             raise
@@ -152,7 +151,7 @@ def workers_for(jobs: int, workers: int) -> int:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C for a moment; processes that are started meanwhile never hear of it: we end them."""
+    """Hold back Ctrl-C for a moment; processes started meanwhile never receive it, so we end them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -163,7 +162,7 @@ def _uninterrupted() -> Iterator[None]:
 def check(
     fleet: FleetParameters, systems: Sequence[str], sizes: Sequence[int], seeds: Sequence[int], days: float
 ) -> None:
-    """Raise `SettingsError` for what cannot be simulated, or not in a reasonable time."""
+    """Raise `SettingsError` for a table that cannot be simulated, or not in a reasonable time."""
     fleet.check()
     within("--days", days, 1e-4, 36_500.0)
     within("--seeds", len(seeds), 1, SEEDS_MAX)
@@ -176,7 +175,7 @@ def check(
 
 
 def affordable(chips: int, time_s: float, fleet: FleetParameters, failures_max: int, todo: str) -> None:
-    """Raise `SettingsError` when so many chips have more failures in that time than can be simulated; say what `todo`."""
+    """Raise `SettingsError`, with `todo`, when so many chips have more failures in that time than can be simulated."""
     failures = chips * time_s / fleet.mtbi_s
     if failures > failures_max:
         raise SettingsError(
@@ -216,7 +215,7 @@ def size_in(word: str) -> int:
 
 
 def size_text(chips: int) -> str:
-    """Return a number of chips as people write it."""
+    """Return a number of chips in a short form."""
     for scale, unit in ((1_000_000, "M"), (1_000, "k")):
         if chips >= scale:
             return f"{chips / scale:g}{unit}"
@@ -237,7 +236,7 @@ def spread(values: Sequence[float]) -> SeedSpread:
 
 
 def per_cent(share: SeedSpread) -> str:
-    """Return a share in per cent with its interval; a dash where one seed has none."""
+    """Return a share in per cent with its interval; a dash if there is only one seed."""
     return f"{100 * share.mean:.1f} ± " + ("-" if share.half is None else f"{100 * share.half:.1f}")
 
 

@@ -1,8 +1,8 @@
 r"""Chance for fleets: streams that do not disturb each other, return times, and the slowest of many slices.
 
-Every purpose draws from a stream of its own, named by seed and purpose, so that asking one more question of one kind
-leaves all others as they were: the same seed has the same failures with and without the protocol beside them. Python
-seeds a generator with a text by its SHA-512, so a name means the same in every process.
+Every purpose draws from a stream of its own, named by seed and purpose. One more draw of one kind leaves all other
+streams as they were: the same seed has the same failures with and without the protocol beside them. Python seeds a
+generator with a text by its SHA-512, so a name means the same in every process.
 
 **Exponentiated Weibull**, with shape k, exponent a and scale s:
 
@@ -10,8 +10,8 @@ seeds a generator with a text by its SHA-512, so a name means the same in every 
 
     F(x) = (1 - e^{-(x/s)^k})^a, \qquad x = s\,(-\ln(1 - u^{1/a}))^{1/k}
 
-**The slowest of n.** A synchronous learner steps as slow as its slowest slice. Where n slices deviate by independent
-standard normals, the largest deviation has the distribution function Phi(z)^n, so one uniform number gives a sample,
+**The slowest of n.** A synchronous learner steps as slowly as its slowest slice. If n slices deviate by independent
+standard normals, the largest deviation has the distribution function Phi(z)^n. So one uniform number gives a sample,
 Phi^-1(u^(1/n)), and one integral its mean: no loop over slices, however many there are.
 """
 
@@ -42,12 +42,12 @@ class ReturnTimes:
         self._scale = mean_s / _weibull_mean(shape, exponent)
 
     def draw(self) -> float:
-        """Return how long the next failed chip stays away."""
+        """Return the time for which the next failed chip stays away."""
         return self._scale * _quantile(self._dice.random(), self._shape, self._exponent)
 
 
 def _quantile(u: float, one_by_k: float, one_by_a: float) -> float:
-    """Return the value below which a share `u` lies, for scale 1; finite for every u in [0, 1)."""
+    """Return the quantile of `u` for scale 1; finite for every u in [0, 1)."""
     rest = -math.expm1(one_by_a * math.log(u)) if u > 0.0 else 1.0
     return float((-math.log(max(rest, 5e-324))) ** one_by_k)
 
@@ -69,7 +69,7 @@ def slowest(slices: int, u: float) -> float:
     """Return the largest of `slices` standard normals at the share `u`, 0 < u < 1, of its distribution."""
     if slices <= 0:
         return 0.0
-    # The upper tail is asked for: u^(1/n) rounds to 1 when n is large, 1 - u^(1/n) does not.
+    # Use the upper tail: u^(1/n) rounds to 1 when n is large, 1 - u^(1/n) does not.
     tail = -math.expm1(math.log(u) / slices)
     return -_NORMAL.inv_cdf(min(max(tail, 1e-300), 1.0 - 1e-16))
 

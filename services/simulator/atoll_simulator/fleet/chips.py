@@ -1,28 +1,27 @@
-"""Learners of slices of chips that fail and return: what of their time is left for stepping.
+"""Learners of slices of chips that fail and return: the share of their time that remains for stepping.
 
     STEPPING --a slice fails--> stalled downscale_s --> STEPPING with a slice less      (failures meanwhile are absorbed)
     failed slice --return time--> waiting --admission--> stalled upscale_s --> STEPPING with all that waited
 
 Each learner is an elastic data-parallel job. A failure takes one slice away and stalls the *whole* learner while it
-reconfigures; what fails during a stall is absorbed into it: it loses its slice and prolongs nothing, unless a share of such
-failures begins the stall anew (`stall_again`). A failure may be noticed late (`notice_s`): until then the other slices step on,
-and what fails meanwhile is noticed with it. Where those steps are lost, that is no notice but a longer stall. Failed chips come
-back after a random time. Slices that are back wait, and are taken in together, at most once per admission interval,
-by another stall. The failures of the fleet are one Poisson process; each strikes a chip anywhere, and a chip of a slice
-that is already out, or one that fills no slice, is no news (thinning: exact). So a million chips cost what their
-failures cost, and one seed has the same failures at the same moments however the fleet is divided into learners.
+reconfigures. A failure during a stall is absorbed: it takes its slice and prolongs nothing, except for a share of such
+failures that begin the stall anew (`stall_again`). A learner may notice a failure late (`notice_s`): until then the
+other slices step on, and it notices later failures together with the first (if those steps are lost, use a longer stall
+instead). Failed chips return after a random time. Returned slices wait, and another stall takes them in together, at
+most once per admission interval. The failures of the fleet are one Poisson process. Each strikes a chip anywhere; a
+chip of a slice that is already out, or of no slice, changes nothing (thinning: exact). So a million chips cost as much
+as their failures, and one seed has the same failures at the same moments for any division of the fleet into learners.
 
 In the long run a learner with failures at rate r (of the chips that are not away) steps for about
 
     (1 - upscale / (a + exp(-r a) / r)) / (1 + r downscale),    a = max(admission, upscale)
 
-of its time (a test holds the two together): admissions follow each other after the interval, and not before the last one's
-stall is over, or, when nothing is back by then, as soon as something is; of the rest each failure that finds it stepping
-takes a downscale.
+of its time (a test compares the two). An admission follows the last one after the interval and after its stall, or, if
+no slice is back by then, as soon as one is. Of the rest, each failure of a stepping learner takes a downscale.
 
 *Goodput* is stepping time times the share of slices that are in, *uptime* the share of time in which some learner
-steps. How fast a step is, is another matter (the paper counts stalls too, not slowness: K = 1 has 100 % among learners
-of unequal speed, Table 5): `pace` in `atoll_simulator.fleet.cells`.
+steps. Step speed is separate, `pace` in `atoll_simulator.fleet.cells`: the paper too counts stalls, not slowness (100 %
+at K = 1, Table 5).
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """What became of the time so far: shares of 1, and counts."""
+    """The use of the time so far: shares of 1, and counts."""
 
     goodput: float
     uptime: float
@@ -64,7 +63,7 @@ class Lived:
 
 
 class Chips:
-    """`learners` elastic learners on one engine; `hear` is told of each learner whose state changed."""
+    """`learners` elastic learners on one engine; `hear` receives each learner whose state changed."""
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class Chips:
         engine.after(self._dice.expovariate(self._rate), self._fail)
 
     def lived(self) -> Lived:
-        """Return what became of the time until now."""
+        """Return the use of the time until now."""
         self._account()
         time_s = max(self.engine.now_s, 1e-300)
         count = len(self.learners)
@@ -113,7 +112,7 @@ class Chips:
     # --- failures and returns -------------------------------------------------------------------------------------------
 
     def _fail(self) -> None:
-        """Strike a chip anywhere, and see to the next failure; a place counts learners, and beyond them what fills no slice."""
+        """Strike a chip anywhere, and schedule the next failure; places beyond the learners are chips in no slice."""
         self.engine.after(self._dice.expovariate(self._rate), self._fail)
         place = self._dice.random() * self._places
         number = int(place)
@@ -137,7 +136,7 @@ class Chips:
             struck.until_s = max(struck.until_s, self.engine.now_s + self.fleet.downscale_s)
 
     def _notice(self, number: int) -> None:
-        """Stall for what has failed since; a stall that has begun meanwhile has dealt with it."""
+        """Stall for all failures since; a stall that began meanwhile has dealt with them."""
         one = self.learners[number]
         if self.engine.now_s >= one.noticed_s:
             self._account()
@@ -148,7 +147,7 @@ class Chips:
         self._admit(number)
 
     def _admit(self, number: int) -> None:
-        """Take in what waits, once the learner is not stalled and the interval has passed."""
+        """Take in all waiting slices, once the learner is not stalled and the interval has passed."""
         one = self.learners[number]
         if not one.waiting or one.stalled or one.asked:
             return
@@ -179,7 +178,7 @@ class Chips:
         self.engine.after(for_s, self._go_on, number)
 
     def _go_on(self, number: int) -> None:
-        """End a stall: step again, unless nothing is left to step with or something waits to be taken in."""
+        """End a stall: step again, unless no slice is left or some wait to be taken in."""
         one = self.learners[number]
         if self.engine.now_s < one.until_s:
             self.engine.after(one.until_s - self.engine.now_s, self._go_on, number)
@@ -215,10 +214,10 @@ class Chips:
 class Rigid:
     """One data-parallel job that any failure stops.
 
-    Data-parallel training without elasticity: any failure stops everything for `restart_s`; spares replace
-    what failed, so it always has all its slices; what was done since the last kept progress is done again. It keeps
-    progress after every step by default: with a period of half a minute no restart time comes within four points of both
-    figures of the paper, since a fleet that fails every 26 s would replay most of what it does (`make bench-goodput` fits
+    This is data-parallel training without elasticity: any failure stops everything for `restart_s`. Spares replace the
+    failed chips, so the job always has all its slices. It repeats all work since it last kept its progress. By default
+    it keeps progress after every step: with a period of half a minute no restart time comes within four points of both
+    figures of the paper, since a fleet that fails every 26 s would replay most of its work (`make bench-goodput` fits
     that too).
     """
 
@@ -239,7 +238,7 @@ class Rigid:
         engine.after(self._dice.expovariate(self._rate), self._fail)
 
     def lived(self) -> Lived:
-        """Return what became of the time until now; what is not kept yet counts, as nothing has lost it."""
+        """Return the use of the time until now; progress not kept yet counts, because no failure has lost it."""
         time_s = max(self.engine.now_s, 1e-300)
         running_s = 0.0 if self._began_s is None else self.engine.now_s - self._began_s
         uptime = (self._stepped_s + running_s) / time_s
@@ -261,7 +260,7 @@ class Rigid:
                 self._stop()
 
     def _stop(self) -> None:
-        """Stall, and lose what was done since progress was kept."""
+        """Stall, and lose all work since progress was kept."""
         if self._began_s is None:
             return
         self._unnoticed = False

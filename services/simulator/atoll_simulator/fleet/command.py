@@ -181,7 +181,7 @@ def _chosen(numbers: dict[str, float], *groups: type[Any]) -> list[Any]:
 
 
 def _remark(text: str) -> None:
-    """Say something to who watches, beside the output."""
+    """Write a remark to standard error, beside the output."""
     sys.stderr.write(f"atoll: {text}\n")
     sys.stderr.flush()
 

@@ -1,8 +1,9 @@
-"""The shards' side of a simulated fleet: production `Shard` machines, and what their commands do at once or later.
+"""The shards' side of a simulated fleet: production `Shard` machines, and their commands, carried out at once or later.
 
-A driver of the machine like the service, with sums in place of bytes: fetching and committing take the time of a
-fragment over the hub's own link. One lane per fragment keeps the order of the commands: what follows a commit waits until
-it is durable. Nothing fails here (owners that die, brokers that forget: `tests/schedules`). It decides nothing.
+It is a driver of the machine like the service, with sums in place of bytes: fetching and committing take the time of a
+fragment over the hub's own link. One lane per fragment keeps the order of the commands: commands after a commit wait
+until it is durable. Nothing fails here (dying owners and forgetful brokers: `tests/schedules`). The hub decides
+nothing.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Hub:
         self._on_fact(LearnerLeft(at_s=now_s, learner=beat.learner, incarnation=beat.incarnation))
 
     def drain(self) -> None:
-        """Finish when everybody has left and nothing is queued."""
+        """Finish when all learners have left and nothing is queued."""
         self._on_fact(DrainOrdered(at_s=self.world.engine.now_s, cause_id="drain"))
         self._look_at_queue()
 
@@ -124,7 +125,7 @@ class Hub:
 
     def _on_timer(self, armed: ArmTimer, number: int) -> None:
         if self._timers[armed.name] == number:
-            # Adding a wait to the time of day may round below the moment that was meant.
+            # Adding a wait to the time of day may round to just before the intended moment.
             self._on_fact(TimerFired(at_s=max(armed.due_s, self.world.engine.now_s), name=armed.name))
 
     def _on_fetched(self, key: PushKey) -> None:
@@ -155,7 +156,7 @@ class Hub:
             self._durable.see_books(fragment, action.fragment_ledger)
 
     def _commit(self, commit: Commit) -> None:
-        """Make a commit visible, tell everybody, and go on with what waited in its lane."""
+        """Make a commit visible, announce it, and continue with the waiting commands of its lane."""
         fragment = commit.fragment
         if self._durable is not None:
             self._durable.see_commit(commit)

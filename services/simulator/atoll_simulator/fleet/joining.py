@@ -1,15 +1,15 @@
-"""What a learner that joins costs, by how long the copy of its state takes (arXiv 2604.21428, Fig. 12).
+"""The cost of a joining learner, by the time that the copy of its state takes (arXiv 2604.21428, Fig. 12).
 
-The paper's elastic data-parallel job stalls for the whole copy; its Decoupled DiLoCo stands still for nothing up to a
-copy of six steps (at H = 24), then longer and longer, and no less than the elastic job from H steps on. Here the
-production machines are asked: M learners train, one more comes, and the same run without it is beside. What the
-others lost is the difference of their stepping time; what the newcomer misses is its own time until it steps, and
-until a commit has it.
+The paper's elastic data-parallel job stalls for the whole copy. Its Decoupled DiLoCo does not stall up to a copy of six
+steps (at H = 24), then longer and longer, and from H steps on no less than the elastic job. Here the production
+machines answer: M learners train, one more joins, and the same run without it is the reference. The others lose the
+difference of their stepping time; the newcomer loses its own time until it steps, and until a commit has its
+contribution.
 
-A copy in Atoll is lent through the broker by a peer that goes on stepping, and a newcomer needs no agreement: it
-adopts what is visible when its copy is there. So the others lose no step however long it takes: by construction, no step
-here depends on a link. What lending takes of the lender's link is not counted, since a copy here has a length and no bytes
-(in `scavenging` it is). What a long copy costs is the newcomer's own time, and moments that are as old as the copy took.
+In Atoll a peer lends the copy through the broker and steps on. A newcomer needs no agreement: it adopts the visible
+versions when its copy is there. So the others lose no step however long the copy takes: by construction no step here
+depends on a link. The load on the lender's link is not counted, since a copy here has a length and no bytes (in
+`scavenging` it is). A long copy costs the newcomer's own time, and its moments are as old as the copy is long.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ NEWCOMER = "newcomer"
 
 @dataclass(frozen=True, slots=True)
 class JoinCost:
-    """One copy time, all in nominal steps: what the others lost together, and when the newcomer stepped and was merged.
+    """One copy time, all in nominal steps: the others' total loss, and when the newcomer stepped and was merged.
 
-    `merged_steps` is None where no commit had it before the end of the window.
+    `merged_steps` is None if no commit had it before the end of the window.
     """
 
     copy_steps: float
@@ -87,7 +87,7 @@ def copies_in(text: str) -> tuple[float, ...]:
 
 
 def _begun(fleet: FleetParameters, exchange: Exchange, learners: int, seed: int) -> Rounds:
-    """Return a run of equal learners that has just begun."""
+    """Return a newly begun run of equal learners."""
     world = Rounds(fleet, exchange, seed)
     world.settings.check(learners)
     for number in range(learners):

@@ -1,10 +1,9 @@
-"""A learner's link, one direction: at-most-once messages that may be lost, small messages, and large ones that wait in line.
+"""A learner's link, one direction: core messages that may be lost, small messages, and large ones that wait in line.
 
-A *at-most-once message* (a call, news of a head, a report) takes latency, or is lost for good. A *small* message (a
-question, an answer, a farewell) that is lost is sent again after a pause, as often as it takes. A *large* one (a
-contribution, a frame) shares the bandwidth by waiting in line: what is sent later arrives later; when it is lost it
-takes its own time on the line again. Small ones pass the line by, as they do where packets of several streams take
-turns.
+A *core message* (a call, news of a head, a report) takes latency, or is lost for good. A *small* message (a question,
+an answer, a farewell) that is lost is sent again after a pause, as often as it takes. A *large* one (a contribution, a
+frame) shares the bandwidth by waiting in line: a later one arrives later, and a lost one takes its own time on the line
+again. Small ones pass the line, as they do if packets of several streams take turns.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class FleetLink:
         self.lost = 0
 
     def sent_bytes(self) -> float:
-        """Return how many bytes have left by now, in vain or not; what still waits in line has not."""
+        """Return the bytes that have left by now, also in vain; messages still in line do not count."""
         now_s = self._engine.now_s
         while self._line and self._line[0][1] <= now_s:
             began_s, ended_s = self._line.popleft()
@@ -64,7 +63,7 @@ class FleetLink:
         """Make `call(*arguments)` at the other end when `size_bytes` have arrived there."""
         now_s = self._engine.now_s
         on_line_s = size_bytes / self._bytes_s
-        self.sent_bytes()  # forgets what is through, so that the line keeps no more than waits in it
+        self.sent_bytes()  # forgets what has left, so that the line keeps only what waits
         done_s = max(now_s, self._free_s) + on_line_s
         self._line.append((done_s - on_line_s, done_s))
         while self._dice.random() < self._loss:

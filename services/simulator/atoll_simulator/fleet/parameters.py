@@ -1,7 +1,7 @@
-"""What a simulated fleet is made of: every number once, with its range, its unit and where it comes from.
+"""The parameters of a simulated fleet: every number once, with its range, its unit and its origin.
 
-The command line, the checks and the table of docs/explanation/goodput.md are made from the fields
-below, so a parameter cannot be documented in one place and missing in another. `origin` names the source of each value:
+The command line, the checks and the table of docs/explanation/goodput.md are made from the fields below, so a parameter
+cannot be documented in one place and missing in another. `origin` names the source of each value:
 
     paper    a number of arXiv 2604.21428, with the confidence mark of our reading of it ([S2]: two independent readers)
     fitted   chosen so that the four cells of one learner come out (benchmarks/fleet/goodput_fit.py); no other cell was used
@@ -146,7 +146,7 @@ Numbers = TypeVar("Numbers", FleetParameters, Exchange)
 
 
 def checked(parameters: FleetParameters | Exchange) -> None:
-    """Raise `SettingsError` for the first number of `parameters` that is out of range; a NaN is."""
+    """Raise `SettingsError` for the first number of `parameters` that is out of range; a NaN is out of range."""
     for each in fields(parameters):
         got = getattr(parameters, each.name)
         low, high = each.metadata["low"], each.metadata["high"]
@@ -164,9 +164,9 @@ def changed(numbers: Numbers, **values: float) -> Numbers:
 
 
 def split(chips: int, learners: int, slice_chips: int) -> int:
-    """Return the slices of each of `learners` equal learners, at least 1; raise `SettingsError` when chips do not go round.
+    """Return the slices per learner of equal learners, at least 1; raise `SettingsError` if there are too few chips.
 
-    A part of a slice is none: the shares of time and capacity below are of whole slices.
+    Part of a slice does not count: the shares of time and capacity below are of whole slices.
     """
     if chips < learners * slice_chips:
         raise SettingsError(

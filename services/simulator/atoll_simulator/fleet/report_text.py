@@ -1,4 +1,4 @@
-"""What simulated fleets say, as text for a terminal and as plain data for a file."""
+"""The results of simulated fleets, as text for a terminal and as plain data for a file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tables(cells: Sequence[FleetCell]) -> str:
 def plot(
     cells: Sequence[FleetCell], what: Literal["goodput", "uptime"], marks: Sequence[tuple[str, int, float]] = ()
 ) -> str:
-    """Return the SVG of one share, a line per system; `marks` are (system, chips, share) of somebody else, as rings."""
+    """Return the SVG of one share, a line per system; `marks` are (system, chips, share) of others, as rings."""
     curves = []
     for system in dict.fromkeys(cell.system for cell in cells):
         name = f"{system} learners" if system.isdigit() else system
@@ -58,7 +58,7 @@ def plot(
 
 
 def window(told: RoundsReport) -> str:
-    """Return what a window of rounds says."""
+    """Return the results of a window of rounds."""
     spread = ", ".join(f"{count} of {n}" for n, count in sorted(told.contributors.items(), reverse=True))
     rows = [
         ("window", f"{told.window_s:.0f} s, {told.steps} steps of all learners, {told.chips.failures} failures"),
@@ -105,7 +105,7 @@ def write_table(folder: Path, fleet: FleetParameters, cells: Sequence[FleetCell]
 
 
 def write_answer(folder: Path, name: str, **said: object) -> list[Path]:
-    """Write what was asked and what was found to `name`.json in `folder`, and return its path."""
+    """Write the question and the result to `name`.json in `folder`, and return its path."""
     return [_write(folder, f"{name}.json", json.dumps(said, indent=2, default=_plain) + "\n")]
 
 
@@ -122,7 +122,7 @@ def joined(rows: Sequence[JoinCost]) -> str:
 
 
 def folder_for(out: str | None, *names: str) -> Path | None:
-    """Return the folder that `names` go to, made if need be; raise `SettingsError` where they cannot be written."""
+    """Return the folder for `names`, created if needed; raise `SettingsError` if they cannot be written there."""
     if out is None:
         return None
     if not out.strip():
@@ -156,7 +156,7 @@ def _write(folder: Path, name: str, text: str) -> Path:
 
 
 def _plain(value: object) -> object:
-    """Return a dataclass as what JSON knows."""
+    """Return a dataclass as JSON types."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     raise TypeError(f"{type(value).__name__} is no plain data")

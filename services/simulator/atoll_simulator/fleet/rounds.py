@@ -1,15 +1,15 @@
 """The protocol layer: production machines training on a fleet, for a window of steps; every token's fate at the end.
 
-The layers are joined at one point. The chips (`atoll_simulator.fleet.chips`) say of each learner when it stops, when it goes
-on and with how many slices; the protocol says nothing back, so the chips live the very same life as without it: the same
-failures at the same moments for the same seed (every purpose has a stream of chance of its own). A long
-table of goodput and a short window of rounds are therefore statements about one and the same fleet.
+The layers are joined at one point. The chips (`atoll_simulator.fleet.chips`) report for each learner when it stops,
+when it goes on and with how many slices. The protocol reports nothing back, so the chips behave exactly as without it:
+the same failures at the same moments for the same seed (every purpose has a random stream of its own). A long table of
+goodput and a short window of rounds are therefore statements about one and the same fleet.
 
     window:  learners step, stall, answer calls, adopt            `steps` nominal steps long; figures are of this part
-    drain:   everybody leaves after its step or stall, shards finish, the books are settled
+    drain:   all learners leave after their step or stall, shards finish, the ledgers are settled
 
-A driver's two halves are `FleetLearner` and `Hub`. What is said of waiting is measured, not assumed: the time a learner was
-there less its stalls and less what each of its steps was to take. A step that begins or ends late shows as waiting.
+A driver's two halves are `FleetLearner` and `Hub`. Waiting is measured, not assumed: the time a learner was there, less
+its stalls and less the planned time of each of its steps. A step that begins or ends late shows as waiting.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ FAILURES_MAX = 2_000_000
 
 
 class NeverAtRest(AtollError):
-    """Everybody was told to leave, and somebody never did: a bug."""
+    """All learners were asked to leave, and one never did: a bug."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """What is looked at: `learners` learners on `chips` chips for `steps` nominal steps."""
+    """The simulated part: `learners` learners on `chips` chips for `steps` nominal steps."""
 
     chips: int
     learners: int
@@ -53,7 +53,7 @@ class StepWindow:
 
 @dataclass(frozen=True, slots=True)
 class RoundsReport:
-    """What a window says; times in seconds, tokens of the whole run (window and drain), shares of 1."""
+    """The results of a window; times in seconds, tokens of the whole run (window and drain), shares of 1."""
 
     steps: int
     used_chips: int
@@ -91,7 +91,7 @@ class Rounds:
     """Trainers and shards on one engine."""
 
     def __init__(self, fleet: FleetParameters, exchange: Exchange, seed: int, *, watched: bool = False) -> None:
-        """Found a run that nobody trains in yet; `watched` checks every invariant after every fact, at three times the cost."""
+        """Found a run without learners; `watched` checks every invariant after every fact, at three times the cost."""
         self.fleet = fleet.check()
         self.exchange = exchange.check()
         self.seed = seed
@@ -123,11 +123,11 @@ class Rounds:
         return {p: v for hub in self.hubs for p, v in hub.versions.items()}
 
     def hub_of(self, fragment: int) -> Hub:
-        """Return who owns a fragment."""
+        """Return the hub that owns a fragment."""
         return self.hubs[self.settings.shard_of(fragment)]
 
     def lender(self) -> FleetLearner | None:
-        """Return who lends its state to the next that joins: those that train take turns; None when nobody does."""
+        """Return the learner that lends its state to the next newcomer, in turns; None if none trains."""
         able = [trainer for trainer in self.trainers if trainer.trains and not trainer.leave_wanted]
         self._lent += 1
         return able[self._lent % len(able)] if able else None
@@ -135,25 +135,25 @@ class Rounds:
     # --- what is said -----------------------------------------------------------------------------------------------------
 
     def announce_call(self, call: PublishCall) -> None:
-        """CoreMessage a call to every learner."""
+        """Send a call to every learner, as core messages."""
         for trainer in self.trainers:
             if trainer.trains:
                 trainer.down.core_message(trainer.hear_call, call)
 
     def announce_head(self, fragment: int, version: int) -> None:
-        """CoreMessage to every learner that a version is visible."""
+        """Tell every learner, by core message, that a version is visible."""
         for trainer in self.trainers:
             if trainer.trains:
                 trainer.down.core_message(trainer.hear_head, fragment, version)
 
     def tell_refused(self, refusal: Acknowledge) -> None:
-        """CoreMessage a refusal to its learner."""
+        """Send a refusal to its learner, as a core message."""
         for trainer in self.trainers:
             if trainer.name == refusal.key.learner:
                 trainer.down.core_message(trainer.hear_refused, refusal.key, refusal.reason)
 
     def trained(self, tokens: int) -> None:
-        """Count the tokens of a step, and tell who asked to be told."""
+        """Count the tokens of a step, and call the registered observer."""
         self.tokens += tokens
         if self.on_tokens is not None:
             self.on_tokens(self.tokens)
@@ -161,7 +161,7 @@ class Rounds:
     # --- the end ------------------------------------------------------------------------------------------------------------
 
     def settle(self) -> Settlement:
-        """Ask everybody to leave, wait until all is at rest, and return the fates; raise `NeverAtRest`."""
+        """Ask all learners to leave, wait until all is at rest, and return the fates; raise `NeverAtRest`."""
         for trainer in self.trainers:
             trainer.leave()
         until_s = self.engine.now_s + self._rest_s()
@@ -177,7 +177,7 @@ class Rounds:
         return settle(fragment_ledger, self.settings.fragments)
 
     def _rest_s(self) -> float:
-        """Return a time in which everybody can leave: some steps, the longest stalls, and all that may be in line."""
+        """Return a time in which all learners can leave: some steps, the longest stalls and the longest lines."""
         fleet, exchange = self.fleet, self.exchange
         line_s = 8.0 * exchange.fragment_bytes / (exchange.gbit_s * BITS_PER_GBIT)
         sent_s = (line_s + exchange.latency_s + exchange.retry_s) / (1.0 - exchange.loss)
@@ -242,10 +242,10 @@ def rounds(
 
 
 def _times(world: Rounds, window_s: float) -> tuple[float, float, float]:
-    """Return learner-seconds of finished steps, learner-seconds of waiting, and the share of the capacity that was trained on.
+    """Return learner-seconds of finished steps, learner-seconds of waiting, and the trained share of the capacity.
 
-    Capacity is what every learner would have trained at its own mean speed with all its slices. A step under way when the
-    window ends is neither a finished step nor waiting.
+    Capacity is what every learner would have trained at its own mean speed with all its slices. A step under way when
+    the window ends is neither a finished step nor waiting.
     """
     stepped_s = waited_s = capacity = 0.0
     for trainer in world.trainers:

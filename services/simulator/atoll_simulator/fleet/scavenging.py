@@ -1,17 +1,17 @@
-"""Compute scavenging: capacity that is there for half of the work, by learners that come and go or by one elastic job.
+"""Compute scavenging: extra capacity for half of the work, by learners that come and go or by one elastic job.
 
-A token budget is trained by M learners; more of them, +25 ... +300 %, are there until half of it is done (in several
-waves, if wanted: there for one share of the budget, away for the next). If coming and going cost nothing, it takes
+M learners train a token budget; more of them, +25 ... +300 %, are there until half of it is done (in several waves, if
+wanted: there for one share of the budget, away for the next). If coming and going cost nothing, it takes
 
     T(x) / T(0) = 0.5 + 0.5 / (1 + x)
 
-**Learners that come and go** are simulated with the production machines (`atoll_simulator.fleet.rounds`): one that
-comes fetches parameters and a peer's moments over the links of both before its first step, one that goes pushes what it
-has and says goodbye. Nobody else notices; every token has a fate at the end. All have the same speed here, so that +x
-is x of the capacity.
+**Learners that come and go** are simulated with the production machines (`atoll_simulator.fleet.rounds`). One that
+comes fetches parameters and a peer's moments over the links of both before its first step. One that goes pushes what it
+has and says goodbye. No other learner notices; every token has a fate at the end. All have the same speed here, so that
++x is x of the capacity.
 
-**One elastic data-parallel job** of the same capacity stalls as a whole whenever its size changes. The paper's column for
-it is met by no single length of stall, so `stall_for` says for each row which one would give it. Several waves multiply
+**One elastic data-parallel job** of the same capacity stalls as a whole whenever its size changes. No single length of
+stall gives the paper's column for it, so `stall_for` computes for each row the one that would. Several waves multiply
 the stalls and divide that length: only their sum shows in the time.
 """
 
@@ -35,9 +35,9 @@ WAVES_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Scavenged:
-    """One row: `extra` capacity, times over those without it, and what became of the tokens of the learners' run.
+    """One row: `extra` capacity, times over those without it, and the fates of the tokens of the learners' run.
 
-    `join_s` is how long a helper waited for its copy on average, in seconds (0 where nobody joined).
+    `join_s` is the mean time that a helper waited for its copy, in seconds (0 if no helper joined).
     """
 
     extra: float
@@ -52,7 +52,7 @@ class Scavenged:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What is trained: `steps` of `learners` learners without help; help comes in `waves`; `stall_s` is the elastic job's."""
+    """`steps` of `learners` learners without help; help comes in `waves`; `stall_s` is the elastic job's."""
 
     learners: int = 4
     steps: int = 4000
@@ -132,7 +132,7 @@ def _by_learners(fleet: FleetParameters, exchange: Exchange, budget: Budget, ext
     joins = 0
 
     def look(tokens: int) -> None:
-        """See to it that help is there when it should be."""
+        """Add or remove help as planned."""
         nonlocal there, joins
         wanted = tokens < tokens_wanted and budget.present(tokens / tokens_wanted)
         if wanted == there or not helpers:

@@ -2,13 +2,13 @@
 
     joining --state over the link--> training <--> stalled --told to leave--> draining --farewells--> left
 
-The next step begins when one ends, whatever the links and the shards do. A stall of the learner's chips cuts the step
-under way short (its tokens were never trained) and makes the learner deaf: calls and news of heads of that time are
-missed, and it sends no reports. Afterwards it asks for the heads, as the production island does now and then, and takes over
-what it missed. Transfers under way go on: they are the host's business, not the chips'.
+The next step begins when one ends, whatever the links and the shards do. A stall of the learner's chips cuts the
+present step short (its tokens were never trained). It also makes the learner deaf: it misses calls and news of heads,
+and sends no reports. Afterwards the learner asks for the heads, as the production island does at intervals, and adopts
+what it missed. Transfers under way go on: the host does them, not the chips.
 
 Tokens are counted as one per chip and step: a learner without some of its slices trains that much less per step, and
-its contributions weigh so.
+its contributions weigh accordingly.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class FleetLearner:
 
     @property
     def trains(self) -> bool:
-        """Return whether it takes part: it has joined and was not told to leave yet."""
+        """Return whether it takes part: it has joined and was not asked to leave yet."""
         return self.state == "training"
 
     @property
@@ -97,9 +97,9 @@ class FleetLearner:
         self._take_over(self.world.versions())
 
     def join(self, copy_s: float | None = None) -> None:
-        """Fetch parameters and a peer's two moments over the links of both, or in `copy_s` whatever the links, then train.
+        """Fetch parameters and a peer's two moments over the links of both, or in `copy_s` over no link, then train.
 
-        The peer's moments wait in its line like its contributions. The broker passes on what it has, so the copy is there
+        The peer's moments wait in its line like its contributions. The broker forwards at once, so the copy is there
         when the slower of the two lines is done.
         """
         versions = self.world.versions()
@@ -116,7 +116,7 @@ class FleetLearner:
             lender.up.send(moments_bytes, self._part_is_here, versions)
 
     def leave(self) -> None:
-        """Leave after the present step or stall, whichever it is in."""
+        """Leave after the present step or stall."""
         self.leave_wanted = True
 
     def _part_is_here(self, versions: dict[int, int]) -> None:
@@ -137,7 +137,7 @@ class FleetLearner:
     # --- steps and stalls ---------------------------------------------------------------------------------------------------
 
     def under_way_s(self) -> float:
-        """Return how long the present stall has lasted, or the present step, which lasts no longer than it was to take."""
+        """Return the age of the present stall, or of the present step, at most the planned time of that step."""
         since_s = self.world.engine.now_s - self.since_s
         return since_s if self.stalled else min(since_s, self._last_s)
 
@@ -150,7 +150,7 @@ class FleetLearner:
             self._epoch += 1
 
     def go_on(self, active: int) -> None:
-        """Go on with `active` slices and what was missed."""
+        """Go on with `active` slices and adopt what was missed."""
         self.stalled = False
         self.active = active
         if self.state == "training":
@@ -193,13 +193,13 @@ class FleetLearner:
     # --- news ---------------------------------------------------------------------------------------------------------------
 
     def hear_call(self, call: PublishCall) -> None:
-        """Hear a call, unless nobody listens."""
+        """Hear a call, unless the learner is deaf."""
         if self.trains and not self.stalled:
             now_s = self.world.engine.now_s
             self._on_fact(CallHeard(at_s=now_s, fragment=call.fragment, version=call.version, attempt=call.attempt))
 
     def hear_head(self, fragment: int, version: int) -> None:
-        """Hear of a head, unless nobody listens."""
+        """Hear of a head, unless the learner is deaf."""
         if self.trains and not self.stalled:
             self._on_fact(HeadHeard(at_s=self.world.engine.now_s, fragment=fragment, version=version))
 

@@ -1,8 +1,8 @@
-"""The planner: bytes, bandwidth, utilisation, goodput, time and cost of a run that nobody has started yet.
+"""The planner: bytes, bandwidth, utilisation, goodput, time and cost of a run that has not started yet.
 
-Pure arithmetic from a `Question` to an `PlanAnswer`; nothing is measured, nothing is sent. `timeline` simulates compute and
-communication as a graph like the one the literature used, `utilisation` says the same in closed form, `traffic` asks
-the production codecs for sizes, `failures` is the closed form of goodput, `cautions` says what cannot work.
+Pure arithmetic from a `Question` to a `PlanAnswer`; it measures nothing and sends nothing. `timeline` simulates compute
+and communication as a graph like that of the literature, `utilisation` has the same in closed form, `traffic` asks the
+production codecs for sizes, `failures` is the closed form of goodput, `cautions` says what cannot work.
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ class PlanAnswer:
         question: what was asked.
         traffic: bytes of one round.
         burst: bits per second each way with which a round ends within tau steps; None if no bandwidth does it.
-        late: why none does it; empty where one does.
+        late: why no bandwidth does it; empty if one does.
         hub_in_average, hub_out_average: bits per second over the hub's link in the mean.
         broker_in_average, broker_out_average: the same at the broker's network card.
-        regions: what the plan does to each link.
+        regions: the effect of the plan on each link.
         systems: Atoll and the synchronous ones.
         room: memory and streams.
         assumptions: sentences, with numbers.
@@ -56,9 +56,9 @@ class PlanAnswer:
 
     @property
     def speed_up(self) -> float | None:
-        """Return how many times faster than data-parallel over the same links, failures and what is not merged counted.
+        """Return the speed over data-parallel on the same links; failures and unmerged work count.
 
-        None for a plan that cannot work, and where data-parallel stands still.
+        None for a plan that cannot work, and if data-parallel stands still.
         """
         other = self.systems[2].tokens_per_s
         return self.systems[0].tokens_per_s / other if self.works and other else None
@@ -68,7 +68,7 @@ def answer(question: Question) -> PlanAnswer:
     """Return the plan of a checked question.
 
     Raises:
-        SettingsError: the question is none.
+        SettingsError: the question is not valid.
     """
     question.check()
     moved = traffic(question)
@@ -93,7 +93,7 @@ def answer(question: Question) -> PlanAnswer:
 
 
 def assumptions(question: Question) -> tuple[str, ...]:
-    """Return what the figures rest on, each in a sentence with its number."""
+    """Return the assumptions behind the figures, each in a sentence with its number."""
     protocol, links, broken = question.protocol, question.links, question.failures
     up, down = bits_per_number(protocol.codec_up), bits_per_number(protocol.codec_down)
     overlap = "both hidden in the backward pass" if question.backward_overlap else "both with nothing beside it"
@@ -147,7 +147,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
 
 
 def _fate(question: Question) -> str:
-    """Return what becomes of what is trained while a round is under way."""
+    """Return the fate of the tokens trained while a round is under way."""
     if question.protocol.adoption == "carry":
         return "carried into the next round"
     return "superseded, and paid for like the rest"

@@ -1,8 +1,8 @@
-"""What cannot work in a plan or is a pity, and what to change to which value so that it is gone.
+"""What cannot work in a plan or wastes something, and which changes would end it.
 
-A trouble is found first; its ways out (`atoll_simulator.planner.ways`) are then followed one by one. Those are told
-that a run would accept, that make this trouble vanish and that bring no other. One is enough of those that only differ
-in degree.
+The planner first finds a trouble, then follows its remedies (`atoll_simulator.planner.ways`) one by one. It reports a
+remedy only if a run would accept it, if this trouble vanishes and if no other appears. If remedies differ only in
+degree, it reports one.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ NO_WAY = "nothing that the settings accept; change more than one thing"
 
 @dataclass(frozen=True, slots=True)
 class Caution:
-    """One thing that will not work, or is a pity where it is not `grave`: a stable word for it, what, and what to do.
+    """A thing that cannot work, or (not `grave`) a waste: a stable word for it, a description, and what to do.
 
-    `to` holds flags to add to the command, with ", or " between ways of which each is enough.
+    `to` holds flags to add to the command, with ", or " between alternatives, each of which is enough.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Caution:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was computed, for those who judge it."""
+    """Everything computed that the cautions judge."""
 
     question: Question
     moved: Traffic
@@ -59,7 +59,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What was found: as in `Caution`, with the ways that may lead out; `one` of them is enough to tell."""
+    """A trouble: as in `Caution`, with its possible remedies; `one`: it is enough to report one of them."""
 
     kind: str
     what: str
@@ -77,7 +77,7 @@ def cautions(found: Findings) -> tuple[Caution, ...]:
 
 
 def findings(question: Question) -> Findings:
-    """Return what is judged of a checked question."""
+    """Return everything that the cautions judge in a checked question."""
     moved = traffic(question)
     links = regions(question, moved)
     unmerged_s = question.protocol.interval_steps * question.step_s / 2.0
@@ -86,7 +86,7 @@ def findings(question: Question) -> Findings:
 
 
 def _told(trouble: Trouble, kinds: set[str]) -> str:
-    """Return the ways that a run accepts and after which the trouble is gone, with none besides those `kinds` there were."""
+    """Return the remedies that a run accepts and that end the trouble and add none besides those `kinds` there were."""
     told = []
     for way in trouble.ways():
         try:
@@ -145,7 +145,7 @@ def _agreement(found: Findings) -> Iterator[Trouble]:
 
 
 def _missed(found: Findings) -> Iterator[Trouble]:
-    """A quorum that is rarely there while learners are away: rounds wait, and what is trained meanwhile is overwritten."""
+    """A quorum that is rarely there while learners are away: rounds wait, and work trained meanwhile is overwritten."""
     question, quorum = found.question, found.question.protocol.quorum
     if not 1 < quorum <= question.learners:
         return
@@ -199,7 +199,7 @@ def _links(found: Findings) -> Iterator[Trouble]:
 
 
 def _delay(question: Question, moved: Traffic, region: Region) -> str:
-    """Return what makes a region's rounds too long for their overlap; empty where its link is to blame."""
+    """Return what makes a region's rounds too long for their overlap; empty if its link is the cause."""
 
     def in_time(other: Question, up: float, down: float) -> bool:
         way = stream(other, moved, up, down)
@@ -214,7 +214,7 @@ def _delay(question: Question, moved: Traffic, region: Region) -> str:
 
 
 def _starved(found: Findings) -> Iterator[Trouble]:
-    """What waits behind the chunks in flight: an acknowledgement, a heartbeat; both travel on the same connection."""
+    """Messages that wait behind the chunks in flight on the same connection: an acknowledgement, a heartbeat."""
     question = found.question
     patience_s = min(DEFAULTS.try_s, max(question.protocol.silence_s, SILENT_STEPS * question.step_s))
     worst = min(found.regions, key=lambda region: region.up_usable)
@@ -230,7 +230,7 @@ def _starved(found: Findings) -> Iterator[Trouble]:
 
 
 def _named(found: Findings, worst: Region, all_of_them: Sequence[Region]) -> str:
-    """Return which region is meant, and how many others share its trouble."""
+    """Return the name of the region, and how many others share its trouble."""
     more = f" (and {len(all_of_them) - 1} more)" if len(all_of_them) > 1 else ""
     rate = as_rate(min(worst.up_usable, worst.down_usable))
     return f"region {found.regions.index(worst) + 1}{more}, with {rate},"

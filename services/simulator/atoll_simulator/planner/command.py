@@ -136,7 +136,7 @@ def plan(  # noqa: PLR0913  (one option each)
 
 
 def _question(options: dict[str, Any]) -> Question:
-    """Return what the options ask."""
+    """Return the question that the options ask."""
     from atoll.base.units import count  # noqa: PLC0415
     from atoll_simulator.planner import Prices, Question  # noqa: PLC0415
 
@@ -190,7 +190,7 @@ def _links(options: dict[str, Any]) -> PlanLinks:
 def _run(config: Path | None, assignments: list[str], flags: dict[str, Any]) -> Settings:
     """Return the settings of the file, the environment and `--set`, with the agreement of the flags.
 
-    What nobody said is as `atoll up` sets it when there is a file, else the protocol's own default.
+    Values that are not given are as `atoll up` sets them if there is a file, else the protocol's own defaults.
     """
     import msgspec  # noqa: PLC0415
 

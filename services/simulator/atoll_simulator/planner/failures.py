@@ -1,9 +1,9 @@
-"""Goodput under failures, as a closed form: how much of a machine's time is useful compute, in the long run.
+"""Goodput under failures, as a closed form: the share of a machine's time that is useful compute, in the long run.
 
-Of n chips those that are not away fail; a learner loses one of its slices by a Poisson process of rate r while it runs. Every
-loss stops the whole learner for the time of a downscale; what fails meanwhile is absorbed by the same stop. Slices that come
-back are taken in together, and that stops the learner too. Two such stops are no less than a = max(admission, upscale) apart,
-since a stop cannot begin in another:
+Of n chips those that are not away fail. A running learner loses one of its slices by a Poisson process of rate r. Every
+loss stops the whole learner for a downscale; the same stop absorbs failures meanwhile. Returned slices are taken in
+together, which also stops the learner. Two such stops are at least a = max(admission, upscale) apart, as a stop cannot
+begin in another:
 
     present = 1 / (1 + slice return / MTBI)                 chips that are not away, of all
     r       = present n / MTBI
@@ -11,17 +11,17 @@ since a stop cannot begin in another:
     running = (1 - upscale / (a + exp(-r a) / r)) (1 + r notice) / (1 + r (notice + stop))
     goodput = running x present
 
-Until a loss is noticed the others step on, and losses of that time are noticed with it. A rigid job restarts at every loss from
-the progress it kept last, every c seconds: of the time 1/r between losses c / (exp(r c) - 1) is kept, and the notice, in 1/r +
-notice + restart (which is prolonged like a downscale). Synchronous training is one learner of all the chips, elastic or rigid.
+Until a loss is noticed the other slices step on; losses of that time are noticed with it. A rigid job restarts at every
+loss from its last kept progress, kept every c seconds. Of the time 1/r between losses it keeps c / (exp(r c) - 1), and
+the notice, in 1/r + notice + restart (prolonged like a downscale). Synchronous training is one learner of all chips,
+elastic or rigid.
 
-A learner that fails as a whole (one machine, a home) is away for the time of return; its span that was not merged yet is lost,
-half an interval in the mean, and nobody else stops. Of a synchronous job that is elastic, all stop as above and go on without
-it. One that is rigid runs while all are there, which is (share of time that one is there)^M, less a restart for each loss.
+If a whole learner fails (one machine, a home), it is away for the time of return. It loses its unmerged local interval,
+half of it in the mean; no other learner stops. An elastic synchronous job stops as above and goes on without it. A
+rigid one runs while all are there: (share of time that one is there)^M, less a restart for each loss.
 
-The default constants are those of the simulated fleets, with the origin of each (`atoll_simulator.fleet.parameters`);
-the paper does not publish its own. `atoll sim goodput` plays the same mechanism event by event, and a test holds the
-two together.
+Default constants are those of the simulated fleets (`atoll_simulator.fleet.parameters`, with origins); the paper
+publishes none. `atoll sim goodput` plays the same mechanism event by event; a test compares the two.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HOUR_S = 3600.0
 YEAR_S = 365.0 * 24.0 * HOUR_S
 LOSS_PER_HOUR_MAX = 60.0
 LONGEST = 600.0
-"""Failures in a stop beyond which its length is without bound for any purpose: its exponential must remain a number."""
+"""Failures in a stop beyond which its length counts as infinite: its exponential must remain a number."""
 FLEET = FleetParameters()
 
 
@@ -47,11 +47,11 @@ class Failures:
     Attributes:
         mtbi_s: mean time between interruptions of one chip.
         slice_chips: chips that are lost together.
-        return_s: how long what was lost stays away.
+        return_s: how long a lost slice or learner stays away.
         downscale_s: a learner's stop when it loses a slice.
         upscale_s: its stop when it takes slices in again.
         admission_s: shortest time between two such stops.
-        restart_s: a rigid job's stop at each failure; what it did since it last kept its progress is lost besides.
+        restart_s: a rigid job's stop at each failure; it also loses its work since it last kept its progress.
         checkpoint_s: time between two of these; 0 for after every step, however short.
         notice_s: how long steps go on, and count, after a failure.
         stall_again: share of the failures during a stop that begin it anew.
@@ -71,7 +71,7 @@ class Failures:
     loss_per_hour: float = 0.0
 
     def check(self) -> Failures:
-        """Return self, or raise `SettingsError` for the first value that a simulated fleet would refuse, too."""
+        """Return self, or raise `SettingsError` for the first value that a simulated fleet would also refuse."""
         for each in fields(FleetParameters):
             name, got = each.name, self.mtbi_s / DAY_S if each.name == "mtbi_days" else getattr(self, each.name, None)
             if got is not None:
@@ -95,20 +95,20 @@ def _running(failures: Failures, rate: float) -> float:
 
 
 def _prolonged(stop_s: float, rate: float) -> float:
-    """Return how long a stop of `stop_s` takes in the mean when failures at `rate` per second begin it anew."""
+    """Return the mean length of a stop of `stop_s` when failures at `rate` per second begin it anew."""
     again = rate * stop_s
     return math.expm1(min(again, LONGEST)) / rate if again else stop_s
 
 
 def stops(failures: Failures, chips: int) -> tuple[float, float]:
-    """Return the share of time in which a learner of `chips` stands still, and how many seconds it does so at a time."""
+    """Return the share of time in which a learner of `chips` stands still, and the seconds of each stop."""
     if failures.loss_per_hour:
         return 1.0 - _there(failures), failures.return_s
     return 1.0 - running(_whole(failures, chips), chips), max(failures.downscale_s, failures.upscale_s)
 
 
 def _there(failures: Failures) -> float:
-    """Return the share of time in which a learner that is lost as a whole is there."""
+    """Return the share of time in which a learner that can be lost as a whole is there."""
     return 1.0 / (1.0 + failures.loss_per_hour / HOUR_S * failures.return_s)
 
 

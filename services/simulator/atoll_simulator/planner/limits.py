@@ -1,8 +1,8 @@
-"""What keeps any bandwidth from being enough, or a round from ending within its overlap: one cause, named.
+"""The one cause that keeps any bandwidth from being enough, or a round from ending within its overlap.
 
-A round has parts that a wider link does not shorten: its round trips, merging, and the window, which bounds the bytes of a blob
-that are sent before the first of them are acknowledged. The cause is found by taking a part away and asking again. The window
-comes first, because a person can do more about it than about the speed of light.
+A wider link does not shorten some parts of a round: its round trips, merging, and the window, which bounds the bytes of
+a blob that are sent before the first of them are acknowledged. The planner finds the cause by removing a part and
+asking again. The window comes first, because a user can change it more easily than the speed of light.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def unwindowed(question: Question) -> Question:
 
 
 def limit(question: Question, holds: Callable[[Question], bool]) -> str:
-    """Return the part of a round without which `holds` is true; `TOGETHER` where no single one is to blame."""
+    """Return the part of a round without which `holds` is true; `TOGETHER` if no single part is the cause."""
     links = question.links
     without = {
         WINDOW: unwindowed(question),
@@ -51,7 +51,7 @@ def told(question: Question, cause: str) -> str:
 
 
 def remedy(cause: str) -> str:
-    """Return what to change about a cause."""
+    """Return the change that removes a cause."""
     return {
         WINDOW: "more fragments, more overlap, a smaller codec up, a hub nearer by or a larger BusOptions.window; not the link",
         ROUND_TRIP: "more overlap, longer steps or a hub nearer by (--overlap-steps, --rtt-ms); not the link",

@@ -1,10 +1,10 @@
-"""What each region's link makes of a plan: the time of a round, what overlap hides, and the bandwidth that would do.
+"""The effect of each region's link: the time of a round, the part that overlap hides, and the bandwidth needed.
 
-A round takes three and a half round trips (call 1/2, the chunks' acknowledgements 1, manifest 1/2, head 1/2, reading 1),
-the transfer up, merging, the transfer down. Links are full duplex: the legs of one round follow each other, but one
-fragment goes up while another comes down, so the link is occupied for the longer leg only. A region whose share of the
-hub or whose one TCP connection is slower than its own link has that as its rate. The window of chunks that are not yet
-acknowledged slows one blob, and so the round, but not the link, on which other fragments go up meanwhile.
+A round takes three and a half round trips (call 1/2, the chunks' acknowledgements 1, manifest 1/2, head 1/2, reading
+1), the transfer up, merging, the transfer down. Links are full duplex: the legs of one round follow each other, but one
+fragment goes up while another comes down, so a fragment occupies the link for the longer leg only. If a region's share
+of the hub or its one TCP connection is slower than its own link, that is its rate. The window of unacknowledged chunks
+slows one blob, and so the round, but not the link, on which other fragments go up meanwhile.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Region:
     """One region's link, in bits per second and seconds.
 
     Attributes:
-        up, down: what the link has.
-        up_usable, down_usable: what is left of it by hub and connection; `bound_by` says what bounds the longer leg.
-        up_average, down_average: what the plan moves in the mean.
+        up, down: the capacity of the link.
+        up_usable, down_usable: the part that hub and connection leave; `bound_by` says what bounds the longer leg.
+        up_average, down_average: the traffic of the plan in the mean.
         busy: share of time that the busier direction carries something; above 1 it cannot.
         journey_s: one round from call to adoption, alone on the link.
         hidden_s: how much of it overlap hides.
@@ -54,7 +54,7 @@ class Region:
 
 
 def regions(question: Question, moved: Traffic) -> tuple[Region, ...]:
-    """Return what the plan does to each region's link."""
+    """Return the effect of the plan on each region's link."""
     alone = [_usable(question, up, down) for up, down in zip(question.links.up, question.links.down, strict=True)]
     together = paces(question, [_journey(question, moved, usable) for usable in alone])
     return tuple(_region(question, moved, usable, pace) for usable, pace in zip(alone, together, strict=True))
@@ -75,7 +75,7 @@ def stream(question: Question, moved: Traffic, up: float, down: float) -> Stream
 
 
 def reached(question: Question, moved: Traffic, bits_per_s: float) -> float:
-    """Return the utilisation over a link of `bits_per_s` in each direction that nothing else bounds."""
+    """Return the utilisation over a link of `bits_per_s` in each direction with no other bound."""
     return utilisation.streaming(question.step_s, stream(question, moved, bits_per_s, bits_per_s))
 
 
@@ -85,7 +85,7 @@ def required(question: Question, moved: Traffic) -> dict[float, float | None]:
 
 
 def unreachable(question: Question, moved: Traffic) -> str:
-    """Return why no bandwidth reaches the least utilisation that none does; empty where one always does."""
+    """Return why the least utilisation that no bandwidth reaches is out of reach; empty if every one is reached."""
     widest = utilisation.LINK_BITS_PER_S_MAX
     best = reached(question, moved, widest)
     missed = [wanted for wanted in WANTED if best < wanted]
@@ -95,7 +95,7 @@ def unreachable(question: Question, moved: Traffic) -> str:
 
 
 def too_late(question: Question, moved: Traffic) -> str:
-    """Return why no bandwidth lets a round end within tau steps; empty where one does."""
+    """Return why no bandwidth lets a round end within tau steps; empty if one does."""
     if burst(question, moved) is not None:
         return ""
     return limits.told(question, limits.limit(question, lambda other: burst(other, moved) is not None))
@@ -104,7 +104,7 @@ def too_late(question: Question, moved: Traffic) -> str:
 def burst(question: Question, moved: Traffic) -> float | None:
     """Return the bits per second, each way, with which a round ends within tau steps; None if none do.
 
-    It is no less than the longer leg moves in the mean, since otherwise rounds would queue for the link.
+    It is at least the mean traffic of the longer leg, since otherwise rounds would queue for the link.
     """
     links = question.links
     left_s = question.hidden_s - ROUND_TRIPS * links.rtt_s - links.merge_s
@@ -123,7 +123,7 @@ def average(question: Question, size: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Usable:
-    """What a link has, what is left of it by hub and connection, and what bounds each direction; bits per second."""
+    """A link's capacity, the part that hub and connection leave, and the bound of each direction; bits per second."""
 
     has: tuple[float, float]
     up: float

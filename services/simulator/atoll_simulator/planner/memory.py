@@ -1,13 +1,13 @@
-"""Room that a run needs where nobody looks until it is full: a synchronizer's memory, the broker's streams.
+"""The memory of a synchronizer and the streams of the broker that a run needs.
 
-A shard holds its fragments as float32 with their outer state. A round that is open adds its sum and contributions that wait
-to be entered, as large as a sum at most (`atoll.merge.accumulate`), while it commits the new values and state, and up to eight
-contributions that are read at once (`atoll_synchronizer.aggregator`); the last vectors that were let go are kept
-(`atoll.base.buffer_pool`). Arrays of a gibibyte and more lie in scratch files, but those of an optimizer from optax: what is in
-memory then is a sum for each round that is open, as much again of what is mapped in (`make bench-memory`), and contributions
-and deltas that are smaller. A stream of frames holds two of each fragment, since the one before
-stays until the next commit, or two keyframes and the deltas since; that of states one, and the next while it is written; that
-of contributions what learners have pushed and no commit has settled.
+A shard holds its fragments as float32 with their outer state. An open round adds its sum and the contributions that
+wait for it, at most as large as a sum (`atoll.merge.accumulate`). A commit adds the new values and state. Up to eight
+contributions are read at once (`atoll_synchronizer.aggregator`), and the pool keeps the last released vectors
+(`atoll.base.buffer_pool`). Arrays of a gibibyte and more are in scratch files, except those of an optimizer from optax.
+Memory then holds a sum for each open round, as much again of mapped pages (`make bench-memory`), and smaller
+contributions and deltas. A stream of frames holds two of each fragment, since the one before stays until the next
+commit, or two keyframes and the deltas since. The stream of states holds one, and the next while it is written; that of
+contributions holds all that no commit has settled yet.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Room:
 
 
 def shards_enough(question: Question, moved: Traffic, journey_s: float) -> int | None:
-    """Return the fewest shards that fit the memory of their machines; None if not even one fragment each does."""
+    """Return the fewest shards that fit the memory of their machines; None if not even one fragment each fits."""
     for shards in range(question.protocol.shards, question.protocol.fragments + 1):
         protocol = msgspec.structs.replace(question.protocol, shards=shards)
         if room(replace(question, protocol=protocol), moved, journey_s).shard <= question.shard_memory_bytes:

@@ -1,6 +1,6 @@
-r"""Which share of what is trained ever enters the model: rounds take time, and what a learner trains meanwhile is overwritten.
+r"""The share of the training that ever enters the model: rounds take time, and work done meanwhile is overwritten.
 
-A learner pushes what it has at the call, and adopts the next version when the round is over. What it trained in between is
+A learner pushes its work at the call, and adopts the next version when the round is over. Its work in between is
 superseded (`atoll.protocol.island`). With H steps between rounds and J of them between push and adoption,
 
 .. math::
@@ -9,19 +9,17 @@ superseded (`atoll.protocol.island`). With H steps between rounds and J of them 
 
 * *collected*: until the round ends, seconds. The K-th fastest way up decides, then grace, which waits for the slower ones
   for as long as Eq. 3 grants at most.
-* *held*: how much longer a quorum above one takes because learners stand still. A stop that another one meets has a rest
-  that is uniform over its length D; of M - 1 others K - 1 must be there, each with the chance u + (1 - u) y by y D
+* *held*: how much longer a quorum above one takes because learners stand still. The rest of a stop that another meets
+  is uniform over its length D. Of M - 1 others K - 1 must be there, each with the chance u + (1 - u) y by y D
   seconds, so it takes D times the mean over y of P(fewer are there) in the mean.
 * *returned*: merging, news of the head, the way down.
 * the one step more: half of the step in which the call comes, half of that in which the frame does.
 
-With `adoption = "carry"` nothing is overwritten where the link keeps up: all is merged.
-
-A link that must carry c > 1 times what it can has fragments come round every c H steps, and most of that time they stand in
-line, where overwriting takes what is trained. No theory of ours says how much: the share is divided by c^1.5, fitted by eye on
-simulations, and is within 25 points of theirs, on either side. With "carry" it is divided by c, a lower bound.
-
-The forms are held against `atoll_simulator.fleet.rounds`: 3 points where the link keeps up, 6 with failures and any quorum.
+With `adoption = "carry"` nothing is overwritten if the link keeps up: all is merged. A link that must carry c > 1 times
+its capacity makes fragments come round every c H steps. Most of that time they stand in line, and training is
+overwritten. We have no theory of how much: the share is divided by c^1.5, fitted by eye on simulations, and is within
+25 points of theirs, on either side. With "carry" it is divided by c, a lower bound. The forms are compared with
+`atoll_simulator.fleet.rounds`: 3 points if the link keeps up, 6 with failures and any quorum.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from atoll_simulator.planner.question import Question
 PARTS = 32
 CROWDING = 1.5
 UNSURE = 25.0
-"""Points between this form and the simulation where the link is too slow, at most."""
+"""The largest difference in points between this form and the simulation if the link is too slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class MergePace:
 
 
 def paces(question: Question, journeys: Sequence[Journey]) -> tuple[MergePace, ...]:
-    """Return what comes of each region's learners, who are spread over the regions in turn."""
+    """Return the pace of each region's learners, which are spread over the regions in turn."""
     protocol, learners = question.protocol, question.learners
     if protocol.quorum > learners:
         return tuple(MergePace(math.inf, 0.0) for _ in journeys)

@@ -1,8 +1,8 @@
-"""What is asked of the planner: a model, how it is trained, over which links, on which machines, for which money.
+"""The question to the planner: a model, its training, over which links, on which machines, for which money.
 
-Everything is in base units (bits per second, seconds, bytes); protocol values are those of `ProtocolSettings` and are
-checked by it, so a plan cannot be made for what a run would refuse. A quorum above the number of learners is no error
-here but a warning: that is what a plan is for.
+Everything is in base units (bits per second, seconds, bytes). Protocol values are those of `ProtocolSettings`, which
+checks them, so there is no plan for settings that a run would refuse. A quorum above the number of learners is no error
+here but a warning: a plan is there to find that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from atoll_simulator.planner.failures import Failures
 
 FLAGS = ("fragments", "interval_steps", "overlap_steps", "quorum", "shards")
 WANTED = (0.50, 0.80, 0.90, 0.95, 0.99)
-"""Utilisations that bandwidth is asked for: those of the published tables."""
+"""The plan gives the bandwidth for these utilisations, those of the published tables."""
 SEGMENT_BYTES = 1460.0
 
 
@@ -55,7 +55,7 @@ class PlanLinks:
 
     @property
     def window_bits_per_s(self) -> float:
-        """Return what the window of unacknowledged chunks lets a writer send."""
+        """Return the rate at which the window of unacknowledged chunks lets a writer send."""
         return 8.0 * self.window_bytes / self.rtt_s if self.rtt_s else math.inf
 
 
@@ -112,9 +112,9 @@ class Question:
 
     @property
     def state_numbers(self) -> float:
-        """Return the float32 numbers of outer state per parameter: momentum, or two as of Adam where optax is outside.
+        """Return the float32 numbers of outer state per parameter: momentum, or two as of Adam for an optax optimizer.
 
-        What rounding took from what was sent down counts for half of one (`atoll.merge.downlink`).
+        The rounding residue of the down-link counts for half of one (`atoll.merge.downlink`).
         """
         carried = 0.0 if self.exact_down else 0.5
         if self.protocol.outer != "nesterov":
@@ -182,7 +182,7 @@ class Question:
         return self
 
     def _check_protocol(self) -> None:
-        """Raise `SettingsError` as the protocol does, with the flag's name where the planner has one."""
+        """Raise `SettingsError` as the protocol does, with the flag's name if the planner has one."""
         try:
             self.protocol.check()
         except SettingsError as error:

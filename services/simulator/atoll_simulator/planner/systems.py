@@ -2,11 +2,11 @@
 
 The synchronous ones reduce by a ring over all M sites: each sends 2 (M-1)/M of the whole volume, at the pace of the
 slowest link, and a round of the ring costs 2 (M-1) half round trips. Data-parallel reduces every step, DiLoCo every H
-steps; both beside the backward pass of that step, or with training stopped if asked. Both stop all when one fails
-(`failures`). The ring goes over what Atoll's rounds go over: each site's one connection, and its share of the hub.
+steps; both beside the backward pass of that step, or with training stopped if asked. Both stop all sites when one fails
+(`failures`). The ring uses the same links as Atoll's rounds: each site's one connection, and its share of the hub.
 
-Atoll's learners do not wait: its pace is that of its steps, times the share of them that is ever merged (`merging`). The
-rest is paid for all the same, with chips and with bytes.
+Atoll's learners do not wait: its pace is that of its steps, times the share of them that is ever merged (`merging`).
+The user pays for the rest all the same, with chips and with bytes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class System:
         goodput: share of that which is useful under failures.
         merged: share of that which ever enters the model.
         required: bits per second each way by wanted utilisation.
-        limit: why no bandwidth is enough for the least utilisation that none reaches; empty where one always is.
+        limit: why no bandwidth is enough for the least utilisation that none reaches; empty if every one is reached.
         site_bytes_per_step: bytes one site sends per step, in the mean.
         wide_bytes_per_step: bytes that cross between sites per step, all together.
         tokens_per_s: useful tokens.
-        time_s: to the budget; infinite without a budget's end in sight, 0 without a budget.
+        time_s: to the budget; infinite if the run never gets there, 0 without a budget.
         chip_hours: in that time.
         cost: of chips and egress, in dollars.
         cost_egress: of egress alone.
@@ -99,13 +99,13 @@ def systems(question: Question, moved: Traffic, regions: tuple[Region, ...]) -> 
 
 
 def _reached(question: Question, home: Region) -> float:
-    """Return the steps between two rounds of a fragment, those asked for where there is never one."""
+    """Return the steps between two rounds of a fragment, or the requested ones if there never is a round."""
     return home.interval if math.isfinite(home.interval) else float(question.protocol.interval_steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bits per second by wanted utilisation, and why there are none where there are none."""
+    """Bits per second by wanted utilisation, and the reason for each that has none."""
 
     required: dict[float, float | None]
     limit: str
@@ -159,5 +159,5 @@ def _system(
 
 
 def _price(amount: float, dollars: float) -> float:
-    """Return what an amount costs: nothing where it is free, even if there is no end of it."""
+    """Return the price of an amount: 0 if it is free, even for an infinite amount."""
     return amount * dollars if dollars else 0.0

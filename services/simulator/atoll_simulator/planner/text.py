@@ -1,4 +1,4 @@
-"""A plan as text: the question, what it means, what it rests on, what cannot work."""
+"""A plan as text: the question, its meaning, its assumptions, and what cannot work."""
 
 from __future__ import annotations
 

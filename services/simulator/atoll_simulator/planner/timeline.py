@@ -1,8 +1,8 @@
 """A small simulator of work that waits for work: compute and communication as a graph, and when each part ends.
 
-A node needs a resource (compute, a link) for a while and may begin when all it comes after has ended; a resource does one
-thing at a time, in the order in which things became ready. A node without a resource only takes time: any number of them
-run at once. That is all; what the nodes mean is said by the schedules below, which are those of the literature:
+A node needs a resource (compute, a link) for some time and may begin when all its predecessors have ended. A resource
+does one thing at a time, in the order in which nodes became ready. A node without a resource only takes time: any
+number of them run at once. The schedules below, those of the literature, give the nodes their meaning:
 
     data-parallel      forward by layers, backward by layers; a layer's gradient is reduced as soon as its backward has
                        ended, and its next forward needs it
@@ -11,7 +11,7 @@ run at once. That is all; what the nodes mean is said by the schedules below, wh
                        DiLoCo has the same graph (its learners do not wait, see `atoll_simulator.planner.utilisation`)
 
 Utilisation is compute over time, once things repeat. `atoll_simulator.planner.utilisation` has the closed forms; a test
-holds them against these graphs. Times are in seconds; the graph is deterministic.
+compares them with these graphs. Times are in seconds; the graph is deterministic.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GraphWork:
 
 @dataclass(frozen=True, slots=True)
 class GraphStep:
-    """What a training step computes: `takes_s` in all, in `layers` equal layers, backward twice as long as forward."""
+    """The work of a training step: `takes_s` in all, in `layers` equal layers, backward twice as long as forward."""
 
     takes_s: float
     layers: int = 1
@@ -60,7 +60,7 @@ def ends(works: Sequence[GraphWork]) -> list[float]:
 
 
 class _Playing:
-    """One graph while it is played: what runs, what waits for a resource, what waits for other nodes."""
+    """One graph in progress: running nodes, nodes that wait for a resource, nodes that wait for other nodes."""
 
     def __init__(self, works: Sequence[GraphWork]) -> None:
         self._works = works
@@ -101,7 +101,7 @@ class _Playing:
         self._begin(resource, at_s)
 
     def _begin(self, resource: str, at_s: float) -> None:
-        """Let the node that has waited longest for `resource` have it, if it is free."""
+        """Start the node that has waited longest for `resource`, if the resource is free."""
         if not self._busy[resource] and self._queues[resource]:
             _, number = heapq.heappop(self._queues[resource])
             self._busy[resource] = True

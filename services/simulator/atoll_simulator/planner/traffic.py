@@ -1,11 +1,11 @@
-"""Bytes: what one round moves, leg by leg, as the production codecs frame it and the broker carries it.
+"""Bytes: the traffic of one round, leg by leg, as the production codecs frame it and the broker carries it.
 
     learner  ── contribution ──►  broker  ── M contributions ──►  shard
     learner  ◄── frame ─────────  broker  ◄── frame, outer state ──  shard
 
 The broker is a star: everything goes through it, so its incoming link carries M contributions and one commit per round,
-its outgoing link M frames and M contributions. Where broker and shards stand in one hub, only contributions in and frames
-out cross the wide area. Sizes come from the functions that make the real thing; what zstd takes off four bits depends on
+its outgoing link M frames and M contributions. If broker and shards stand in one hub, only contributions in and frames
+out cross the wide area. Sizes come from the functions of the production code. The gain of zstd on four bits depends on
 the numbers, and is not counted.
 """
 
@@ -32,10 +32,10 @@ class Traffic:
         up: one learner's contribution, with its manifest.
         down: what one learner reads, with its head.
         state: outer state that a commit stores beside the frame.
-        chunks_up, chunks_down: messages they are cut into.
-        hub_in, hub_out: what crosses the hub's link to all M learners.
-        broker_in, broker_out: what the broker's network card carries, shards included.
-        shard_in, shard_out: what the fragment's shard reads and writes; its share of a keyframe, read by who joins, counts.
+        chunks_up, chunks_down: the number of their messages.
+        hub_in, hub_out: traffic over the hub's link to all M learners.
+        broker_in, broker_out: traffic of the broker's network card, shards included.
+        shard_in, shard_out: the fragment's shard reads and writes; its share of a keyframe, read by newcomers, counts.
     """
 
     up: int

@@ -8,12 +8,12 @@ With a step of T seconds in L layers, of which the backward pass has the share w
                     that leaves no earlier than that is n steps behind it, so n steps take D + (n - tau) T at least:
                     T' = T + max(0, D - tau T) / n, and T' >= c / k, which the link needs
 
-Streaming is exact where H is a multiple of P. Elsewhere fragments leave at uneven steps in the graph, and k apart here,
-as Atoll's shards call them: then the two differ by up to 20 points of utilisation where a link is nearly full.
+Streaming is exact if H is a multiple of P. Otherwise fragments leave at uneven steps in the graph, and k apart here, as
+Atoll's shards call them: then the two differ by up to 20 points of utilisation if a link is nearly full.
 
-A learner of Atoll does not wait. Where streaming would stall, it goes on, rounds take longer than tau steps, and fragments
-come round less often than every H steps: `interval_reached`. What is a loss of compute in the literature is a loss
-of freshness here; the threshold is the same, so the bandwidth required is the same.
+A learner of Atoll does not wait. When streaming would stall, it goes on, rounds take longer than tau steps, and
+fragments come round less often than every H steps: `interval_reached`. The loss of compute in the literature is a
+higher staleness here; the threshold is the same, so the bandwidth required is the same.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def steps_of_a_journey(fragments: int, interval: int, overlap: int) -> float:
 
 
 def interval_reached(step_s: float, stream: Stream) -> float:
-    """Return the steps between two rounds of a fragment when nobody waits: H, or more where the link is too slow."""
+    """Return the steps between two rounds of a fragment when no learner waits: H, or more if the link is too slow."""
     occupied_s = stream.send_s * stream.fragments if stream.shared else 0.0
     in_turn_s = stream.send_s + stream.after_s
     return max(float(stream.interval), occupied_s / step_s, in_turn_s / step_s)
@@ -76,8 +76,8 @@ def interval_reached(step_s: float, stream: Stream) -> float:
 def required(utilisation: Callable[[float], float], wanted: float) -> float | None:
     """Return the least bits per second at which `utilisation`, which never falls with bandwidth, reaches `wanted`.
 
-    None when no bandwidth reaches it, because time is lost to what bandwidth does not buy (latency, merging); 0 when nothing
-    is sent, so that none is needed.
+    None when no bandwidth reaches it, because time is lost to causes other than bandwidth (latency, merging); 0 when
+    nothing is sent, so that none is needed.
     """
     low, high = math.log(LINK_BITS_PER_S_MIN), math.log(LINK_BITS_PER_S_MAX)
     if utilisation(LINK_BITS_PER_S_MAX) < wanted:

@@ -1,7 +1,7 @@
-"""Ways out of a trouble: flags as a person would add them to the command, and the question that they make of it.
+"""Remedies for a trouble: flags as a user would add them to the command, and the question with them.
 
-A way is only ever told when the planner has followed it: the changed question is one that a run would accept, and the trouble
-is gone from it (`cautions`). So what is generated here may be a guess; what is told is not.
+The planner reports a remedy only after following it: a run would accept the changed question, and the trouble is gone
+from it (`cautions`). So a remedy generated here may be a guess; a reported one is not.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ JUST_BELOW = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Flags to add, and what is asked with them."""
+    """Flags to add, and the question with them."""
 
     flags: str
     question: Question
 
 
 def agree(question: Question, **values: int | str) -> Remedy:
-    """Return the way of other values in the agreement of the run."""
+    """Return the remedy of other values in the agreement of the run."""
     names = {"codec_up": "--up"}
     flags = " ".join(f"{names.get(name, '--' + name.replace('_', '-'))} {value}" for name, value in values.items())
     return Remedy(flags, replace(question, protocol=msgspec.structs.replace(question.protocol, **values)))
 
 
 def cleaner(question: Question, loss: float) -> Remedy:
-    """Return the way of links that lose less than `loss`."""
+    """Return the remedy of links that lose less than `loss`."""
     words = f"{JUST_BELOW * loss:.2e}"
     return Remedy(f"--loss {float(words):g}", replace(question, links=replace(question.links, loss=float(words))))
 
 
 def nearer(question: Question, rtt_s: float) -> Remedy:
-    """Return the way of round trips below `rtt_s`."""
+    """Return the remedy of round trips below `rtt_s`."""
     words = f"{JUST_BELOW * rtt_s * 1000.0:.2e}"
     return Remedy(
         f"--rtt-ms {float(words):g}", replace(question, links=replace(question.links, rtt_s=float(words) / 1000.0))
@@ -57,7 +57,7 @@ def nearer(question: Question, rtt_s: float) -> Remedy:
 
 
 def wider(question: Question, up: float, down: float) -> Remedy:
-    """Return the way of regions that have at least so many bits per second; who has more keeps it."""
+    """Return the remedy of regions with at least so many bits per second; wider regions keep theirs."""
     texts = [
         [rate_flag(max(has, least)) for has in each]
         for each, least in ((question.links.up, up), (question.links.down, down))
@@ -68,14 +68,14 @@ def wider(question: Question, up: float, down: float) -> Remedy:
 
 
 def for_the_interval(question: Question, moved: Traffic, worst: Region) -> Iterator[Remedy]:
-    """Yield what makes room for a round: fewer of them, or wider links."""
+    """Yield remedies that make room for a round: fewer of them, or wider links."""
     if math.isfinite(worst.interval):
         yield agree(question, interval_steps=math.ceil(worst.interval))
     yield wider(question, average(question, moved.up), average(question, moved.down))
 
 
 def for_the_overlap(question: Question, moved: Traffic, worst: Region) -> Iterator[Remedy]:
-    """Yield what lets a round end within tau steps: more steps, smaller fragments, a hub nearer by or a smaller codec up."""
+    """Yield remedies that let a round end within tau steps: more steps, smaller fragments or codec up, a nearer hub."""
     protocol = question.protocol
     steps = math.ceil(worst.journey_s / question.step_s)
     longer = {"interval_steps": steps} if steps > protocol.interval_steps else {}

@@ -1,7 +1,7 @@
-"""The formats that a vector may travel in, one file each: from exact to an eighth of its size.
+"""The formats of vectors on the wire, one file each: from exact to an eighth of the size.
 
-A new format is a file beside these, a row in `FORMATS`, and a row in `tests/unit/test_formats.py`; everything else (frames,
-folds, deltas, devices, settings, the planner, benchmarks) reads them from here.
+A new format is a file beside these, a row in `FORMATS`, and a row in `tests/unit/test_formats.py`. Everything else
+(frames, folds, deltas, devices, settings, the planner, benchmarks) reads the formats from here.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ KEYFRAME: Final = F32.name
 
 
 def format_of(codec: str, setting: str = "protocol.codec_up") -> Format:
-    """Return the format of that name; raise `SettingsError` where there is none."""
+    """Return the format of that name; raise `SettingsError` if there is none."""
     if codec not in FORMATS:
         raise SettingsError("unknown codec", got=codec, allowed=", ".join(FORMATS), todo=f"set {setting}")
     return FORMATS[codec]
 
 
 def check_codecs(settings: ProtocolSettings) -> ProtocolSettings:
-    """Return the settings of a run; raise `SettingsError` where they name a format that does not exist."""
+    """Return the settings of a run; raise `SettingsError` if they name a format that does not exist."""
     format_of(settings.codec_up, "protocol.codec_up")
     format_of(settings.codec_down, "protocol.codec_down")
     return settings

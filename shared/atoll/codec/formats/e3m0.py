@@ -1,10 +1,11 @@
-"""e3m0: half a byte a number and a scale per block: a sign, and one of 0, 2^-6 ... 2^0 (Streaming DiLoCo, arXiv 2501.18512).
+"""e3m0: half a byte a number and a scale per block: a sign, and one of 0, 2^-6 ... 2^0 (arXiv 2501.18512).
 
-A code is the sign in its highest bit and a power p below it: 0 for zero, else 2^(p - 7). What it stands for is an integer
-multiple of 2^-6, 64 of them at most, and everything is computed in these units. The scale is the block's largest magnitude.
+A code is the sign in its highest bit and a power p below it: 0 for zero, else 2^(p - 7). Its value is an integer
+multiple of 2^-6, 64 of them at most, and everything is computed in these units. The scale is the block's largest
+magnitude. The format comes from Streaming DiLoCo.
 
-Rounding is to the nearest of the two powers: multiplied by 4/3, a number from the upper third of an interval reaches the next
-power of two, and the exponent of a float32 is that power. Below 2^-6 the nearest is zero, up to half of it.
+Rounding is to the nearest of the two powers. A number from the upper third of an interval reaches the next power of two
+if multiplied by 4/3, and the exponent of a float32 is that power. Below 2^-6 the nearest is zero, up to half of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""f32: 4 bytes a number, exact. Key frames and everything that must come back bit for bit travel in it."""
+"""f32: 4 bytes a number, exact. Keyframes, and all values that must come back bit for bit, travel in it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """int8: 1 byte a number and a scale per block, q = round(x / s) from -127 to 127.
 
-The scale s is a 127th of the block's largest magnitude.
-Adding 128.5 makes every quotient positive, so that cutting off the fraction rounds to nearest. Number 3 on the wire
-was int8 with float32 scales, and is not used again.
+The scale s is a 127th of the block's largest magnitude. Adding 128.5 makes every quotient positive, so that cutting off
+the fraction rounds to nearest. Number 3 on the wire was int8 with float32 scales; no new format may use it.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """What a format is: its facts, and its arithmetic in three forms.
 
-A number becomes a *code*, of `bits` bits. A format with scales divides a block of 128 numbers by its scale first: the largest
-magnitude of the block over `levels`, rounded up to bfloat16, so that nothing is clipped. What a code stands for, a whole number
-then, times `unit`, times the scale, is the number. Codes of four bits are stored as pairs, the first half of a block in the low
-nibbles of its 64 bytes and the second half in the high ones: each half is read with vector instructions, without a shuffle.
+A number becomes a *code* of `bits` bits. A format with scales first divides a block of 128 numbers by its scale: the
+largest magnitude of the block over `levels`, rounded up to bfloat16, so that nothing is clipped. A code decodes to a
+whole number; that number times `unit` times the scale is the value. Codes of four bits are stored as pairs, the first
+half of a block in the low nibbles of its 64 bytes and the second half in the high ones: so vector instructions read
+each half without a shuffle.
 
-The three forms do the same arithmetic, to the bit. Each one is written in the format's own file; pairs, scales and the loops
-over vectors are the same for every format (`atoll.codec.kernels`):
+The three forms do the same arithmetic, to the bit. Each one is written in the format's own file; pairs, scales and the
+loops over vectors are the same for every format (`atoll.codec.kernels`):
 
     NumPy      whole arrays; for short vectors, for tests, and where numba is not installed
-    compiled   one number at a time, as plain Python that numba compiles into each loop; no import of numba in a format's file
-    JAX        whole arrays, where the parameters lie (`atoll.codec.on_device`)
+    compiled   one number at a time, as plain Python that numba compiles into each loop; no format's file imports numba
+    JAX        whole arrays, on the device of the parameters (`atoll.codec.on_device`)
 
-The size of a payload follows from the number of elements alone, so a reader can check it before it allocates. A payload is the
-scales, then the codes, all little-endian.
+The number of elements alone determines the size of a payload, so a reader can check it before it allocates. A payload
+is the scales, then the codes, all little-endian.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class NumpyForm:
         Return the codes of float32 rows; `inverse` is one over each row's scale, a column, and zero for a zero.
 
     decode(codes) -> rows
-        Return what codes stand for, as float32.
+        Return the decoded codes, as float32.
     """
 
     encode: Callable[[Rows, Rows], Rows]
@@ -45,13 +46,13 @@ class NumpyForm:
 
 @dataclass(frozen=True, slots=True)
 class CompiledForm:
-    """The arithmetic on one number; every integer says how wide it is, or numba makes it 64 bits wide.
+    """The arithmetic on one number; every integer states its width, because numba would make it 64 bits wide.
 
     encode(number, inverse) -> code
         Return the code of a float32.
 
     decode(code) -> number
-        Return what a code stands for, of any type; with scales, a whole number of magnitude `levels`/`unit` at most.
+        Return the decoded code, of any type; with scales, a whole number of magnitude `levels`/`unit` at most.
 
     `helpers` are functions that these call.
     """
@@ -66,17 +67,17 @@ class Format:
     """One format of float32 vectors.
 
     Attributes:
-        name: what settings call it.
-        number: what it is called on the wire; never used again for another one.
+        name: its name in the settings.
+        number: its number on the wire; never used again for another format.
         code: the type that codes are stored as; of four bits, a byte that holds two.
         bits: of a code.
-        largest: the magnitude up to which every number comes back finite, and no scale is larger.
+        largest: every number up to this magnitude comes back finite, and no scale is larger.
         levels: how many steps of `unit` the largest magnitude of a block has; None for a format without scales.
-        unit: what a decoded 1 stands for, before the scale.
-        zstd_level: the level of compression that pays for itself, None where none does (docs/lab/LOG.md).
+        unit: the value of a decoded 1, before the scale.
+        zstd_level: the level of compression that pays for itself, None if none does (docs/lab/LOG.md).
         numpy, compiled: see there.
-        jax: (rows, shares) -> (codes, numbers): of float32 rows and their quotients by the scale, return the codes and what
-            those stand for, as float32. Without scales the two arguments are the same.
+        jax: (rows, shares) -> (codes, numbers): of float32 rows and their quotients by the scale, return the codes and the
+            decoded codes, as float32. Without scales the two arguments are the same.
     """
 
     name: str
@@ -93,7 +94,7 @@ class Format:
 
     @property
     def items(self) -> int:
-        """Return how many codes, as they are stored, a block has."""
+        """Return the number of stored codes in a block."""
         return BLOCK * self.bits // (8 * np.dtype(self.code).itemsize)
 
     @property
@@ -102,11 +103,11 @@ class Format:
         return BLOCK * self.bits // 8
 
     def scales_count(self, elements: int) -> int:
-        """Return how many scales go with so many elements."""
+        """Return the number of scales for so many elements."""
         return blocks(elements) if self.levels else 0
 
     def codes_bytes(self, elements: int) -> int:
-        """Return the bytes of the codes of so many elements; blocks with scales come whole."""
+        """Return the bytes of the codes of so many elements; with scales, blocks are stored whole."""
         return blocks(elements) * self.block_bytes if self.levels else elements * self.block_bytes // BLOCK
 
     def size(self, elements: int) -> int:
@@ -120,12 +121,12 @@ class Format:
 
 
 def stored(form: Format, codes: Any) -> Any:  # noqa: ANN401  (arrays of NumPy or JAX)
-    """Return rows of codes as they are stored."""
+    """Return rows of codes in their stored form."""
     if form.items == BLOCK:
         return codes.astype(form.code)
     return (codes[..., :HALF] | codes[..., HALF:] << 4).astype(form.code)
 
 
 def loaded(form: Format, items: Rows) -> Rows:
-    """Return rows of codes from what is stored."""
+    """Return rows of codes from their stored form."""
     return items if form.items == BLOCK else np.concatenate([items & 15, items >> 4], axis=-1)

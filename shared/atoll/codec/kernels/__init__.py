@@ -1,19 +1,19 @@
 """The arithmetic of a shard and of a push, at the speed of memory: the loops that are the same for every format.
 
-A contribution is folded in as it was sent. Nobody writes its float32 form to memory: a kernel goes over the blocks of a vector,
-decodes each one into the nearest cache, and does one *operation* on it. What is left of the cost is the traffic that cannot be
-avoided: the payload read once, the running sum read and written once.
+A contribution is folded in as it was sent; its float32 form is never written to memory. A kernel goes over the blocks
+of a vector, decodes each one into the nearest cache, and does one *operation* on it. Only the unavoidable traffic
+remains: the payload read once, the running sum read and written once.
 
-There are two sets for each format, of its NumPy form (`in_numpy`) and of its compiled form (`compiled`, which runs without the
-interpreter's lock). **They agree bit for bit**, so which one runs is a matter of speed alone: a shard without numba, a
-small fragment and a replay elsewhere make the same model. For that, sums have an order that no vector length changes: they
-are made in float64 (where products of two float32 are exact), block by block, in lanes that are added up in their order at
-the end. A product of elements i of two blocks adds to lane i; squares of floats are added up in eights first, those at the
-same place in the blocks of a tile; squares of integer codes are summed as integers. No multiplication is fused with an
-addition, and a block's scale is multiplied into its share before either meets the elements.
+There are two sets for each format: of its NumPy form (`in_numpy`) and of its compiled form (`compiled`, which runs
+without the interpreter's lock). **They agree bit for bit**, so the choice matters for speed alone: a shard without
+numba, a small fragment and a replay elsewhere make the same model. To that end sums have an order that no vector length
+changes. They are made in float64 (where products of two float32 are exact), block by block, in lanes that are added in
+order at the end. A product of elements i of two blocks adds to lane i. Squares of floats are first added in eights,
+those at the same place in the blocks of a tile; squares of integer codes are summed as integers. No multiplication is
+fused with an addition, and a block's scale is multiplied into its share before either meets the elements.
 
-Compiling takes some seconds for each format, once where numba can keep the code (`atoll.codec.kernels.compiling`), else at
-every start; only formats that are used are compiled, and only where a vector is large enough to be worth that, `FAST_ELEMENTS`.
+Compiling takes some seconds per format: once if numba can keep the code (`atoll.codec.kernels.compiling`), else at
+every start. Only used formats are compiled, and only for vectors large enough to be worth it, `FAST_ELEMENTS`.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ _making = threading.Lock()
 
 
 def fast_kernels(form: Format) -> Kernels:
-    """Return the compiled set, the NumPy set where there is no numba."""
+    """Return the compiled set, or the NumPy set if there is no numba."""
     if form not in _made:
-        with _making:  # several workers may meet the first large vector at once, and one of them is to compile
+        with _making:  # several workers may get the first large vector at once; only one may compile
             if form not in _made:
                 _made[form] = _compiled(form)
     return _made[form]

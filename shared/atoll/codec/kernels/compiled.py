@@ -1,20 +1,21 @@
 """The loops of a format's compiled form; `atoll.codec.kernels` says what each one does, `in_numpy` the same in NumPy.
 
-A code is decoded where it is used, in registers. A block that a stretch shares with its neighbours is done number by number.
+A code is decoded where it is used, in registers. A block that a stretch shares with its neighbours is done number by
+number.
 
-Written so that LLVM turns inner loops into vector instructions by itself: rows of a view, indices from zero to a constant (no
-wrap-around to check, no remainder), one plain statement per element, integers kept as narrow as their sums allow. There is no
-slice per block: numba counts who holds it, which would cost as much as the work. The functions of a format are put in their
-place by numba: what LLVM puts in place later has lost its vector loops.
+The code is written so that LLVM vectorises the inner loops by itself: rows of a view, indices from zero to a constant
+(no wrap-around to check, no remainder), one plain statement per element, integers as narrow as their sums allow. There
+is no slice per block: numba would count its references, which costs as much as the work. numba inlines the functions of
+a format: functions that LLVM inlines later lose their vector loops.
 
-The largest magnitude of a block is found on the bits of its numbers: as integers magnitudes are in order, infinity and what
-is not a number above all others, and a maximum of integers is one vector instruction.
+The largest magnitude of a block is found on the bits of its numbers. As integers, magnitudes are in order, with
+infinity and NaN above all others, and a maximum of integers is one vector instruction.
 
-Squares of floats are added up in float32 first, those at one place of the eight blocks of a *tile*, as a tree: half the work
-of float64, and a few parts in ten million off at most. That holds as long as squares are in the range of float32. Where a
-sum comes out infinite, or tiny, all of it is done again in float64, where no square of a float32 is either. Tiles are counted
-from the beginning of the vector; what a stretch does not cover of one is zero. Squares of codes are
-integers, and exact for a block.
+Squares of floats are first added in float32, those at one place of the eight blocks of a *tile*, as a tree: half the
+work of float64, with an error of a few parts in ten million at most. That holds while squares are in the range of
+float32. If a sum comes out infinite or tiny, all of it is done again in float64, which holds the square of every
+float32. Tiles are counted from the beginning of the vector; the part of a tile outside a stretch is zero. Squares of
+codes are integers, and exact for a block.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """How kernels are compiled: for fixed types, when they are loaded, and once per machine.
 
-numba keeps machine code in a folder (beside the module, in a cache of the user, or in `NUMBA_CACHE_DIR`). It knows kept code by
-time and size of the function's source file, by the function's bytecode and by the values of its closure. What a kernel
-takes from *other* files, numba does not look at: the code of a format, and constants. So a kernel that uses any has the
-digest of those files in its closure, `stamp`: where one of them changed, code that was kept is not found and is made anew.
+numba keeps machine code in a folder (beside the module, in a cache of the user, or in `NUMBA_CACHE_DIR`). It identifies
+kept code by time and size of the function's source file, by the function's bytecode and by the values of its closure.
+It does not look at what a kernel takes from *other* files: the code of a format, and constants. So a kernel that uses
+other files has their digest, `stamp`, in its closure: after a change in one of them numba finds no kept code and
+compiles anew.
 
-A folder that is full, damaged or not ours is no reason to stop: then every process compiles for itself.
+A full, damaged or foreign folder is no reason to stop: then every process compiles for itself.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LANES = types.Array(types.float64, 1, "C")
 
 
 def compiled(*signatures: Any, fastmath: Collection[str] = ()) -> Callable[[F], F]:  # noqa: ANN401  (of numba)
-    """Compile for these signatures now, and keep the code where numba finds a place for it.
+    """Compile for these signatures now, and keep the code if numba finds a place for it.
 
     `fastmath` names the liberties that LLVM may take with floating point: none unless they change no bit.
     """
@@ -56,10 +57,10 @@ def compiled(*signatures: Any, fastmath: Collection[str] = ()) -> Callable[[F], 
 
 @functools.cache
 def inlined(function: F) -> F:
-    """Let kernels call a plain function of another module: numba puts its code in its place.
+    """Make a plain function of another module callable from kernels: numba inlines its code.
 
-    The function itself is returned: in a closure it counts by its name, which is the same in every process, as a compiled
-    function is not; so the code of a kernel that calls it can be kept.
+    The function itself is returned. In a closure it counts by its name, which is the same in every process; a compiled
+    function has no such name. So the code of a kernel that calls it can be kept.
     """
     return register_jitable(inline="always")(function)
 

@@ -1,18 +1,19 @@
-"""The quantiser as a JAX program of a format's JAX form, to the bit what the other two forms have.
+"""The quantiser as a JAX program of a format's JAX form, bit for bit like the other two forms.
 
-XLA computes what it is told in its own way: it multiplies and adds in one rounding where it can, divides by multiplying
-with an inverse, and lets GPUs divide with an error of two units in the last place. None of this may happen here, so
+XLA computes in its own way: it multiplies and adds in one rounding where it can, divides by multiplying with an
+inverse, and lets GPUs divide with an error of two units in the last place. None of this may happen here, so
 
 - a product that is added to something, and is not exact, passes through `alone`: its bits, as an integer, exclusive-or a
   zero that is an argument of the program. No compiler can know that this changes nothing, so none can join the two;
-- there is no division of floats. A block's scale is the quotient of an integer of 24 bits and a format's levels, the inverse of
-  a scale that of 2^31 and its 8 bits: integers, rounded to nearest even as IEEE 754 says.
+- there is no division of floats. A block's scale is the quotient of an integer of 24 bits and a format's levels, the
+  inverse of a scale that of 2^31 and its 8 bits: integers, rounded to nearest even as IEEE 754 says.
 
-What is left are numbers below 2^-126, which XLA takes for zero on some devices, the CPU among them, and so do we: a
-pseudo-gradient as small as that, what rounding took of it, and a block whose scale would be, is zero. No weight trains there.
+Numbers below 2^-126 remain. XLA takes them for zero on some devices, the CPU among them, and so do we: a
+pseudo-gradient that small is zero, and so are its residue of rounding and a block whose scale would be that small. No
+weight trains there.
 
-Codes are returned as the format stores them, scales as the upper 16 bits of a float32, and the largest magnitude as the bits of
-a float32: as integers magnitudes are in order, infinity and what is not a number above all others.
+Codes are returned as the format stores them, scales as the upper 16 bits of a float32, and the largest magnitude as the
+bits of a float32: as integers, magnitudes are in order, with infinity and NaN above all others.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Quantised(NamedTuple):
         """Return the vector on the host.
 
         Raises:
-            FrameRejected: `not_finite`; what would not arrive finite is not sent.
+            FrameRejected: `not_finite`; a vector that would not arrive finite is not sent.
         """
         codes, scales, largest = jax.device_get((self.codes, self.scales, self.largest))
         form.check(float(np.asarray(largest, dtype=np.int32).view(np.float32)))
@@ -81,12 +82,12 @@ def quantised(form: Format, vector: Array, zero: int, *, feedback: bool) -> Quan
 
 
 def alone(product: Array, zero: int) -> Array:
-    """Return a product, rounded: nothing that is done with it can become one operation with it."""
+    """Return a product, rounded: the compiler cannot fuse it with any later operation."""
     return lax.bitcast_convert_type(lax.bitcast_convert_type(product, jnp.int32) ^ zero, jnp.float32)
 
 
 def _nearest(dividend: Array, divisor: Array | int) -> Array:
-    """Return the quotient of two uint32, rounded to nearest, ties to even; of the divisor there are two bits to spare."""
+    """Return the quotient of two uint32, rounded to nearest, ties to even; the divisor must have two bits to spare."""
     divisor = jnp.asarray(divisor, jnp.uint32)
     quotient = lax.div(dividend, jnp.broadcast_to(divisor, dividend.shape))
     twice = 2 * (dividend - quotient * divisor)

@@ -1,8 +1,8 @@
-"""The loops of a format's NumPy form: what `compiled` computes, to the bit. `atoll.codec.kernels` says what each one does.
+"""The loops of a format's NumPy form: to the bit what `compiled` computes (see `atoll.codec.kernels`).
 
-An operation is done on whole blocks, a stretch at a time; what a stretch shares with its neighbours is zero in a copy, so that
-lanes and results are those of whole blocks. Sums over the blocks of a stretch run along the first axis, which NumPy adds in
-order; the lanes so far are its first row.
+An operation works on whole blocks, a stretch at a time. Elements of the first and last block outside the stretch are
+zero in a copy, so that lanes and results are those of whole blocks. Sums over the blocks of a stretch run along the
+first axis, which NumPy adds in order; the lanes so far are its first row.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _over(
         rows, scale = _rows(form, payload, (at, low, high), count), _scales(form, scales, at, count)
         beside = _padded(others, low, high, at, count)
         if operation == MULTIPLY:
-            # Of a hostile payload: who asks for a sum looks whether it is finite.
+            # A hostile payload may overflow here: the caller checks that the sum is finite.
             with np.errstate(over="ignore", invalid="ignore"):
                 addends = scale.astype(np.float64) * (rows.astype(np.float64) * beside.astype(np.float64))
                 lanes[:] = np.add.reduce(np.concatenate([lanes[None], addends]), axis=0)
@@ -63,7 +63,7 @@ def _over(
 def _squares_of_floats(form: Format, payload: Bytes, _: Vector, start: int, stop: int) -> float:
     """Return the sum of squares of elements `start` to `stop`: in float32 by eights, or all in float64."""
     lanes = np.zeros(BLOCK)
-    # What is infinite may be a hostile payload's: who asks looks whether the sum is finite. What is tiny is done again.
+    # A hostile payload may give infinity: the caller checks that the sum is finite. A tiny sum is done again.
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for dtype in (np.float32, np.float64):
             lanes[:] = 0.0
@@ -136,7 +136,7 @@ def _rows(form: Format, payload: Bytes, place: tuple[int, int, int], count: int)
 
 
 def _scales(form: Format, scales: Vector, at: int, count: int) -> Rows:
-    """Return what a decoded number of each block stands for, as a column."""
+    """Return the factor of a decoded number of each block, as a column."""
     if not scales.size:
         return np.ones((count, 1), np.float32)
     return np.float32(form.unit) * scales[at // BLOCK : at // BLOCK + count, None]
@@ -145,9 +145,9 @@ def _scales(form: Format, scales: Vector, at: int, count: int) -> Rows:
 def _combined(
     operation: int, values: Rows, scale: Rows, others: Rows, acc: Rows, factors: tuple[float, float, float]
 ) -> Rows:
-    """Return what `acc` becomes."""
+    """Return the new value of `acc`."""
     keep, take, add = (np.float32(factor) for factor in factors)
-    with np.errstate(over="ignore", invalid="ignore"):  # a hostile scale; who asks looks for what is not finite
+    with np.errstate(over="ignore", invalid="ignore"):  # a hostile scale; the caller checks that all is finite
         if operation == COPY:
             return scale * values
         blended: Rows = (take * scale) * values
