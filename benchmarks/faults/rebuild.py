@@ -129,7 +129,9 @@ def train_and_lose(seconds: float, seed: int) -> Known:
     try:
         logs = [OUT / "logs" / f"shard-{shard}.jsonl" for shard in range(SHARDS)]
         until_s = time.monotonic() + WAIT_S
-        while not all(log.exists() and log.read_text(encoding="utf-8").count("archive.marked") > 1 for log in logs):
+        while not all(
+            log.exists() and log.read_text(encoding="utf-8").count("archive.checkpointed") > 1 for log in logs
+        ):
             if up.poll() is not None or time.monotonic() > until_s:
                 raise SystemExit("no marks were made")
             time.sleep(POLL_S)

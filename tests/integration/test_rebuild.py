@@ -103,7 +103,7 @@ async def test_a_run_outlives_its_brokers_disk(reef: IslandProcess, broker: Embe
     reef.start("a", "learner", "--id", "a", **slow)
     reef.start("b", "learner", "--id", "b", **slow)
     for shard in range(SHARDS):
-        reef.wait_for(f"shard-{shard}", "archive.marked", 3)
+        reef.wait_for(f"shard-{shard}", "archive.checkpointed", 3)
         reef.wait_for(f"shard-{shard}", "round.committed", 10)
     broker.kill()
     for name in ("a", "shard-0", "shard-1"):
@@ -172,7 +172,9 @@ def wait_for_marks(out: Path, count: int) -> None:
     deadline_s = time.monotonic() + DEADLINE_S
     logs = [out / "logs" / f"shard-{shard}.jsonl" for shard in range(SHARDS)]
     while time.monotonic() < deadline_s:
-        marked = all(log.exists() and log.read_text(encoding="utf-8").count("archive.marked") >= count for log in logs)
+        marked = all(
+            log.exists() and log.read_text(encoding="utf-8").count("archive.checkpointed") >= count for log in logs
+        )
         if marked and json.loads((out / "run.json").read_text(encoding="utf-8"))["versions"] > 0:
             return
         time.sleep(0.05)

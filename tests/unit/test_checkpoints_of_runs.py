@@ -149,7 +149,7 @@ async def test_a_last_mark_that_takes_too_long_is_counted_and_said(
         vault.release_pages.set()
 
     assert (last.marks, last.failures) == (0, 1)
-    assert "archive.mark_failed" in capsys.readouterr().out
+    assert "archive.checkpoint_failed" in capsys.readouterr().out
 
 
 async def test_a_last_mark_is_given_more_time_the_larger_it_is(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from operator import attrgetter
 
@@ -19,7 +20,7 @@ from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, ProtocolMisuse, SettingsError
 from atoll.codec import FORMATS, Encoded, check_codecs, format_of
 from atoll.codec.blocks import BLOCK, SCALE_BYTES
-from atoll.codec.formats.interface import Format, loaded
+from atoll.codec.formats.interface import STEPS_MAX, Format, loaded
 from atoll.codec.kernels import COPY, FAST_ELEMENTS, MULTIPLY, Kernels, fast_kernels, in_jax, kernels, plain_kernels
 from atoll.codec.kernels.in_numpy import STRETCH
 from atoll.protocol.settings import ProtocolSettings
@@ -403,3 +404,12 @@ def test_codes_of_another_length_are_refused(form: Format) -> None:
     if sent.scales.size:
         with pytest.raises(ProtocolMisuse, match="belong together"):
             Encoded(form, 300, sent.codes, sent.scales[:-1]).squares(0, 3)
+
+
+def test_a_format_whose_squares_would_overflow_is_refused() -> None:
+    """The kernels add the squares of a block in 32 bits; nothing would say that they had not fitted."""
+    with pytest.raises(ProtocolMisuse, match="too many steps"):
+        dataclasses.replace(FORMATS["int8"], levels=STEPS_MAX + 1)
+    dataclasses.replace(FORMATS["int8"], levels=STEPS_MAX)
+
+    assert BLOCK * STEPS_MAX**2 < 2**31 <= BLOCK * (STEPS_MAX + 1) ** 2

@@ -16,7 +16,7 @@ from atoll.protocol.events import (
     PushKey,
     TimerFired,
 )
-from atoll.protocol.grace import grace_window
+from atoll.protocol.grace import GraceWindow, grace_window
 from atoll.protocol.reasons import NAMED_MAX, Names, RoundReasons, call_id, head_id, push_id, still_waiting
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
@@ -100,6 +100,18 @@ def test_a_round_whose_grace_is_over_names_the_learners_that_it_missed() -> None
     assert words["end"] == "it ended 1 s after the quorum, because the grace window was over; b, c had not answered"
     assert words["grace"].startswith("grace of 1 s, the cap")
     assert told.commits[0].cause_id == "grace/0"
+
+
+def test_a_round_of_a_run_that_ends_together_says_that_nothing_bounded_it() -> None:
+    """Otherwise it would tell of a grace of a second, and of an end twenty seconds after the quorum."""
+    window = GraceWindow(1.0, "cap", step_s=0.5, quorum_s=0.1, sync_s=0.1, overlap_s=2.0, slack_s=1.8, cap_s=1.0)
+    reasons = RoundReasons(version=3, calls=4, grace=window, grace_waited_s=20.0, end="all answered", together=True)
+
+    told = reasons.told()
+
+    assert "the run ends together" in reasons.sentences()["grace"]
+    assert "the quorum of 1 was never met, and needed no more because the run ends together" in told
+    assert "the cap" not in told
 
 
 def test_a_round_below_its_quorum_says_at_every_call_what_it_waits_for() -> None:

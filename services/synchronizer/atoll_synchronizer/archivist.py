@@ -99,7 +99,7 @@ class Archivist:
         except TimeoutError:
             self.failures += 1
             log.warning(
-                "archive.mark_failed",
+                "archive.checkpoint_failed",
                 final=finished,
                 failures=self.failures,
                 reason=f"the last mark was not durable after {patience_s:.0f} s; the one before it stands",
@@ -118,11 +118,11 @@ class Archivist:
                 written = await self._mark(bus, store, reports, due, final=final)
         except Exception as error:  # noqa: BLE001  (whatever ails the archive, the shard goes on)
             self.failures += 1
-            log.warning("archive.mark_failed", mark=due, failures=self.failures, reason=str(error))
+            log.warning("archive.checkpoint_failed", mark=due, failures=self.failures, reason=str(error))
             return False
         self.marks += 1
         log.info(
-            "archive.marked",
+            "archive.checkpointed",
             mark=due,
             final=final,
             objects=written.objects,

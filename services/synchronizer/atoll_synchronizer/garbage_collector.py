@@ -62,7 +62,7 @@ class GarbageCollector:
                     waiting.clear()
                     if not isinstance(error, BusError | BrokerUnavailable | StorageFull):
                         raise
-                    log.warning("litter.kept", filters=len(self._due), reason=str(error))
+                    log.warning("garbage.kept", filters=len(self._due), reason=str(error))
 
         await asyncio.gather(*(take() for _ in range(min(PURGES_AT_ONCE, len(waiting)))))
 

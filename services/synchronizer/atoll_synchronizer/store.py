@@ -248,7 +248,7 @@ class ShardStore:
         try:
             record = await self._bus.get_record(self._subjects.head(fragment))
         except (BusError, BrokerUnavailable) as error:
-            log.warning("litter.left", fragment=fragment, reason=str(error))
+            log.warning("garbage.left", fragment=fragment, reason=str(error))
             return
         head = None if record is None else decode(Head, record.data)
         if head is not None and not self._named(head) & set(ours):

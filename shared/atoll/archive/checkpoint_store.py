@@ -188,7 +188,7 @@ class CheckpointStore:
             try:
                 return mark, self.verified(mark)
             except CheckpointError as error:
-                log.warning("archive.mark_damaged", mark=mark.mark, founding=mark.founding, reason=str(error))
+                log.warning("archive.checkpoint_damaged", mark=mark.mark, founding=mark.founding, reason=str(error))
         incomplete = [f"mark {mark.mark} lacks shards {mark.missing}" for mark in marks if not mark.complete]
         raise CheckpointError(
             f"the archive holds no complete mark of run {self.run!r} that can be read",

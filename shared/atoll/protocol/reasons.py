@@ -152,7 +152,11 @@ class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         found = {"rest": self.opening.told(self.version)}
         if self.calls:
             found["quorum"] = self._quorum_told()
-        if self.grace is not None:
+        if self.together:
+            found["grace"] = (
+                "no grace window bounded it: the run ends together, and waits for every learner that is present"
+            )
+        elif self.grace is not None:
             found["grace"] = self.grace.told()
         return {**found, "end": self._end_told()}
 
@@ -166,7 +170,8 @@ class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             again = f"; it was called {self.calls} times"
             again += f", and the last time {self.unanswered.told()} had not answered" if self.unanswered.count else ""
         if not self.met_by:
-            return f"the quorum of {self.quorum} was never met{again}"
+            needed = ", and needed no more because the run ends together" if self.together else ""
+            return f"the quorum of {self.quorum} was never met{needed}{again}"
         by = f"by {self.met_by}" if self.met_by.startswith("push/") else "by contributions that were there already"
         return f"the quorum of {self.quorum} was met {_s(self.quorum_wait_s)} after the call, {by}{again}"
 

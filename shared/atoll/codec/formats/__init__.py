@@ -1,6 +1,6 @@
 """The formats of vectors on the wire, one file each: from exact to an eighth of the size.
 
-A new format is a file beside these, a row in `FORMATS`, and a row in `tests/unit/test_formats.py`. Everything else
+A new format is a file beside these, a row in `FORMATS`, and a row in `tests/support/formats.py`. Everything else
 (frames, folds, deltas, devices, settings, the planner, benchmarks) reads the formats from here.
 """
 

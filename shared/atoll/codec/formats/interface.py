@@ -21,12 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from atoll.base.errors import FrameRejected
+from atoll.base.errors import FrameRejected, ProtocolMisuse
 from atoll.codec.blocks import BLOCK, HALF, SCALE_BYTES, Rows, blocks
+
+STEPS_MAX: Final = 4095
+"""The largest decoded number: `BLOCK` squares of it fit into 32 bits with their sign (128 * 4095^2 < 2^31)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ class Format:
         code: the type that codes are stored as; of four bits, a byte that holds two.
         bits: of a code.
         largest: every number up to this magnitude comes back finite, and no scale is larger.
-        levels: how many steps of `unit` the largest magnitude of a block has; None for a format without scales.
+        levels: decoded magnitude, times `unit`, of the largest number of a block; None for a format without scales.
+            `levels`/`unit` is at most `STEPS_MAX`, because the squares of a block are added in 32 bits.
         unit: the value of a decoded 1, before the scale.
         zstd_level: the level of compression that pays for itself, None if none does (docs/lab/LOG.md).
         numpy, compiled: see there.
@@ -91,6 +95,16 @@ class Format:
     levels: int | None = None
     unit: float = 1.0
     zstd_level: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a format whose squares the kernels could not add: they would overflow without a word."""
+        if self.levels is not None and self.levels / self.unit > STEPS_MAX:
+            raise ProtocolMisuse(
+                f"format {self.name} has too many steps",
+                got=f"levels / unit = {self.levels / self.unit:g}",
+                allowed=f"up to {STEPS_MAX}",
+                todo="scale a block to fewer steps",
+            )
 
     @property
     def items(self) -> int:
