@@ -160,11 +160,12 @@ def serve() -> int:
                 seen = now
                 subprocess.run([sys.executable, __file__, "--stage"], check=False)
     except KeyboardInterrupt:
-        pass
+        return 0
     finally:
+        ended = server.poll()
         server.terminate()
         server.wait()
-    return 0
+    return ended or 0
 
 
 def _newest() -> float:

@@ -72,6 +72,10 @@ def main(names: list[str]) -> int:
     """Try the mutants; return 1 where one is not caught."""
     book = tomllib.loads((Path(__file__).parent / "planted.toml").read_text(encoding="utf-8"))
     chosen = [mutant for mutant in book["mutant"] if not names or mutant["name"] in names]
+    if not chosen:
+        sys.exit(
+            f"no planted mistake is called {' or '.join(names)}: one of {', '.join(m['name'] for m in book['mutant'])}"
+        )
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda mutant: _shown(tried(mutant, book["groups"][mutant["group"]])), chosen))
     known = {one["name"]: one for one in (json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else [])}

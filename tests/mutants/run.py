@@ -94,7 +94,9 @@ def main() -> int:
     """Try mutants; return 1 where a package's score is below what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=1e6, help="stop each package after so long")
-    parser.add_argument("--sample", type=int, default=1, help="try every n-th mutant")
+    parser.add_argument(
+        "--sample", type=int, default=1, choices=range(1, 1001), metavar="N", help="try every N-th mutant"
+    )
     parser.add_argument("--only", default="", help="try the mutants of files whose path holds this")
     parser.add_argument("--jobs", type=int, default=2, help="mutants that are tried at a time")
     parser.add_argument("--fresh", action="store_true", help="forget what is known")

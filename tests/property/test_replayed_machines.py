@@ -145,3 +145,42 @@ def test_every_part_of_a_machine_is_frozen() -> None:
 
         assert vars(again).keys() == vars(machine).keys()
         assert freeze(again) == freeze(machine)
+
+
+def test_a_machine_that_breaks_by_a_bug_of_any_kind_is_told_to_its_last_line() -> None:
+    """Not only by an error of ours: a missing key is what a real bug looks like."""
+    recorder = FactRecorder("shard-0", Shard(SETTINGS, 0, dict.fromkeys(range(3), 0)))
+    lines = [*recorder.lines("a test"), b'["TimerFired",{"at_s":1.0,"name":"due/99"}]']
+    told = list[str]()
+    with pytest.raises(KeyError):
+        told.extend(Replay(lines).logbook())
+    book = Replay(lines).logbook()
+
+    assert "BREAKS: KeyError" in next(book)
+
+
+def test_a_dump_whose_last_facts_are_missing_says_how_many() -> None:
+    """The bound on its size cuts off the end, which matters most."""
+    recorder = FactRecorder("shard-0", Shard(SETTINGS, 0, dict.fromkeys(range(3), 0)))
+    for second in range(5):
+        recorder.handle(TimerFired(at_s=float(second), name="due/0"))
+    whole = list(recorder.lines("a test"))
+
+    assert Replay(whole).lost == 0
+    assert Replay(whole[:-2]).lost == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda lines: [lines[0], b"\xff\xfe"],
+        lambda lines: [lines[0], b'["TimerFired",' + b"[" * 100_000],
+        lambda lines: [lines[0].replace(b'"fragments":3', b'"fragments":0')],
+    ],
+)
+def test_a_damaged_dump_is_refused_as_one(damage: Any) -> None:  # noqa: ANN401
+    """Whatever is wrong with it."""
+    recorder = FactRecorder("shard-0", Shard(SETTINGS, 0, dict.fromkeys(range(3), 0)))
+    damaged = damage(list(recorder.lines("a test")))
+    with pytest.raises(DataError, match="not a dump"):
+        Replay(damaged)

@@ -27,6 +27,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from atoll.base.atomic_files import write_whole
 from benchmarks.lib.results import Figure, write
 from schedules.faults import KINDS
 from schedules.minimise import minimised
@@ -159,6 +160,7 @@ def campaign(chosen: argparse.Namespace) -> int:
     state = None if chosen.resume is None else resumed(chosen.resume, first)
     if state is not None:
         first = state["next"]
+        save(chosen.resume, state)  # a place that cannot be written to is found before hours of playing
     schedules = chosen.schedules or (None if chosen.minutes else SCHEDULES)
     done = played(first, schedules, chosen.minutes, chosen.workers)
     say(covered(done.tally))
@@ -177,7 +179,7 @@ def campaign(chosen: argparse.Namespace) -> int:
 
 
 class MixedCommits(Exception):
-    """The campaign in a file is of other sources."""
+    """The campaign in a file is of other sources, or the file is no campaign."""
 
 
 def resumed(path: Path, first: int) -> dict[str, Any]:
@@ -193,10 +195,22 @@ def resumed(path: Path, first: int) -> dict[str, Any]:
             "tally": {},
             "failures": [],
         }
-    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if state["commit"] != now:
-        raise MixedCommits(f"{path} is of commit {state['commit']}, this is {now}: give another file, or remove it")
+    try:
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        state |= {"next": int(state["next"]), "schedules": int(state["schedules"]), "core_s": float(state["core_s"])}
+        state |= {"tally": dict(state["tally"]), "failures": list(state["failures"])}
+        known = str(state["commit"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MixedCommits(f"{path} holds no campaign ({error!r}): give another file, or remove it") from error
+    if known != now:
+        raise MixedCommits(f"{path} is of commit {known}, this is {now}: give another file, or remove it")
     return state
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Write a campaign's state, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps(state, indent=2) + "\n").encode())
 
 
 def keep(path: Path, state: dict[str, Any], done: Played) -> None:
@@ -207,8 +221,7 @@ def keep(path: Path, state: dict[str, Any], done: Played) -> None:
     state["tally"] = dict(Counter(state["tally"]) + done.tally)
     if done.failure is not None:
         state["failures"].append({"seed": done.failure.seed, "what": done.failure.what})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+    save(path, state)
     failed = len(state["failures"])
     say(f"{state['schedules']} schedules of this commit are played, {failed} failed; the next is {state['next']}")
 

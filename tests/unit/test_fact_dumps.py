@@ -102,3 +102,30 @@ def test_a_dump_that_is_too_long_ends_with_a_whole_line(monkeypatch: pytest.Monk
 
     assert path is not None
     assert path.read_bytes() == b"123456789\n123456789\n"
+
+
+def test_a_dump_that_does_not_fit_leaves_nothing_and_room_is_made_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a full folder the oldest dumps go first; a half-written one would only take the room that is missing."""
+    monkeypatch.setattr(fact_dumps, "FILES_MAX", 2)
+    made = [fact_dumps.dump(recorder("a"), "asked") for _ in range(2)]
+
+    def full(path: Path, lines: Iterator[bytes]) -> None:
+        del lines
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fact_dumps, "_write", full)
+
+    assert fact_dumps.dump(recorder("a"), "asked") is None
+    assert list(folder.iterdir()) == [made[1]]
+
+
+def test_a_folder_whose_name_cannot_be_one_harms_nothing() -> None:
+    """Writing a dump never raises."""
+    fact_dumps.policy.folder = Path("\0")
+    try:
+        assert fact_dumps.dump(recorder("a"), "asked") is None
+    finally:
+        fact_dumps.policy.folder = None

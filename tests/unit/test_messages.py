@@ -114,3 +114,11 @@ def test_an_events_fields_are_kept_as_they_were() -> None:
 
     assert msgspec.json.decode(back.fields["incarnation"]) == 3
     assert msgspec.json.decode(back.fields["names"]) == ["x"]
+
+
+@pytest.mark.parametrize("kind", [Beat, Call, Contribution, Head])
+def test_a_message_that_nests_deeply_is_refused_like_any_other(kind: type[msgspec.Struct]) -> None:
+    """A hundred thousand brackets fit into a message, and into no parser's stack."""
+    for text in (b'{"x":' * 100_000, b"[" * 500_000, b'{"schema":1,"y":' + b"[" * 100_000):
+        with pytest.raises(PeerMisbehaved, match=f"not a {kind.__name__}"):
+            decode(kind, text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
+import math
 from collections.abc import Iterable
 
 import msgspec
@@ -27,6 +28,7 @@ from atoll.protocol.events import (
     PushKey,
     TimerFired,
 )
+from atoll.protocol.learners import STEP_S_MAX, plausible
 from atoll.protocol.pacing import RECALL_S_MIN, beat_s, comes_earlier, recall_s
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
@@ -166,3 +168,21 @@ def test_late_timers_do_not_stretch_the_interval() -> None:
     calls = fleet.called[3]
 
     assert (calls[-1] - calls[1]) / (len(calls) - 2) == pytest.approx(STEPS * STEP_S, rel=0.005)
+
+
+@pytest.mark.parametrize("absurd_s", [1e-320, 1e-300, 1e12])
+def test_absurd_step_times_neither_end_a_rhythm_nor_keep_a_learner_alive(absurd_s: float) -> None:
+    """They are a peer's word: three learners with such a one fell silent, and the healthy one goes on being called."""
+    fleet = PacedFleet(["a"])
+    for number, name in enumerate(("x", "y", "z")):
+        beat = LearnerBeat(at_s=0.0, learner=name, incarnation=number, training=True, step_s=absurd_s, tokens=0)
+        fleet.shard.handle(beat)
+    known = fleet.shard.learners["x"]
+
+    assert known.step_s == plausible(absurd_s)
+    assert not known.heard(10.0 * STEP_S_MAX + 10.0, silence_s=5.0)
+    fleet.shard.handle(LearnerBeat(at_s=20.0, learner="a", incarnation=1, training=True, step_s=STEP_S, tokens=0))
+    for fragment in range(FRAGMENTS):
+        fleet.shard.handle(TimerFired(at_s=21.0, name=f"due/{fragment}"))
+    dues = [slot.due_s for slot in fleet.shard.slots.values()]
+    assert all(due is not None and math.isfinite(due) for due in dues)

@@ -40,7 +40,10 @@ class BackgroundTasks:
 
     def _fire(self, name: str, call: Callable[[str], None]) -> None:
         self._timers.pop(name, None)
-        call(name)
+        try:
+            call(name)
+        except Exception as error:  # noqa: BLE001  (asyncio would log it and go on, with a timer that never comes again)
+            self._on_failure(error)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)

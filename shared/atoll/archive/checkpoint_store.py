@@ -141,7 +141,7 @@ class CheckpointStore:
         data = self.vault.get(part.path, MANIFEST_BYTES_MAX)
         try:
             manifest = msgspec.json.decode(data, type=Manifest)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise CheckpointError("a manifest of the archive is damaged", got=f"{part.path}: {error}") from error
         if manifest.schema != SCHEMA or manifest.path != part.path:
             raise CheckpointError(

@@ -10,6 +10,7 @@ Writing a dump never raises: it happens while something else fails already.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -73,10 +74,13 @@ def dump(recorder: Recorded, why: str) -> Path | None:
     path = policy.place / f"facts-{recorder.name}-{os.getpid()}-{next(_numbers)}.jsonl"
     try:
         policy.place.mkdir(parents=True, exist_ok=True)
-        _write(path, recorder.lines(why))
-        for old in sorted(policy.place.glob("facts-*.jsonl"), key=_age)[:-FILES_MAX]:
+        # Old ones go first: in a full folder they make the room, and pruning after a failure would never be reached.
+        for old in sorted(policy.place.glob("facts-*.jsonl"), key=_age)[: 1 - FILES_MAX]:
             old.unlink(missing_ok=True)
-    except (OSError, AtollError) as error:
+        _write(path, recorder.lines(why))
+    except (OSError, ValueError, AtollError) as error:
+        with contextlib.suppress(OSError, ValueError):
+            path.unlink(missing_ok=True)
         log.warning("facts.not_dumped", machine=recorder.name, why=why, reason=str(error))
         return None
     log.error("facts.dumped", machine=recorder.name, why=why, path=str(path), todo=f"atoll replay {path}")

@@ -29,7 +29,7 @@ def replay(
     """Print a line per fact with the commands that it leads to; leave with 1 when the machine breaks again."""
     from collections import deque  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
-    from atoll.base.errors import AtollError, DataError  # noqa: PLC0415
+    from atoll.base.errors import DataError  # noqa: PLC0415
     from atoll.protocol.recorder import Replay  # noqa: PLC0415
 
     try:
@@ -40,15 +40,19 @@ def replay(
     say(
         f"{header.name}: {header.facts} facts, {header.facts_before} before them forgotten; written because {header.why}"
     )
+    if dump.lost:
+        say(
+            f"only {len(dump.facts)} of these facts are here: the last {dump.lost} are missing, so the end is not the end"
+        )
     told: deque[str] = deque(maxlen=last)
-    broken: AtollError | None = None
+    broken: Exception | None = None
     try:
         for line in dump.logbook():
             told.append(line)
-    except AtollError as error:
+    except Exception as error:  # noqa: BLE001  (a bug of ours is what a dump holds)
         broken = error
     for line in told:
         say("".join(c if c.isprintable() else "?" for c in line))
     if broken is not None:
-        say(str(broken))
+        say(f"{type(broken).__name__}: {broken}")
         raise typer.Exit(BROKEN)

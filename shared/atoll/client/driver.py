@@ -254,7 +254,7 @@ class IslandDriver:
         """Note that a head moved, as its tap says; the fetch reads the record itself."""
         try:
             said = msgspec.json.decode(core_message.headers.get("Atoll-Info", ""), type=HeadTap)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise PeerMisbehaved("a head tap without its info", got=str(error)) from error
         if said.fragment in self.machine.intervals:
             self._on_fact(self._head_fact(said.fragment, said.version))

@@ -7,6 +7,17 @@ from dataclasses import dataclass
 PATIENCE_STEPS = 10.0
 
 
+STEP_S_MIN = 1e-6
+STEP_S_MAX = 3600.0
+"""A step time out of these bounds is no training: one absurd heartbeat must neither stop a rhythm nor make a learner live
+for ever, so it counts as the nearest bound."""
+
+
+def plausible(step_s: float) -> float:
+    """Return the step time that counts for one that a learner reported, seconds."""
+    return min(max(step_s, STEP_S_MIN), STEP_S_MAX)
+
+
 @dataclass(slots=True)
 class KnownLearner:
     """A learner's newest incarnation: `training` now, or at least `present` (not left).

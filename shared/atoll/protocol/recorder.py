@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from atoll.base.errors import AtollError, DataError
+from atoll.base.errors import DataError, SettingsError
 from atoll.protocol import balance, events, tenure
 from atoll.protocol.events import ArmTimer, Command, Commit, Fact
 from atoll.protocol.invariants import check_island, check_shard
@@ -142,9 +142,14 @@ class Replay:
         rows = iter(lines)
         try:
             self.header = msgspec.json.decode(next(rows, b""), type=DumpHeader)
-            self.facts = [_fact(row) for row in rows if row.strip()]
             if self.header.format != FORMAT:
-                raise DataError("a dump of another format", got=self.header.format, allowed=FORMAT)
+                raise DataError(
+                    "a dump of another format",
+                    got=self.header.format,
+                    allowed=FORMAT,
+                    todo="replay it with its own Atoll",
+                )
+            self.facts = [_fact(row) for row in rows if row.strip()]
             if bytes(self.header.state) == b"null":
                 raise DataError(
                     "this dump holds facts only: the machine was too large to be frozen",
@@ -152,8 +157,19 @@ class Replay:
                     todo="read its lines; each is one fact",
                 )
             self.machine = thaw(bytes(self.header.state))
-        except (msgspec.MsgspecError, KeyError) as error:
-            raise DataError("not a dump of a machine's facts", got=str(error)) from error
+            if isinstance(self.machine, Shard | Island):
+                self.machine.settings.check()
+        except (SettingsError, msgspec.MsgspecError, LookupError, ValueError, ArithmeticError, RecursionError) as error:
+            raise DataError(
+                "not a dump of a machine's facts, or a damaged one",
+                got=f"{type(error).__name__}: {error}",
+                todo="name a file facts-….jsonl as a process wrote it",
+            ) from error
+
+    @property
+    def lost(self) -> int:
+        """Return how many facts the dump once had and has no more; the last ones, which matter most."""
+        return max(0, self.header.facts - len(self.facts))
 
     def play(self) -> Iterator[tuple[Fact, list[Command]]]:
         """Yield each fact with the commands that it leads to; raise what the machine, or an invariant, raises."""
@@ -172,7 +188,7 @@ class Replay:
             for fact, commands in self.play():
                 next(told)
                 yield logbook_line(self.header.name, fact, commands)
-        except AtollError as error:
+        except Exception as error:  # whatever breaks a machine is what a dump is for
             fact = next(told)
             yield f"{fact.at_s:6.2f} {self.header.name:8} {said(fact)} -> BREAKS: {type(error).__name__}"
             raise

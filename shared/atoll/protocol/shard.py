@@ -51,7 +51,7 @@ from atoll.protocol.events import (
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.fragment_slot import FragmentSlot
 from atoll.protocol.grace import MovingAverage, grace_window, median
-from atoll.protocol.learners import KnownLearner
+from atoll.protocol.learners import KnownLearner, plausible
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import beat_s, comes_earlier, recall_s
 from atoll.protocol.quarantine import OFFENCES, Measure
@@ -153,7 +153,7 @@ class Shard:
             return []
         view.heard_s, view.training = event.at_s, event.training
         if event.training and event.step_s > 0.0:
-            view.step_s = event.step_s
+            view.step_s = plausible(event.step_s)
         return self._schedule(event.at_s) + self._advance_all(event.at_s, event.cause_id)
 
     @_handle.register

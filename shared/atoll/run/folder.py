@@ -92,7 +92,7 @@ def read_run_file(out: Path) -> RunFile | None:
         run = msgspec.json.decode(path.read_bytes(), type=RunFile)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise SettingsError(
             f"{path} cannot be read", got=error, todo="restore it, or choose another --out for a new run"
         ) from error

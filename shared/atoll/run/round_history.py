@@ -67,7 +67,7 @@ class RoundHistory:
                 self._waiting[told.fragment, told.version] = told
             else:
                 self._view.on_event(event)
-        except (PeerMisbehaved, msgspec.MsgspecError):
+        except (PeerMisbehaved, msgspec.MsgspecError, RecursionError):
             self._view.unreadable += 1
 
     def find(self, fragment: int, version: int | None = None) -> RoundLine | None:

@@ -392,5 +392,5 @@ def _fields(event: Event, kind: type[F]) -> F:
     """Return the fields of `event` as `kind`; raise `PeerMisbehaved` if they are not."""
     try:
         return msgspec.json.decode(msgspec.json.encode(event.fields), type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise PeerMisbehaved(f"not the fields of a {event.kind}", got=str(error)) from error

@@ -298,7 +298,7 @@ def decode(kind: type[M], data: bytes) -> M:
         raise PeerMisbehaved(f"a {kind.__name__} is too large", got=f"{len(data)} bytes", allowed=MESSAGE_BYTES_MAX)
     try:
         message = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PeerMisbehaved(f"not a {kind.__name__}", got=str(error)) from error
     schema = getattr(message, "schema", SCHEMA)
     if schema != SCHEMA:
