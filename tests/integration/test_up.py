@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shlex
 import shutil
@@ -188,7 +189,7 @@ def test_a_killed_learner_returns_under_its_id_and_the_books_add_up(run_dir: Pat
     """SIGKILL takes one life of a learner; the next begins where the run is, and every token has a fate."""
     process = start(run_dir, corpus, "--learners", "3", "--tokens", "0", "--seed", "4")
     log = run_dir / "logs" / "learner-2.jsonl"
-    born = wait_for_line(log, "learner.first_step")
+    wait_for_line(log, "learner.first_step")
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 40)
     os.kill(learner_pid(run_dir, "learner-2"), signal.SIGKILL)
     joined = wait_for_line(log, "learner.joined", 2)
@@ -200,7 +201,8 @@ def test_a_killed_learner_returns_under_its_id_and_the_books_add_up(run_dir: Pat
 
     assert isinstance(learners, list)
     assert joined["incarnation"] == 2
-    assert float(str(again["loss"])) < float(str(born["loss"])) - 0.3
+    # Fresh values begin at ln 256 = 5.5. On a busy machine the first life may begin late, too, so it is no measure.
+    assert float(str(again["loss"])) < 0.75 * math.log(256)
     assert report["fates_exact"] is True, report["fates_errors"]
     assert {entry["learner"]: len(entry["incarnations"]) for entry in learners}["learner-2"] == 2
     moved = report["moved"]

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from atoll.base.exits import last_word_in
 from atoll.bus.interface import Record
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
@@ -105,7 +106,10 @@ class IslandProcess:
         """Return what a service said as it refused to go on, checked for its form."""
         process.wait(DEADLINE_S)
         text = self.log(name).read_text(encoding="utf-8")
-        said = "\n".join(line for line in text.splitlines() if not line.startswith("{"))
+        # A service that logs JSON tells its last error in JSON, too.
+        said = "\n".join(
+            last_word_in(line) or ("" if line.startswith("{") else line) for line in text.splitlines()
+        ).strip()
         assert process.returncode == code, text
         assert "Traceback" not in text
         assert 0 < len(said.splitlines()) < 24
