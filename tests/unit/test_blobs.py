@@ -64,7 +64,7 @@ async def test_an_upload_goes_on_where_it_was() -> None:
     roomy = MemoryBus("r", MemoryBroker())
     pieces.asked.clear()
     ref = await roomy.put_blob(STEM, upload)
-    assert pieces.asked == [2, 3, 4]
+    assert sorted(pieces.asked) == [2, 3, 4]  # made by threads, in any order
     assert ref == await roomy.put_blob(STEM, Upload(pieces))
     assert await roomy.get_blob(ref, ref.size_bytes) == b"".join(pieces.kept)
 
