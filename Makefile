@@ -17,6 +17,9 @@ BENCH_FLAGS = $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 EXPERIMENTS = $(notdir $(basename $(wildcard benchmarks/experiments/*.toml)))
 EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),--scale $(SCALE)) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only $(ONLY)) $(if $(LIST),--list) $(if $(PUBLISHED),--published docs/results/raw)
 
+# Benchmarks and schedules share broken links and builders with the tests.
+BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
+
 # Two workers; tests that start many processes of their own take turns (tests/conftest.py).
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses 2 --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
@@ -108,76 +111,76 @@ newest-nats: $(READY)  ## test the NATS adapter on the newest nats-py in the all
 	infra/newest_nats.sh $(VENV)
 
 trace: $(READY)  ## count the modules and functions that one contribution passes on its way
-	$(PY) -m benchmarks.network.trace $(if $(SEED),--seed $(SEED))
+	$(BENCH) -m benchmarks.network.trace $(if $(SEED),--seed $(SEED))
 
 bench: $(READY)  ## measure what the protocol costs a learner's step
-	$(PY) -m benchmarks.network.overhead $(BENCH_FLAGS)
+	$(BENCH) -m benchmarks.network.overhead $(BENCH_FLAGS)
 
 bench-parity: $(READY)  ## compare the loss with data-parallel training at equal tokens
-	$(PY) -m benchmarks.experiments.parity $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS))
+	$(BENCH) -m benchmarks.experiments.parity $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS))
 
 bench-faults: $(READY)  ## measure what a slow and a killed learner cost the others
-	$(PY) -m benchmarks.faults.faults $(BENCH_FLAGS)
+	$(BENCH) -m benchmarks.faults.faults $(BENCH_FLAGS)
 
 bench-rebuild: $(READY)  ## delete the broker's store under a run and measure what rebuilding it from its archive costs
-	$(PY) -m benchmarks.faults.rebuild $(BENCH_FLAGS)
+	$(BENCH) -m benchmarks.faults.rebuild $(BENCH_FLAGS)
 
 bench-takeover: $(READY)  ## kill the owner of a shard over and over and measure what the learners notice
-	$(PY) -m benchmarks.faults.takeover $(BENCH_FLAGS)
+	$(BENCH) -m benchmarks.faults.takeover $(BENCH_FLAGS)
 
 bench-arithmetic: $(READY)  ## measure folding, encoding and the outer step beside what memory allows
-	$(PY) -m benchmarks.arithmetic.arithmetic $(if $(SEED),--seed $(SEED))
+	$(BENCH) -m benchmarks.arithmetic.arithmetic $(if $(SEED),--seed $(SEED))
 
 bench-memory: $(READY)  ## measure what a fragment of 2 GB costs a shard and a learner in memory
-	$(PY) -m benchmarks.arithmetic.large_fragments $(if $(SEED),--seed $(SEED))
+	$(BENCH) -m benchmarks.arithmetic.large_fragments $(if $(SEED),--seed $(SEED))
 
 bench-broker: $(READY)  ## measure blobs through a broker beside stock nats-py and a bare socket
-	$(PY) -m benchmarks.network.broker $(if $(SEED),--seed $(SEED))
+	$(BENCH) -m benchmarks.network.broker $(if $(SEED),--seed $(SEED))
 
 bench-round: $(READY)  ## measure a whole round of merging beside what memory allows, and beside what others do
-	$(PY) -m benchmarks.arithmetic.merge_round $(if $(SEED),--seed $(SEED))
+	$(BENCH) -m benchmarks.arithmetic.merge_round $(if $(SEED),--seed $(SEED))
 
 bench-ends: $(READY)  ## measure a round from call to adoption beside moving and merging the same bytes
-	$(PY) -m benchmarks.network.ends $(if $(SEED),--seed $(SEED))
+	$(BENCH) -m benchmarks.network.ends $(if $(SEED),--seed $(SEED))
 
 bench-link: $(READY)  ## measure how much of a slow, far and lossy link is used (Linux, root)
-	$(PY) -m benchmarks.network.link $(if $(SEED),--seed $(SEED))
+	$(BENCH) -m benchmarks.network.link $(if $(SEED),--seed $(SEED))
 
 bench-bandwidth: $(READY)  ## compute the published bandwidth figures from the planner's model, and compare
-	$(PY) -m benchmarks.network.bandwidth $(BENCH_FLAGS)
+	$(BENCH) -m benchmarks.network.bandwidth $(BENCH_FLAGS)
 
 bench-bytes: $(READY)  ## measure the bytes per trained token by ledger and at the sockets, beside data-parallel training
-	$(PY) -m benchmarks.network.bytes_moved $(BENCH_FLAGS)
+	$(BENCH) -m benchmarks.network.bytes_moved $(BENCH_FLAGS)
 
 bench-goodput: $(READY)  ## fit the simulated fleets on four of the paper's cells and check the others (docs/explanation/goodput.md)
-	$(PY) -m benchmarks.fleet.goodput_fit $(BENCH_FLAGS)
+	$(BENCH) -m benchmarks.fleet.goodput_fit $(BENCH_FLAGS)
 
 bench-fidelity: $(READY)  ## run one scenario by real processes and by the simulator, and compare what comes out
-	$(PY) -m benchmarks.fleet.fidelity $(BENCH_FLAGS)
+	$(BENCH) -m benchmarks.fleet.fidelity $(BENCH_FLAGS)
 
 bench-simulator: $(READY)  ## measure how fast simulated learners step, beside a bare loop of the same steps
-	$(PY) -m benchmarks.fleet.simulator $(BENCH_FLAGS)
+	$(BENCH) -m benchmarks.fleet.simulator $(BENCH_FLAGS)
 
 chaos: $(READY)  ## kill and freeze everything at random, and read from the tape what it cost
-	$(PY) -m benchmarks.faults.chaos $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(GAUNTLET),--gauntlet $(GAUNTLET)) $(if $(ONLY),--only $(ONLY))
+	$(BENCH) -m benchmarks.faults.chaos $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(GAUNTLET),--gauntlet $(GAUNTLET)) $(if $(ONLY),--only $(ONLY))
 
 dst: $(READY)  ## play simulated schedules of faults on all cores until one fails, the time is up or enough are played
-	PYTHONPATH=tests $(PY) -m schedules --results $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED)) $(if $(RESUME),--resume $(RESUME))
+	$(BENCH) -m schedules --results $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED)) $(if $(RESUME),--resume $(RESUME))
 
 bench-dst: $(READY)  ## plant every mutant and measure how many simulated schedules it takes to catch it
-	PYTHONPATH=tests $(PY) -m benchmarks.fleet.dst $(BENCH_FLAGS) $(if $(SCHEDULES),--schedules $(SCHEDULES))
+	$(BENCH) -m benchmarks.fleet.dst $(BENCH_FLAGS) $(if $(SCHEDULES),--schedules $(SCHEDULES))
 
 experiment: $(READY)  ## run one experiment of benchmarks/experiments, or go on with it
-	$(PY) -m benchmarks.experiments.experiment $(or $(NAME),$(error give NAME=…, one of $(EXPERIMENTS))) $(EXPERIMENT_FLAGS)
+	$(BENCH) -m benchmarks.experiments.experiment $(or $(NAME),$(error give NAME=…, one of $(EXPERIMENTS))) $(EXPERIMENT_FLAGS)
 
 experiments: $(READY)  ## run every experiment, or go on with them
-	$(PY) -m benchmarks.experiments.experiment $(EXPERIMENT_FLAGS)
+	$(BENCH) -m benchmarks.experiments.experiment $(EXPERIMENT_FLAGS)
 
 results: $(READY)  ## write the tables of docs/results from what was measured
-	$(PY) -m benchmarks.lib.publish
+	$(BENCH) -m benchmarks.lib.publish
 
 results-check: $(READY)  ## compute the pages of the storm and of the experiments again from their raw files, and compare
-	$(PY) -m benchmarks.lib.publish --check
+	$(BENCH) -m benchmarks.lib.publish --check
 
 clean:  ## remove caches, build outputs and the environments; runs/ stays
 	rm -rf build dist .venv-new $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

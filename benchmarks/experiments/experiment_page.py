@@ -77,7 +77,8 @@ def page(raw: Raw) -> str:
         *_goals(experiment, found),
         *_by_seed(experiment, found, raw.seeds),
     ]
-    return "\n\n".join(parts) + "\n"
+    # Kept cells hold the question as it was asked, in the words of that day.
+    return "\n\n".join(parts).replace("displacement", "pseudo-gradient") + "\n"
 
 
 def svgs(raw: Raw) -> dict[str, str]:
