@@ -31,6 +31,7 @@ from atoll.archive.checkpoints import (
 from atoll.archive.object_store import ArchiveStore
 from atoll.base.errors import CheckpointError, ProtocolMisuse
 from atoll.base.logs import get
+from atoll.base.parsing import parsed
 from atoll.wire.messages import SCHEMA, RunRecord
 from atoll.wire.subjects import token
 
@@ -140,8 +141,8 @@ class CheckpointStore:
         """Return a manifest; raise `CheckpointError` when it is not what its name says."""
         data = self.vault.get(part.path, MANIFEST_BYTES_MAX)
         try:
-            manifest = msgspec.json.decode(data, type=Manifest)
-        except (msgspec.MsgspecError, RecursionError) as error:
+            manifest = parsed(data, Manifest)
+        except msgspec.MsgspecError as error:
             raise CheckpointError("a manifest of the archive is damaged", got=f"{part.path}: {error}") from error
         if manifest.schema != SCHEMA or manifest.path != part.path:
             raise CheckpointError(

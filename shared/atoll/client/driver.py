@@ -35,6 +35,7 @@ from atoll.base.errors import (
     StorageFull,
 )
 from atoll.base.logs import get
+from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, chosen
@@ -253,8 +254,8 @@ class IslandDriver:
     def _on_head(self, core_message: CoreMessage) -> None:
         """Note that a head moved, as its tap says; the fetch reads the record itself."""
         try:
-            said = msgspec.json.decode(core_message.headers.get("Atoll-Info", ""), type=HeadTap)
-        except (msgspec.MsgspecError, RecursionError) as error:
+            said = parsed(core_message.headers.get("Atoll-Info", ""), HeadTap)
+        except msgspec.MsgspecError as error:
             raise PeerMisbehaved("a head tap without its info", got=str(error)) from error
         if said.fragment in self.machine.intervals:
             self._on_fact(self._head_fact(said.fragment, said.version))

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from atoll.base import scratch_arrays
 from atoll.base.errors import PeerMisbehaved
+from atoll.base.parsing import parsed
 from atoll.wire.blobs import Cut
 from atoll.wire.limits import CHUNK_BYTES, Buffer
 
@@ -160,8 +161,8 @@ def _header_bytes(data: memoryview, size_bytes: int) -> int:
 def _entries(header: bytes) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
     """Return name, dtype and shape of every array that a header announces."""
     try:
-        entries = msgspec.json.decode(header, type=list[ArrayEntry])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        entries = parsed(header, list[ArrayEntry])
+    except msgspec.MsgspecError as error:
         raise PeerMisbehaved("packed arrays with an unreadable header", got=str(error)) from error
     names = [entry.name for entry in entries]
     for entry in entries:

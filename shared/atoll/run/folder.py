@@ -24,6 +24,7 @@ import msgspec
 
 from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError, StorageFull
+from atoll.base.parsing import parsed
 
 SCHEMA: Final = 1
 FREE_MIN_BYTES: Final = 200 << 20
@@ -89,10 +90,10 @@ def read_run_file(out: Path) -> RunFile | None:
     try:
         if path.stat().st_size > RUN_FILE_BYTES_MAX:
             raise SettingsError(f"{path} is too large to be ours", todo="choose another --out")
-        run = msgspec.json.decode(path.read_bytes(), type=RunFile)
+        run = parsed(path.read_bytes(), RunFile)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise SettingsError(
             f"{path} cannot be read", got=error, todo="restore it, or choose another --out for a new run"
         ) from error

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from atoll.base.errors import PeerMisbehaved
+from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.protocol.reasons import call_id, commit_id, head_id, push_id
 from atoll.run.view import RoundLine, RunView
@@ -63,11 +64,11 @@ class RoundHistory:
         try:
             event = decode(Event, data)
             if event.kind == "waiting":
-                told = msgspec.json.decode(msgspec.json.encode(event.fields), type=WaitingEvent)
+                told = parsed(msgspec.json.encode(event.fields), WaitingEvent)
                 self._waiting[told.fragment, told.version] = told
             else:
                 self._view.on_event(event)
-        except (PeerMisbehaved, msgspec.MsgspecError, RecursionError):
+        except (PeerMisbehaved, msgspec.MsgspecError):
             self._view.unreadable += 1
 
     def find(self, fragment: int, version: int | None = None) -> RoundLine | None:

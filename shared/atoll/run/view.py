@@ -23,6 +23,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from atoll.base.errors import PeerMisbehaved
+from atoll.base.parsing import parsed
 from atoll.protocol.ledger import Ledger, continued
 from atoll.protocol.reasons import RoundReasons
 from atoll.wire.messages import Beat, Event, Presence
@@ -391,6 +392,6 @@ _KINDS: Final = frozenset({"round", "joined", "left", "refused", "quarantined", 
 def _fields(event: Event, kind: type[F]) -> F:
     """Return the fields of `event` as `kind`; raise `PeerMisbehaved` if they are not."""
     try:
-        return msgspec.json.decode(msgspec.json.encode(event.fields), type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        return parsed(msgspec.json.encode(event.fields), kind)
+    except msgspec.MsgspecError as error:
         raise PeerMisbehaved(f"not the fields of a {event.kind}", got=str(error)) from error

@@ -16,6 +16,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from atoll.base.errors import PeerMisbehaved, ProtocolMisuse
+from atoll.base.parsing import parsed
 from atoll.model.layout import Layout
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
@@ -297,8 +298,8 @@ def decode(kind: type[M], data: bytes) -> M:
     if len(data) > MESSAGE_BYTES_MAX:
         raise PeerMisbehaved(f"a {kind.__name__} is too large", got=f"{len(data)} bytes", allowed=MESSAGE_BYTES_MAX)
     try:
-        message = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        message = parsed(data, kind)
+    except msgspec.MsgspecError as error:
         raise PeerMisbehaved(f"not a {kind.__name__}", got=str(error)) from error
     schema = getattr(message, "schema", SCHEMA)
     if schema != SCHEMA:
