@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.base.parsing import parsed
 from atoll.protocol.events import PushKey, Share
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.quarantine import MEASURES_MAX, OFFENCES, Measure, is_outlier, stands_alone
@@ -144,4 +145,4 @@ def _name(key: PushKey) -> str:
 
 def thawed(frozen: bytes) -> FragmentLedger:
     """Return the ledger from `FragmentLedger.frozen`."""
-    return msgspec.json.decode(frozen, type=FragmentLedger)
+    return parsed(frozen, FragmentLedger)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from atoll.base.errors import BlobGone, BrokerUnavailable
+from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, thawed
@@ -93,8 +94,8 @@ def closing_ledger(events: Iterable[Event]) -> Ledger:
     """
     last: dict[str, Ledger] = {}
     for event in events:
-        part = msgspec.json.decode(event.fields["ledger"], type=Ledger)
-        number = msgspec.json.decode(event.fields.get("part", msgspec.Raw(b"0")), type=int)
+        part = parsed(event.fields["ledger"], Ledger)
+        number = parsed(event.fields.get("part", msgspec.Raw(b"0")), int)
         last[event.who] = continued(last.get(event.who), part, number)
     whole = Ledger()
     for fragment_ledger in last.values():

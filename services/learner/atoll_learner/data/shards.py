@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.base.errors import DataError
+from atoll.base.parsing import parsed
 from atoll_learner.data.prepare import Meta, as_array
 from atoll_learner.data.tokenizer import BPE_FILE, BpeTokenizer, ByteTokenizer, Tokenizer
 
@@ -32,7 +33,7 @@ class TokenShards:
         """
         self.folder = folder
         try:
-            self.meta = msgspec.json.decode((folder / "meta.json").read_bytes(), type=Meta)
+            self.meta = parsed((folder / "meta.json").read_bytes(), Meta)
         except OSError as error:
             raise DataError(
                 "no token shards here", got=str(folder), todo="run `atoll data prepare … --out` for it, or set data.dir"
