@@ -205,4 +205,4 @@ class ScheduleBroker(MemoryBroker):
         self.streams.clear()
         self.provision(run)
         for name, stream in self.streams.items():
-            stream._sequence = ends[name]  # no number is given out twice: see docs/explanation/schedules.md
+            stream._sequence = ends[name]  # as `provision` has it: a new stream begins above all numbers of the lost one

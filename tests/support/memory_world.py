@@ -44,7 +44,7 @@ def settings(**changes: object) -> ProtocolSettings:
         "fragments": 4,
         "interval_steps": 6,
         "shards": 2,
-        "silence_s": 10.0,
+        "silence_s": 2.0,
         "tokens_target": 6_000,
     }
     return msgspec.convert(base | changes, ProtocolSettings).check()

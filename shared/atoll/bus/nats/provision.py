@@ -1,7 +1,11 @@
 """Checks once, when a bus is opened, that the broker is usable and has our streams.
 
-Creating is idempotent and safe between several starters: the broker accepts a second, equal request. If a stream exists
-with other limits, we do not change it without its owner: the error names the difference and the start is refused.
+Several starters may create at the same time: the first one does, and the others compare what they find. If a stream
+exists with other limits, we do not change it without its owner: the error names the difference and the start is refused.
+
+A broker may lose its disk. A process that read a record before may then write with the revision that it knows, and that
+write must never count by chance. So a new stream does not begin at 1 but at the time of day in microseconds: no stream
+stores a million messages a second, so the new numbers lie above all that the lost stream gave out.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, SettingsError
 from atoll.base.waiting import Unanswered
 from atoll.bus.nats.jetstream_api import STREAM_EXISTS, ApiRefusal, JetStream
@@ -90,10 +95,11 @@ async def check_broker(jetstream: JetStream, url: str) -> None:
 
 async def provision(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) -> None:
     """Create every stream of `plans` or verify it; raise `SettingsError` naming what differs."""
+    first_seq = max(1, int(SystemClock().wall() * 1e6))
     for plan in plans:
         wanted = stream_config(plan, prefix, jetstream.connection.options.replicas)
         try:
-            await jetstream.api(f"STREAM.CREATE.{plan.name}", wanted)
+            await jetstream.api(f"STREAM.CREATE.{plan.name}", {**wanted, "first_seq": first_seq})
         except ApiRefusal as reason:
             if reason.err_code == STREAM_EXISTS:
                 found = (await jetstream.api(f"STREAM.INFO.{plan.name}"))["config"]
