@@ -205,4 +205,6 @@ class ScheduleBroker(MemoryBroker):
         self.streams.clear()
         self.provision(run)
         for name, stream in self.streams.items():
-            stream._sequence = ends[name]  # as `provision` has it: a new stream begins above all numbers of the lost one
+            stream._sequence = ends[
+                name
+            ]  # as `provision` has it: a new stream begins above all numbers of the lost one
