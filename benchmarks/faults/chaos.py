@@ -17,7 +17,7 @@ extracts that are there, and from nothing else (see `extracts`, `safety`, `verdi
 
 Nothing is believed that a process says of itself during a storm: the tape, which the broker kept, must show every version
 of every fragment once and in order and every contribution merged once; every contribution that the broker said it had
-stored must have a fate in the books; the ledgers must settle, and the report must give every token one fate.
+stored must have a fate in the ledgers; the ledgers must settle, and the report must give every token one fate.
 """
 
 from __future__ import annotations

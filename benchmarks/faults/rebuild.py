@@ -5,12 +5,12 @@ everything gets SIGKILL, the broker too, and the broker's store is deleted; then
 empty broker and trains on. What was lost is what the tape knew a moment before the kill: the versions committed, and the run
 tokens of the last round.
 
-    bit-identical       frame, outer state and books of every head beside the archive's objects, on a broker of the
+    bit-identical       frame, outer state and ledgers of every head beside the archive's objects, on a broker of the
                         bench's own that nothing else has touched
-    trained again       tokens last heard of minus tokens in the mark, over tokens last heard of
+    trained again       tokens last heard of minus tokens in the checkpoint, over tokens last heard of
     seconds             from the start of `--resume` to its broker's answer, and from there to the next commit
 
-The model is small and the learners are paced (see faults.py), so that a mark is a matter of the schedule and not of the
+The model is small and the learners are paced (see faults.py), so that a checkpoint is a matter of the schedule and not of the
 processors.
 """
 
@@ -87,16 +87,25 @@ def main() -> int:
     rebuilt = report["rebuilt"][-1]
     again = max(0, known.tokens - rebuilt["tokens"])
     exact = bool(report["fates_exact"])
-    what = f"{known.tokens} heard of, {rebuilt['tokens']} in mark {rebuilt['mark']}; a mark every {EVERY_S} s"
-    share, age_s = again / known.tokens, known.at_s - rebuilt["marked_at_s"]
+    what = f"{known.tokens} heard of, {rebuilt['tokens']} in checkpoint {rebuilt['checkpoint']}; a checkpoint every {EVERY_S} s"
+    share, age_s = again / known.tokens, known.at_s - rebuilt["checkpoint_at_s"]
     bound_s = INTERVALS_MAX * EVERY_S
     figures = [
-        Figure("the rebuilt run is bit-identical to the mark", float(identical), "yes", "1", identical, compared),
+        Figure("the rebuilt run is bit-identical to the checkpoint", float(identical), "yes", "1", identical, compared),
         Figure("commits last heard of", float(known.versions), "commits", "", None, "by the tape, all fragments"),
-        Figure("commits rebuilt", float(rebuilt["versions"]), "commits", "", None, f"mark {rebuilt['mark']}"),
+        Figure(
+            "commits rebuilt", float(rebuilt["versions"]), "commits", "", None, f"checkpoint {rebuilt['checkpoint']}"
+        ),
         Figure("tokens trained again", float(again), "tokens", "", None, what),
         Figure("share trained again", share, "ratio", "", None, f"of what was trained in about {before_s:.0f} s"),
-        Figure("age of the mark at the loss", age_s, "s", f"<= {bound_s:g}", age_s <= bound_s, "two intervals at most"),
+        Figure(
+            "age of the checkpoint at the loss",
+            age_s,
+            "s",
+            f"<= {bound_s:g}",
+            age_s <= bound_s,
+            "two intervals at most",
+        ),
         Figure(
             "from --resume to an answering broker", answered_s, "s", "", None, "process start to a rebuilt run record"
         ),
@@ -124,7 +133,7 @@ def command(*words: str) -> list[str]:
 
 
 def train_and_lose(seconds: float, seed: int) -> Known:
-    """Train until both shards have made marks and `seconds` have gone by; kill everything and delete the store."""
+    """Train until both shards have made checkpoints and `seconds` have gone by; kill everything and delete the store."""
     up = subprocess.Popen(command("--seed", str(seed)))
     try:
         logs = [OUT / "logs" / f"shard-{shard}.jsonl" for shard in range(SHARDS)]
@@ -133,9 +142,9 @@ def train_and_lose(seconds: float, seed: int) -> Known:
             log.exists() and log.read_text(encoding="utf-8").count("archive.checkpointed") > 1 for log in logs
         ):
             if up.poll() is not None or time.monotonic() > until_s:
-                raise SystemExit("no marks were made")
+                raise SystemExit("no checkpoints were made")
             time.sleep(POLL_S)
-        # Seven tenths of an interval after a mark: a moment that is neither kind nor cruel.
+        # Seven tenths of an interval after a checkpoint: a moment that is neither kind nor cruel.
         time.sleep(seconds // EVERY_S * EVERY_S + 0.7 * EVERY_S)
         known = asyncio.run(heard_of((OUT / "nats" / "url").read_text(encoding="utf-8")))
     finally:
@@ -160,26 +169,26 @@ async def heard_of(url: str) -> Known:
 
 async def compare() -> tuple[bool, str]:
     """Rebuild on a broker of our own and compare every byte with the archive."""
-    shelf = CheckpointStore(open_archive(str(OUT / "archive")), RUN)
-    with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
+    store = CheckpointStore(open_archive(str(OUT / "archive")), RUN)
+    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder)) as broker:
         bus = await open_bus(broker.url, RUN, name="bench")
         try:
             began_s = time.monotonic()
-            outcome = await rebuild(bus, shelf, SystemClock())
+            outcome = await rebuild(bus, store, SystemClock())
             took_s = time.monotonic() - began_s
             heads = await read_heads(bus, Subjects(RUN), outcome.record.layout)
             same, size = True, 0
-            for manifest in shelf.newest()[1]:
+            for manifest in store.newest()[1]:
                 for piece in manifest.pieces:
                     head = heads[piece.head.fragment]
                     refs = [ref for ref in (head.keyframe, head.state, head.fragment_ledger) if ref is not None]
                     there = [await bus.get_blob(ref, 1 << 33) for ref in refs]
-                    kept = [shelf.get_object(manifest.shard, found) for found in piece.objects]
+                    kept = [store.get_object(manifest.shard, found) for found in piece.objects]
                     same = same and there == kept and head.version == piece.head.version
                     size += sum(len(data) for data in kept)
         finally:
             await bus.close()
-    return same, f"{len(heads)} fragments, {size} bytes of frames, state and books; rebuilt in {took_s:.2f} s"
+    return same, f"{len(heads)} fragments, {size} bytes of frames, state and ledgers; rebuilt in {took_s:.2f} s"
 
 
 async def wait_for_commit(began_s: float) -> tuple[float, float]:

@@ -5,8 +5,8 @@ line, and one that is frozen or cut off between the two writes its line late. So
 well, as far as somebody read them while they were the newest, and their order by the heads alone. Every count that must
 hold is made from two sides that do not know of each other:
 
-    per incarnation and fragment   tokens that the books give a fate  =  tokens of the distinct pushes with a fate
-    per fragment                   tokens merged by the head  =  by the books  =  of the distinct contributions merged
+    per incarnation and fragment   tokens that the ledgers give a fate  =  tokens of the distinct pushes with a fate
+    per fragment                   tokens merged by the head  =  by the ledgers  =  of the distinct contributions merged
     per incarnation that left      tokens pushed  =  tokens settled
 
 A contribution that is merged twice has its tokens twice in the first two of each, and once in the last: it is seen even
@@ -95,7 +95,7 @@ def forks(extract: Extract, merges: dict[tuple[int, int], list[list[ExtractShare
 
 
 def fates(extract: Extract) -> list[Figure]:
-    """Return what was stored or pushed and has no fate by the books; of an incarnation that left, also what has too much."""
+    """Return what was stored or pushed and has no fate by the ledgers; of an incarnation that left, also what has too much."""
     lost = sum(
         len(numbers(found) - numbers(extract.settled.get(who, []))) for who, found in extract.acknowledged.items()
     )
@@ -105,7 +105,9 @@ def fates(extract: Extract) -> list[Figure]:
     )
     how = "by the ledgers that shards closed with; of incarnations that left also what was settled beyond it"
     return [
-        zero("acknowledged and without a fate", lost, "pushes", f"{heard} heard of as stored, by the books at the end"),
+        zero(
+            "acknowledged and without a fate", lost, "pushes", f"{heard} heard of as stored, by the ledgers at the end"
+        ),
         zero("pushed and without a fate", unsettled, "token-fragments", how),
     ]
 
@@ -132,7 +134,7 @@ def multiplicity(extract: Extract, merges: dict[tuple[int, int], list[list[Extra
 
 
 def merged_alike(extract: Extract, merges: dict[tuple[int, int], list[list[ExtractShare]]]) -> Figure:
-    """Return by how much the tokens merged differ between heads, books and the distinct contributions in commits."""
+    """Return by how much the tokens merged differ between heads, ledgers and the distinct contributions in commits."""
     wrong = whole = 0
     for fragment, by_head in extract.merged.items():
         by_books = sum(
@@ -147,10 +149,8 @@ def merged_alike(extract: Extract, merges: dict[tuple[int, int], list[list[Extra
             ]
             wrong += abs(by_head - sum({key_of(share): share.tokens for share in told}.values()))
             whole += 1
-    how = (
-        f"{len(extract.merged)} fragments by heads and books, {whole} whose every commit is known by contributions too"
-    )
-    return zero("tokens merged by heads, books and contributions", wrong, "token-fragments", how)
+    how = f"{len(extract.merged)} fragments by heads and ledgers, {whole} whose every commit is known by contributions too"
+    return zero("tokens merged by heads, ledgers and contributions", wrong, "token-fragments", how)
 
 
 def unheard(extract: Extract) -> list[Figure]:

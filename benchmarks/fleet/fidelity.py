@@ -49,7 +49,7 @@ THROTTLES: Final = {"learner-1": 8.0, "learner-2": 8.0, "learner-3": 16.0}
 TOKENS_PER_MINUTE: Final = 120_000
 MINUTES: Final = 2.0
 LEGS_OF_A_COMMIT: Final = 10
-"""Frame, state and books together, then the head, then three purges: five requests, each there and back."""
+"""Frame, state and ledgers together, then the head, then three purges: five requests, each there and back."""
 KINDS: Final = ("joined", "left", "recovered", "ledger")
 
 RATIOS: Final = {

@@ -337,7 +337,7 @@ def window(seed: int, steps: int = STEPS) -> list[Figure]:
             Figure(f"rounds: tokens {fate}", share, "%", "", None, "of all trained, drain included")
             for fate, share in shares
         ],
-        Figure("rounds: books exact", float(found.exact), "", "1", found.exact, "every token has one fate"),
+        Figure("rounds: ledgers exact", float(found.exact), "", "1", found.exact, "every token has one fate"),
     ]
 
 

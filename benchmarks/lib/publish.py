@@ -46,7 +46,7 @@ have trained in the same time undisturbed. What was merged late counts whole the
 are defined once, for both systems, in [`benchmarks/faults/goodput.py`](../../benchmarks/faults/goodput.py).
 
 **Raw.** [`raw/`](raw) holds one extract per run: what was done, every commit and refusal of the tape, every heartbeat, the
-books. `make results-check` computes every figure of the table again from these files.
+ledgers. `make results-check` computes every figure of the table again from these files.
 
 ![useful-step share against faults per minute](chaos-useful.svg)
 ![participation against faults per minute](chaos-participation.svg)

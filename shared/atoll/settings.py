@@ -121,8 +121,8 @@ class ArchiveSettings(Section):
 
     Attributes:
         url: a folder, `file://…` or `s3://bucket/prefix`; empty for no archive.
-        every_s: a mark is made every so many seconds of the run's age; 0 for never.
-        keep: how many of the newest marks that every shard has made are kept.
+        every_s: a checkpoint is made every so many seconds of the run's age; 0 for never.
+        keep: how many of the newest checkpoints that every shard has made are kept.
     """
 
     url: str = ""

@@ -1,4 +1,4 @@
-"""Marks and rebuilding, the same in a folder, in an object store in memory, and on an S3 server."""
+"""Checkpoints and rebuilding, the same in a folder, in an object store in memory, and on an S3 server."""
 
 from __future__ import annotations
 
@@ -26,9 +26,18 @@ from atoll.run.record import read_run
 from atoll.wire.messages import Lease, decode, encode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.archivist import make_archivist
-from support.founded_run import EVERY_S, FRAGMENTS, SHARDS, TOKENS, BrokenVault, FoundedRun, TurnedClock, run_record
+from support.founded_run import (
+    EVERY_S,
+    FRAGMENTS,
+    SHARDS,
+    TOKENS,
+    BrokenObjectStore,
+    FoundedRun,
+    TurnedClock,
+    run_record,
+)
 
-MakeVault = Callable[[], ArchiveStore]
+MakeObjectStore = Callable[[], ArchiveStore]
 
 
 @pytest.fixture(scope="session")
@@ -50,14 +59,14 @@ def bucket() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in told.items():
             patch.setenv(name, value)
-        urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/reef", method="PUT")).close()
-        yield "s3://reef"
+        urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/founded", method="PUT")).close()
+        yield "s3://founded"
     server.stop()
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
-def vault(request: pytest.FixtureRequest, tmp_path: Path, run: str) -> ArchiveStore:
-    """An empty vault of each kind."""
+def object_store(request: pytest.FixtureRequest, tmp_path: Path, run: str) -> ArchiveStore:
+    """An empty archive store of each kind."""
     if request.param == "folder":
         return open_archive((tmp_path / "archive").as_uri())
     if request.param == "memory":
@@ -66,30 +75,30 @@ def vault(request: pytest.FixtureRequest, tmp_path: Path, run: str) -> ArchiveSt
 
 
 @pytest.fixture
-async def reef(vault: ArchiveStore, run: str) -> FoundedRun:
-    """A founded run that archives to the vault."""
-    reef = FoundedRun(run_record(run), vault, TurnedClock())
-    await reef.found()
-    return reef
+async def founded(object_store: ArchiveStore, run: str) -> FoundedRun:
+    """A founded run that archives to the store."""
+    founded = FoundedRun(run_record(run), object_store, TurnedClock())
+    await founded.found()
+    return founded
 
 
-# --- the vault ------------------------------------------------------------------------------------------------------
+# --- the archive store --------------------------------------------------------------------------------------------
 
 
-def test_a_vault_gives_back_what_was_put(vault: ArchiveStore) -> None:
+def test_a_store_gives_back_what_was_put(object_store: ArchiveStore) -> None:
     """Whole objects, replaced by name, listed by prefix, removed without complaint."""
-    vault.put("run/a/one", b"1")
-    vault.put("run/a/one", b"uno")
-    vault.put("run/b/two", b"2")
+    object_store.put("run/a/one", b"1")
+    object_store.put("run/a/one", b"uno")
+    object_store.put("run/b/two", b"2")
 
-    assert vault.get("run/a/one", 3) == b"uno"
-    assert [(name.path, name.size_bytes) for name in vault.names("run/a")] == [("run/a/one", 3)]
-    assert vault.names("elsewhere") == []
-    vault.remove(["run/a/one", "run/a/none"])
+    assert object_store.get("run/a/one", 3) == b"uno"
+    assert [(name.path, name.size_bytes) for name in object_store.names("run/a")] == [("run/a/one", 3)]
+    assert object_store.names("elsewhere") == []
+    object_store.remove(["run/a/one", "run/a/none"])
     with pytest.raises(CheckpointError, match="missing"):
-        vault.get("run/a/one", 3)
+        object_store.get("run/a/one", 3)
     with pytest.raises(CheckpointError, match="too large"):
-        vault.get("run/b/two", 0)
+        object_store.get("run/b/two", 0)
 
 
 def test_what_is_no_place_for_an_archive_is_refused() -> None:
@@ -129,10 +138,10 @@ def test_a_large_object_is_read_in_parts(bucket: str, run: str, monkeypatch: pyt
         return ranged(store, path, start=start, end=end)  # type: ignore[arg-type]  # a store of whatever kind
 
     monkeypatch.setattr(obstore, "get_range", counted)
-    vault = open_archive(f"{bucket}/{run}")
+    object_store = open_archive(f"{bucket}/{run}")
     for data in (b"", b"0123", b"0123456789"):
-        vault.put("object", data)
-        assert vault.get("object", 10) == data
+        object_store.put("object", data)
+        assert object_store.get("object", 10) == data
     assert asked == [4, 4, 4, 2]
 
 
@@ -151,27 +160,27 @@ def test_a_store_that_nobody_answers_for_is_unavailable(bucket: str) -> None:
     assert len(str(refusal.value).splitlines()) < 6
 
 
-# --- marks ----------------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_run_is_rebuilt_bit_for_bit(reef: FoundedRun) -> None:
-    """Heads, values, outer state and books are those of the mark; incarnations, data leases and epochs go on."""
-    await reef.round()
-    await reef.round()
-    assert await reef.mark() == [True, True]
-    archived = await reef.contents()
-    await reef.round()
-    outcome, broker = await reef.rebuild()
-    bus, subjects = MemoryBus(reef.run, broker), Subjects(reef.run)
+async def test_a_run_is_rebuilt_bit_for_bit(founded: FoundedRun) -> None:
+    """Heads, values, outer state and ledgers are those of the checkpoint; incarnations, data leases and epochs go on."""
+    await founded.round()
+    await founded.round()
+    assert await founded.checkpoint() == [True, True]
+    archived = await founded.contents()
+    await founded.round()
+    outcome, broker = await founded.rebuild()
+    bus, subjects = MemoryBus(founded.run, broker), Subjects(founded.run)
     rebuilt = outcome.record.rebuilt
     lease = await bus.get_record(subjects.lease(1))
-    member = await claim(bus, subjects, "a", reef.clock)
-    granted = await DataLeases(bus, subjects, member, 64, lease_s=3.0, clock=reef.clock).take(20)
+    member = await claim(bus, subjects, "a", founded.clock)
+    granted = await DataLeases(bus, subjects, member, 64, lease_s=3.0, clock=founded.clock).take(20)
 
     assert outcome.rebuilt
-    assert await reef.contents(broker) == archived
+    assert await founded.contents(broker) == archived
     assert rebuilt is not None
-    assert (rebuilt.source, rebuilt.mark, rebuilt.generation) == ("first", 0, 1)
+    assert (rebuilt.source, rebuilt.checkpoint, rebuilt.generation) == ("first", 0, 1)
     assert (rebuilt.tokens, rebuilt.versions) == (2 * FRAGMENTS * TOKENS, 2 * FRAGMENTS)
     assert outcome.record.nonce != "first"
     assert member.incarnation == 1001
@@ -181,71 +190,71 @@ async def test_a_run_is_rebuilt_bit_for_bit(reef: FoundedRun) -> None:
     assert decode(Lease, lease.data).epoch == 1
 
 
-async def test_a_rebuilt_run_goes_on_and_is_archived_in_its_turn(reef: FoundedRun) -> None:
-    """The next owner fences, commits, makes marks of the new founding; a second rebuilding begins from those."""
-    await reef.round()
-    await reef.mark()
-    reef.later()
-    outcome, broker = await reef.rebuild()
-    reef.record, reef.broker = outcome.record, broker
+async def test_a_rebuilt_run_goes_on_and_is_archived_in_its_turn(founded: FoundedRun) -> None:
+    """The next owner fences, commits, makes checkpoints of the new founding; a second rebuilding begins from those."""
+    await founded.round()
+    await founded.checkpoint()
+    founded.later()
+    outcome, broker = await founded.rebuild()
+    founded.record, founded.broker = outcome.record, broker
     for shard in range(SHARDS):
-        await reef.serve(shard, epoch=2)
-    await reef.round()
-    await reef.mark()
-    again, third = await reef.rebuild()
+        await founded.serve(shard, epoch=2)
+    await founded.round()
+    await founded.checkpoint()
+    again, third = await founded.rebuild()
 
     assert again.record.rebuilt is not None
     assert again.record.rebuilt.generation == 2
     assert again.record.rebuilt.source == outcome.record.nonce
-    assert {head.version for head, _ in (await reef.contents(third)).values()} == {2}
-    assert (await claim(MemoryBus(reef.run, third), Subjects(reef.run), "a", reef.clock)).incarnation == 2001
+    assert {head.version for head, _ in (await founded.contents(third)).values()} == {2}
+    assert (await claim(MemoryBus(founded.run, third), Subjects(founded.run), "a", founded.clock)).incarnation == 2001
 
 
-async def test_several_rebuild_at_once_and_agree(reef: FoundedRun) -> None:
+async def test_several_rebuild_at_once_and_agree(founded: FoundedRun) -> None:
     """Two processes on one broker end with one run; a third finds it there and changes nothing."""
-    await reef.round()
-    await reef.mark()
-    archived = await reef.contents()
+    await founded.round()
+    await founded.checkpoint()
+    archived = await founded.contents()
     broker = MemoryBroker()
-    (one, _), (two, _) = await asyncio.gather(reef.rebuild(broker, first=0), reef.rebuild(broker, first=1))
-    three, _ = await reef.rebuild(broker)
+    (one, _), (two, _) = await asyncio.gather(founded.rebuild(broker, first=0), founded.rebuild(broker, first=1))
+    three, _ = await founded.rebuild(broker)
 
     assert one.record == two.record == three.record
     assert not three.rebuilt
-    assert await reef.contents(broker) == archived
+    assert await founded.contents(broker) == archived
 
 
-async def test_a_rebuilding_that_died_half_way_is_completed(reef: FoundedRun) -> None:
-    """The run record says what is being rebuilt: the next process goes on with that mark, also when a newer one is there."""
-    await reef.round()
-    await reef.mark()
-    archived = await reef.contents()
+async def test_a_rebuilding_that_died_half_way_is_completed(founded: FoundedRun) -> None:
+    """The run record names the checkpoint: the next process goes on with that one, also when there is a newer one."""
+    await founded.round()
+    await founded.checkpoint()
+    archived = await founded.contents()
     broker = MemoryBroker()
-    first, _ = await reef.rebuild(broker)
+    first, _ = await founded.rebuild(broker)
     for fragment in (1, 3):
-        await MemoryBus(reef.run, broker).purge(Subjects(reef.run).head(fragment))
-    reef.later()
-    await reef.round()
-    await reef.mark()
-    second, _ = await reef.rebuild(broker)
+        await MemoryBus(founded.run, broker).purge(Subjects(founded.run).head(fragment))
+    founded.later()
+    await founded.round()
+    await founded.checkpoint()
+    second, _ = await founded.rebuild(broker)
 
     assert second.record == first.record
-    assert await reef.contents(broker) == archived
+    assert await founded.contents(broker) == archived
 
 
-async def test_a_learner_that_came_before_the_member_records_is_replaced(reef: FoundedRun) -> None:
-    """Its incarnation is one whose pushes the books know: kept, all that it pushes would be swallowed as known."""
-    await reef.round()
-    await reef.mark()
+async def test_a_learner_that_came_before_the_member_records_is_replaced(founded: FoundedRun) -> None:
+    """Its incarnation is one whose pushes the ledgers know: kept, all that it pushes would be swallowed as known."""
+    await founded.round()
+    await founded.checkpoint()
     broker = MemoryBroker()
-    bus, subjects = MemoryBus(reef.run, broker), Subjects(reef.run)
-    early = await claim(bus, subjects, "a", reef.clock)
+    bus, subjects = MemoryBus(founded.run, broker), Subjects(founded.run)
+    early = await claim(bus, subjects, "a", founded.clock)
     fresh = DataLedger(blocks=64, next_position=8, grants=(DataGrant(0, 0, 8, "a", 1),))
     await bus.put_record(subjects.data, encode(fresh), expected=0)
-    outcome, _ = await reef.rebuild(broker)
+    outcome, _ = await founded.rebuild(broker)
     why = await dismissal(bus, subjects, outcome.record, early)
     data = await bus.get_record(subjects.data)
-    again = await claim(bus, subjects, "a", reef.clock)
+    again = await claim(bus, subjects, "a", founded.clock)
 
     assert early.incarnation == 1
     assert why is not None
@@ -254,19 +263,19 @@ async def test_a_learner_that_came_before_the_member_records_is_replaced(reef: F
     assert decode(DataLedger, data.data).next_position == 16
 
 
-async def test_a_rebuilding_leaves_those_alone_who_came_after_it(reef: FoundedRun) -> None:
+async def test_a_rebuilding_leaves_those_alone_who_came_after_it(founded: FoundedRun) -> None:
     """One that is slow, or goes on where another died, replaces no record that the rebuilt run has moved on."""
-    await reef.round()
-    await reef.mark()
-    outcome, broker = await reef.rebuild()
-    bus, subjects = MemoryBus(reef.run, broker), Subjects(reef.run)
-    ours = await claim(bus, subjects, "a", reef.clock)
+    await founded.round()
+    await founded.checkpoint()
+    outcome, broker = await founded.rebuild()
+    bus, subjects = MemoryBus(founded.run, broker), Subjects(founded.run)
+    ours = await claim(bus, subjects, "a", founded.clock)
     lease = Lease(shard=0, epoch=2, nonce="owner", host="h", pid=1)
     there = await bus.get_record(subjects.lease(0))
     assert there is not None
     await bus.put_record(subjects.lease(0), encode(lease), expected=there.revision)
     await bus.purge(subjects.head(3))
-    again, _ = await reef.rebuild(broker)
+    again, _ = await founded.rebuild(broker)
     kept = await bus.get_record(subjects.lease(0))
 
     assert again.rebuilt
@@ -275,17 +284,17 @@ async def test_a_rebuilding_leaves_those_alone_who_came_after_it(reef: FoundedRu
     assert decode(Lease, kept.data) == lease
 
 
-async def test_a_shard_that_lived_through_the_loss_keeps_no_lease_of_the_empty_broker(reef: FoundedRun) -> None:
+async def test_a_shard_that_lived_through_the_loss_keeps_no_lease_of_the_empty_broker(founded: FoundedRun) -> None:
     """Its epoch is not above the archived heads: it is deposed, and whoever is next begins above them."""
-    await reef.serve(0, epoch=9)
-    await reef.round()
-    await reef.mark()
+    await founded.serve(0, epoch=9)
+    await founded.round()
+    await founded.checkpoint()
     broker = MemoryBroker()
-    bus, subjects = MemoryBus(reef.run, broker), Subjects(reef.run)
+    bus, subjects = MemoryBus(founded.run, broker), Subjects(founded.run)
     for shard, epoch in enumerate((9, 1)):
         survivor = Lease(shard=shard, epoch=epoch, nonce="survivor", host="h", pid=1)
         await bus.put_record(subjects.lease(shard), encode(survivor), expected=0)
-    await reef.rebuild(broker)
+    await founded.rebuild(broker)
     leases = [await bus.get_record(subjects.lease(shard)) for shard in range(SHARDS)]
     found = [decode(Lease, lease.data) for lease in leases if lease is not None]
 
@@ -295,161 +304,164 @@ async def test_a_shard_that_lived_through_the_loss_keeps_no_lease_of_the_empty_b
     ]
 
 
-async def test_a_broker_that_has_the_run_is_left_alone(reef: FoundedRun) -> None:
+async def test_a_broker_that_has_the_run_is_left_alone(founded: FoundedRun) -> None:
     """The flag may stay in a deployment's file."""
-    await reef.round()
-    await reef.mark()
-    reef.later()
-    await reef.round()
-    before = await reef.contents()
-    outcome, _ = await reef.rebuild(reef.broker)
+    await founded.round()
+    await founded.checkpoint()
+    founded.later()
+    await founded.round()
+    before = await founded.contents()
+    outcome, _ = await founded.rebuild(founded.broker)
 
-    away = FoundedRun(reef.record, BrokenVault(reef.vault, lists_fail=True), reef.clock)
-    unread, _ = await away.rebuild(reef.broker)
+    away = FoundedRun(founded.record, BrokenObjectStore(founded.object_store, lists_fail=True), founded.clock)
+    unread, _ = await away.rebuild(founded.broker)
 
     assert not outcome.rebuilt
-    assert outcome.record == unread.record == reef.record
-    assert await reef.contents() == before
+    assert outcome.record == unread.record == founded.record
+    assert await founded.contents() == before
 
 
-async def test_an_empty_archive_says_what_is_missing(reef: FoundedRun) -> None:
-    """No mark, or a mark that one shard did not make: exit code 2, and the broker stays empty."""
-    with pytest.raises(CheckpointError, match="no complete mark"):
-        await reef.rebuild()
-    await reef.mark(0)
+async def test_an_empty_archive_says_what_is_missing(founded: FoundedRun) -> None:
+    """No checkpoint, or a checkpoint that one shard did not make: exit code 2, and the broker stays empty."""
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        await founded.rebuild()
+    await founded.checkpoint(0)
     broker = MemoryBroker()
     with pytest.raises(CheckpointError, match=r"lacks shards \[1\]") as refusal:
-        await reef.rebuild(broker)
+        await founded.rebuild(broker)
 
     assert refusal.value.exit_code == 2
-    assert await read_run(MemoryBus(reef.run, broker), Subjects(reef.run)) is None
+    assert await read_run(MemoryBus(founded.run, broker), Subjects(founded.run)) is None
 
 
-async def test_only_marks_that_all_shards_made_count(reef: FoundedRun) -> None:
-    """One shard that is ahead waits for the other; one that has finished stands in all later marks."""
-    await reef.round()
-    await reef.mark()
-    reef.later()
-    await reef.round()
-    await reef.mark(0)
-    behind = reef.newest()
-    reef.later()
-    await reef.mark(0, final=True)
-    reef.later()
-    await reef.mark(1)
-    ended = reef.newest()
+async def test_only_marks_that_all_shards_made_count(founded: FoundedRun) -> None:
+    """One shard that is ahead waits for the other; one that has finished stands in all later checkpoints."""
+    await founded.round()
+    await founded.checkpoint()
+    founded.later()
+    await founded.round()
+    await founded.checkpoint(0)
+    behind = founded.newest()
+    founded.later()
+    await founded.checkpoint(0, final=True)
+    founded.later()
+    await founded.checkpoint(1)
+    ended = founded.newest()
 
-    assert [manifest.mark for manifest in behind] == [0, 0]
-    assert [manifest.mark for manifest in ended] == [2 * EVERY_S, 3 * EVERY_S]
+    assert [manifest.number for manifest in behind] == [0, 0]
+    assert [manifest.number for manifest in ended] == [2 * EVERY_S, 3 * EVERY_S]
 
 
-async def test_what_has_not_changed_is_not_written_again(reef: FoundedRun) -> None:
-    """The second mark of an unchanged shard writes its manifest alone; a changed fragment is written."""
-    await reef.round()
-    await reef.mark()
-    objects = {name.path for name in reef.vault.names(f"{reef.run}/shard-0")}
-    reef.later()
-    await reef.commit(0)
-    await reef.mark()
-    new = {name.path for name in reef.vault.names(f"{reef.run}/shard-0")} - objects
+async def test_what_has_not_changed_is_not_written_again(founded: FoundedRun) -> None:
+    """The second checkpoint of an unchanged shard writes its manifest alone; a changed fragment is written."""
+    await founded.round()
+    await founded.checkpoint()
+    objects = {name.path for name in founded.object_store.names(f"{founded.run}/shard-0")}
+    founded.later()
+    await founded.commit(0)
+    await founded.checkpoint()
+    new = {name.path for name in founded.object_store.names(f"{founded.run}/shard-0")} - objects
 
     assert len(objects) == 3 * FRAGMENTS // SHARDS
     assert len(new) == 3
 
 
-async def test_what_somebody_deleted_is_written_again(reef: FoundedRun) -> None:
-    """An archive that was emptied under a running shard is whole again after the next mark."""
-    await reef.round()
-    await reef.mark()
-    reef.vault.remove([name.path for name in reef.vault.names(reef.run)])
-    reef.later()
-    await reef.mark()
+async def test_what_somebody_deleted_is_written_again(founded: FoundedRun) -> None:
+    """An archive that was emptied under a running shard is whole again after the next checkpoint."""
+    await founded.round()
+    await founded.checkpoint()
+    founded.object_store.remove([name.path for name in founded.object_store.names(founded.run)])
+    founded.later()
+    await founded.checkpoint()
 
-    assert [manifest.mark for manifest in reef.newest()] == [EVERY_S, EVERY_S]
+    assert [manifest.number for manifest in founded.newest()] == [EVERY_S, EVERY_S]
 
 
-async def test_old_marks_go_and_so_do_their_objects(reef: FoundedRun) -> None:
-    """Two complete marks are kept; every object left is named by one of them."""
+async def test_old_marks_go_and_so_do_their_objects(founded: FoundedRun) -> None:
+    """Two complete checkpoints are kept; every object left is named by one of them."""
     for _ in range(5):
-        await reef.round()
-        await reef.mark()
-        reef.later()
+        await founded.round()
+        await founded.checkpoint()
+        founded.later()
     named = {
-        f"{reef.run}/shard-{manifest.shard}/{digest}"
-        for mark in reef.shelf.marks()
-        if mark.complete
-        for manifest in reef.shelf.verified(mark)
+        f"{founded.run}/shard-{manifest.shard}/{digest}"
+        for checkpoint in founded.checkpoint_store.checkpoints()
+        if checkpoint.complete
+        for manifest in founded.checkpoint_store.verified(checkpoint)
         for digest in manifest.objects
     }
-    left = {name.path for shard in range(SHARDS) for name in reef.vault.names(f"{reef.run}/shard-{shard}")}
+    left = {name.path for shard in range(SHARDS) for name in founded.object_store.names(f"{founded.run}/shard-{shard}")}
 
-    # The first shard to make a mark cannot know yet that the other will: it keeps one more.
-    assert [mark.mark for mark in reef.shelf.marks() if mark.complete] == [3 * EVERY_S, 4 * EVERY_S]
+    # The first shard to make a checkpoint cannot know yet that the other will: it keeps one more.
+    assert [checkpoint.number for checkpoint in founded.checkpoint_store.checkpoints() if checkpoint.complete] == [
+        3 * EVERY_S,
+        4 * EVERY_S,
+    ]
     assert named <= left
     assert len(left) <= len(named) + 3 * FRAGMENTS // SHARDS
 
 
-async def test_a_shard_that_is_alone_does_not_fill_the_archive(reef: FoundedRun) -> None:
-    """Where the other shard makes no marks none is complete, and a bounded number is kept all the same."""
+async def test_a_shard_that_is_alone_does_not_fill_the_archive(founded: FoundedRun) -> None:
+    """Where the other shard makes no checkpoints none is complete, and a bounded number is kept all the same."""
     for _ in range(20):
-        await reef.commit(0)
-        await reef.mark(0)
-        reef.later()
+        await founded.commit(0)
+        await founded.checkpoint(0)
+        founded.later()
 
-    assert len(reef.shelf.parts()) == 2 + 8
-
-
-async def test_a_deposed_owner_replaces_nothing(reef: FoundedRun) -> None:
-    """Neither at the mark that its successor made, nor at a later one that its successor has not made yet."""
-    await reef.round()
-    old_store, old = reef.stores[0], reef.archivists[0]
-    await reef.mark()
-    reef.later()
-    await reef.serve(0, epoch=2)
-    await reef.round()
-    await reef.mark()
-    assert await old.mark(reef.bus, old_store, lambda: reef.told)
-    beside = reef.newest()
-    reef.later()
-    await reef.mark(1)
-    assert await old.mark(reef.bus, old_store, lambda: reef.told)
-    after = reef.newest()
-
-    assert [(manifest.mark, manifest.epoch) for manifest in beside] == [(EVERY_S, 2), (EVERY_S, 1)]
-    assert [(manifest.mark, manifest.epoch) for manifest in after] == [(EVERY_S, 2), (EVERY_S, 1)]
+    assert len(founded.checkpoint_store.parts()) == 2 + 8
 
 
-async def test_a_damaged_object_is_passed_over_with_a_warning(reef: FoundedRun) -> None:
-    """The newest mark that is whole is rebuilt from; when none is left the error says so."""
-    await reef.round()
-    await reef.mark()
-    archived = await reef.contents()
-    reef.later()
-    await reef.round()
-    await reef.mark()
-    for manifest in reef.newest()[:1]:
-        reef.vault.put(
-            f"{reef.run}/shard-0/{manifest.pieces[0].frame.digest}", b"x" * manifest.pieces[0].frame.size_bytes
+async def test_a_deposed_owner_replaces_nothing(founded: FoundedRun) -> None:
+    """Neither at the checkpoint that its successor made, nor at a later one that its successor has not made yet."""
+    await founded.round()
+    old_store, old = founded.stores[0], founded.archivists[0]
+    await founded.checkpoint()
+    founded.later()
+    await founded.serve(0, epoch=2)
+    await founded.round()
+    await founded.checkpoint()
+    assert await old.checkpoint(founded.bus, old_store, lambda: founded.told)
+    beside = founded.newest()
+    founded.later()
+    await founded.checkpoint(1)
+    assert await old.checkpoint(founded.bus, old_store, lambda: founded.told)
+    after = founded.newest()
+
+    assert [(manifest.number, manifest.epoch) for manifest in beside] == [(EVERY_S, 2), (EVERY_S, 1)]
+    assert [(manifest.number, manifest.epoch) for manifest in after] == [(EVERY_S, 2), (EVERY_S, 1)]
+
+
+async def test_a_damaged_object_is_passed_over_with_a_warning(founded: FoundedRun) -> None:
+    """The newest checkpoint that is whole is rebuilt from; when none is left the error says so."""
+    await founded.round()
+    await founded.checkpoint()
+    archived = await founded.contents()
+    founded.later()
+    await founded.round()
+    await founded.checkpoint()
+    for manifest in founded.newest()[:1]:
+        founded.object_store.put(
+            f"{founded.run}/shard-0/{manifest.pieces[0].frame.digest}", b"x" * manifest.pieces[0].frame.size_bytes
         )
-    _, broker = await reef.rebuild()
-    for manifest in reef.newest()[1:]:
-        reef.vault.remove([f"{reef.run}/shard-1/{manifest.pieces[0].frame.digest}"])
+    _, broker = await founded.rebuild()
+    for manifest in founded.newest()[1:]:
+        founded.object_store.remove([f"{founded.run}/shard-1/{manifest.pieces[0].frame.digest}"])
 
-    assert await reef.contents(broker) == archived
-    with pytest.raises(CheckpointError, match="no complete mark"):
-        await reef.rebuild()
+    assert await founded.contents(broker) == archived
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        await founded.rebuild()
 
 
-async def test_a_damaged_manifest_is_passed_over(reef: FoundedRun) -> None:
-    """Half a manifest makes its mark nothing."""
-    await reef.round()
-    await reef.mark()
-    reef.later()
-    await reef.mark()
-    newest = reef.shelf.marks()[-1].parts[0].path
-    reef.vault.put(newest, reef.vault.get(newest, 1 << 20)[:200])
+async def test_a_damaged_manifest_is_passed_over(founded: FoundedRun) -> None:
+    """Half a manifest makes its checkpoint nothing."""
+    await founded.round()
+    await founded.checkpoint()
+    founded.later()
+    await founded.checkpoint()
+    newest = founded.checkpoint_store.checkpoints()[-1].parts[0].path
+    founded.object_store.put(newest, founded.object_store.get(newest, 1 << 20)[:200])
 
-    assert [manifest.mark for manifest in reef.newest()] == [0, 0]
+    assert [manifest.number for manifest in founded.newest()] == [0, 0]
 
 
 # --- when the archive fails (a folder is enough) --------------------------------------------------------------------
@@ -458,32 +470,35 @@ async def test_a_damaged_manifest_is_passed_over(reef: FoundedRun) -> None:
 @pytest.fixture
 async def folder_reef(tmp_path: Path, run: str) -> FoundedRun:
     """A founded run that archives to a folder."""
-    reef = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
-    await reef.found()
-    return reef
+    founded = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
+    await founded.found()
+    return founded
 
 
 async def test_a_write_that_is_interrupted_anywhere_costs_one_mark_at_most(folder_reef: FoundedRun) -> None:
-    """However far a mark came (objects, manifest, tidying), a complete one is there, and the next succeeds."""
-    reef = folder_reef
+    """However far a checkpoint came (objects, manifest, tidying), a complete one is there, and the next succeeds."""
+    founded = folder_reef
     for _ in range(3):
-        await reef.round()
-        await reef.mark()
-        reef.later()
+        await founded.round()
+        await founded.checkpoint()
+        founded.later()
     finished = False
     for acts in range(1, 100):
-        await reef.commit(0)
-        await reef.mark(1)
-        broken = BrokenVault(reef.vault, fails_at=acts)
-        archivist = reef.archivist(0, broken)
-        done = await archivist.mark(reef.bus, reef.stores[0], lambda: reef.told)
-        newest = reef.newest()
-        assert newest[0].mark >= reef.shelf.marks()[-1].mark - EVERY_S
+        await founded.commit(0)
+        await founded.checkpoint(1)
+        broken = BrokenObjectStore(founded.object_store, fails_at=acts)
+        archivist = founded.archivist(0, broken)
+        done = await archivist.checkpoint(founded.bus, founded.stores[0], lambda: founded.told)
+        newest = founded.newest()
+        assert newest[0].number >= founded.checkpoint_store.checkpoints()[-1].number - EVERY_S
         assert archivist.failures == (not done)
         finished = broken.acts < acts
-        assert await reef.mark(0) == [True]
-        assert reef.newest()[0].pieces[0].head == reef.stores[0].holdings[reef.newest()[0].pieces[0].head.fragment].head
-        reef.later()
+        assert await founded.checkpoint(0) == [True]
+        assert (
+            founded.newest()[0].pieces[0].head
+            == founded.stores[0].holdings[founded.newest()[0].pieces[0].head.fragment].head
+        )
+        founded.later()
         if finished:
             break
 
@@ -491,32 +506,32 @@ async def test_a_write_that_is_interrupted_anywhere_costs_one_mark_at_most(folde
 
 
 async def test_a_full_archive_is_counted_and_hurts_nobody(folder_reef: FoundedRun) -> None:
-    """Marks fail, commits go on; with room again the next mark is whole."""
-    reef = folder_reef
-    full = BrokenVault(reef.vault, fails_at=1)
-    reef.archivists = {shard: reef.archivist(shard, full) for shard in range(SHARDS)}
+    """Checkpoints fail, commits go on; with room again the next checkpoint is whole."""
+    founded = folder_reef
+    full = BrokenObjectStore(founded.object_store, fails_at=1)
+    founded.archivists = {shard: founded.archivist(shard, full) for shard in range(SHARDS)}
     for _ in range(3):
-        await reef.round()
-        assert await reef.mark() == [False, False]
-        reef.later()
+        await founded.round()
+        assert await founded.checkpoint() == [False, False]
+        founded.later()
     full.fails_at = 1 << 30
-    assert await reef.mark() == [True, True]
+    assert await founded.checkpoint() == [True, True]
 
-    assert [archivist.failures for archivist in reef.archivists.values()] == [3, 3]
-    assert {piece.head.version for manifest in reef.newest() for piece in manifest.pieces} == {3}
+    assert [archivist.failures for archivist in founded.archivists.values()] == [3, 3]
+    assert {piece.head.version for manifest in founded.newest() for piece in manifest.pieces} == {3}
 
 
 async def test_an_owner_of_the_former_founding_stands_down(folder_reef: FoundedRun) -> None:
     """Whoever held the run record of before the rebuilding serves nothing of the rebuilt run, and its learner leaves."""
-    reef = folder_reef
-    before = await claim(MemoryBus(reef.run, MemoryBroker()), Subjects(reef.run), "b", reef.clock)
-    await reef.round()
-    await reef.mark()
-    _, reef.broker = await reef.rebuild()
-    why = await dismissal(reef.bus, Subjects(reef.run), reef.record, before)
+    founded = folder_reef
+    before = await claim(MemoryBus(founded.run, MemoryBroker()), Subjects(founded.run), "b", founded.clock)
+    await founded.round()
+    await founded.checkpoint()
+    _, founded.broker = await founded.rebuild()
+    why = await dismissal(founded.bus, Subjects(founded.run), founded.record, before)
 
     with pytest.raises(RecordConflict, match="rebuilt"):
-        await reef.serve(0, epoch=9)
+        await founded.serve(0, epoch=9)
     assert why is not None
     assert why.exit_code == 3
     assert "not the one that this learner joined" in str(why)
@@ -532,30 +547,30 @@ def test_without_a_url_or_a_schedule_nothing_is_archived(folder_reef: FoundedRun
 
 async def test_outer_state_of_every_kind_goes_on_to_the_same_bits_after_a_rebuild(folder_reef: FoundedRun) -> None:
     """Momentum, average, carry and the place of the next restart: the rebuilt run commits what the lost one would have."""
-    reef = folder_reef
+    founded = folder_reef
     protocol = msgspec.structs.replace(
-        reef.record.protocol,
+        founded.record.protocol,
         correction="heloco",
         outer_restart_versions=3,
         average_versions=4,
         codec_down="int4",
         keyframe_versions=7,
     ).check()
-    reef.record = msgspec.structs.replace(reef.record, run="levers", protocol=protocol)
-    reef.broker = MemoryBroker()
-    await reef.found()
+    founded.record = msgspec.structs.replace(founded.record, run="levers", protocol=protocol)
+    founded.broker = MemoryBroker()
+    await founded.found()
     for _ in range(2):
-        await reef.round()
-    await reef.mark()
-    outcome, broker = await reef.rebuild()
+        await founded.round()
+    await founded.checkpoint()
+    outcome, broker = await founded.rebuild()
     lost = []
-    for record, here in ((reef.record, reef.broker), (outcome.record, broker)):
-        reef.record, reef.broker, reef.pushes = record, here, 2 * FRAGMENTS
+    for record, here in ((founded.record, founded.broker), (outcome.record, broker)):
+        founded.record, founded.broker, founded.pushes = record, here, 2 * FRAGMENTS
         for shard in range(SHARDS):
-            await reef.serve(shard, epoch=5)
+            await founded.serve(shard, epoch=5)
         for _ in range(2):
-            await reef.round()
-        held = [store.holdings[p] for store in reef.stores.values() for p in sorted(store.holdings)]
+            await founded.round()
+        held = [store.holdings[p] for store in founded.stores.values() for p in sorted(store.holdings)]
         lost.append([(h.head.version, h.values.tobytes(), pack_arrays(h.state)) for h in held])
 
     assert lost[0] == lost[1]

@@ -41,7 +41,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 
 @pytest.fixture
-def reef(tmp_path: Path, broker: EmbeddedBroker, data: Path) -> Iterator[IslandProcess]:
+def founded(tmp_path: Path, broker: EmbeddedBroker, data: Path) -> Iterator[IslandProcess]:
     """A run of two shards with an archive, without processes yet."""
     island = IslandProcess(tmp_path, broker.url, data)
     island.environment |= {
@@ -58,7 +58,7 @@ def reef(tmp_path: Path, broker: EmbeddedBroker, data: Path) -> Iterator[IslandP
 
 
 async def lie(island: IslandProcess, heads: dict[int, Head]) -> dict[int, list[bytes]]:
-    """Return the bytes of frame, outer state and books that heads name, as the broker has them."""
+    """Return the bytes of frame, outer state and ledgers that heads name, as the broker has them."""
     bus = await open_bus(island.url, island.run, name="reader", provision=False)
     try:
         found = {}
@@ -81,10 +81,10 @@ async def heads_of(island: IslandProcess) -> dict[int, Head]:
         await bus.close()
 
 
-def archived(shelf: CheckpointStore, manifests: list[Manifest]) -> dict[int, list[bytes]]:
+def archived(store: CheckpointStore, manifests: list[Manifest]) -> dict[int, list[bytes]]:
     """Return the same bytes as the archive has them."""
     return {
-        piece.head.fragment: [shelf.get_object(manifest.shard, found) for found in piece.objects]
+        piece.head.fragment: [store.get_object(manifest.shard, found) for found in piece.objects]
         for manifest in manifests
         for piece in manifest.pieces
     }
@@ -96,34 +96,34 @@ def start_shards(island: IslandProcess, suffix: str, *words: str) -> None:
         island.start(f"shard-{shard}{suffix}", "synchronizer", "--shard", str(shard), *words)
 
 
-async def test_a_run_outlives_its_brokers_disk(reef: IslandProcess, broker: EmbeddedBroker, tmp_path: Path) -> None:
+async def test_a_run_outlives_its_brokers_disk(founded: IslandProcess, broker: EmbeddedBroker, tmp_path: Path) -> None:
     """Everything is killed and the store deleted; the run is rebuilt bit for bit and trains on to its target."""
-    start_shards(reef, "")
+    start_shards(founded, "")
     slow = {"ATOLL_LEARNER__THROTTLE": "30"}
-    reef.start("a", "learner", "--id", "a", **slow)
-    reef.start("b", "learner", "--id", "b", **slow)
+    founded.start("a", "learner", "--id", "a", **slow)
+    founded.start("b", "learner", "--id", "b", **slow)
     for shard in range(SHARDS):
-        reef.wait_for(f"shard-{shard}", "archive.checkpointed", 3)
-        reef.wait_for(f"shard-{shard}", "round.committed", 10)
+        founded.wait_for(f"shard-{shard}", "archive.checkpointed", 3)
+        founded.wait_for(f"shard-{shard}", "round.committed", 10)
     broker.kill()
     for name in ("a", "shard-0", "shard-1"):
-        reef.process(name).send_signal(signal.SIGKILL)
+        founded.process(name).send_signal(signal.SIGKILL)
     shutil.rmtree(tmp_path / "nats")
     await asyncio.to_thread(broker.start)
-    survivor = reef.refused(reef.process("b"), "b", 3)
-    shelf = CheckpointStore(open_archive(str(tmp_path / "archive")), reef.run)
-    mark, manifests = shelf.newest()
-    shown = reef.answer("archive", "show", str(tmp_path / "archive"), "--verify")
-    start_shards(reef, "-again", "--restore", str(tmp_path / "archive"))
+    survivor = founded.refused(founded.process("b"), "b", 3)
+    store = CheckpointStore(open_archive(str(tmp_path / "archive")), founded.run)
+    checkpoint, manifests = store.newest()
+    shown = founded.answer("archive", "show", str(tmp_path / "archive"), "--verify")
+    start_shards(founded, "-again", "--restore", str(tmp_path / "archive"))
     for shard in range(SHARDS):
-        reef.wait_for(f"shard-{shard}-again", "shard.serving")
-    heads = await heads_of(reef)
-    bits = await lie(reef, heads)
+        founded.wait_for(f"shard-{shard}-again", "shard.serving")
+    heads = await heads_of(founded)
+    bits = await lie(founded, heads)
     pieces = {piece.head.fragment: piece.head for manifest in manifests for piece in manifest.pieces}
 
     assert "not the one that this learner joined" in survivor or "no streams of this run" in survivor
-    assert f"mark {mark.mark:>8}  complete" in shown
-    assert bits == archived(shelf, manifests)
+    assert f"checkpoint {checkpoint.number:>8}  complete" in shown
+    assert bits == archived(store, manifests)
     for fragment, head in heads.items():
         was = pieces[fragment]
         assert (head.version, head.keyframe, head.state, head.fragment_ledger) == (
@@ -134,24 +134,26 @@ async def test_a_run_outlives_its_brokers_disk(reef: IslandProcess, broker: Embe
         )
         assert head.included == was.included
 
-    fates = json.loads(reef.answer("fates", "--json"))
-    assert fates["rebuilt"]["mark"] == mark.mark
+    fates = json.loads(founded.answer("fates", "--json"))
+    assert fates["rebuilt"]["checkpoint"] == checkpoint.number
     assert fates["trained"] == fates["rebuilt"]["tokens"] < TOKENS
     assert sum(fates["fates"].values()) == fates["fragments"] * fates["trained"]
-    assert "that these books know" in reef.answer("fates")
+    assert "that these ledgers know" in founded.answer("fates")
 
-    reef.start("a-again", "learner", "--id", "a")
-    reef.start("b-again", "learner", "--id", "b")
+    founded.start("a-again", "learner", "--id", "a")
+    founded.start("b-again", "learner", "--id", "b")
     for name in ("a-again", "b-again", "shard-0-again", "shard-1-again"):
-        assert reef.process(name).wait(DEADLINE_S) == 0, reef.log(name).read_text(encoding="utf-8")[-3000:]
-    settled = await reef.settlement()
-    after = json.loads(reef.answer("fates", "--json"))
+        assert founded.process(name).wait(DEADLINE_S) == 0, founded.log(name).read_text(encoding="utf-8")[-3000:]
+    settled = await founded.settlement()
+    after = json.loads(founded.answer("fates", "--json"))
 
     assert settled.exact, settled.errors
     assert settled.trained >= TOKENS * int(SMALL["ATOLL_PROTOCOL__FRAGMENTS"])
     assert sum(after["fates"].values()) == after["fragments"] * after["trained"]
     assert {row["incarnation"] for row in after["incarnations"]} == {"a/1", "b/1", "a/1001", "b/1001"}
-    assert min(head.version for head in (await heads_of(reef)).values()) > min(head.version for head in heads.values())
+    assert min(head.version for head in (await heads_of(founded)).values()) > min(
+        head.version for head in heads.values()
+    )
 
 
 # --- atoll up -------------------------------------------------------------------------------------------------------
@@ -167,8 +169,8 @@ def up(out: Path, data: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def wait_for_marks(out: Path, count: int) -> None:
-    """Return once both shards of a run have made so many marks and `run.json` knows of commits."""
+def wait_for_checkpoints(out: Path, count: int) -> None:
+    """Return once both shards of a run have made so many checkpoints and `run.json` knows of commits."""
     deadline_s = time.monotonic() + DEADLINE_S
     logs = [out / "logs" / f"shard-{shard}.jsonl" for shard in range(SHARDS)]
     while time.monotonic() < deadline_s:
@@ -178,7 +180,7 @@ def wait_for_marks(out: Path, count: int) -> None:
         if marked and json.loads((out / "run.json").read_text(encoding="utf-8"))["versions"] > 0:
             return
         time.sleep(0.05)
-    raise AssertionError("no marks were made")
+    raise AssertionError("no checkpoints were made")
 
 
 def children_of(out: Path) -> list[int]:
@@ -198,7 +200,7 @@ def test_up_resumes_a_run_whose_store_was_deleted(tmp_path: Path, data: Path) ->
     """Without --resume it is refused by a message that names it; with it the run goes on, and the report says so."""
     out = tmp_path / "run"
     first = up(out, data, "--tokens", "10000000")
-    wait_for_marks(out, 4)
+    wait_for_checkpoints(out, 4)
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 0, said
@@ -213,8 +215,8 @@ def test_up_resumes_a_run_whose_store_was_deleted(tmp_path: Path, data: Path) ->
     report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
 
     assert resumed.returncode == 0, said
-    assert "rebuilt from mark" in said
-    # It was drained before: the last marks hold everything.
+    assert "rebuilt from checkpoint" in said
+    # It was drained before: the last checkpoints hold everything.
     assert report["rebuilt"][0]["tokens"] == before["tokens_trained"]
     assert report["rebuilt"][0]["versions"] == report["rebuilt"][0]["versions_before"]
     assert report["tokens_trained"] >= before["tokens_trained"] + 60_000

@@ -177,7 +177,7 @@ def broker_process(url: str) -> int:
 
 
 async def test_a_preempted_learner_loses_at_most_what_was_open(island: IslandProcess) -> None:
-    """SIGTERM, and SIGKILL a moment later: the books are exact, and what was pushed is merged. Also encoded on a device."""
+    """SIGTERM, and SIGKILL a moment later: the ledgers are exact, and what was pushed is merged. Also encoded on a device."""
     shard = island.start("shard", "synchronizer", "--shard", "0")
     process = learner(island, "first", "a", ATOLL_LEARNER__ENCODE="device", ATOLL_PROTOCOL__CODEC_UP="int4")
     island.wait_for("shard", "round.committed", 8)

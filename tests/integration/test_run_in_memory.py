@@ -1,4 +1,4 @@
-"""Two islands and a shard on the in-memory bus: the whole protocol, with the books checked at the end."""
+"""Two islands and a shard on the in-memory bus: the whole protocol, with the ledgers checked at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.memory_world import MEAN, STEP_S, MemoryWorld, parameters, settings
 
 
 def test_two_islands_meet_and_every_token_has_one_fate(run: str) -> None:
-    """Two learners that pull apart end close together in the middle, and the books of both sides agree."""
+    """Two learners that pull apart end close together in the middle, and the ledgers of both sides agree."""
     protocol = settings()
     world = MemoryWorld(run, protocol)
 
@@ -176,7 +176,7 @@ def test_a_joiner_adopts_the_run_and_not_its_own_values(run: str, adoption: str)
 
 
 def test_who_comes_after_the_end_does_not_train_unheard(run: str) -> None:
-    """The shards have closed their books: a late joiner is done at once, with the run's values and the run's tokens."""
+    """The shards have closed their ledgers: a late joiner is done at once, with the run's values and the run's tokens."""
     world = MemoryWorld(run, settings(tokens_target=600))
     world.go(lambda: world.train("early", 1.0))
     with world.join("late", parameters(-3.0)) as late:

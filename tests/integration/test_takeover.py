@@ -1,4 +1,4 @@
-"""A shard outlives its owner: killed or frozen, with a standby there. Real processes, a real broker, exact books."""
+"""A shard outlives its owner: killed or frozen, with a standby there. Real processes, a real broker, exact ledgers."""
 
 from __future__ import annotations
 

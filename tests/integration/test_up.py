@@ -136,7 +136,7 @@ def learner_pid(out: Path, learner: str) -> int:
 
 
 def test_a_run_trains_reports_and_leaves_nothing_behind(run_dir: Path, corpus: Path) -> None:
-    """A small run ends by itself with a lower loss, exact books, a report, a model, its average and a sample."""
+    """A small run ends by itself with a lower loss, exact ledgers, a report, a model, its average and a sample."""
     asked = ["protocol.average_versions=4", "protocol.ending=together", "train.optimizer=muon"]
     flags = [word for one in asked for word in ("--set", one)]
     said = finish(
@@ -278,7 +278,7 @@ def test_damaged_token_shards_are_refused_before_anything_trains(run_dir: Path, 
 
 @pytest.mark.second_tier
 def test_a_disk_that_fills_and_empties_costs_no_token(run_dir: Path, corpus: Path) -> None:
-    """Learners train on while nothing can be stored; with room again the broker recovers and the books are exact."""
+    """Learners train on while nothing can be stored; with room again the broker recovers and the ledgers are exact."""
     run_dir.mkdir()
     unshare = ("unshare", "--user", "--map-root-user", "--mount")
     mount = f"mount -t tmpfs -o size=300m none {run_dir}"

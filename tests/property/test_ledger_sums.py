@@ -57,7 +57,7 @@ def test_a_settlement_is_the_sum_of_all_accounts_and_names_each_that_is_wrong() 
             fates["lost"] = due - sum(fates.values())
             sums.update(fates)
             if account.left and due != account.pushed + account.superseded + account.refused_local:
-                wrong.append(f"{name}: its own books differ")
+                wrong.append(f"{name}: its own ledger differs")
             if account.left and account.pushed != account.merged + account.merged_late + sum(account.refused.values()):
                 wrong.append(f"{name}: pushed")
             if fates["lost"] < 0:
@@ -183,7 +183,7 @@ def test_settled_pushes_are_a_set_whatever_their_order() -> None:
 
 
 def test_beyond_a_bound_of_ranges_the_oldest_hole_counts_as_settled() -> None:
-    """No honest learner gets there; the books stay small all the same."""
+    """No honest learner gets there; the ledger stays small all the same."""
     settled = SettledPushes()
     for push in range(1, 2 * RANGES_MAX + 1, 2):
         settled.note(push)
@@ -202,33 +202,33 @@ def test_books_that_are_frozen_tell_an_heir_all_of_it() -> None:
     """Fates, offences, measures, settled pushes, and the newest reports of everybody."""
     for seed in SEEDS:
         chance, reports = random.Random(seed), drawn(seed)
-        books, due = FragmentLedger(), Ledger(told_tokens=0)
+        ledger, due = FragmentLedger(), Ledger(told_tokens=0)
         for push in range(1, 30):
             key = PushKey(f"l{chance.randrange(4)}", 1, 0, push)
             tokens = chance.randrange(1, 9)
             if chance.random() < 0.6:
                 age = chance.randrange(3)
-                books.merge(Share(key=key, base_version=0, tokens=tokens, steps=1, weight=1.0, age=age))
+                ledger.merge(Share(key=key, base_version=0, tokens=tokens, steps=1, weight=1.0, age=age))
                 due.merged(key.learner, 1, tokens, late=age > 0)
             else:
                 reason = chance.choice(REASONS)
-                books.refuse(key, tokens, reason)
+                ledger.refuse(key, tokens, reason)
                 due.refused(key.learner, 1, tokens, reason)
-            assert books.knows(key)
-            assert not books.knows(key._replace(push=push + 1))
-        books.measures = [Measure(1.0, 2, "a")] * MEASURES_MAX
+            assert ledger.knows(key)
+            assert not ledger.knows(key._replace(push=push + 1))
+        ledger.measures = [Measure(1.0, 2, "a")] * MEASURES_MAX
         due.learn(reports)
 
-        heir = thawed(books.frozen(reports))
+        heir = thawed(ledger.frozen(reports))
         told = Ledger()
         heir.enter_into(told)
 
         assert plain(told) == plain(due)
         assert told.told_tokens == reports.told_tokens
-        assert heir.settled == books.settled
-        assert heir.measures == books.measures
+        assert heir.settled == ledger.settled
+        assert heir.measures == ledger.measures
         for name in ("l0", "l1", "l2", "l3"):
-            refused = books.settled[f"{name}/1"].refused if f"{name}/1" in books.settled else {}
+            refused = ledger.settled[f"{name}/1"].refused if f"{name}/1" in ledger.settled else {}
             offences = heir.offences(name, 1)
             assert (offences > 0) == ("corrupt" in refused)
         assert heir.offences("nobody", 1) == 0

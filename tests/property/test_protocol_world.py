@@ -126,7 +126,7 @@ class ProtocolFaults(RuleBasedStateMachine):
             self.world.read(0, "")
 
     def teardown(self) -> None:
-        """After the storm: everything arrives, everybody leaves, the books agree."""
+        """After the storm: everything arrives, everybody leaves, the ledgers agree."""
         if not hasattr(self, "world"):
             return
         settled = self.world.heal()

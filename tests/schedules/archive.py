@@ -17,7 +17,7 @@ T = TypeVar("T")
 THREAD_S = 0.03
 
 
-class MemoryVault:
+class MemoryArchive:
     """Objects by path."""
 
     def __init__(self, loop: ProcessLoop, dice: random.Random) -> None:

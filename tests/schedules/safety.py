@@ -263,8 +263,8 @@ class Safety:
         require(same == was, "a version has one content", (before, head))
         require(head.tokens_merged == before.tokens_merged, "a version has one count of tokens", (before, head))
         if head.fragment_ledger != before.fragment_ledger:
-            require(head.epoch == before.epoch, "books are written by the owner that has fenced", (before, head))
-            require(head.fragment_ledger is not None, "books are never dropped", head)
+            require(head.epoch == before.epoch, "a ledger is written by the owner that has fenced", (before, head))
+            require(head.fragment_ledger is not None, "a ledger is never dropped", head)
             if head.fragment_ledger is not None:
                 self.durable.see_books(head.fragment, b"".join(self._blob(head.fragment_ledger)))
         elif head.epoch > before.epoch:
@@ -279,7 +279,7 @@ class Safety:
         after = Version(head.version, values_now, self._state(head, values_now))
         self._see_shares(head)
         if head.fragment_ledger is None:
-            raise InvariantBroken("a version has books", got=head)
+            raise InvariantBroken("a version has a ledger", got=head)
         fragment_ledger = b"".join(self._blob(head.fragment_ledger))
         commit = Commit(
             fragment=fragment,

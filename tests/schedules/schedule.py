@@ -94,7 +94,10 @@ def play(
         world.note("world", what.settings)
         world.note("world", what.plan)
         nonces = random.Random(f"{seed}/nonce")
-        with tuned(what.plan.chunk_bytes, lambda size: nonces.randbytes(size).hex(), world.vault), watched(world):
+        with (
+            tuned(what.plan.chunk_bytes, lambda size: nonces.randbytes(size).hex(), world.object_store),
+            watched(world),
+        ):
             await world.play()
 
     violation = kind = ""

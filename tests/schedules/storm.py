@@ -75,7 +75,7 @@ class FaultStorm:
         world.network.weather = LinkWeather()
         for way in (UP, DOWN):
             world.network.cut[way].clear()
-        world.broker.full = world.vault.away = False
+        world.broker.full = world.object_store.away = False
         world.broker.restart()
         for process in world.alive:
             process.doom_at = NEVER
@@ -166,18 +166,18 @@ class FaultStorm:
             stream.kept[kept.sequence] = replace(kept, data=bytes(data))
 
     def _archive_away(self, happening: Happening) -> None:
-        self.world.vault.away = True
+        self.world.object_store.away = True
         self.world.loop.after(happening.for_s, self._archive_back)
 
     def _archive_back(self) -> None:
-        self.world.vault.away = False
+        self.world.object_store.away = False
 
     def _lose_store(self, happening: Happening) -> None:
         """The broker's disk dies; its place is taken by an empty one, and whoever serves a shard restores the run."""
         world = self.world
-        if not world.plan.archive_every_s or world.rebuilds or world.vault.away:
+        if not world.plan.archive_every_s or world.rebuilds or world.object_store.away:
             return
-        if not any(mark.complete for mark in CheckpointStore(world.vault, world.run).marks()):
+        if not any(checkpoint.complete for checkpoint in CheckpointStore(world.object_store, world.run).checkpoints()):
             return
         world.tally["stores lost"] += 1
         world.rebuilding = world.rebuilds = True

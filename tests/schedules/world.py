@@ -31,7 +31,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.settings import ArchiveSettings
 from atoll_synchronizer.process import wait_for_run
 from atoll_synchronizer.shard_assignment import Host
-from schedules.archive import MemoryVault
+from schedules.archive import MemoryArchive
 from schedules.broker import ScheduleBroker
 from schedules.drawing import Plan
 from schedules.faults import Happening
@@ -129,7 +129,7 @@ class World:
         self.network = Network(loop, random.Random(f"{seed}/network"), self.tally, self.fail)
         self.broker = ScheduleBroker(loop, self.safety, self.tally)
         self.safety.broker = self.broker
-        self.vault = MemoryVault(loop, random.Random(f"{seed}/archive"))
+        self.object_store = MemoryArchive(loop, random.Random(f"{seed}/archive"))
         self.processes: list[Process] = []
         self.hosts: list[HostProcess] = []
         self.learners: list[Learner] = []
@@ -265,7 +265,7 @@ class World:
         """As `atoll_synchronizer.process.serve`."""
         bus, process, every_s = host.bus, host.process, self.plan.archive_every_s
         if every_s and self.rebuilds:
-            outcome = await rebuild(bus, CheckpointStore(self.vault, RUN), process)
+            outcome = await rebuild(bus, CheckpointStore(self.object_store, RUN), process)
             self.tally["rebuilds"] += outcome.rebuilt
         record = await wait_for_run(bus, RUN, host.stop)
         if record is not None:

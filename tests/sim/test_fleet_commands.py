@@ -181,7 +181,7 @@ def test_help_tells_who_came_and_how_long_it_took_them() -> None:
     """Two learners and one more for half of the work; without help nobody comes."""
     head, none, some = sim("scavenge", "--extra", "0,50", *SCAVENGE[3:]).stdout.splitlines()
 
-    assert head.split()[-4:] == ["joins", "copy", "merged", "books"]
+    assert head.split()[-4:] == ["joins", "copy", "merged", "ledger"]
     assert none.split()[-4:-2] == ["0", "-"]
     assert float(some.split()[-4]) > 0.0
     assert some.split()[-5] == "1"

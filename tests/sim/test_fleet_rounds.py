@@ -227,7 +227,7 @@ def test_whispers_are_lost_and_messages_are_late() -> None:
 
 
 def test_help_that_comes_and_goes_saves_what_it_could() -> None:
-    """Within 2 % of 0.5 + 0.5/(1 + x) over a fast link, with exact books."""
+    """Within 2 % of 0.5 + 0.5/(1 + x) over a fast link, with exact ledgers."""
     quick = Exchange(fragments=6, interval_steps=6, parameters=1e8)
     rows = scavenge(CALM, quick, Budget(learners=2, steps=300), (0.5, 3.0), 0)
 

@@ -1,4 +1,4 @@
-"""Whole runs in virtual time with real gradients: the same bytes from the same seed, exact books whatever befalls them."""
+"""Whole runs in virtual time with real gradients: the same bytes from the same seed, exact ledgers whatever befalls them."""
 
 from __future__ import annotations
 
@@ -292,12 +292,16 @@ def killed(who: str, at_s: float) -> str:
 
 @pytest.mark.parametrize(
     ("who", "at_s", "said"),
-    [("learner-1,learner-2", 1.0, "none returns"), ("broker", 1.0, "none returns"), ("broker", 4.3, "close its books")],
+    [
+        ("learner-1,learner-2", 1.0, "none returns"),
+        ("broker", 1.0, "none returns"),
+        ("broker", 4.3, "close its ledger"),
+    ],
 )
 def test_a_run_that_cannot_end_well_fails_and_says_what_it_knows(
     who: str, at_s: float, said: str, simulate: Simulate, tmp_path: Path
 ) -> None:
-    """Learners or broker gone for good, in the middle or while the books close: reported from what heads and tape hold."""
+    """Learners or broker gone for good, in the middle or while the ledgers close: reported from what heads and tape hold."""
     out = tmp_path / "run"
     with pytest.raises(AtollError, match="did not finish") as error:
         simulate(learners=2, config=killed(who, at_s), out=out, protocol__tokens_target=20_000)
@@ -309,7 +313,7 @@ def test_a_run_that_cannot_end_well_fails_and_says_what_it_knows(
     assert sum(report["tokens_by_fate"].values()) == report["tokens_trained"] > 0
     assert report["commits"] > 0
     assert report["tokens_by_fate"]["merged"] > 0
-    assert not [line for line in report["fates_errors"] if "after the books were closed" in line]
+    assert not [line for line in report["fates_errors"] if "after the ledgers were closed" in line]
 
 
 def test_a_run_in_which_nobody_ever_trains_fails(simulate: Simulate) -> None:

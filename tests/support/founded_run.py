@@ -47,8 +47,8 @@ class TurnedClock(SystemClock):
 
 
 @dataclass
-class BrokenVault:
-    """Another vault that fails at the `fails_at`-th act from now on; a write may leave half an object."""
+class BrokenObjectStore:
+    """Another archive store that fails at the `fails_at`-th act from now on; a write may leave half an object."""
 
     inner: ArchiveStore
     fails_at: int = 1 << 30
@@ -99,7 +99,7 @@ class FoundedRun:
     """One founded run. `stores` and `archivists` are by shard; `told` is what learners reported."""
 
     record: RunRecord
-    vault: ArchiveStore
+    object_store: ArchiveStore
     clock: TurnedClock
     keep: int = 2
     broker: MemoryBroker = field(default_factory=MemoryBroker)
@@ -119,9 +119,9 @@ class FoundedRun:
         return MemoryBus(self.run, self.broker)
 
     @property
-    def shelf(self) -> CheckpointStore:
-        """Return the run's marks."""
-        return CheckpointStore(self.vault, self.run)
+    def checkpoint_store(self) -> CheckpointStore:
+        """Return the run's checkpoints."""
+        return CheckpointStore(self.object_store, self.run)
 
     async def found(self) -> None:
         """Write the run record, version 0, a member and some data leases; make every shard's first tenure."""
@@ -145,11 +145,11 @@ class FoundedRun:
         await self.stores[shard].open(epoch)
         self.archivists[shard] = self.archivist(shard)
 
-    def archivist(self, shard: int, vault: ArchiveStore | None = None) -> Archivist:
+    def archivist(self, shard: int, object_store: ArchiveStore | None = None) -> Archivist:
         """Return one more archivist of a shard."""
-        shelf = CheckpointStore(vault or self.vault, self.run)
+        checkpoint_store = CheckpointStore(object_store or self.object_store, self.run)
         settings = ArchiveSettings(url="here", every_s=EVERY_S, keep=self.keep)
-        return Archivist(shelf, self.record, shard, settings, self.clock)
+        return Archivist(checkpoint_store, self.record, shard, settings, self.clock)
 
     async def commit(self, fragment: int) -> None:
         """Commit one contribution of learner a, incarnation 1, and let it report."""
@@ -181,21 +181,21 @@ class FoundedRun:
         for fragment in range(FRAGMENTS):
             await self.commit(fragment)
 
-    async def mark(self, *shards: int, final: bool = False) -> list[bool]:
-        """Let shards (all by default) make the mark that is due."""
+    async def checkpoint(self, *shards: int, final: bool = False) -> list[bool]:
+        """Let shards (all by default) make the checkpoint that is due."""
         return [
-            await self.archivists[shard].mark(self.bus, self.stores[shard], lambda: self.told, final=final)
+            await self.archivists[shard].checkpoint(self.bus, self.stores[shard], lambda: self.told, final=final)
             for shard in shards or range(SHARDS)
         ]
 
-    def later(self, marks: int = 1) -> None:
-        """Turn the clock to a later mark."""
-        self.clock.now_s += marks * EVERY_S
+    def later(self, checkpoints: int = 1) -> None:
+        """Turn the clock to a later checkpoint."""
+        self.clock.now_s += checkpoints * EVERY_S
 
     async def rebuild(self, broker: MemoryBroker | None = None, first: int = 0) -> tuple[RebuildOutcome, MemoryBroker]:
         """Rebuild the run, on an empty broker unless one is given."""
         broker = broker or MemoryBroker()
-        outcome = await rebuild(MemoryBus(self.run, broker), self.shelf, self.clock, first=first)
+        outcome = await rebuild(MemoryBus(self.run, broker), self.checkpoint_store, self.clock, first=first)
         return outcome, broker
 
     async def contents(self, broker: MemoryBroker | None = None) -> dict[int, tuple[Head, list[bytes]]]:
@@ -209,5 +209,5 @@ class FoundedRun:
         return found
 
     def newest(self) -> list[Manifest]:
-        """Return the manifests of the newest whole mark."""
-        return self.shelf.newest()[1]
+        """Return the manifests of the newest whole checkpoint."""
+        return self.checkpoint_store.newest()[1]

@@ -154,7 +154,7 @@ class MemoryWorld:
 
         try:
             fragment_ledger = self.home.submit(read()).result(240.0)
-        except BlobGone:  # a commit wrote newer books between the two reads
+        except BlobGone:  # a commit wrote newer ledgers between the two reads
             return False
         known = [each for each in fragment_ledger if len(each.measures) >= MEASURES_MIN]
         return len(known) == self.protocol.fragments and all(

@@ -2,7 +2,7 @@
 
 One shard, some islands, and everything that is on its way between them as a list that the test orders, delays,
 duplicates or drops. Facts that a driver would produce are produced here in the simplest way. Every fact is followed by
-every invariant and by every reference model. `heal` delivers what is left, drains everybody and checks that the books of
+every invariant and by every reference model. `heal` delivers what is left, drains everybody and checks that the ledgers of
 both sides agree with each other and with the models.
 """
 
@@ -60,7 +60,7 @@ ROUNDS_MAX = 60
 
 
 def one_commit(base_version: int) -> Commit:
-    """Return the command to commit the next contribution of learner `a` to fragment 0; its books hold all before it."""
+    """Return the command to commit the next contribution of learner `a` to fragment 0; its ledger holds all before it."""
     fragment_ledger = FragmentLedger()
     for base in range(base_version + 1):
         key = PushKey("a", 1, 0, base + 1)
@@ -252,7 +252,7 @@ class ProtocolWorld:
         return [action for lane in self.lanes.values() for action in lane if isinstance(action, Commit)]
 
     def work(self, index: int = 0) -> None:
-        """The driver does the next thing in one of its lanes: a commit, books kept, an acknowledgement."""
+        """The driver does the next thing in one of its lanes: a commit, ledgers kept, an acknowledgement."""
         busy = [lane for lane in self.lanes.values() if lane]
         if busy:
             self._execute(busy[index % len(busy)].pop(0))
@@ -292,7 +292,7 @@ class ProtocolWorld:
             account = self.shard.ledger.accounts[name]
             invariants.require(account.left, "who has left is known to have left", name)
             got = Counter(pushed=account.pushed, superseded=account.superseded, local=account.refused_local)
-            invariants.require(got == told, "the books have what the learner has", (name, got, told))
+            invariants.require(got == told, "the ledgers have what the learner has", (name, got, told))
             settled = sum(
                 tokens for key, (_, tokens) in self.fates.fates.items() if f"{key.learner}/{key.incarnation}" == name
             )
@@ -440,7 +440,7 @@ class ProtocolWorld:
 
 
 def _reports(fragment_ledger: FragmentLedger) -> Ledger:
-    """Return what learners reported of themselves by these books."""
+    """Return what learners reported of themselves by these ledgers."""
     told = Ledger(told_tokens=fragment_ledger.told_tokens)
     for name, report in fragment_ledger.reports.items():
         learner, _, incarnation = name.rpartition("/")

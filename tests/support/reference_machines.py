@@ -1,7 +1,7 @@
 """Reference models: what the machines must say, worked out a second time from the facts alone.
 
 An invariant says that no sum is negative. A model says what the sum *is*. Each model sees every fact and every command that
-answered it, keeps its own books in the most simple form it can (one entry for each step, each contribution, each learner),
+answered it, keeps its own ledger in the most simple form it can (one entry for each step, each contribution, each learner),
 and raises `InvariantBroken` where the machine says something else. No model reads a machine's private state to decide.
 
     RoundModel     quorum time, commit time and step time, their averages, the grace window of Eq. 3, why a round ends
@@ -437,7 +437,7 @@ class IslandModel:
     # --- the rules ------------------------------------------------------------------------------------------------------
 
     def _wanted(self, fact: Event) -> list[object]:
-        """Change the books as a fact asks, and return the commands it must lead to."""
+        """Change the ledgers as a fact asks, and return the commands it must lead to."""
         if isinstance(fact, StepDone):
             self._tokens.append(fact.tokens)
             for own in self._own.values():

@@ -137,7 +137,7 @@ def twice(extract: Extract) -> None:
 
 
 def lose(extract: Extract) -> None:
-    """Let the books know nothing of a contribution that the broker had stored."""
+    """Let the ledgers know nothing of a contribution that the broker had stored."""
     extract.settled["learner-1/1/0"] = [[1, 49], [51, 100]]
 
 
@@ -157,7 +157,7 @@ def isolate(extract: Extract) -> None:
 
 
 UNPROVED = "tokens with a fate beside those of the pushes with one"
-UNLIKE = "tokens merged by heads, books and contributions"
+UNLIKE = "tokens merged by heads, ledgers and contributions"
 
 
 def overfill(extract: Extract) -> None:
@@ -193,7 +193,7 @@ def merge_again_in_heads(extract: Extract) -> None:
 
 
 def forget_the_books(extract: Extract) -> None:
-    """Merge a push again under books that know of one of the two only."""
+    """Merge a push again under ledgers that know of one of the two only."""
     extract.merged[0] += 20
 
 
@@ -234,7 +234,7 @@ def test_what_the_recorder_did_not_hear_is_counted() -> None:
 
 
 def test_a_push_whose_size_nobody_heard_is_said_and_still_has_tokens() -> None:
-    """Without its size the two sides cannot be equal; the books must have something for it all the same."""
+    """Without its size the two sides cannot be equal; the ledgers must have something for it all the same."""
     extract = calm()
     extract.stored["learner-1/1/0"] = [pair for pair in extract.stored["learner-1/1/0"] if pair[0] != 50]
     del extract.rounds[98]
@@ -247,7 +247,7 @@ def test_a_push_whose_size_nobody_heard_is_said_and_still_has_tokens() -> None:
 
 
 def test_a_commit_without_a_line_on_the_tape_is_counted() -> None:
-    """Its owner died between the two; the books tell of its contributions."""
+    """Its owner died between the two; the ledgers tell of its contributions."""
     extract = calm()
     del extract.rounds[50]
 
@@ -392,7 +392,7 @@ def test_two_invocations_write_from_all_that_is_there(monkeypatch: pytest.Monkey
 def test_an_extract_that_lacks_what_is_asked_now_is_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its figures would be of empty books."""
+    """Its figures would be of empty ledgers."""
     monkeypatch.setattr(chaos, "sources", lambda: "a-b")
     extract, path = calm(), tmp_path / "old.json.zst"
     save(extract, path)

@@ -134,8 +134,8 @@ def test_a_busy_port_gets_exit_code_3(tmp_path: Path) -> None:
 
 def test_config_says_where_each_value_comes_from() -> None:
     """File, environment, flag or default."""
-    done = atoll("config", "--set", "protocol.quorum=2", environment={"ATOLL_RUN": "reef"})
+    done = atoll("config", "--set", "protocol.quorum=2", environment={"ATOLL_RUN": "founded"})
 
     assert done.returncode == 0, done.stderr
     assert any("protocol.quorum" in line and "--set" in line for line in done.stdout.splitlines())
-    assert any("reef" in line and "ATOLL_RUN" in line for line in done.stdout.splitlines())
+    assert any("founded" in line and "ATOLL_RUN" in line for line in done.stdout.splitlines())

@@ -93,72 +93,72 @@ def drawn(seed: int) -> Vector:
 
 
 @pytest.fixture(params=["int4", "bf16"])
-async def reef(request: pytest.FixtureRequest) -> AsyncIterator[ChainRun]:
+async def founded(request: pytest.FixtureRequest) -> AsyncIterator[ChainRun]:
     """A run at version 0."""
-    reef = ChainRun(request.param)
-    await reef.found()
-    yield reef
-    await reef.bus.close()
+    founded = ChainRun(request.param)
+    await founded.found()
+    yield founded
+    await founded.bus.close()
 
 
-async def test_a_follower_reads_deltas_only_and_holds_the_shards_bits(reef: ChainRun) -> None:
+async def test_a_follower_reads_deltas_only_and_holds_the_shards_bits(founded: ChainRun) -> None:
     """Also over a keyframe, which is for others."""
     held = GlobalFragment(0, 0, drawn(0))
     for version in range(1, 2 * EVERY + 3):
-        await reef.commit()
-        values, read_bytes = await reef.read(held)
-        assert values.tobytes() == reef.values.tobytes()
-        assert read_bytes == newest_bytes(reef.head) < KEYFRAME_BYTES / 1.9
-        assert reef.head.key_version == version // EVERY * EVERY
+        await founded.commit()
+        values, read_bytes = await founded.read(held)
+        assert values.tobytes() == founded.values.tobytes()
+        assert read_bytes == newest_bytes(founded.head) < KEYFRAME_BYTES / 1.9
+        assert founded.head.key_version == version // EVERY * EVERY
         held = GlobalFragment(0, version, values)
 
 
-async def test_who_joins_reads_the_keyframe_and_every_delta_after_it(reef: ChainRun) -> None:
+async def test_who_joins_reads_the_keyframe_and_every_delta_after_it(founded: ChainRun) -> None:
     """At any version; and so does the shard's heir, who goes on with the same carry."""
     for version in range(1, EVERY + 3):
-        await reef.commit()
-        values, read_bytes = await reef.read()
-        assert values.tobytes() == reef.values.tobytes()
-        deltas = [delta.size_bytes for delta in reef.head.deltas if delta.version > reef.head.key_version]
+        await founded.commit()
+        values, read_bytes = await founded.read()
+        assert values.tobytes() == founded.values.tobytes()
+        deltas = [delta.size_bytes for delta in founded.head.deltas if delta.version > founded.head.key_version]
         assert len(deltas) == version % EVERY
         assert read_bytes == KEYFRAME_BYTES + sum(deltas)
-    heir = await reef.owner(2)
-    ours, theirs = reef.store.holdings[0].state, heir.holdings[0].state
+    heir = await founded.owner(2)
+    ours, theirs = founded.store.holdings[0].state, heir.holdings[0].state
     assert {name: array.tobytes() for name, array in ours.items()} == {n: a.tobytes() for n, a in theirs.items()}
     assert np.abs(ours[CARRY].astype(np.float32)).max() > 0
-    commit = one_commit(reef.head.version)
+    commit = one_commit(founded.head.version)
     await heir.commit(commit, drawn(99))
-    values = await read_values(reef.reader, reef.run, heir.holdings[0].head, (EVERY + 2, reef.values))
+    values = await read_values(founded.reader, founded.run, heir.holdings[0].head, (EVERY + 2, founded.values))
     assert values.tobytes() == heir.holdings[0].values.tobytes()
 
 
 @pytest.mark.parametrize("behind", [DELTAS_BEHIND, DELTAS_BEHIND + 1])
-async def test_who_was_away_for_long_begins_at_the_keyframe(reef: ChainRun, behind: int) -> None:
+async def test_who_was_away_for_long_begins_at_the_keyframe(founded: ChainRun, behind: int) -> None:
     """A few deltas before a keyframe are kept for those who are only a little behind."""
-    await reef.commit(EVERY - behind)
-    held = GlobalFragment(0, reef.head.version, reef.values)
-    await reef.commit(behind)
-    values, read_bytes = await reef.read(held)
-    assert values.tobytes() == reef.values.tobytes()
+    await founded.commit(EVERY - behind)
+    held = GlobalFragment(0, founded.head.version, founded.values)
+    await founded.commit(behind)
+    values, read_bytes = await founded.read(held)
+    assert values.tobytes() == founded.values.tobytes()
     assert (read_bytes == KEYFRAME_BYTES) == (behind > DELTAS_BEHIND)
 
 
-async def test_who_holds_something_else_begins_again(reef: ChainRun) -> None:
+async def test_who_holds_something_else_begins_again(founded: ChainRun) -> None:
     """A digest tells; the right values come from the keyframe. Who is ahead of the head begins there, too."""
-    await reef.commit(3)
-    wrong = reef.values.copy()
+    await founded.commit(3)
+    wrong = founded.values.copy()
     wrong[7] += np.float32(1e-6)
     for held in (GlobalFragment(0, 2, wrong), GlobalFragment(0, 3, wrong), GlobalFragment(0, 4, wrong)):
-        values, read_bytes = await reef.read(held)
-        assert values.tobytes() == reef.values.tobytes()
+        values, read_bytes = await founded.read(held)
+        assert values.tobytes() == founded.values.tobytes()
         assert read_bytes > KEYFRAME_BYTES
-    assert (await reef.read(GlobalFragment(0, 3, reef.values)))[1] == 0
+    assert (await founded.read(GlobalFragment(0, 3, founded.values)))[1] == 0
 
 
-async def test_a_head_that_does_not_add_up_is_refused(reef: ChainRun) -> None:
+async def test_a_head_that_does_not_add_up_is_refused(founded: ChainRun) -> None:
     """Deltas left out, another digest, frames of another length."""
-    await reef.commit(4)
-    head = reef.head
+    await founded.commit(4)
+    head = founded.head
     false = msgspec.structs.replace(head.deltas[0], chunks=2)
     for wrong, error in (
         (msgspec.structs.replace(head, deltas=head.deltas[1:]), PeerMisbehaved),
@@ -167,31 +167,31 @@ async def test_a_head_that_does_not_add_up_is_refused(reef: ChainRun) -> None:
         (msgspec.structs.replace(head, deltas=(false, *head.deltas[1:])), BlobCorrupt),
     ):
         with pytest.raises(error):
-            await read_values(reef.reader, reef.run, wrong)
+            await read_values(founded.reader, founded.run, wrong)
 
 
-async def test_who_is_overtaken_while_reading_goes_on_with_the_newer_head(reef: ChainRun) -> None:
+async def test_who_is_overtaken_while_reading_goes_on_with_the_newer_head(founded: ChainRun) -> None:
     """What one head superseded stays for one more commit, then it is gone; a reader asks for the head again."""
-    await reef.commit(EVERY - 1)
-    old = reef.head
-    await reef.commit()
-    assert (await read_values(reef.reader, reef.run, old)).size == SIZE
-    await reef.commit()
+    await founded.commit(EVERY - 1)
+    old = founded.head
+    await founded.commit()
+    assert (await read_values(founded.reader, founded.run, old)).size == SIZE
+    await founded.commit()
     with pytest.raises(BlobGone):
-        await read_values(reef.reader, reef.run, old)
-    frame = await fetch_frame(reef.reader, reef.run, old)
-    assert (frame.version, frame.values.tobytes()) == (EVERY + 1, reef.values.tobytes())
+        await read_values(founded.reader, founded.run, old)
+    frame = await fetch_frame(founded.reader, founded.run, old)
+    assert (frame.version, frame.values.tobytes()) == (EVERY + 1, founded.values.tobytes())
 
 
-async def test_the_broker_keeps_what_heads_name_and_no_more(reef: ChainRun) -> None:
+async def test_the_broker_keeps_what_heads_name_and_no_more(founded: ChainRun) -> None:
     """Over several keyframes, the frames on the broker are those of the head and those it superseded."""
     for _ in range(2 * EVERY + DELTAS_BEHIND):
-        await reef.commit()
-        there = await reef.bus.get_records(f"{reef.subjects.prefix}.gl.*.0.>")
+        await founded.commit()
+        there = await founded.bus.get_records(f"{founded.subjects.prefix}.gl.*.0.>")
         stems = {record.subject.rpartition(".")[0] for record in there}
-        named = {ref.stem for ref in (*frames_of(reef.subjects, reef.head), *reef.head.superseded)}
+        named = {ref.stem for ref in (*frames_of(founded.subjects, founded.head), *founded.head.superseded)}
         assert stems == named
-        assert len(reef.head.deltas) < EVERY + DELTAS_BEHIND
+        assert len(founded.head.deltas) < EVERY + DELTAS_BEHIND
 
 
 def test_a_keyframe_keeps_the_newest_deltas() -> None:
@@ -202,23 +202,23 @@ def test_a_keyframe_keeps_the_newest_deltas() -> None:
 
 
 @pytest.mark.parametrize("damage", ["purged", "changed"])
-async def test_a_follower_without_a_delta_goes_on_with_the_keyframe(reef: ChainRun, damage: str) -> None:
+async def test_a_follower_without_a_delta_goes_on_with_the_keyframe(founded: ChainRun, damage: str) -> None:
     """What is gone or damaged and lies before the keyframe stands in nobody's way; after it, nobody can read."""
-    await reef.commit(EVERY - 1)
-    held = GlobalFragment(0, reef.head.version - 2, drawn(5))
-    await reef.commit(3)
+    await founded.commit(EVERY - 1)
+    held = GlobalFragment(0, founded.head.version - 2, drawn(5))
+    await founded.commit(3)
     for version in (EVERY - 1, EVERY + 1):
-        spoilt = next(ref for ref in frames_of(reef.subjects, reef.head) if f".gl.d.0.{version}." in ref.stem)
-        await reef.bus.purge(f"{spoilt.stem}.*")
+        spoilt = next(ref for ref in frames_of(founded.subjects, founded.head) if f".gl.d.0.{version}." in ref.stem)
+        await founded.bus.purge(f"{spoilt.stem}.*")
         if damage == "changed":
-            await reef.bus.put_blob(spoilt.stem, bytes(spoilt.size_bytes))
+            await founded.bus.put_blob(spoilt.stem, bytes(spoilt.size_bytes))
         if version < EVERY:
-            assert (await reef.read(held))[0].tobytes() == reef.values.tobytes()
+            assert (await founded.read(held))[0].tobytes() == founded.values.tobytes()
         else:
             with pytest.raises((BlobGone, BlobCorrupt)):
-                await reef.read(held)
+                await founded.read(held)
             with pytest.raises(BrokerUnavailable, match="cannot be read"):
-                await reef.owner(2)
+                await founded.owner(2)
 
 
 def test_an_absurd_version_costs_nothing() -> None:

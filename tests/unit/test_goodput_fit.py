@@ -133,4 +133,4 @@ def test_figures_of_rounds_and_of_help_hold() -> None:
     figures = [*window(0, 150), *scavenged(0, Budget(learners=2, steps=1500), (1.0,))]
 
     assert [figure.name for figure in figures if figure.holds is False] == []
-    assert {figure.name: figure.value for figure in figures}["rounds: books exact"] == 1.0
+    assert {figure.name: figure.value for figure in figures}["rounds: ledgers exact"] == 1.0

@@ -1,4 +1,4 @@
-"""What an island's driver tells its machine: each outcome of a push by its right name, with the books to show for it."""
+"""What an island's driver tells its machine: each outcome of a push by its right name, with the ledgers to show for it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_a_push_that_nothing_takes_is_no_refusal(scene: DriverScene) -> No
 
 
 async def test_what_is_not_finite_is_refused_at_home_and_what_is_stored_is_pushed(scene: DriverScene) -> None:
-    """Each by its own name, in the same learner's books."""
+    """Each by its own name, in the same learner's ledgers."""
     scene.step(np.nan)
     scene.called(0)
     await scene.settled()

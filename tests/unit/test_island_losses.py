@@ -113,7 +113,7 @@ def scene() -> Iterator[LossScene]:
 
 
 def test_a_loss_that_is_late_holds_nothing_up() -> None:
-    """Heartbeats go on with the last loss that is known, the learner's books close, and the loss is told once it is there."""
+    """Heartbeats go on with the last loss that is known, the learner's ledgers close, and the loss is told once it is there."""
     loss = Late(3.0)
     with scene() as there:
         island = there.joined()

@@ -60,7 +60,7 @@ def test_of_many_incarnations_the_living_and_the_last_are_kept_and_all_tokens_st
 
 
 def test_what_an_heir_learns_from_a_bounded_lease_adds_up_with_the_books() -> None:
-    """The books hold everybody's reports of the last commit, the lease the newest of those who live."""
+    """The ledgers hold everybody's reports of the last commit, the lease the newest of those who live."""
     ledger = crowded(10)
     fragment_ledger = msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
     ledger.reported("veteran", 1, 9, 5, 4, 0)

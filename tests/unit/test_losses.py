@@ -49,11 +49,11 @@ async def loss(up: UpPlan, bus: MemoryBus, patch: pytest.MonkeyPatch) -> RunLost
 async def test_a_broker_that_does_not_answer_has_lost_nothing(
     error: AtollError, tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is slow or full; to call that a loss would let `--resume` put an older mark in a healthy run's place."""
-    reef = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
-    await reef.found()
-    await reef.round()
-    bus = SilentBus(run, reef.broker)
+    """It is slow or full; to call that a loss would let `--resume` put an older checkpoint in a healthy run's place."""
+    founded = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
+    await founded.found()
+    await founded.round()
+    bus = SilentBus(run, founded.broker)
     bus.error = error
 
     with pytest.raises(type(error)):
@@ -65,13 +65,13 @@ async def test_what_a_broker_answers_is_a_loss(
     error: AtollError, tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frame or a stream that is not there; and the whole run, where nothing is."""
-    reef = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
-    await reef.found()
-    await reef.round()
-    deaf, up = SilentBus(run, reef.broker), continued(tmp_path / "out", run, FRAGMENTS)
+    founded = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
+    await founded.found()
+    await founded.round()
+    deaf, up = SilentBus(run, founded.broker), continued(tmp_path / "out", run, FRAGMENTS)
     deaf.error = error
 
-    assert await loss(up, reef.bus, monkeypatch) is None
+    assert await loss(up, founded.bus, monkeypatch) is None
     assert await loss(up, deaf, monkeypatch) is not None
     assert isinstance(await loss(up, MemoryBus(run, MemoryBroker()), monkeypatch), RunLost)
 

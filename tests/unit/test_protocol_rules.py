@@ -385,7 +385,7 @@ def test_pacing_follows_steps_that_become_shorter() -> None:
 
 
 class Beach:
-    """An island with its books checked after every fact."""
+    """An island with its ledger checked after every fact."""
 
     def __init__(self, **changes: object) -> None:
         """Start at version 0 of one fragment."""

@@ -232,7 +232,7 @@ def test_nobody_is_isolated_when_the_limit_is_zero() -> None:
 
 
 def test_an_heir_judges_as_its_predecessor_did() -> None:
-    """Offences and measures are in the books that are kept before a refusal is acknowledged, and that a commit carries."""
+    """Offences and measures are in the ledgers that are kept before a refusal is acknowledged, and that a commit carries."""
     bench = QuarantineBench(offences_max=2)
     for _ in range(MEASURES_MIN):
         bench.push("good")
@@ -249,7 +249,7 @@ def test_an_heir_judges_as_its_predecessor_did() -> None:
 
 
 def test_a_question_opens_no_account() -> None:
-    """Whoever is asked about, forged or real: the books that travel hold only those who said or sent something."""
+    """Whoever is asked about, forged or real: the ledgers that travel hold only those who said or sent something."""
     shard = QuarantineBench(offences_max=2).shard
     before = msgspec.json.encode(shard.ledger)
 

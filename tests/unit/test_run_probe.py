@@ -42,9 +42,15 @@ class Queued:
 
 
 def rebuilt(run: str) -> RunRecord:
-    """Return the record of a run that went back to a mark with 5 commits of every fragment."""
+    """Return the record of a run that went back to a checkpoint with 5 commits of every fragment."""
     origin = Rebuilt(
-        source="first", mark=60, generation=1, tokens=10, versions=5 * FRAGMENTS, marked_at_s=1.0, rebuilt_at_s=2.0
+        source="first",
+        checkpoint=60,
+        generation=1,
+        tokens=10,
+        versions=5 * FRAGMENTS,
+        checkpoint_at_s=1.0,
+        rebuilt_at_s=2.0,
     )
     return msgspec.structs.replace(run_record(run), nonce="second", rebuilt=origin)
 
@@ -93,7 +99,7 @@ def test_a_base_that_the_rebuilt_run_does_not_have_yet_is_refused(run: str) -> N
 
 
 def test_a_heartbeat_of_the_lost_founding_is_not_heard(run: str) -> None:
-    """Its tokens were trained after the mark and are in no book: they must not count towards the target."""
+    """Its tokens were trained after the checkpoint and are in no book: they must not count towards the target."""
     record = rebuilt(run)
     fields = {
         "learner": "a",

@@ -156,7 +156,7 @@ def test_nobody_says_a_ratio_that_is_not_known() -> None:
 
 
 def test_tokens_whose_bytes_nobody_told_are_not_counted() -> None:
-    """A life that only the books know would make every byte look cheaper."""
+    """A life that only the ledgers know would make every byte look cheaper."""
     view = trained()
     view.learners["a"].lives[7] = views.LearnerLife(7, tokens=1_000_000)
 

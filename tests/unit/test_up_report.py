@@ -1,4 +1,4 @@
-"""The report's books: what heartbeats add to what shards have closed."""
+"""The report's ledgers: what heartbeats add to what shards have closed."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
     assert report["token_fragments_by_fate"]["merged"] == 1500
     assert report["token_fragments_by_fate"]["lost"] == 500
     assert not report["fates_exact"]
-    assert report["fates_errors"] == ["shard-1 did not close its books: what it had not settled counts as lost"]
+    assert report["fates_errors"] == ["shard-1 did not close its ledger: what it had not settled counts as lost"]
 
 
 def test_bytes_of_a_life_that_died_in_an_earlier_session_are_over_the_tokens_that_the_books_know() -> None:
-    """The tape has its bytes and no tokens; without the books' its bytes would be paid for by everybody else's."""
+    """The tape has its bytes and no tokens; without the ledgers' its bytes would be paid for by everybody else's."""
     closing = Ledger()
     closing.reported("a", 1, 500, 0, 0, 0)
     closing.reported("a", 2, 300, 0, 0, 0)
@@ -101,7 +101,7 @@ def test_bytes_of_a_life_that_died_in_an_earlier_session_are_over_the_tokens_tha
 
 
 def test_large_books_come_in_parts_that_add_up() -> None:
-    """One message cannot carry every incarnation of a long run; a later tenure's books replace all parts of the former."""
+    """One message cannot carry every incarnation of a long run; a later tenure's ledgers replace all parts of the former."""
     former, fragment_ledger = Ledger(), Ledger()
     former.reported("a", 1, 1, 0, 0, 0)
     for incarnation in range(1, 2 * ACCOUNTS_MAX + 2):

@@ -56,7 +56,7 @@ EVENTS_PAGE: Final = 1000
 class SimulationOutcome:
     """How a simulated run ended, the merged model, and the inner steps with the real time they took.
 
-    `why` says what is wrong with the end, empty for a good one. `books` are the ledgers that the heads name, read if a
+    `why` says what is wrong with the end, empty for a good one. `ledgers` are the ledgers that the heads name, read if a
     shard did not close its own.
     """
 
@@ -116,7 +116,7 @@ class Simulation:
                 merged = await read_merged(self._bus, run)
             fragment_ledger = await kept_ledger(self._bus, self._settings.run, self._view)
             if ended == "finished" and fragment_ledger is not None:
-                ended, why = "failed", "a shard did not close its books"
+                ended, why = "failed", "a shard did not close its ledger"
             return SimulationOutcome(
                 ended, why, run, merged, fragment_ledger, self._steps, self._last_real_s - self._first_real_s
             )

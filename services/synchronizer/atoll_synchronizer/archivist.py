@@ -24,7 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from atoll.archive.checkpoint_store import CheckpointStore
-from atoll.archive.checkpoints import CheckpointObject, Manifest, Piece, due_mark, founding, next_mark_s, number
+from atoll.archive.checkpoints import CheckpointObject, Manifest, Piece, due_number, founding, next_checkpoint_s, number
 from atoll.archive.object_store import open_archive
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, PeerMisbehaved, ProtocolMisuse
@@ -60,28 +60,28 @@ class _Written:
 
 
 class Archivist:
-    """Makes the run checkpoints of one owner's tenure; `marks` and `failures` count since its beginning."""
+    """Makes the run checkpoints of one owner's tenure; `checkpoints` and `failures` count since its beginning."""
 
     def __init__(
-        self, shelf: CheckpointStore, run: RunRecord, shard: int, settings: ArchiveSettings, clock: Clock
+        self, checkpoint_store: CheckpointStore, run: RunRecord, shard: int, settings: ArchiveSettings, clock: Clock
     ) -> None:
         """Write nothing yet."""
-        self._shelf = shelf
+        self._checkpoint_store = checkpoint_store
         self._run = run
         self._shard = shard
         self._settings = settings
         self._clock = clock
         self._last: dict[int, Piece] = {}
         self._busy = asyncio.Lock()
-        self.marks = 0
+        self.checkpoints = 0
         self.failures = 0
 
     async def keep(self, bus: Bus, store: ShardStore, reports: Callable[[], Ledger]) -> None:
         """Make a run checkpoint now, and then one whenever it is due."""
         while True:
-            await self.mark(bus, store, reports)
+            await self.checkpoint(bus, store, reports)
             now_s = self._clock.wall()
-            await asyncio.sleep(max(0.05, next_mark_s(self._run, now_s, self._settings.every_s) - now_s))
+            await asyncio.sleep(max(0.05, next_checkpoint_s(self._run, now_s, self._settings.every_s) - now_s))
 
     async def close(self, bus: Bus, store: ShardStore, reports: Ledger, *, finished: bool) -> None:
         """Make the last run checkpoint of a tenure that ends in good order; its time limit grows with its size.
@@ -95,35 +95,39 @@ class Archivist:
             patience_s = LAST_MARK_S + sum(ref.size_bytes for ref in refs) / SLOW_BYTES_PER_S
         try:
             async with asyncio.timeout(patience_s):
-                await self.mark(bus, store, lambda: reports, final=finished)
+                await self.checkpoint(bus, store, lambda: reports, final=finished)
         except TimeoutError:
             self.failures += 1
             log.warning(
                 "archive.checkpoint_failed",
                 final=finished,
                 failures=self.failures,
-                reason=f"the last mark was not durable after {patience_s:.0f} s; the one before it stands",
+                reason=f"the last checkpoint was not durable after {patience_s:.0f} s; the one before it stands",
             )
 
-    async def mark(self, bus: Bus, store: ShardStore, reports: Callable[[], Ledger], *, final: bool = False) -> bool:
+    async def checkpoint(
+        self, bus: Bus, store: ShardStore, reports: Callable[[], Ledger], *, final: bool = False
+    ) -> bool:
         """Make the run checkpoint that is due now; return whether it is durable. Raises nothing."""
         began_s = self._clock.monotonic()
         due = number(self._run, self._clock.wall(), self._settings.every_s)
         try:
             async with self._busy:
-                parts = await _in_thread(self._shelf.parts)
-                due = due_mark(self._run, self._shard, parts, self._clock.wall(), self._settings.every_s)
-                if not self.marks:
-                    await _in_thread(partial(self._shelf.reopen, self._run, parts, due, self._shard, store.epoch))
-                written = await self._mark(bus, store, reports, due, final=final)
+                parts = await _in_thread(self._checkpoint_store.parts)
+                due = due_number(self._run, self._shard, parts, self._clock.wall(), self._settings.every_s)
+                if not self.checkpoints:
+                    await _in_thread(
+                        partial(self._checkpoint_store.reopen, self._run, parts, due, self._shard, store.epoch)
+                    )
+                written = await self._make(bus, store, reports, due, final=final)
         except Exception as error:  # noqa: BLE001  (whatever ails the archive, the shard goes on)
             self.failures += 1
-            log.warning("archive.checkpoint_failed", mark=due, failures=self.failures, reason=str(error))
+            log.warning("archive.checkpoint_failed", checkpoint=due, failures=self.failures, reason=str(error))
             return False
-        self.marks += 1
+        self.checkpoints += 1
         log.info(
             "archive.checkpointed",
-            mark=due,
+            checkpoint=due,
             final=final,
             objects=written.objects,
             again=written.again,
@@ -132,13 +136,13 @@ class Archivist:
         )
         return True
 
-    async def _mark(
+    async def _make(
         self, bus: Bus, store: ShardStore, reports: Callable[[], Ledger], due: int, *, final: bool
     ) -> _Written:
         written = _Written()
         pieces: dict[int, Piece] = {}
         # An object that has been deleted meanwhile is written again.
-        there = await _in_thread(partial(self._shelf.objects, self._shard))
+        there = await _in_thread(partial(self._checkpoint_store.objects, self._shard))
         for fragment, held in store.holdings.items():
             # Taken here without an await in between: one head and exactly what it names.
             taken = replace(held)
@@ -153,7 +157,7 @@ class Archivist:
             run=self._run,
             shard=self._shard,
             epoch=store.epoch,
-            mark=due,
+            number=due,
             made_at_s=self._clock.wall(),
             tokens=known.run_tokens,
             pieces=tuple(pieces[fragment] for fragment in self._run.protocol.fragments_of(self._shard)),
@@ -216,15 +220,15 @@ class Archivist:
             raise ProtocolMisuse("a shard holds something else than its head names", got=digest, allowed=ref)
         written.objects += 1
         written.size_bytes += len(data)
-        return self._shelf.put_object(self._shard, data)
+        return self._checkpoint_store.put_object(self._shard, data)
 
     def _publish(self, manifest: Manifest) -> None:
         """Make the run checkpoint visible, then tidy; failed tidying is repeated after the next. Runs in the thread."""
-        self._shelf.publish(manifest)
+        self._checkpoint_store.publish(manifest)
         try:
-            if not self.marks:
-                self._shelf.sweep(self._shard)
-            self._shelf.retire(self._shard, self._settings.keep, founding(self._run))
+            if not self.checkpoints:
+                self._checkpoint_store.sweep(self._shard)
+            self._checkpoint_store.retire(self._shard, self._settings.keep, founding(self._run))
         except AtollError as error:
             log.warning("archive.untidy", reason=str(error))
 

@@ -63,8 +63,8 @@ async def serve(settings: Settings) -> None:
     life = loop.create_task(live(settings.health_file))
     try:
         if settings.synchronizer.restore:
-            shelf = CheckpointStore(open_archive(settings.synchronizer.restore), settings.run)
-            await rebuild(bus, shelf, SystemClock(), first=shard or 0)
+            checkpoint_store = CheckpointStore(open_archive(settings.synchronizer.restore), settings.run)
+            await rebuild(bus, checkpoint_store, SystemClock(), first=shard or 0)
         record = await wait_for_run(bus, settings.run, stop)
         if record is None:
             return

@@ -21,9 +21,9 @@ from atoll.archive.checkpoints import (
     Manifest,
     Part,
     RunCheckpoint,
+    checkpoints_of,
     founding,
     lagging,
-    marks_of,
     opening,
     parts_of,
     retired,
@@ -43,9 +43,9 @@ ORPHAN_AGE_S = 6 * 3600.0
 class CheckpointStore:
     """The run checkpoints of `run` in an object store."""
 
-    def __init__(self, vault: ArchiveStore, run: str) -> None:
+    def __init__(self, object_store: ArchiveStore, run: str) -> None:
         """Read nothing yet."""
-        self.vault = vault
+        self.object_store = object_store
         self.run = token(run, "run id")
 
     # --- writing ----------------------------------------------------------------------------------------------------
@@ -53,12 +53,12 @@ class CheckpointStore:
     def put_object(self, shard: int, data: bytes) -> CheckpointObject:
         """Store an object durably and return its name."""
         found = CheckpointObject(_digest(data), len(data))
-        self.vault.put(self._object(shard, found.digest), data)
+        self.object_store.put(self._object(shard, found.digest), data)
         return found
 
     def objects(self, shard: int) -> set[CheckpointObject]:
         """Return the objects of one shard that are there."""
-        found = self.vault.names(f"{self.run}/shard-{shard}")
+        found = self.object_store.names(f"{self.run}/shard-{shard}")
         return {CheckpointObject(name.path.rpartition("/")[2], name.size_bytes) for name in found}
 
     def publish(self, manifest: Manifest) -> None:
@@ -68,13 +68,13 @@ class CheckpointStore:
             raise ProtocolMisuse(
                 "a manifest is larger than any reader takes", got=len(data), allowed=MANIFEST_BYTES_MAX
             )
-        self.vault.put(manifest.path, data)
+        self.object_store.put(manifest.path, data)
 
-    def reopen(self, run: RunRecord, parts: list[Part], mark: int, shard: int, epoch: int) -> None:
-        """Record that `shard` goes on from `mark` in `epoch`, if `parts` hold a final manifest of a former owner."""
+    def reopen(self, run: RunRecord, parts: list[Part], number: int, shard: int, epoch: int) -> None:
+        """Record that `shard` goes on from checkpoint `number` in `epoch` if `parts` hold a final manifest of a former one."""
         origin = founding(run)
         if any(p.final and (p.founding, p.shard) == (origin, shard) and p.epoch < epoch for p in parts):
-            self.vault.put(opening(run, mark, shard, epoch), b"{}")
+            self.object_store.put(opening(run, number, shard, epoch), b"{}")
 
     def retire(self, shard: int, keep: int, origin: str) -> int:
         """Remove what `keep` complete checkpoints no longer need of one shard's objects; return how many were removed.
@@ -90,9 +90,9 @@ class CheckpointStore:
         staying = [part for part in parts if part.shard == shard and part.path not in gone]
         candidates = {digest for part in going for digest in self._objects_of(part) or ()}
         needed = self._needed(staying)
-        self.vault.remove(sorted(gone))
+        self.object_store.remove(sorted(gone))
         garbage = [] if needed is None else sorted(candidates - needed)
-        self.vault.remove([self._object(shard, digest) for digest in garbage])
+        self.object_store.remove([self._object(shard, digest) for digest in garbage])
         return len(garbage)
 
     def _say_what_is_wrong(self, parts: list[Part], shard: int, origin: str) -> None:
@@ -100,9 +100,9 @@ class CheckpointStore:
         if late is not None:
             log.warning(
                 "archive.incomplete",
-                since=late.mark,
+                since=late.number,
                 missing=late.missing,
-                todo="no mark is complete since: do all shards write to this archive, with one archive.every_s?",
+                todo="no checkpoint is complete since: do all shards write to this archive, with one archive.every_s?",
             )
         later = max((part.founding for part in parts), default=origin)
         if later > origin:
@@ -110,8 +110,8 @@ class CheckpointStore:
                 "archive.foreign",
                 ours=origin,
                 newest=later,
-                todo="the archive holds marks of a founding that counts as newer: --restore would go back to those. Was a "
-                "founder's clock wrong? move them away, or archive to another place",
+                todo="the archive holds checkpoints of a founding that counts as newer: --restore would go back to those. Was "
+                "a founder's clock wrong? move them away, or archive to another place",
             )
 
     def sweep(self, shard: int) -> int:
@@ -120,26 +120,26 @@ class CheckpointStore:
         if needed is None:
             return 0
         before_s = time.time() - ORPHAN_AGE_S
-        found = self.vault.names(f"{self.run}/shard-{shard}")
+        found = self.object_store.names(f"{self.run}/shard-{shard}")
         garbage = [
             name.path for name in found if name.written_at_s < before_s and name.path.rpartition("/")[2] not in needed
         ]
-        self.vault.remove(garbage)
+        self.object_store.remove(garbage)
         return len(garbage)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def parts(self) -> list[Part]:
         """Return every manifest's name."""
-        return parts_of(name.path for name in self.vault.names(f"{self.run}/marks"))
+        return parts_of(name.path for name in self.object_store.names(f"{self.run}/checkpoints"))
 
-    def marks(self) -> list[RunCheckpoint]:
-        """Return every mark, oldest first."""
-        return marks_of(self.parts())
+    def checkpoints(self) -> list[RunCheckpoint]:
+        """Return every checkpoint, oldest first."""
+        return checkpoints_of(self.parts())
 
     def read(self, part: Part) -> Manifest:
         """Return a manifest; raise `CheckpointError` when it is not what its name says."""
-        data = self.vault.get(part.path, MANIFEST_BYTES_MAX)
+        data = self.object_store.get(part.path, MANIFEST_BYTES_MAX)
         try:
             manifest = parsed(data, Manifest)
         except msgspec.MsgspecError as error:
@@ -158,21 +158,21 @@ class CheckpointStore:
     def get_object(self, shard: int, found: CheckpointObject) -> bytes:
         """Return an object's bytes; raise `CheckpointError` when they are missing or not those that were archived."""
         path = self._object(shard, found.digest)
-        data = self.vault.get(path, found.size_bytes)
+        data = self.object_store.get(path, found.size_bytes)
         if len(data) != found.size_bytes or _digest(data) != found.digest:
             raise CheckpointError("an object of the archive is damaged", got=path, allowed="bytes that match its name")
         return data
 
-    def manifests(self, mark: RunCheckpoint) -> list[Manifest]:
-        """Return a complete mark's manifests by shard, which must be of one founding; objects are not looked at."""
-        manifests = [self.read(mark.parts[shard]) for shard in range(mark.shards)]
+    def manifests(self, checkpoint: RunCheckpoint) -> list[Manifest]:
+        """Return a complete checkpoint's manifests by shard, which must be of one founding; objects are not looked at."""
+        manifests = [self.read(checkpoint.parts[shard]) for shard in range(checkpoint.shards)]
         if len({(m.run.nonce, m.run.layout.fingerprint) for m in manifests}) != 1:
-            raise CheckpointError("the shards' manifests are of different runs", got=f"mark {mark.mark}")
+            raise CheckpointError("the shards' manifests are of different runs", got=f"checkpoint {checkpoint.number}")
         return manifests
 
-    def verified(self, mark: RunCheckpoint) -> list[Manifest]:
-        """Return a complete mark's manifests after reading every object they name."""
-        manifests = self.manifests(mark)
+    def verified(self, checkpoint: RunCheckpoint) -> list[Manifest]:
+        """Return a complete checkpoint's manifests after reading every object they name."""
+        manifests = self.manifests(checkpoint)
         for manifest in manifests:
             for found in manifest.objects.values():
                 self.get_object(manifest.shard, found)
@@ -184,22 +184,32 @@ class CheckpointStore:
         Raises:
             CheckpointError: there is none.
         """
-        marks = self.marks()
-        for mark in self._newest_first(marks):
+        checkpoints = self.checkpoints()
+        for checkpoint in self._newest_first(checkpoints):
             try:
-                return mark, self.verified(mark)
+                return checkpoint, self.verified(checkpoint)
             except CheckpointError as error:
-                log.warning("archive.checkpoint_damaged", mark=mark.mark, founding=mark.founding, reason=str(error))
-        incomplete = [f"mark {mark.mark} lacks shards {mark.missing}" for mark in marks if not mark.complete]
+                log.warning(
+                    "archive.checkpoint_damaged",
+                    checkpoint=checkpoint.number,
+                    founding=checkpoint.founding,
+                    reason=str(error),
+                )
+        incomplete = [
+            f"checkpoint {checkpoint.number} lacks shards {checkpoint.missing}"
+            for checkpoint in checkpoints
+            if not checkpoint.complete
+        ]
         raise CheckpointError(
-            f"the archive holds no complete mark of run {self.run!r} that can be read",
-            got=f"{len(marks)} marks in {self.vault.where}" + "".join(f"; {text}" for text in incomplete[-1:]),
-            allowed="a mark of every shard with all its objects",
+            f"the archive holds no complete checkpoint of run {self.run!r} that can be read",
+            got=f"{len(checkpoints)} checkpoints in {self.object_store.where}"
+            + "".join(f"; {text}" for text in incomplete[-1:]),
+            allowed="a checkpoint of every shard with all its objects",
             todo="check the run id and the archive's URL; `atoll archive show` lists what is there",
         )
 
-    def _newest_first(self, marks: list[RunCheckpoint]) -> Iterator[RunCheckpoint]:
-        return (mark for mark in reversed(marks) if mark.complete)
+    def _newest_first(self, checkpoints: list[RunCheckpoint]) -> Iterator[RunCheckpoint]:
+        return (checkpoint for checkpoint in reversed(checkpoints) if checkpoint.complete)
 
     def _needed(self, parts: list[Part]) -> set[str] | None:
         """Return the digests that manifests name, None when one of them may name anything."""

@@ -5,11 +5,11 @@ holds at about that time: per fragment one head with exactly the keyframe, delta
 Fragments are independent, so heads of slightly different moments form a state that the run could have been in. A
 checkpoint is *complete* when every shard has written its part. A run is rebuilt from complete checkpoints only.
 
-Numbers never decrease, whatever the clocks do (`due_mark`), as with Lamport's clocks: a shard whose clock is behind the
+Numbers never decrease, whatever the clocks do (`due_number`), as with Lamport's clocks: a shard whose clock is behind the
 newest checkpoint joins that checkpoint, or makes the next one if it has joined already.
 
-    RUN/marks/FOUNDING/MARK/SHARD.SHARDS.EPOCH.json           a manifest, written last; `.final.json` when the shard finished
-    RUN/marks/FOUNDING/MARK/SHARD.SHARDS.EPOCH.open.json      empty: the finished shard goes on in this epoch
+    RUN/checkpoints/FOUNDING/NUMBER/SHARD.SHARDS.EPOCH.json        a manifest, written last; `.final.json` at the end
+    RUN/checkpoints/FOUNDING/NUMBER/SHARD.SHARDS.EPOCH.open.json   empty: the finished shard goes on in this epoch
     RUN/shard-S/DIGEST                                        an object, named by the blake2b of its bytes
 
 A FOUNDING is `<founded_at ms>-<generation>-<nonce>`. Later foundings and rebuilt runs sort after their sources, and parts
@@ -32,8 +32,8 @@ from atoll.wire.messages import SCHEMA, Head, Member, RunRecord
 
 MANIFEST_BYTES_MAX = 64 << 20
 INCOMPLETE_MAX = 8
-LATE_MARKS = 4
-_NAME = re.compile(r"marks/([^/]+)/(\d+)/(\d+)\.(\d+)\.(\d+)(\.final|\.open)?\.json$")
+LATE_CHECKPOINTS = 4
+_NAME = re.compile(r"checkpoints/([^/]+)/(\d+)/(\d+)\.(\d+)\.(\d+)(\.final|\.open)?\.json$")
 
 
 class CheckpointObject(msgspec.Struct, frozen=True):
@@ -58,16 +58,16 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one shard archived at one mark, with everything else that a rebuilt run needs.
+    """What one shard archived at one checkpoint, with everything else that a rebuilt run needs.
 
-    `ledger` holds what learners had reported (no fates: those are in the books), `tokens` their sum. `closed`: the books
+    `ledger` holds what learners had reported (no fates: those are in the ledgers), `tokens` their sum. `closed`: the ledgers
     were closed for good, at the run's token target.
     """
 
     run: RunRecord
     shard: int
     epoch: int
-    mark: int
+    number: int
     made_at_s: float
     tokens: int
     pieces: tuple[Piece, ...]
@@ -86,17 +86,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def path(self) -> str:
         """Return where the manifest lies."""
-        return _path(self.run, self.mark, self.shard, self.epoch, ".final" if self.final else "")
+        return _path(self.run, self.number, self.shard, self.epoch, ".final" if self.final else "")
 
 
-def opening(run: RunRecord, mark: int, shard: int, epoch: int) -> str:
-    """Return the path that says: this shard goes on in `epoch`, from checkpoint `mark` on."""
-    return _path(run, mark, shard, epoch, ".open")
+def opening(run: RunRecord, number: int, shard: int, epoch: int) -> str:
+    """Return the path that says: this shard goes on in `epoch`, from checkpoint `number` on."""
+    return _path(run, number, shard, epoch, ".open")
 
 
-def _path(run: RunRecord, mark: int, shard: int, epoch: int, tail: str) -> str:
+def _path(run: RunRecord, number: int, shard: int, epoch: int, tail: str) -> str:
     name = f"{shard:05d}.{run.protocol.shards:05d}.{epoch:09d}{tail}.json"
-    return f"{run.run}/marks/{founding(run)}/{mark:010d}/{name}"
+    return f"{run.run}/checkpoints/{founding(run)}/{number:010d}/{name}"
 
 
 def founding(run: RunRecord) -> str:
@@ -106,24 +106,24 @@ def founding(run: RunRecord) -> str:
 
 
 def number(run: RunRecord, now_s: float, every_s: int) -> int:
-    """Return the mark that is due at wall time `now_s`: the same for every shard."""
+    """Return the checkpoint that is due at wall time `now_s`: the same for every shard."""
     age_s = max(0.0, now_s - run.founded_at_s)
     return int(age_s // every_s) * every_s
 
 
-def due_mark(run: RunRecord, shard: int, parts: Iterable[Part], now_s: float, every_s: int) -> int:
+def due_number(run: RunRecord, shard: int, parts: Iterable[Part], now_s: float, every_s: int) -> int:
     """Return the number of the checkpoint that `shard` makes at wall time `now_s`, given the `parts` in the archive."""
     ours = [part for part in parts if part.founding == founding(run)]
-    newest = max((part.mark for part in ours), default=0)
+    newest = max((part.number for part in ours), default=0)
     by_clock = number(run, now_s, every_s)
     if by_clock >= newest:
         return by_clock
-    made = any(part.mark == newest and part.shard == shard and not part.opened for part in ours)
+    made = any(part.number == newest and part.shard == shard and not part.opened for part in ours)
     return newest + every_s if made else newest
 
 
-def next_mark_s(run: RunRecord, now_s: float, every_s: int) -> float:
-    """Return the wall time at which the next mark is due: at most `every_s` away, also before the founding."""
+def next_checkpoint_s(run: RunRecord, now_s: float, every_s: int) -> float:
+    """Return the wall time at which the next checkpoint is due: at most `every_s` away, also before the founding."""
     return min(now_s, run.founded_at_s + number(run, now_s, every_s)) + every_s
 
 
@@ -132,7 +132,7 @@ class Part:
     """A manifest by its name alone; or, `opened`, none at all, but the end of a final one."""
 
     founding: str
-    mark: int
+    number: int
     shard: int
     shards: int
     epoch: int
@@ -142,23 +142,23 @@ class Part:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Return what marks are ordered by."""
-        return self.founding, self.mark
+        """Return what checkpoints are ordered by."""
+        return self.founding, self.number
 
 
 @dataclass(slots=True)
 class RunCheckpoint:
-    """One mark: which part counts for each shard."""
+    """One checkpoint: which part counts for each shard."""
 
     founding: str
-    mark: int
+    number: int
     shards: int
     parts: dict[int, Part] = field(default_factory=dict)
 
     @property
     def place(self) -> tuple[str, int]:
-        """Return what marks are ordered by."""
-        return self.founding, self.mark
+        """Return what checkpoints are ordered by."""
+        return self.founding, self.number
 
     @property
     def complete(self) -> bool:
@@ -190,16 +190,16 @@ def parts_of(paths: Iterable[str]) -> list[Part]:
     ]
 
 
-def marks_of(parts: Iterable[Part]) -> list[RunCheckpoint]:
-    """Return the marks that `parts` make, oldest first; see the module docstring for the rules."""
+def checkpoints_of(parts: Iterable[Part]) -> list[RunCheckpoint]:
+    """Return the checkpoints that `parts` make, oldest first; see the module docstring for the rules."""
     by_place: dict[tuple[str, int], list[Part]] = {}
     for part in parts:
         by_place.setdefault(part.place, []).append(part)
-    marks: list[RunCheckpoint] = []
+    checkpoints: list[RunCheckpoint] = []
     epochs: dict[tuple[str, int], int] = {}
     finals: dict[tuple[str, int], Part] = {}
-    for (origin, mark), here in sorted(by_place.items()):
-        made = RunCheckpoint(origin, mark, here[0].shards)
+    for (origin, due), here in sorted(by_place.items()):
+        made = RunCheckpoint(origin, due, here[0].shards)
         for part in sorted(here, key=lambda p: (p.shard, p.epoch, p.final)):
             key = (origin, part.shard)
             if part.epoch < epochs.get(key, 0) or part.shard >= made.shards:
@@ -214,16 +214,16 @@ def marks_of(parts: Iterable[Part]) -> list[RunCheckpoint]:
         for (where, shard), part in finals.items():
             if where == origin:
                 made.parts.setdefault(shard, part)
-        marks.append(made)
-    return marks
+        checkpoints.append(made)
+    return checkpoints
 
 
 def lagging(parts: list[Part], shard: int, origin: str) -> RunCheckpoint | None:
-    """Return the oldest late checkpoint, once `shard` has made `LATE_MARKS` since the newest complete one."""
-    marks = [mark for mark in marks_of(parts) if mark.founding == origin]
-    complete = max((mark.mark for mark in marks if mark.complete), default=-1)
-    since = [mark for mark in marks if mark.mark > complete and shard in mark.parts]
-    return since[0] if len(since) >= LATE_MARKS else None
+    """Return the oldest late checkpoint, once `shard` has made `LATE_CHECKPOINTS` since the newest complete one."""
+    checkpoints = [checkpoint for checkpoint in checkpoints_of(parts) if checkpoint.founding == origin]
+    complete = max((checkpoint.number for checkpoint in checkpoints if checkpoint.complete), default=-1)
+    since = [checkpoint for checkpoint in checkpoints if checkpoint.number > complete and shard in checkpoint.parts]
+    return since[0] if len(since) >= LATE_CHECKPOINTS else None
 
 
 def retired(parts: list[Part], shard: int, keep: int, origin: str) -> list[Part]:
@@ -233,9 +233,9 @@ def retired(parts: list[Part], shard: int, keep: int, origin: str) -> list[Part]
     Foundings that sort after `origin` (the one being archived) are ignored.
     """
     parts = [part for part in parts if part.founding <= origin]
-    marks = marks_of(parts)
-    kept = [mark for mark in marks if mark.complete][-keep:]
-    used = {part.path for mark in kept for part in mark.parts.values()}
+    checkpoints = checkpoints_of(parts)
+    kept = [checkpoint for checkpoint in checkpoints if checkpoint.complete][-keep:]
+    used = {part.path for checkpoint in kept for part in checkpoint.parts.values()}
     mine = sorted((p for p in parts if p.shard == shard), key=lambda p: (p.place, p.epoch, p.final))
     newest = {part.path for part in mine[-(keep + INCOMPLETE_MAX) :]}
     oldest = kept[0].place if len(kept) == keep else ("", -1)

@@ -184,7 +184,9 @@ class S3Archive:
 
 
 def open_archive(url: str) -> ArchiveStore:
-    """Return the vault at `url`: a path (`~` is a home), `file://…` or `s3://bucket/prefix`. Nothing is read or made yet.
+    """Return the archive store at `url`: a path (`~` is a home), `file://…` or `s3://bucket/prefix`.
+
+    Nothing is read or made yet.
 
     Raises:
         SettingsError: the URL is none of these, or carries a user name or password.

@@ -61,40 +61,40 @@ class RebuildOutcome:
     rebuilt: bool
 
 
-async def rebuild(bus: Bus, shelf: CheckpointStore, clock: Clock, *, first: int = 0) -> RebuildOutcome:
+async def rebuild(bus: Bus, store: CheckpointStore, clock: Clock, *, first: int = 0) -> RebuildOutcome:
     """Make sure that the broker has the run; fragments of shard `first` come first, others may be done by others.
 
     Raises:
-        CheckpointError: the archive holds no complete mark that can be read.
+        CheckpointError: the archive holds no complete checkpoint that can be read.
         ArchiveUnavailable: the archive cannot be reached.
     """
-    subjects = Subjects(shelf.run)
+    subjects = Subjects(store.run)
     there = await read_run(bus, subjects)
     if there is not None and await _stands(bus, subjects, there):
-        await _say_it_stands(shelf, there)
+        await _say_it_stands(store, there)
         return RebuildOutcome(there, rebuilt=False)
     if there is None:
-        mark, manifests = await asyncio.to_thread(shelf.newest)
-        there = await _claim(bus, subjects, _record(mark, manifests, clock.wall()))
+        checkpoint, manifests = await asyncio.to_thread(store.newest)
+        there = await _claim(bus, subjects, _record(checkpoint, manifests, clock.wall()))
         if there.rebuilt is None:
-            await _say_it_stands(shelf, there)
+            await _say_it_stands(store, there)
             return RebuildOutcome(there, rebuilt=False)
-    manifests = await asyncio.to_thread(_named_by, shelf, there)
+    manifests = await asyncio.to_thread(_named_by, store, there)
     await _restore_records(bus, subjects, there, manifests, clock)
     for manifest in sorted(manifests, key=lambda m: (m.shard - first) % len(manifests)):
         for piece in manifest.pieces:
-            await _restore_piece(bus, subjects, shelf, manifest.shard, piece)
+            await _restore_piece(bus, subjects, store, manifest.shard, piece)
     rebuilt = there.rebuilt
     if rebuilt is None:
         raise CheckpointError("a run that nobody is rebuilding was rebuilt", got=there.nonce)
     log.warning(
         "run.rebuilt",
-        mark=rebuilt.mark,
+        checkpoint=rebuilt.checkpoint,
         source=rebuilt.source,
         nonce=there.nonce,
         tokens=rebuilt.tokens,
         versions=rebuilt.versions,
-        marked_at_s=round(rebuilt.marked_at_s, 3),
+        checkpoint_at_s=round(rebuilt.checkpoint_at_s, 3),
     )
     return RebuildOutcome(there, rebuilt=True)
 
@@ -106,37 +106,37 @@ async def _stands(bus: Bus, subjects: Subjects, there: RunRecord) -> bool:
     return len(await read_heads(bus, subjects, there.layout)) == len(there.layout.fragments)
 
 
-async def _say_it_stands(shelf: CheckpointStore, there: RunRecord) -> None:
+async def _say_it_stands(store: CheckpointStore, there: RunRecord) -> None:
     """Log that nothing is rebuilt; as a warning if the archive has checkpoints but none of this founding or its source."""
     log.info("run.stands", nonce=there.nonce, founder=there.founder, todo="nothing is rebuilt: the broker has the run")
     source = there.nonce if there.rebuilt is None else there.rebuilt.source
     try:
-        marks = [mark for mark in await asyncio.to_thread(shelf.marks) if mark.complete]
+        checkpoints = [checkpoint for checkpoint in await asyncio.to_thread(store.checkpoints) if checkpoint.complete]
     except AtollError as error:
         log.warning("archive.unreadable", reason=str(error))
         return
-    foreign = not any(nonce in mark.founding for mark in marks for nonce in (there.nonce, source))
-    if marks and foreign:
+    foreign = not any(nonce in checkpoint.founding for checkpoint in checkpoints for nonce in (there.nonce, source))
+    if checkpoints and foreign:
         log.warning(
             "run.not_archived",
             nonce=there.nonce,
-            archived=marks[-1].founding,
+            archived=checkpoints[-1].founding,
             todo="the archive holds another founding of this run. To go back to it: stop everything, empty the broker's "
             "store, start the shards with --restore, and only then the learners",
         )
 
 
-def _record(mark: RunCheckpoint, manifests: list[Manifest], now_s: float) -> RunRecord:
+def _record(checkpoint: RunCheckpoint, manifests: list[Manifest], now_s: float) -> RunRecord:
     """Return the run record that names the checkpoint being rebuilt."""
     run = manifests[0].run
     generation = 0 if run.rebuilt is None else run.rebuilt.generation
     rebuilt = Rebuilt(
         source=run.nonce,
-        mark=mark.mark,
+        checkpoint=checkpoint.number,
         generation=generation + 1,
         tokens=reports_of(manifests).run_tokens,
         versions=sum(piece.head.version for manifest in manifests for piece in manifest.pieces),
-        marked_at_s=min(manifest.made_at_s for manifest in manifests),
+        checkpoint_at_s=min(manifest.made_at_s for manifest in manifests),
         rebuilt_at_s=now_s,
     )
     return msgspec.structs.replace(run, nonce=secrets.token_hex(8), rebuilt=rebuilt)
@@ -154,21 +154,21 @@ async def _claim(bus: Bus, subjects: Subjects, record: RunRecord) -> RunRecord:
     return record
 
 
-def _named_by(shelf: CheckpointStore, record: RunRecord) -> list[Manifest]:
+def _named_by(store: CheckpointStore, record: RunRecord) -> list[Manifest]:
     """Return the manifests of the checkpoint that a run record names."""
     rebuilt = record.rebuilt
-    for mark in shelf.marks():
+    for checkpoint in store.checkpoints():
         if (
             rebuilt is not None
-            and mark.mark == rebuilt.mark
-            and mark.founding.endswith(rebuilt.source)
-            and mark.complete
+            and checkpoint.number == rebuilt.checkpoint
+            and checkpoint.founding.endswith(rebuilt.source)
+            and checkpoint.complete
         ):
-            return shelf.manifests(mark)
+            return store.manifests(checkpoint)
     raise CheckpointError(
-        f"run {record.run!r} is being rebuilt from a mark that this archive does not hold",
-        got=f"mark {rebuilt.mark} of founding {rebuilt.source}" if rebuilt else "no mark",
-        allowed=f"a complete mark in {shelf.vault.where}",
+        f"run {record.run!r} is being rebuilt from a checkpoint that this archive does not hold",
+        got=f"checkpoint {rebuilt.checkpoint} of founding {rebuilt.source}" if rebuilt else "no checkpoint",
+        allowed=f"a complete checkpoint in {store.object_store.where}",
         todo="use the archive that the rebuilding began with, or empty the broker's store and begin again",
     )
 
@@ -223,7 +223,7 @@ async def _restore_records(
 
 
 def _incarnations(manifests: list[Manifest]) -> dict[str, int]:
-    """Return the highest incarnation of every learner that a record, a report or (through reports) the books know."""
+    """Return the highest incarnation of every learner that a record, a report or (through reports) the ledgers know."""
     highest: dict[str, int] = {}
     for manifest in manifests:
         known = [(member.learner, member.incarnation) for member in manifest.members]
@@ -259,16 +259,16 @@ def _replaceable(there: Record, ours: T, behind: Callable[[T, T], bool]) -> bool
         return True
 
 
-async def _restore_piece(bus: Bus, subjects: Subjects, shelf: CheckpointStore, shard: int, piece: Piece) -> None:
+async def _restore_piece(bus: Bus, subjects: Subjects, store: CheckpointStore, shard: int, piece: Piece) -> None:
     """Store the blobs that a head names, then the head; skip a fragment that has a head."""
     subject = subjects.head(piece.head.fragment)
     if await bus.get_record(subject) is not None:
         return
     head, reconnects = piece.head, bus.stats.reconnects
-    written = [await _restore_blob(bus, shelf, shard, head.keyframe, (piece.frame, StoredFrame))]
+    written = [await _restore_blob(bus, store, shard, head.keyframe, (piece.frame, StoredFrame))]
     for ref, found in ((head.state, piece.state), (head.fragment_ledger, piece.fragment_ledger)):
         if ref is not None and found is not None:
-            written.append(await _restore_blob(bus, shelf, shard, ref, (found, Cut)))
+            written.append(await _restore_blob(bus, store, shard, ref, (found, Cut)))
     head = msgspec.structs.replace(head, deltas=(), superseded=())
     try:
         await bus.put_record(subject, encode(head), expected=0, info=head_info(head), reconnects=reconnects)
@@ -283,13 +283,13 @@ async def _restore_piece(bus: Bus, subjects: Subjects, shelf: CheckpointStore, s
 
 async def _restore_blob(
     bus: Bus,
-    shelf: CheckpointStore,
+    store: CheckpointStore,
     shard: int,
     ref: BlobRef,
     found: tuple[CheckpointObject, Callable[[bytes], Pieces]],
 ) -> BlobRef:
     """Store one blob, cut as it was, under the very name that its head uses."""
-    data = await asyncio.to_thread(shelf.get_object, shard, found[0])
+    data = await asyncio.to_thread(store.get_object, shard, found[0])
     stored = await bus.put_blob(ref.stem, Upload(found[1](data)))
     if (stored.size_bytes, stored.digest) != (ref.size_bytes, ref.digest):
         raise CheckpointError(

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
     archive = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    archive.command(name="show", help="List the marks of an archive: shards, versions, tokens, bytes, times.")(show)
+    archive.command(name="show", help="List the checkpoints of an archive: shards, versions, tokens, bytes, times.")(
+        show
+    )
     app.add_typer(archive, name="archive", help="Look at checkpoints outside the broker.")
 
 
@@ -35,8 +37,8 @@ def show(
     from atoll.archive.object_store import open_archive  # noqa: PLC0415
     from atoll.base.errors import CheckpointError  # noqa: PLC0415
 
-    vault = open_archive(url)
-    found = {name.path.split("/")[0] for name in vault.names("")}
+    object_store = open_archive(url)
+    found = {name.path.split("/")[0] for name in object_store.names("")}
     runs = sorted(found) if run is None else [run]
     if not found & set(runs):
         raise CheckpointError(
@@ -46,40 +48,44 @@ def show(
             todo="check the URL and --run",
         )
     for name in runs:
-        shelf = CheckpointStore(vault, name)
+        store = CheckpointStore(object_store, name)
         say(f"run {name}")
-        for mark in shelf.marks():
-            for line in lines(shelf, mark, verify=verify):
+        for checkpoint in store.checkpoints():
+            for line in lines(store, checkpoint, verify=verify):
                 say(line)
 
 
-def lines(shelf: CheckpointStore, mark: RunCheckpoint, *, verify: bool) -> list[str]:
+def lines(store: CheckpointStore, checkpoint: RunCheckpoint, *, verify: bool) -> list[str]:
     """Return the lines that describe one checkpoint."""
     from atoll.base.errors import CheckpointError  # noqa: PLC0415
 
-    state = "complete" if mark.complete else f"lacks shards {', '.join(map(str, mark.missing))}"
+    state = "complete" if checkpoint.complete else f"lacks shards {', '.join(map(str, checkpoint.missing))}"
     shards = []
-    for shard, part in sorted(mark.parts.items()):
+    for shard, part in sorted(checkpoint.parts.items()):
         try:
-            manifest = shelf.read(part)
+            manifest = store.read(part)
             if verify:
                 for found in manifest.objects.values():
-                    shelf.get_object(shard, found)
+                    store.get_object(shard, found)
         except CheckpointError as error:
             state = "damaged"
             shards.append(f"    shard {shard}  DAMAGED: {error.what}: {error.got}")
         else:
-            shards.append(shard_line(manifest, at_mark=mark.mark))
-    return [f"  mark {mark.mark:>8}  {state}  founding {mark.founding}", *shards]
+            shards.append(shard_line(manifest, at_number=checkpoint.number))
+    return [f"  checkpoint {checkpoint.number:>8}  {state}  founding {checkpoint.founding}", *shards]
 
 
-def shard_line(manifest: Manifest, at_mark: int) -> str:
+def shard_line(manifest: Manifest, at_number: int) -> str:
     """Return the line that describes one shard's part of a checkpoint."""
     versions = [piece.head.version for piece in manifest.pieces]
     size = sum(found.size_bytes for found in manifest.objects.values())
     made = datetime.fromtimestamp(manifest.made_at_s, UTC).isoformat(timespec="seconds")
     tail = (
-        "" if not manifest.final else " finished" if manifest.mark == at_mark else f" finished at mark {manifest.mark}"
+        ""
+        if not manifest.final
+        else " finished"
+        if manifest.number == at_number
+        else f" finished at checkpoint {manifest.number}"
     )
     return (
         f"    shard {manifest.shard}  epoch {manifest.epoch}  versions {min(versions)}..{max(versions)}  "

@@ -96,12 +96,12 @@ def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | Non
     console = Console()
     console.print(table)
     exact = sum(sums.values()) == fragments * trained
-    whose = "every token has one fate" if rebuilt is None else "every token that these books know has one fate"
-    console.print(whose if exact else "the books were read while they changed: ask again")
+    whose = "every token has one fate" if rebuilt is None else "every token that this ledger knows has one fate"
+    console.print(whose if exact else "the ledger was read while it changed: ask again")
     if rebuilt is not None:
         console.print(
-            f"the run was rebuilt from mark {rebuilt.mark} ({rebuilt.tokens:,} tokens): what was trained after it is in no "
-            "book; 'lost' includes what was open or queued at the mark",
+            f"the run was rebuilt from checkpoint {rebuilt.checkpoint} ({rebuilt.tokens:,} tokens): what was trained after "
+            "it is in no ledger; 'lost' includes what was open or queued at the checkpoint",
             soft_wrap=True,
         )
 

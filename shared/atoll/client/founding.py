@@ -48,7 +48,7 @@ async def publish_origin(
     if run.rebuilt is not None:
         raise BrokerUnavailable(
             f"run {run.run!r} is being rebuilt from its archive and is not complete yet",
-            got=f"mark {run.rebuilt.mark} of founding {run.rebuilt.source}",
+            got=f"checkpoint {run.rebuilt.checkpoint} of founding {run.rebuilt.source}",
             todo="start every synchronizer shard with --restore, then the learners",
         )
     identity = identity or this_process()

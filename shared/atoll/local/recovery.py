@@ -54,7 +54,7 @@ async def find_loss(url: str, up: UpPlan) -> RunLost | RunReplaced | None:
     try:
         if up.former.versions:
             await check_kept(bus, run, up.former.versions)
-        elif _marks(up) and not await _exists(url, up):
+        elif _checkpoints(up) and not await _exists(url, up):
             return RunLost("the broker's store has lost this run", got="no run record")
     except (RunLost, RunReplaced) as loss:
         return loss
@@ -65,15 +65,15 @@ async def find_loss(url: str, up: UpPlan) -> RunLost | RunReplaced | None:
 
 def refuse(loss: RunLost | RunReplaced, up: UpPlan) -> RunLost | RunReplaced:
     """Return the loss as an error that names the way back, if there is one."""
-    marks = _marks(up)
-    if not marks:
+    checkpoints = _checkpoints(up)
+    if not checkpoints:
         return loss
     return RunLost(
         loss.what,
         got=loss.got,
         allowed=loss.allowed,
-        todo=f"rebuild the run from its archive: atoll up --resume --out {up.out} (newest complete mark: {marks[-1]} s after "
-        f"the founding, in {archive_url(up)}); or begin anew in another --out",
+        todo=f"rebuild the run from its archive: atoll up --resume --out {up.out} (newest complete checkpoint: "
+        f"{checkpoints[-1]} s after the founding, in {archive_url(up)}); or begin anew in another --out",
     )
 
 
@@ -106,12 +106,12 @@ async def rebuild_at(url: str, up: UpPlan, clock: Clock) -> RebuiltRecord:
             todo="delete the run's streams there, then --resume again",
         )
     return RebuiltRecord(
-        mark=rebuilt.mark,
+        checkpoint=rebuilt.checkpoint,
         tokens=rebuilt.tokens,
         versions=rebuilt.versions,
         tokens_before=0 if up.former is None else up.former.tokens,
         versions_before=0 if up.former is None else up.former.versions,
-        marked_at_s=rebuilt.marked_at_s,
+        checkpoint_at_s=rebuilt.checkpoint_at_s,
         rebuilt_at_s=rebuilt.rebuilt_at_s,
     )
 
@@ -120,19 +120,23 @@ def told(rebuilt: RebuiltRecord) -> str:
     """Return one sentence: what was rebuilt, and what must be trained again."""
     again = max(0, rebuilt.tokens_before - rebuilt.tokens)
     return (
-        f"rebuilt from mark {rebuilt.mark}: {rebuilt.versions} commits and {rebuilt.tokens:,} tokens; before the loss "
-        f"{rebuilt.versions_before} commits and {rebuilt.tokens_before:,} tokens had been heard of, so at least {again:,} "
+        f"rebuilt from checkpoint {rebuilt.checkpoint}: {rebuilt.versions} commits and {rebuilt.tokens:,} tokens; before the "
+        f"loss {rebuilt.versions_before} commits and {rebuilt.tokens_before:,} tokens had been heard of, so at least {again:,} "
         "tokens are trained again"
     )
 
 
-def _marks(up: UpPlan) -> list[int]:
+def _checkpoints(up: UpPlan) -> list[int]:
     """Return the complete checkpoints of the run's archive, oldest first; none if the archive cannot be read."""
     url = archive_url(up)
     if not url:
         return []
     try:
-        return [mark.mark for mark in CheckpointStore(open_archive(url), up.settings.run).marks() if mark.complete]
+        return [
+            checkpoint.number
+            for checkpoint in CheckpointStore(open_archive(url), up.settings.run).checkpoints()
+            if checkpoint.complete
+        ]
     except AtollError:
         return []
 

@@ -269,7 +269,7 @@ class Supervisor:
                 await bus.tell(everybody, encode(Control(verb="drain", sender="up")))
         with self._face.stage("learners push what they have"):
             await self._end_all(learners, LEARNERS_LEAVE_S)
-        with self._face.stage("shards close their books"):
+        with self._face.stage("shards close their ledgers"):
             target = self._up.settings.protocol.tokens_target
             if target and self._view.run_tokens >= target:
                 # At the target shards end by themselves; being asked would put a bound on what they still may merge.

@@ -91,7 +91,7 @@ class Durable:
         self.fates: dict[PushKey, str] = {}
 
     def see_commit(self, commit: Commit) -> None:
-        """Check a commit that has become visible with its books."""
+        """Check a commit that has become visible with its ledger."""
         version = self.versions[commit.fragment]
         require(commit.base_version == version, "visible versions follow one another", (version, commit.base_version))
         self.versions[commit.fragment] = version + 1
@@ -103,14 +103,14 @@ class Durable:
         self.see_books(commit.fragment, commit.fragment_ledger)
         for share in commit.shares:
             require(
-                self.fragment_ledger[commit.fragment].knows(share.key), "the books know what they merged", share.key
+                self.fragment_ledger[commit.fragment].knows(share.key), "the ledger knows what it merged", share.key
             )
 
     def see_books(self, fragment: int, fragment_ledger: bytes) -> None:
-        """Check books that have become durable."""
+        """Check a ledger that has become durable."""
         self.fragment_ledger[fragment] = thawed(fragment_ledger)
         sums = sum(account.merged + account.merged_late for account in self.fragment_ledger[fragment].settled.values())
-        require(sums == self.tokens[fragment], "books hold what is visible, no more", (sums, self.tokens[fragment]))
+        require(sums == self.tokens[fragment], "a ledger holds what is visible, no more", (sums, self.tokens[fragment]))
 
     def see_acknowledged(self, acknowledge: Acknowledge) -> None:
         """Check an acknowledgement that the queue has taken: nobody will ever see this contribution again."""
@@ -124,7 +124,7 @@ class Durable:
     def see_dismissed(self, dismiss: Dismiss) -> None:
         """Check a farewell that the queue has let go of: nobody will hear it again."""
         report = self.fragment_ledger[dismiss.fragment].reports.get(f"{dismiss.learner}/{dismiss.incarnation}")
-        require(report is not None and report.left, "a farewell that is dismissed is in the books", dismiss)
+        require(report is not None and report.left, "a farewell that is dismissed is in the ledger", dismiss)
 
 
 def check_shard(shard: Shard) -> None:
@@ -143,7 +143,7 @@ def check_shard(shard: Shard) -> None:
         FragmentLedger(settled=slot.fragment_ledger.settled).enter_into(kept)
     fates = {key: (a.merged, a.merged_late, a.refused) for key, a in shard.ledger.accounts.items() if a.settled}
     summed = {key: (a.merged, a.merged_late, a.refused) for key, a in kept.accounts.items() if a.settled}
-    require(fates == summed, "the ledger is the sum of the books", (fates, summed))
+    require(fates == summed, "the shard's ledger is the sum of its fragments'", (fates, summed))
 
 
 def check_ledger(ledger: Ledger) -> None:
@@ -154,7 +154,7 @@ def check_ledger(ledger: Ledger) -> None:
 
 
 def check_island(island: Island) -> None:
-    """Check one learner's books: every token-fragment is pushed, superseded, refused, in flight or open, once."""
+    """Check one learner's ledger: every token-fragment is pushed, superseded, refused, in flight or open, once."""
     require(island.open >= 0, "no token-fragment has two fates", island.open)
     in_spans = sum(
         island.tokens - interval.from_tokens - (interval.sent.tokens if interval.sent else 0)
@@ -163,7 +163,7 @@ def check_island(island: Island) -> None:
     if not island.left:
         require(island.open == in_spans, "open tokens are those of the spans", (island.open, in_spans))
     else:
-        require(island.open == 0, "a learner that left has closed its books", island.open)
+        require(island.open == 0, "a learner that left has closed its ledger", island.open)
     for fragment, interval in island.intervals.items():
         require(interval.known >= interval.anchor, "a learner knows of what it adopted", fragment)
         require(

@@ -201,7 +201,7 @@ def settle(ledger: Ledger, fragments: int) -> Settlement:
         if account.left:
             local = due - account.pushed - account.superseded - account.refused_local
             if local:
-                errors.append(f"{key}: its own books differ by {local} token-fragments")
+                errors.append(f"{key}: its own ledger differs by {local} token-fragments")
             if account.pushed != account.settled:
                 errors.append(f"{key}: pushed {account.pushed} token-fragments, settled {account.settled}")
         if fates["lost"] < 0:

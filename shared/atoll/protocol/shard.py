@@ -126,7 +126,7 @@ class Shard:
 
     def isolated(self, learner: str, incarnation: int) -> bool:
         """Return whether an incarnation is in quarantine: the shard reads nothing of it, and no round waits for it."""
-        ever = self.ledger.ever_refused(learner, incarnation)  # as a rule not: no fragment's books are looked at
+        ever = self.ledger.ever_refused(learner, incarnation)  # as a rule not: no fragment's ledger is looked at
         return ever and 0 < self.settings.offences_max <= self.offences(learner, incarnation)
 
     def _listened(self, at_s: float) -> bool:
@@ -374,7 +374,7 @@ class Shard:
         return actions
 
     def _keep(self, slot: FragmentSlot, cause_id: str) -> Keep:
-        """Return the command to keep the books as they are now: a commit decided a moment later is not in them."""
+        """Return the command to keep the ledger as it is now: a commit decided a moment later is not in it."""
         return Keep(
             fragment=slot.round.fragment, fragment_ledger=slot.fragment_ledger.frozen(self.ledger), cause_id=cause_id
         )

@@ -139,19 +139,19 @@ def remember_the_lost(view: RunView, fragment_ledger: Ledger) -> None:
         learner, _, incarnation = name.rpartition("/")
         lives = view.learners.setdefault(learner, LearnerView(learner)).lives
         life = lives.setdefault(int(incarnation), LearnerLife(int(incarnation), left=account.left))
-        # Of a life that died in an earlier session the tape says what it moved, and only the books what it trained.
+        # Of a life that died in an earlier session the tape says what it moved, and only its ledger what it trained.
         life.tokens = max(life.tokens, account.trained)
 
 
 def _doubts(view: RunView, facts: Facts, fragment_ledger: Ledger) -> list[str]:
     """Return what the ledgers cannot know: a shard that never closed its ledger, a learner that trained on afterwards."""
     unclosed = _unclosed(view, facts)
-    doubts = [f"{name} did not close its books: what it had not settled counts as lost" for name in unclosed]
+    doubts = [f"{name} did not close its ledger: what it had not settled counts as lost" for name in unclosed]
     for learner in view.learners.values():
         for life in learner.lives.values():
             booked = fragment_ledger.accounts.get(f"{learner.learner}/{life.incarnation}", Account()).trained
             if life.tokens > booked:
-                where = "that no books tell of" if unclosed else "after the books were closed"
+                where = "that no ledger tells of" if unclosed else "after the ledgers were closed"
                 doubts.append(f"{learner.learner}/{life.incarnation} trained {life.tokens - booked} tokens {where}")
     return doubts
 

@@ -102,7 +102,7 @@ def _errors(report: Mapping[str, Any]) -> str:
     if not report["fates_errors"]:
         return ""
     items = "".join(f"<li>{escape(error)}</li>" for error in report["fates_errors"])
-    return f'<div class="bad"><p>The books do not balance:</p><ul>{items}</ul></div>'
+    return f'<div class="bad"><p>The ledger does not balance:</p><ul>{items}</ul></div>'
 
 
 def _validation_chart(report: Mapping[str, Any]) -> str:

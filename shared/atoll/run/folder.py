@@ -35,14 +35,14 @@ _FOLDERS = ("nats", "data", "cache", "logs", "health", "checkpoints")
 
 
 class RebuiltRecord(msgspec.Struct, kw_only=True):
-    """A rebuild from run checkpoint `mark`: what that holds, and what was known before the broker lost the run."""
+    """A rebuild from run checkpoint number `checkpoint`: what that holds, and what was known before the broker lost the run."""
 
-    mark: int
+    checkpoint: int
     tokens: int
     versions: int
     tokens_before: int
     versions_before: int
-    marked_at_s: float
+    checkpoint_at_s: float
     rebuilt_at_s: float
 
 

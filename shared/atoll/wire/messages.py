@@ -38,18 +38,18 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 
 class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
-    """The origin of a rebuilt run: run checkpoint `mark` of the founding `source` (its run record's nonce).
+    """The origin of a rebuilt run: run checkpoint number `checkpoint` of the founding `source` (its run record's nonce).
 
     `generation` counts how often the run was rebuilt. `tokens` and `versions` (over all fragments) are the
     checkpoint's.
     """
 
     source: str
-    mark: int
+    checkpoint: int
     generation: int
     tokens: int
     versions: int
-    marked_at_s: float
+    checkpoint_at_s: float
     rebuilt_at_s: float
 
 

@@ -74,7 +74,7 @@ def window(told: RoundsReport) -> str:
         ("superseded", f"{100 * told.share('superseded'):.2f} %"),
         ("refused", f"{100 * told.share('refused:'):.2f} %"),
         ("lost", f"{100 * told.share('lost'):.2f} %"),
-        ("books", "exact" if told.exact else "DO NOT ADD UP"),
+        ("ledger", "exact" if told.exact else "DO NOT ADD UP"),
         ("sent", f"{told.up_gbit_s:.2f} Gbit/s per learner, on average"),
     ]
     return "\n".join(f"{name:<22}{text}" for name, text in rows)
@@ -84,7 +84,7 @@ def helped(rows: Sequence[Scavenged]) -> str:
     """Return the table of scavenging: times over those without help."""
     head = (
         f"{'extra':>7}{'0.5+0.5/(1+x)':>15}{'learners':>10}{'off by':>9}{'elastic DP':>12}{'joins':>7}{'copy':>9}"
-        f"{'merged':>9}{'books':>8}"
+        f"{'merged':>9}{'ledger':>8}"
     )
     lines = [
         f"{100 * row.extra:>+6.0f}%{row.ideal:>15.3f}{row.learners:>10.3f}{100 * (row.learners / row.ideal - 1):>+8.2f}%"
@@ -111,7 +111,7 @@ def write_answer(folder: Path, name: str, **said: object) -> list[Path]:
 
 def joined(rows: Sequence[JoinCost]) -> str:
     """Return the table of joins, in steps."""
-    head = f"{'copy':>8}{'others lost':>14}{'steps after':>14}{'merged after':>14}{'books':>8}"
+    head = f"{'copy':>8}{'others lost':>14}{'steps after':>14}{'merged after':>14}{'ledger':>8}"
     lines = [
         f"{row.copy_steps:>8g}{row.others_lost_steps:>14.2f}{row.stepping_steps:>14.1f}"
         f"{'never' if row.merged_steps is None else format(row.merged_steps, '.1f'):>14}"
