@@ -32,7 +32,7 @@ from benchmarks.lib.results import Figure, write
 from schedules.faults import KINDS
 from schedules.minimise import minimised
 from schedules.mutants import MUTANTS, Caught, hunt
-from schedules.schedule import Outcome, play
+from schedules.schedule import Outcome, draw, play
 
 CHUNK = 10
 SHOWN_LINES = 30
@@ -101,12 +101,12 @@ class Played:
     took_s: float
     core_s: float
     tally: Counter[str]
-    failure: Outcome | None
+    failures: list[Outcome]
 
 
-def chunk(first: int, count: int) -> tuple[int, float, Counter[str], Outcome | None]:
-    """Play some schedules; return how many, the seconds of a core, what happened, and the failure that ended it."""
-    tally: Counter[str] = Counter()
+def chunk(first: int, count: int) -> tuple[int, float, Counter[str], list[Outcome]]:
+    """Play some schedules; return how many, the seconds of a core, what happened, and the failures."""
+    tally, failures = Counter[str](), list[Outcome]()
     gc.collect()
     gc.freeze()  # a schedule collects its own garbage, and need not look at the interpreter's
     began_s = time.process_time()
@@ -114,8 +114,8 @@ def chunk(first: int, count: int) -> tuple[int, float, Counter[str], Outcome | N
         outcome = play(first + number)
         tally.update(outcome.tally)
         if outcome.violation:
-            return number + 1, time.process_time() - began_s, tally, outcome
-    return count, time.process_time() - began_s, tally, None
+            failures.append(outcome)
+    return count, time.process_time() - began_s, tally, failures
 
 
 def _chunks(first: int, schedules: int | None, until_s: float | None) -> Iterator[tuple[int, int]]:
@@ -128,14 +128,17 @@ def _chunks(first: int, schedules: int | None, until_s: float | None) -> Iterato
 
 
 def played(first: int, schedules: int | None, minutes: float | None, workers: int) -> Played:
-    """Play schedules on `workers` processes, and say now and then how far it has come."""
+    """Play schedules on `workers` processes, and say now and then how far it has come.
+
+    After a failure no chunk begins, and those that have begun are played to their end: every seed up to the last is played.
+    """
     began_s = said_s = time.monotonic()
     wanted = _chunks(first, schedules, None if minutes is None else began_s + 60.0 * minutes)
-    total, core_s, tally, failure = 0, 0.0, Counter[str](), None
+    total, core_s, tally, failures = 0, 0.0, Counter[str](), list[Outcome]()
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        under_way: set[Future[tuple[int, float, Counter[str], Outcome | None]]] = set()
-        while failure is None:
-            while len(under_way) < 2 * workers and (next_one := next(wanted, None)) is not None:
+        under_way: set[Future[tuple[int, float, Counter[str], list[Outcome]]]] = set()
+        while True:
+            while not failures and len(under_way) < 2 * workers and (next_one := next(wanted, None)) is not None:
                 under_way.add(pool.submit(chunk, *next_one))
             if not under_way:
                 break
@@ -144,14 +147,13 @@ def played(first: int, schedules: int | None, minutes: float | None, workers: in
                 count, used_s, happened, failed = future.result()
                 total, core_s = total + count, core_s + used_s
                 tally.update(happened)
-                failure = failure or failed
+                failures += failed
             if time.monotonic() - said_s >= SAY_S:
                 said_s = time.monotonic()
                 say(progress(total, said_s - began_s, tally))
-        pool.shutdown(cancel_futures=True)
     took_s = time.monotonic() - began_s
     say(progress(total, took_s, tally))
-    return Played(first, total, took_s, core_s, tally, failure)
+    return Played(first, total, took_s, core_s, tally, sorted(failures, key=lambda each: each.seed))
 
 
 def campaign(chosen: argparse.Namespace) -> int:
@@ -167,12 +169,14 @@ def campaign(chosen: argparse.Namespace) -> int:
     if state is not None:
         keep(chosen.resume, state, done)
     if chosen.results:
-        write_results(done)
-    if done.failure is None:
+        write_results(done if state is None else whole(state, done.took_s))
+    if not done.failures:
         say(f"schedules: all held in {done.schedules} (seeds {first} to {first + done.schedules - 1})")
         return 0
-    say(told(done.failure))
-    return EXIT[done.failure.kind]
+    for failure in done.failures[1:]:
+        say(f"{failure.kind} violated in seed {failure.seed} as well: {failure.what}")
+    say(told(done.failures[0]))
+    return EXIT[done.failures[0].kind]
 
 
 # --- campaigns that go on -------------------------------------------------------------------------------------------------
@@ -215,27 +219,31 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 def keep(path: Path, state: dict[str, Any], done: Played) -> None:
     """Write down how far a campaign has come; a schedule that failed is not played again."""
-    state["next"] = done.first + done.schedules if done.failure is None else max(done.failure.seed + 1, state["next"])
+    state["next"] = done.first + done.schedules
     state["schedules"] += done.schedules
     state["core_s"] += done.core_s
     state["tally"] = dict(Counter(state["tally"]) + done.tally)
-    if done.failure is not None:
-        state["failures"].append({"seed": done.failure.seed, "what": done.failure.what})
+    state["failures"] += [{"seed": each.seed, "kind": each.kind, "what": each.what} for each in done.failures]
     save(path, state)
     failed = len(state["failures"])
     say(f"{state['schedules']} schedules of this commit are played, {failed} failed; the next is {state['next']}")
 
 
+def whole(state: dict[str, Any], took_s: float) -> Played:
+    """Return all that a campaign has played so far; the last session took `took_s`."""
+    failures = [Outcome(each["seed"], each["what"], each["kind"], Counter(), []) for each in state["failures"]]
+    return Played(state["first"], state["schedules"], took_s, state["core_s"], Counter(state["tally"]), failures)
+
+
 def figures_of(done: Played) -> list[Figure]:
     """Return what a campaign did, as figures."""
-    failure = done.failure
-    last = done.first + done.schedules - 1
-    how = f"seeds {done.first} to {last}" if failure is None else f"seed {failure.seed}: {failure.what}"
+    failed, last = len(done.failures), done.first + done.schedules - 1
+    how = "; ".join([f"seeds {done.first} to {last}", *(f"seed {each.seed}: {each.what}" for each in done.failures)])
     per_core = done.schedules / max(done.core_s, 1e-9)
     covered_by = [Figure(name, done.tally[name], "", "", None, "over all schedules") for name in COVERED]
     return [
-        Figure("schedules played", done.schedules, "schedules", "no violation", failure is None, how),
-        Figure("violations", int(failure is not None), "", "0", failure is None, how),
+        Figure("schedules played", done.schedules, "schedules", "no violation", not failed, how),
+        Figure("violations", failed, "", "0", not failed, how),
         Figure("schedules per second of one core", per_core, "per s", "", None, f"{done.core_s:.0f} s of cores"),
         *covered_by,
     ]
@@ -297,6 +305,11 @@ def commit() -> str:
 
 def replay(seed: int, only: frozenset[int] | None) -> int:
     """Play one schedule, print its log and how it ended; return the exit code."""
+    drawn = {each.number for each in draw(seed).happenings}
+    if only is not None and not only <= drawn:
+        unknown = ", ".join(map(str, sorted(only - drawn)))
+        say(f"seed {seed} has no happening {unknown}: it has {', '.join(map(str, sorted(drawn))) or 'none'}")
+        return 2
     outcome = play(seed, only=only, log=True)
     say("\n".join(outcome.log))
     say(covered(outcome.tally))
@@ -328,8 +341,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m schedules", description="Deterministic simulation of a run.")
     parser.add_argument("--minutes", type=_positive, help="how long to play")
     parser.add_argument("--schedules", type=_count, help=f"how many to play (default {SCHEDULES})")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("--seed", type=int, help="play this one schedule and print its whole log")
+    parser.add_argument("--first", type=_seed, default=0, help="the first seed (default 0)")
+    parser.add_argument("--seed", type=_seed, help="play this one schedule and print its whole log")
     parser.add_argument("--only", type=_numbers, help="with --seed: only these happenings, 'none' for none")
     parser.add_argument("--resume", type=Path, help="go on with the campaign in this file")
     parser.add_argument("--results", action="store_true", help="write the figures to build/results/dst.json")
@@ -356,6 +369,12 @@ def _positive(text: str) -> float:
 def _count(text: str) -> int:
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if int(text) < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
     return int(text)
 
 

@@ -18,7 +18,7 @@ from schedules.faults import KINDS, Happening, drawn
 from schedules.minimise import minimised
 from schedules.mutants import MUTANTS, hunt, planted
 from schedules.processes import Process, ProcessLoop
-from schedules.schedule import draw, play
+from schedules.schedule import Outcome, draw, play
 from schedules.world import World
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "12"))
@@ -99,7 +99,7 @@ def test_a_world_in_which_nobody_serves_is_not_live(monkeypatch: pytest.MonkeyPa
 def test_a_failure_is_told_with_what_it_needs_and_how_to_see_it_again() -> None:
     """Seed, commit, the happenings that matter, and the commands; here none of them matters."""
     with planted("head before chunks"):
-        failure = campaign.chunk(0, 1)[3] or pytest.fail("not caught")
+        (failure,) = campaign.chunk(0, 1)[3]
         told = campaign.told(failure)
 
     assert told.count("  | ") >= 10
@@ -169,12 +169,17 @@ def test_a_campaign_goes_on_and_refuses_another_commit(
     """The next seeds follow those that were played; sources are not mixed."""
     state = tmp_path / "campaign.json"
     monkeypatch.setattr(campaign, "commit", lambda: "abc")
-    for first in (0, 2):
-        done = campaign.Played(first, 2, 1.0, 1.0, Counter({"commits": 5}), None)
+    failed = Outcome(1, "a promise is broken\nhere", "safety", Counter(), [])
+    for first, failures in ((0, [failed]), (2, [])):
+        done = campaign.Played(first, 2, 1.0, 1.0, Counter({"commits": 5}), failures)
         campaign.keep(state, campaign.resumed(state, 0), done)
 
+    whole = campaign.whole(campaign.resumed(state, 0), 1.0)
     assert campaign.resumed(state, 0)["next"] == 4
-    assert campaign.resumed(state, 0)["tally"] == {"commits": 10}
+    assert (whole.schedules, whole.tally) == (4, {"commits": 10})
+    figures = {figure.name: figure for figure in campaign.figures_of(whole)}
+    assert figures["violations"].value == 1
+    assert "seed 1: a promise is broken" in figures["violations"].how
     monkeypatch.setattr(campaign, "commit", lambda: "def")
     assert campaign.main(["--schedules", "1", "--resume", str(state)]) == 2
     assert "is of commit abc, this is def" in capsys.readouterr().out
@@ -189,7 +194,15 @@ def test_a_replay_prints_the_log_and_the_happenings(capsys: pytest.CaptureFixtur
     assert "drains everybody" in said
 
 
-@pytest.mark.parametrize("wrong", [["--minutes", "0"], ["--schedules", "0"], ["--seed", "x"], ["--nonsense"]])
+def test_a_happening_that_a_seed_lacks_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Else the schedule would be played without it, and hold."""
+    assert campaign.main(["--seed", "5", "--only", "0,99999"]) == 2
+    assert "seed 5 has no happening 99999" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--minutes", "0"], ["--schedules", "0"], ["--seed", "x"], ["--seed", "-1"], ["--nonsense"]]
+)
 def test_wrong_arguments_leave_with_2(wrong: list[str]) -> None:
     """As everywhere in the house."""
     with pytest.raises(SystemExit) as left:
