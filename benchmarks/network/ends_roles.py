@@ -237,7 +237,7 @@ class Arithmetic:
             if correction is not None and momentum_reference is not None:
                 corrections = correction.corrections(sent, norms, momentum_reference, self._slices)
             fold.add(sent, norms, 1.0, 1.0, corrections)
-        self._advance.step(self._values, fold.result().pseudo_gradient, self._state, 1)
+        self._advance.step(self._values, fold.result().pseudo_gradient, self._state)
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of a contribution, of a frame and of the state."""

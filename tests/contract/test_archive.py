@@ -546,12 +546,11 @@ def test_without_a_url_or_a_schedule_nothing_is_archived(folder_reef: FoundedRun
 
 
 async def test_outer_state_of_every_kind_goes_on_to_the_same_bits_after_a_rebuild(folder_reef: FoundedRun) -> None:
-    """Momentum, average, carry and the place of the next restart: the rebuilt run commits what the lost one would have."""
+    """Momentum, average and carry: the rebuilt run commits what the lost one would have."""
     founded = folder_reef
     protocol = msgspec.structs.replace(
         founded.record.protocol,
         correction="heloco",
-        outer_restart_versions=3,
         average_versions=4,
         codec_down="int4",
         keyframe_versions=7,

@@ -78,7 +78,7 @@ def test_a_run_that_ends_together_holds_every_step_of_its_learner(run: str) -> N
 
 
 def test_learners_end_together_with_everything_switched_on(run: str) -> None:
-    """HeLoCo, restarts, an average, RDA, the gate, four bits both ways: every token has one fate, the average is there."""
+    """HeLoCo, an average, RDA, the gate, four bits both ways: every token has one fate, the average is there."""
     protocol = settings(
         adoption="overwrite",
         ending="together",
@@ -87,7 +87,6 @@ def test_learners_end_together_with_everything_switched_on(run: str) -> None:
         outer_momentum=0.5,
         correction="heloco",
         age_law="gate",
-        outer_restart_versions=3,
         average_versions=4,
         codec_up="int4",
         error_feedback=True,

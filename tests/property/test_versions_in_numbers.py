@@ -58,14 +58,13 @@ def rules(optimizer: OuterOptimizer, **asked: Any) -> GlobalUpdate:  # noqa: ANN
 
 
 @pytest.mark.parametrize("average", [0, 4])
-@pytest.mark.parametrize("restart", [0, 7])
 @pytest.mark.parametrize("outer", [make_outer("nesterov", LR, MOMENTUM_SHARE), Plain()], ids=["nesterov", "whole"])
 @pytest.mark.parametrize("codec", list(FORMATS))
 def test_learners_hold_the_shards_bits_and_nothing_that_rounding_took_is_lost(
-    codec: str, outer: OuterOptimizer, restart: int, average: int
+    codec: str, outer: OuterOptimizer, average: int
 ) -> None:
     """All deltas and what is carried add up to the exact sum of all outer steps."""
-    update = rules(outer, codec_down=codec, outer_restart_versions=restart, average_versions=average)
+    update = rules(outer, codec_down=codec, average_versions=average)
     rng = np.random.default_rng(7)
     values: Vector = rng.normal(size=SIZE).astype(np.float32)
     state, learner = update.init(values), values.copy()
@@ -74,7 +73,7 @@ def test_learners_hold_the_shards_bits_and_nothing_that_rounding_took_is_lost(
     largest_step, seen = 0.0, list[Wide]()
     for version in range(1, VERSIONS + 1):
         pseudo_gradient = (0.01 * rng.normal(size=SIZE)).astype(np.float32)
-        made = update.step(values, pseudo_gradient, state, version)
+        made = update.step(values, pseudo_gradient, state)
         if made.delta is None:
             learner = made.values.copy()
         else:
@@ -85,8 +84,6 @@ def test_learners_hold_the_shards_bits_and_nothing_that_rounding_took_is_lost(
         seen.append(values.astype(np.float64))
         momentum = MOMENTUM_SHARE * momentum + pseudo_gradient
         exact -= LR * (pseudo_gradient + MOMENTUM_SHARE * momentum)
-        if restart and version % restart == 0:
-            momentum[:] = 0.0
 
         assert learner.tobytes() == values.tobytes()
         carried = state[CARRY].astype(np.float64) if CARRY in state else 0.0

@@ -43,7 +43,6 @@ def settings_of(dice: random.Random) -> ProtocolSettings:
         "merge": dice.choice(("mean", "rda")),
         "correction": dice.choice(("none", "heloco")),
         "outer_momentum": dice.choice((0.3, 0.3, 0.0)),
-        "outer_restart_versions": dice.choice((0, 0, 3)),
         "average_versions": dice.choice((0, 0, 4)),
         "codec_up": dice.choice(("f32", "bf16", "int8", "int4")),
         "codec_down": dice.choice(("f32", "int4", "int4", "bf16")),
@@ -54,7 +53,7 @@ def settings_of(dice: random.Random) -> ProtocolSettings:
         "silence_s": 4.0,
     }
     if chosen["outer_momentum"] == 0.0:
-        chosen |= {"correction": "none", "outer_restart_versions": 0}
+        chosen["correction"] = "none"
     return msgspec.convert(chosen, ProtocolSettings).check()
 
 

@@ -184,9 +184,9 @@ def test_the_average_is_that_of_a_run_over_every_version(corpus: Path, method: M
     rules = GlobalUpdate(Nesterov(1.0, 0.0), settings.protocol)
     values = flat(init_params(work.model, settings.seed))
     state = rules.init(values)
-    for version, steps in enumerate(versions):
+    for steps in versions:
         reached = flat(train_baseline(settings, work, method, 2, stop_tokens=2 * steps * STEP).params)
-        advanced = rules.step(values, values - reached, state, version + 1)
+        advanced = rules.step(values, values - reached, state)
         values, state = advanced.values, advanced.state
 
     assert got.averaged is not None

@@ -214,10 +214,3 @@ def test_without_an_outer_momentum_there_is_nothing_to_compare_with(changes: dic
     """The combination is refused by name, with what to set."""
     with pytest.raises(SettingsError, match="outer momentum, and there is none"):
         ProtocolSettings(**changes).check()  # type: ignore[arg-type]
-
-
-def test_a_momentum_that_every_version_begins_anew_is_none() -> None:
-    """At its first version a momentum is zero, so nothing would ever be corrected."""
-    with pytest.raises(SettingsError, match="every version begins anew"):
-        ProtocolSettings(correction="heloco", outer_momentum=0.5, outer_restart_versions=1).check()
-    ProtocolSettings(correction="heloco", outer_momentum=0.5, outer_restart_versions=2).check()

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.base.errors import SettingsError
 from atoll.codec import pack_arrays, unpack_arrays
 from atoll.merge.global_update import AVERAGE, WEIGHT, GlobalUpdate
 from atoll.merge.outer import MOMENTUM, make_outer
@@ -34,7 +33,7 @@ def walked(advance: GlobalUpdate, versions: int, seed: int = 0, stops: frozenset
     state = advance.init(values)
     seen = [(values, state)]
     for version in range(1, versions + 1):
-        advanced = advance.step(values, rng.normal(size=SIZE).astype(np.float32), state, version)
+        advanced = advance.step(values, rng.normal(size=SIZE).astype(np.float32), state)
         values, state = advanced.values, advanced.state
         if version in stops:
             state = unpack_arrays(pack_arrays(state), 1 << 20)
@@ -65,47 +64,20 @@ def test_the_average_of_one_version_is_that_version_and_of_none_the_values() -> 
     assert float(state[WEIGHT]) == 0.0
 
 
-@pytest.mark.parametrize("restart", [0, 3])
-def test_an_average_changes_nothing_else(restart: int) -> None:
+def test_an_average_changes_nothing_else() -> None:
     """Values and momentum are those of a run without one, bit for bit; only readers see it."""
-    plain = walked(rules(outer_restart_versions=restart), 8)
-    averaged = walked(rules(outer_restart_versions=restart, average_versions=4), 8)
+    plain = walked(rules(), 8)
+    averaged = walked(rules(average_versions=4), 8)
     for (values, state), (same, more) in zip(plain, averaged, strict=True):
         assert np.array_equal(values, same)
         assert set(more) == set(state) | {AVERAGE, WEIGHT}
         assert np.array_equal(state[MOMENTUM], more[MOMENTUM])
 
 
-def test_the_momentum_begins_anew_at_every_version_that_the_interval_divides() -> None:
-    """Zero there, as long as ever elsewhere; the step that made the version still had it."""
-    restarted, plain = walked(rules(outer_restart_versions=3), 8), walked(rules(), 8)
-    zero = [version for version, (_, state) in enumerate(restarted) if not state[MOMENTUM].any()]
-    assert zero == [0, 3, 6]
-    assert all(np.array_equal(restarted[v][0], plain[v][0]) for v in range(4))
-    assert not np.array_equal(restarted[4][0], plain[4][0])
-
-
-def test_a_restart_begins_any_outer_optimizer_anew() -> None:
-    """Adam's moments and its count of steps, too."""
-    seen = walked(rules("optax:adam", outer_restart_versions=2, average_versions=5), 2)
-    values, state = seen[-1]
-    fresh = make_outer("optax:adam", 0.7, 0.0).init(values)
-    assert set(state) == set(fresh) | {AVERAGE, WEIGHT}
-    assert all(np.array_equal(state[name], leaf) for name, leaf in fresh.items())
-    assert not np.array_equal(state[AVERAGE], values)
-
-
 @pytest.mark.parametrize("outer", ["nesterov", "optax:adam"])
 def test_owners_that_change_go_on_to_the_same_bits(outer: str) -> None:
     """State that was stored and read again at any version leads where it would have led."""
-    asked = {"average_versions": 5, "outer_restart_versions": 4}
-    stayed = walked(rules(outer, **asked), 11)
-    moved = walked(rules(outer, **asked), 11, stops=frozenset({1, 4, 5, 8, 10}))
+    stayed = walked(rules(outer, average_versions=5), 11)
+    moved = walked(rules(outer, average_versions=5), 11, stops=frozenset({1, 4, 5, 8, 10}))
     assert pack_arrays(stayed[-1][1]) == pack_arrays(moved[-1][1])
     assert np.array_equal(stayed[-1][0], moved[-1][0])
-
-
-def test_a_restart_of_nothing_is_refused() -> None:
-    """Plain SGD has no state that could begin anew."""
-    with pytest.raises(SettingsError, match="there is none"):
-        ProtocolSettings(correction="none", outer_momentum=0.0, outer_restart_versions=5).check()

@@ -132,8 +132,8 @@ def stepped(codec: str) -> tuple[Vector, UpdatedFragment, bytes]:
     merged = fold.result().pseudo_gradient
     settings = ProtocolSettings(codec_down=codec).check()
     advance = GlobalUpdate(make_outer("nesterov", 0.6, 0.3), settings)
-    new = advance.step(drawn(3), merged, advance.init(drawn(3)), 1)
-    new = advance.step(new.values, merged, new.state, 2)
+    new = advance.step(drawn(3), merged, advance.init(drawn(3)))
+    new = advance.step(new.values, merged, new.state)
     assert new.delta is not None
     sealed = EncodedFrame(codec, new.delta)
     return merged, new, b"".join(sealed.piece(number) for number in range(len(sealed)))

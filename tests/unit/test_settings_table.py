@@ -31,7 +31,6 @@ DEFAULTS = {
     "outer": "nesterov",
     "outer_lr": 0.6,
     "outer_momentum": 0.3,
-    "outer_restart_versions": 0,
     "average_versions": 0,
     "adoption": "overwrite",
     "blend_alpha": 0.5,
@@ -57,7 +56,6 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "age_damping": (0.0, 1.0),
     "outer_lr": (1e-6, 100.0),
     "outer_momentum": (0.0, 0.9999),
-    "outer_restart_versions": (0, 1 << 20),
     "average_versions": (0, 1 << 20),
     "blend_alpha": (0.0, 1.0),
     "keyframe_versions": (1, 1024),
@@ -108,11 +106,6 @@ def test_a_setting_may_go_to_its_bounds_and_no_further(name: str) -> None:
         ({"grace_cap_steps": 2.1, "overlap_steps": 2}, False),
         ({"grace_cap_steps": -0.1}, False),
         ({"correction": "heloco", "outer_momentum": 0.0}, False),
-        ({"correction": "heloco", "outer_restart_versions": 1}, False),
-        ({"correction": "heloco", "outer_restart_versions": 2}, True),
-        ({"outer_restart_versions": 3, "outer_momentum": 0.0}, False),
-        ({"outer_restart_versions": 3, "outer_momentum": 0.0, "outer": "optax:sgd"}, True),
-        ({"outer_restart_versions": 0, "outer_momentum": 0.0}, True),
     ],
 )
 def test_settings_that_rest_on_each_other_are_checked_together(change: dict[str, object], fits: bool) -> None:  # noqa: FBT001

@@ -162,7 +162,7 @@ class ShardStore:
         """Take the outer step, and list what to store of it: a delta, a keyframe or both, outer state, ledger."""
         fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.fragment_ledger)
         protocol, subjects = self._run.protocol, self._subjects
-        new = await asyncio.to_thread(self._advance.step, held.values, pseudo_gradient, held.state, version)
+        new = await asyncio.to_thread(self._advance.step, held.values, pseudo_gradient, held.state)
         attempt = CommitAttempt(nonce, new, self._bus.stats.reconnects)
         attempt.add("state", subjects.state_stem(fragment, version, nonce), PackedArrays(new.state))
         attempt.add("books", subjects.ledger_stem(fragment, nonce), Cut(command.fragment_ledger))

@@ -1,8 +1,4 @@
-r"""One version of a fragment to the next: the outer step, a restart of its state, and the average kept beside it.
-
-**Restart.** If `outer_restart_versions` S divides the number of a new version, its outer state is that of a beginning:
-zero momentum (arXiv 2605.28585 zeroes it every S rounds). The version's number decides, so every owner of the shard
-does the same.
+r"""One version of a fragment to the next: the outer step, and the average kept beside it.
 
 **Average.** With `average_versions` N the shard keeps, beside the values, an exponential average of the values of all
 versions since the first. The weight that versions before the first lack is divided out:
@@ -32,7 +28,7 @@ from atoll.base import scratch_arrays
 from atoll.base.parallel import each, parts
 from atoll.codec import Encoded
 from atoll.merge.downlink import CARRY, DownlinkQuantiser, carry_of
-from atoll.merge.outer import MOMENTUM, Nesterov, OuterOptimizer, State
+from atoll.merge.outer import Nesterov, OuterOptimizer, State
 from atoll.protocol.settings import ProtocolSettings
 
 Vector = npt.NDArray[np.float32]
@@ -72,7 +68,6 @@ class GlobalUpdate:
         """Keep the rules."""
         self._outer = outer
         self._downleg = DownlinkQuantiser(settings.codec_down)
-        self._restart_versions = settings.outer_restart_versions
         self._average_versions = settings.average_versions
 
     def init(self, values: Vector) -> State:
@@ -80,13 +75,13 @@ class GlobalUpdate:
         averaged = self._averaged({AVERAGE: values, WEIGHT: np.zeros(())}, None)
         return self._outer.init(values) | self._downleg.init(values) | averaged
 
-    def step(self, values: Vector, pseudo_gradient: Vector, state: State, version: int) -> UpdatedFragment:
-        """Return values and state of `version`, from those of the version before it and a merged pseudo-gradient.
+    def step(self, values: Vector, pseudo_gradient: Vector, state: State) -> UpdatedFragment:
+        """Return values and state of a version, from those of the version before it and a merged pseudo-gradient.
 
         It works part by part, so that a part is in a cache while it is stepped and rounded, and arrays in scratch files
         need not be in memory. Only a transformation of optax sees a fragment as a whole.
         """
-        count, restart = values.size, bool(self._restart_versions) and version % self._restart_versions == 0
+        count = values.size
         mine = {name: array for name, array in state.items() if name not in _AVERAGES}
         delta = self._downleg.blank(count)
         outer = self._outer if isinstance(self._outer, Nesterov) else None
@@ -94,7 +89,7 @@ class GlobalUpdate:
             following = scratch_arrays.spare(count, np.float32)
             kept = {name: scratch_arrays.spare(count, array.dtype) for name, array in mine.items()}
         else:
-            following, kept = self._whole(values, pseudo_gradient, mine, restart=restart)
+            following, kept = self._whole(values, pseudo_gradient, mine)
 
         def take(part: tuple[int, int]) -> None:
             now = slice(*part)
@@ -102,8 +97,6 @@ class GlobalUpdate:
             if outer is not None:
                 ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (mine, kept))
                 outer.step(former, carry_of(ours), pseudo_gradient[now], ours, target, newer)
-                if restart:
-                    newer[MOMENTUM][:] = 0.0
                 scratch_arrays.release_pages(*ours.values(), *newer.values())
             if delta is not None:
                 self._downleg.settle(former, target, delta.stretch(*part), kept[CARRY][now])
@@ -112,12 +105,10 @@ class GlobalUpdate:
         each(take, parts(0, count), count)
         return UpdatedFragment(following, kept | self._averaged(state, following), delta)
 
-    def _whole(self, values: Vector, pseudo_gradient: Vector, state: State, *, restart: bool) -> tuple[Vector, State]:
+    def _whole(self, values: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
         """Return the target values (a copy if they will be rounded), and the next state with room for the residue."""
         outer = {name: array for name, array in state.items() if name != CARRY}
         target, kept = self._outer.update(self._downleg.unrounded(values, state), pseudo_gradient, outer)
-        if restart:
-            kept = self._outer.init(target)
         carried = {
             name: scratch_arrays.spare(array.size, array.dtype) for name, array in state.items() if name == CARRY
         }

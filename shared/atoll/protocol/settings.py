@@ -38,7 +38,6 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         outer: "nesterov", "optax:<name>" or "module:attr".
         outer_lr: outer learning rate.
         outer_momentum: outer momentum, 0 for plain SGD.
-        outer_restart_versions: S, the outer state of a fragment begins anew at every version S divides; 0 for never.
         average_versions: horizon of an average of the global values that is kept beside them; 0 for none.
         adoption: "overwrite" (the paper), "blend" or "carry".
         blend_alpha: share of its own values a learner keeps when it blends.
@@ -72,7 +71,6 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     outer: str = "nesterov"
     outer_lr: float = 0.6
     outer_momentum: float = 0.3
-    outer_restart_versions: int = 0
     average_versions: int = 0
     adoption: Literal["overwrite", "blend", "carry"] = "overwrite"
     blend_alpha: float = 0.5
@@ -106,7 +104,6 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _within("age_damping", self.age_damping, 0.0, 1.0)
         _within("outer_lr", self.outer_lr, 1e-6, 100.0)
         _within("outer_momentum", self.outer_momentum, 0.0, 0.9999)
-        _within("outer_restart_versions", self.outer_restart_versions, 0, 1 << 20)
         _within("average_versions", self.average_versions, 0, 1 << 20)
         _within("blend_alpha", self.blend_alpha, 0.0, 1.0)
         _within("keyframe_versions", self.keyframe_versions, 1, KEYFRAME_VERSIONS_MAX)
@@ -129,20 +126,6 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 got=got,
                 allowed="outer = nesterov with outer_momentum above 0",
                 todo="set protocol.outer_momentum (0.3, say), or protocol.correction=none",
-            )
-        if self.correction == "heloco" and self.outer_restart_versions == 1:
-            raise SettingsError(
-                "protocol.correction = heloco compares with a momentum that every version begins anew",
-                got="outer_restart_versions = 1",
-                allowed="0 for never, or 2 and more",
-                todo="set protocol.outer_restart_versions=0, or protocol.correction=none",
-            )
-        if self.outer_restart_versions and self.outer == "nesterov" and not kept:
-            raise SettingsError(
-                "protocol.outer_restart_versions begins an outer state anew, and there is none",
-                got=got,
-                allowed="outer_momentum above 0, or an outer optimizer that keeps a state",
-                todo="set protocol.outer_momentum, or protocol.outer_restart_versions=0",
             )
 
     def shard_of(self, fragment: int) -> int:
