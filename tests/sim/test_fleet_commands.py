@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from atoll_simulator.fleet import cells
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,3 +223,22 @@ def test_help_names_every_number() -> None:
     assert "--step-s" not in goodput
     assert "--step-s" in scavenge
     assert "--upscale-s" not in scavenge
+
+
+def test_ctrl_c_waits_until_all_workers_have_begun() -> None:
+    """Whatever thread it reaches: a worker whose parent is interrupted while it hands over the work prints a traceback."""
+    go, told = threading.Event(), threading.Event()
+
+    def hear() -> None:
+        go.wait(60.0)
+        signal.raise_signal(signal.SIGINT)
+        told.set()
+
+    threading.Thread(target=hear).start()
+    reached = False
+    with pytest.raises(KeyboardInterrupt), cells._uninterrupted():
+        go.set()
+        assert told.wait(60.0)
+        reached = True
+
+    assert reached

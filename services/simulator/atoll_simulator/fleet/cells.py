@@ -152,11 +152,18 @@ def workers_for(jobs: int, workers: int) -> int:
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Hold back Ctrl-C for a moment; processes started meanwhile never receive it, so we end them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    held: list[int] = []
+    # The mask is for those processes, which inherit it. It holds nothing back from us: the system hands the signal to any
+    # thread without the mask, such as one of linear algebra, and Python runs the handler in the main thread all the same.
+    handler = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if held:
+        raise KeyboardInterrupt
 
 
 def check(
