@@ -227,18 +227,21 @@ def test_help_names_every_number() -> None:
 
 def test_ctrl_c_waits_until_all_workers_have_begun() -> None:
     """Whatever thread it reaches: a worker whose parent is interrupted while it hands over the work prints a traceback."""
-    go, told = threading.Event(), threading.Event()
+    go, told, reached = threading.Event(), threading.Event(), threading.Event()
 
     def hear() -> None:
         go.wait(60.0)
         signal.raise_signal(signal.SIGINT)
         told.set()
 
-    threading.Thread(target=hear).start()
-    reached = False
-    with pytest.raises(KeyboardInterrupt), cells._uninterrupted():
-        go.set()
-        assert told.wait(60.0)
-        reached = True
+    def begin_workers() -> None:
+        with cells._uninterrupted():
+            go.set()
+            assert told.wait(60.0)
+            reached.set()
 
-    assert reached
+    threading.Thread(target=hear).start()
+    with pytest.raises(KeyboardInterrupt):
+        begin_workers()
+
+    assert reached.is_set()
