@@ -12,23 +12,9 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.wire.subjects import Subjects
 from support.bus_contract import BusContract
 from support.bus_contract_data import MakeBus
+from support.clocks import HandClock
 
 ROOM_BYTES = 16 << 20
-
-
-class ManualClock:
-    """A clock that a test turns by hand."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic(self) -> float:
-        """Return what the test has set."""
-        return self.now_s
-
-    def wall(self) -> float:
-        """Return what the test has set."""
-        return self.now_s
 
 
 @pytest.fixture
@@ -58,7 +44,7 @@ class TestMemoryBus(BusContract):
 
 async def test_ids_and_messages_age_by_the_clock(run: str) -> None:
     """After the dedup window an id may be stored again; chunks older than their stream's age are gone, manifests stay."""
-    clock = ManualClock()
+    clock = HandClock(0.0)
     bus, subjects = MemoryBus(run, MemoryBroker(clock=clock)), Subjects(run)
     await bus.publish(subjects.event("a", "b"), b"1", msg_id="m")
     await bus.publish(subjects.contribution(0, 0, "a"), b"1", msg_id="m")

@@ -20,30 +20,17 @@ from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.limits import Buffer
 from atoll.wire.messages import Contribution, Member, RunRecord, decode
 from atoll.wire.subjects import Subjects
+from support.clocks import HandClock
 from support.links import unique_run
 
 SIZE = 600_000
-
-
-class PushClock:
-    """A clock that a test moves."""
-
-    now_s = 0.0
-
-    def monotonic(self) -> float:
-        """Return seconds."""
-        return self.now_s
-
-    def wall(self) -> float:
-        """Return the same."""
-        return self.now_s
 
 
 class Rough(MemoryBus):
     """A bus that stores `through` pieces per attempt, and then says that the broker is away."""
 
     through = 1 << 30
-    clock: PushClock
+    clock: HandClock
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         """Store some of it."""
@@ -69,7 +56,7 @@ class Isle:
         self.run = RunRecord(
             run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol
         )
-        self.clock = PushClock()
+        self.clock = HandClock(0.0)
         self.bus = bus(self.run.run, MemoryBroker())
         member = Member(learner="a", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)
         self.pusher = Pusher(self.bus, self.run, member, self.clock)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from atoll.base.clock import Clock
 from atoll.base.logs import get
+from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.run.merged_model import read_merged
 from atoll.run.record import read_run
@@ -60,7 +59,7 @@ class SimulatedEvaluator:
         if kind == "round":
             after = int(core_message.headers["Nats-Sequence"]) - 1
             entry = (await self._bus.replay(self._subjects.event(kind, "*"), after=after, limit=1))[0]
-            self._token_fragments += msgspec.json.decode(decode(Event, entry.data).fields["tokens"], type=int)
+            self._token_fragments += parsed(decode(Event, entry.data).fields["tokens"], int)
         elif kind != "joined":
             return False
         merged_tokens = self._token_fragments // self._fragments

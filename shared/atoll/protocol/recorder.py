@@ -25,6 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from atoll.base.errors import DataError, SettingsError
+from atoll.base.parsing import parsed
 from atoll.protocol import balance, events, tenure
 from atoll.protocol.events import ArmTimer, Command, Commit, Fact
 from atoll.protocol.invariants import check_island, check_shard
@@ -141,7 +142,7 @@ class Replay:
         """
         rows = iter(lines)
         try:
-            self.header = msgspec.json.decode(next(rows, b""), type=DumpHeader)
+            self.header = parsed(next(rows, b""), DumpHeader)
             if self.header.format != FORMAT:
                 raise DataError(
                     "a dump of another format",
@@ -195,8 +196,8 @@ class Replay:
 
 
 def _fact(row: bytes) -> Fact:
-    name, fields = msgspec.json.decode(row, type=tuple[str, msgspec.Raw])
-    return msgspec.json.decode(fields, type=FACTS[name])
+    name, fields = parsed(row, tuple[str, msgspec.Raw])
+    return parsed(bytes(fields), FACTS[name])
 
 
 def logbook_line(name: str, fact: Fact, commands: Iterable[Command], at_s: float | None = None) -> str:
