@@ -36,6 +36,16 @@ PREFIX = "ATOLL_"
 COMPLETERS = "atoll.settings"
 
 
+def _not_empty(given: object) -> object:
+    if given == "":
+        raise ValueError("a path cannot be empty; leave the setting away for none")  # pydantic makes its error of it
+    return given
+
+
+SomePath = Annotated[Path, BeforeValidator(_not_empty)]
+"""A path that was written down: an empty text would mean the working directory."""
+
+
 class Section(BaseModel):
     """A table of the configuration: frozen, and closed to names it does not know."""
 
@@ -77,15 +87,15 @@ class LearnerSettings(Section):
 
     id: str = "learner-0"
     throttle: float = Field(default=1.0, ge=1.0, le=1000.0)
-    initial_model: Path | None = None
-    compile_cache: Path | None = None
+    initial_model: SomePath | None = None
+    compile_cache: SomePath | None = None
     threads: int = Field(default=0, ge=0, le=1024)
-    checkpoint_dir: Path | None = None
+    checkpoint_dir: SomePath | None = None
     checkpoint_every_s: float = Field(default=20.0, ge=1.0, le=86_400.0)
     drain_s: float = Field(default=30.0, gt=0.0, le=3600.0)
     encode: Literal["auto", "host", "device"] = "auto"
     spill_bytes: int = Field(default=1 << 30, ge=1 << 20)
-    scratch_dir: Path | None = None
+    scratch_dir: SomePath | None = None
 
 
 class DataSettings(Section):
@@ -96,7 +106,7 @@ class DataSettings(Section):
         lease_blocks: blocks that a learner leases at a time; also how widely its text is mixed.
     """
 
-    dir: Path = Path("corpus")
+    dir: SomePath = Path("corpus")
     lease_blocks: int = Field(default=64, ge=1, le=65536)
 
 
@@ -113,7 +123,7 @@ class SynchronizerSettings(Section):
     shard: int | None = Field(default=None, ge=0)
     restore: str = ""
     spill_bytes: int = Field(default=1 << 30, ge=1 << 20)
-    scratch_dir: Path | None = None
+    scratch_dir: SomePath | None = None
 
 
 class ArchiveSettings(Section):
@@ -142,7 +152,7 @@ class LogSettings(Section):
 
     format: Literal["auto", "json", "console"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
-    dump_dir: Path | None = None
+    dump_dir: SomePath | None = None
 
 
 def _protocol(value: object) -> ProtocolSettings:
@@ -211,7 +221,7 @@ class Settings(BaseSettings):
 
     run: str = "local"
     seed: int = Field(default=0, ge=0, le=1 << 62)
-    health_file: Path | None = None
+    health_file: SomePath | None = None
     broker: BrokerSettings = BrokerSettings()
     protocol: Annotated[ProtocolSettings, BeforeValidator(_protocol)] = ProtocolSettings()
     learner: LearnerSettings = LearnerSettings()
@@ -266,6 +276,15 @@ def load(
         _written(config),
     )
     origins = {name: origin for source in reversed(given) for name, origin in source.origins.items()}
+    for name, origin in origins.items():
+        if (table := next((each for each in origins if name.startswith(f"{each}.")), None)) and table not in _empty(
+            given
+        ):
+            raise SettingsError(
+                f"{table} is a value in one place and a table in another",
+                got=f"{table} from {origins[table]}, {name} from {origin}",
+                todo="remove one of them",
+            )
     before = _given.set(given)
     try:
         settings = Settings()
@@ -279,6 +298,11 @@ def load(
         model, train = point.load()(settings.model, settings.train)
         settings = settings.model_copy(update={"model": model, "train": train})
     return LoadedSettings(settings, origins)
+
+
+def _empty(given: Sequence[_Given]) -> set[str]:
+    """Return the names that are empty tables: they contradict nothing."""
+    return {name for source in given for name, value in source.tables.items() if value == {}}
 
 
 def refusal(error: ValidationError, section: str, names: Sequence[str]) -> SettingsError:
@@ -300,7 +324,7 @@ def _assigned(assignments: Sequence[str]) -> _Given:
         name, equals, text = assignment.partition("=")
         if not equals or not name:
             raise SettingsError("not an assignment", got=assignment, allowed="a.b=c", todo="write --set name=value")
-        _plant(found, name.strip(), text, f"--set {assignment}")
+        _plant(found, name.strip(), text, f"--set {name.strip()}")
     return found
 
 
@@ -333,10 +357,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
-    """Return leaf values by dotted name."""
+    """Return leaf values by dotted name; an empty table is a leaf, so that an unknown one is refused."""
     leaves: list[tuple[str, object]] = []
     for key, value in table.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             leaves += _flatten(value, f"{prefix}{key}.")
         else:
             leaves.append((f"{prefix}{key}", value))
@@ -361,9 +385,8 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> SettingsEr
     name = ".".join(str(part) for part in first["loc"])
     origin = origins.get(name) or next((o for n, o in origins.items() if n.startswith(f"{name}.")), "a default")
     if first["type"] == "extra_forbidden":
-        return SettingsError(
-            f"unknown setting {name}", got=f"{first['input']!r} from {origin}", todo="`atoll config` lists what exists"
-        )
+        # Its value stays unsaid: a misspelt name may hold a secret.
+        return SettingsError(f"unknown setting {name}", got=origin, todo="`atoll config` lists what exists")
     return SettingsError(
         f"setting {name} is wrong: {first['msg'].removeprefix('Value error, ')}",
         got=f"{first['input']!r} from {origin}",
