@@ -12,9 +12,9 @@ from atoll.settings import load
 
 def test_the_value_of_a_misspelt_name_is_not_repeated() -> None:
     """It may be a secret; the place where it stands is enough to find it."""
-    for sources in ((None, ["broker.pasword=hunter2"], {}), (None, [], {"ATOLL_BROKER__PASWORD": "hunter2"})):
+    for assignments, environment in ((["broker.pasword=hunter2"], {}), ([], {"ATOLL_BROKER__PASWORD": "hunter2"})):
         with pytest.raises(SettingsError, match=r"unknown setting broker\.pasword") as refused:
-            load(*sources)
+            load(None, assignments, environment)
 
         assert "hunter2" not in refused.value.explain()
 
