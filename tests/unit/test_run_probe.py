@@ -18,7 +18,7 @@ from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Rebuilt, RunRecord, encode
 from atoll.wire.subjects import Subjects
-from atoll_synchronizer.manifest_validation import arrival, read_beat, read_manifest
+from atoll_synchronizer.intake import arrival, read_beat, read_manifest
 from atoll_synchronizer.shard_assignment import Host
 from support.founded_run import FRAGMENTS, run_record
 

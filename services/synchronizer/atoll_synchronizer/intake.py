@@ -1,8 +1,10 @@
-"""Facts in: the messages that one owner of a shard receives, as facts for its machine.
+"""Facts in: the messages that one owner of a shard receives and accepts, as facts for its machine.
 
     hb.*  ── at-most-once ──► LearnerBeat
     queue ── durable ───────► ContributionArrived │ LearnerBeat, LearnerLeft │ QueueDrained
 
+A shard believes a manifest only if it came on the subject of the learner and fragment that it names, carries the run's
+layout, and points at that learner's own chunks. A broker can protect subjects, so everything else must agree with them.
 If no correct peer would send a message, the intake removes it from the queue, records it and counts it; nothing of it
 reaches the machine. `PendingAcknowledgements` keeps each delivery of the queue until its fate is durable.
 """
@@ -16,11 +18,11 @@ from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, Recor
 from atoll.base.logs import get
 from atoll.base.retry import patiently
 from atoll.bus.interface import Consumer, CoreMessage, Delivery, Subscription
-from atoll.protocol.events import Event, LearnerLeft, QueueDrained
-from atoll_synchronizer.event_log import EventLog
-from atoll_synchronizer.manifest_validation import arrival, beat_fact, read_beat, read_manifest
-from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
-from atoll_synchronizer.shard_context import ShardContext
+from atoll.protocol.events import ContributionArrived, Event, LearnerBeat, LearnerLeft, PushKey, QueueDrained
+from atoll.wire.messages import Beat, Contribution, RunRecord, decode
+from atoll.wire.subjects import Subjects
+from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements, PendingManifest
+from atoll_synchronizer.shard_context import EventLog, ShardContext
 
 log = get(__name__)
 
@@ -79,7 +81,7 @@ class FactIntake:
             try:
                 delivery = await queue.next(QUEUE_POLL_S)
                 if delivery is None:
-                    self._tell(QueueDrained(at_s=self._now_s(), proven=await queue.drained()))
+                    self._tell(QueueDrained(at_s=self._context.clock.monotonic(), proven=await queue.drained()))
                 else:
                     await self._on_delivery(delivery)
             except RecordConflict:
@@ -88,14 +90,11 @@ class FactIntake:
                 log.warning("queue.unreadable", reason=str(error))
                 await asyncio.sleep(QUEUE_POLL_S)
 
-    def _now_s(self) -> float:
-        return self._context.clock.monotonic()
-
     def _on_beat(self, core_message: CoreMessage) -> None:
         beat = read_beat(core_message.data, self._context.run)
         # A farewell comes through the queue, behind the learner's last push; a heartbeat may overtake that push.
         if beat.state != "left":
-            self._tell(beat_fact(beat, self._now_s()))
+            self._tell(beat_fact(beat, self._context.clock.monotonic()))
 
     async def _on_delivery(self, delivery: Delivery) -> None:
         """Turn a queued message into a fact; remove and record one that no correct peer sends."""
@@ -111,8 +110,9 @@ class FactIntake:
             await self._event_log.record("refused", learner=learner, reason="malformed")
             await delivery.ack()
             return
-        arrived = arrival(manifest, self._now_s())
-        self._pending.take(arrived.key, delivery, manifest)
+        arrived = arrival(manifest, context.clock.monotonic())
+        # A second delivery replaces the first.
+        self._pending.contributions[arrived.key] = PendingManifest(delivery, manifest)
         self._tell(arrived)
 
     def _on_farewell(self, delivery: Delivery) -> None:
@@ -121,7 +121,61 @@ class FactIntake:
         ours = context.subjects.farewell(context.shard, beat.learner)
         if delivery.subject != ours:
             raise PeerMisbehaved("a farewell of somebody else", got=delivery.subject, allowed=ours)
-        now_s = self._now_s()
-        self._pending.take_farewell(beat.learner, beat.incarnation, delivery)
+        now_s = context.clock.monotonic()
+        self._pending.farewells[beat.learner, beat.incarnation] = delivery
         self._tell(beat_fact(beat, now_s))
         self._tell(LearnerLeft(at_s=now_s, learner=beat.learner, incarnation=beat.incarnation))
+
+
+def read_manifest(delivery: Delivery, subjects: Subjects, run: RunRecord, shard: int) -> Contribution:
+    """Return the queued manifest; raise `PeerMisbehaved` unless it fits its subject and this run."""
+    manifest = decode(Contribution, delivery.data)
+    ours = subjects.contribution(shard, manifest.fragment, manifest.learner)
+    if delivery.subject != ours or manifest.fragment not in run.protocol.fragments_of(shard):
+        raise PeerMisbehaved("a manifest on a foreign subject", got=delivery.subject, allowed=ours)
+    if manifest.run_nonce != run.nonce:
+        raise PeerMisbehaved("a manifest of another founding of the run", got=manifest.run_nonce, allowed=run.nonce)
+    if manifest.layout != run.layout.fingerprint:
+        raise PeerMisbehaved("another layout", got=manifest.layout, allowed=run.layout.fingerprint)
+    stem = subjects.contribution_stem(manifest.learner, manifest.fragment, manifest.incarnation, manifest.push)
+    if manifest.blob.stem != stem:
+        raise PeerMisbehaved("a manifest that names foreign chunks", got=manifest.blob.stem, allowed=stem)
+    return manifest
+
+
+def arrival(manifest: Contribution, at_s: float) -> ContributionArrived:
+    """Return the fact that the shard has `manifest`."""
+    return ContributionArrived(
+        at_s=at_s,
+        key=PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push),
+        base_version=manifest.base_version,
+        tokens=manifest.tokens,
+        steps=manifest.steps,
+        trained_tokens=manifest.trained_tokens,
+        final=manifest.final,
+        cause_id=manifest.cause_id,
+    )
+
+
+def read_beat(data: bytes, run: RunRecord) -> Beat:
+    """Return a heartbeat or farewell; raise `PeerMisbehaved` when its learner joined another founding of the run."""
+    beat = decode(Beat, data)
+    if beat.run_nonce != run.nonce:
+        raise PeerMisbehaved("a learner of another founding of the run", got=beat.run_nonce, allowed=run.nonce)
+    return beat
+
+
+def beat_fact(beat: Beat, at_s: float) -> LearnerBeat:
+    """Return the fact that a learner reported."""
+    return LearnerBeat(
+        at_s=at_s,
+        learner=beat.learner,
+        incarnation=beat.incarnation,
+        training=beat.state == "training",
+        step_s=beat.step_s,
+        tokens=beat.tokens,
+        pushed=beat.pushed,
+        superseded=beat.superseded,
+        refused_local=beat.refused_local,
+        run_tokens=beat.run_tokens,
+    )

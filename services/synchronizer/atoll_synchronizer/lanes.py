@@ -86,7 +86,8 @@ class FragmentLanes:
         written = await patiently(lambda: tools.store.commit(command, pseudo_gradient), "a commit")
         now_s = self._clock.monotonic()
         self.commits += 1
-        bytes_up = sum(tools.pending.size_bytes(share.key) for share in command.shares)
+        held = (tools.pending.contributions.get(share.key) for share in command.shares)
+        bytes_up = sum(one.manifest.blob.size_bytes for one in held if one is not None)
         fragment, version = command.fragment, command.base_version + 1
         self._tell(Committed(at_s=now_s, fragment=fragment, version=version, cause_id=command.cause_id))
         times = CommitTimes(decided_s, began_s, merged_s, now_s)

@@ -50,13 +50,12 @@ from atoll.wire.messages import Call, RunRecord, encode
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist
 from atoll_synchronizer.background_tasks import BackgroundTasks
-from atoll_synchronizer.event_log import EventLog
 from atoll_synchronizer.intake import FactIntake
 from atoll_synchronizer.lanes import FragmentLanes, LaneTools
 from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
 from atoll_synchronizer.round_report import RoundReporter
-from atoll_synchronizer.shard_context import ShardContext
+from atoll_synchronizer.shard_context import EventLog, ShardContext
 from atoll_synchronizer.store import ShardStore
 
 log = get(__name__)
@@ -242,7 +241,7 @@ class ShardService:
         await self.report.called(action)
 
     async def _fetch(self, action: Fetch) -> None:
-        reason, norm = await self.aggregator.tried(action.key, self.pending.manifest(action.key))
+        reason, norm = await self.aggregator.tried(action.key, self.pending.contributions[action.key].manifest)
         now_s = self.clock.monotonic()
         if reason:
             self._on_fact(ContributionSpoiled(at_s=now_s, key=action.key, reason=reason, cause_id=action.cause_id))
