@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BrokerUnavailable, RecordConflict, StorageFull
-from atoll.bus.interface import Bus
+from atoll.base.waiting import all_of
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.merge.fold import l2_norm
@@ -29,7 +30,6 @@ from atoll.wire.limits import Buffer, Info
 from atoll.wire.messages import RunRecord, encode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer import commit_attempt
-from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
 from atoll_synchronizer.store import ShardStore
 from support.links import unique_run
 from support.protocol_world import one_commit
@@ -199,13 +199,13 @@ async def test_a_commit_that_failed_goes_on_where_it_was(desk: StoreDesk, monkey
     desk.bus = bus = Cramped(desk.name, desk.bus._broker)
     bus.stored = []
     store = await desk.owner(1)
-    steps, step = Counter[int](), store._advance.step
+    steps, step = Counter[int](), store._global_update.step
 
     def counted(values: Vector, pseudo_gradient: Vector, state: State, version: int) -> UpdatedFragment:
         steps[version] += 1
         return step(values, pseudo_gradient, state, version)
 
-    monkeypatch.setattr(store._advance, "step", counted)
+    monkeypatch.setattr(store._global_update, "step", counted)
     for _ in range(2):
         with pytest.raises(StorageFull):
             await store.commit(one_commit(0), STEP)
@@ -221,15 +221,15 @@ async def test_what_a_broker_loses_while_values_are_measured_is_stored_again(
     desk: StoreDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The measure takes longer than the store; the power cut comes between them."""
-    store, bus, norm, attempt = await desk.owner(1), desk.bus, l2_norm, CommitAttempt._attempt
+    store, bus, norm = await desk.owner(1), desk.bus, l2_norm
     stored, ended = asyncio.Event(), threading.Event()
 
     def slow(values: Vector) -> float:
         ended.wait(240.0)
         return norm(values)
 
-    async def attempted(made: CommitAttempt, bus: Bus) -> StoredBlobs:
-        refs = await attempt(made, bus)
+    async def all_stored(uploads: Iterable[Coroutine[Any, Any, BlobRef]]) -> list[BlobRef]:
+        refs = await all_of(uploads)
         stored.set()
         return refs
 
@@ -240,7 +240,7 @@ async def test_what_a_broker_loses_while_values_are_measured_is_stored_again(
         ended.set()
 
     monkeypatch.setattr(commit_attempt, "l2_norm", slow)
-    monkeypatch.setattr(CommitAttempt, "_attempt", attempted)
+    monkeypatch.setattr(commit_attempt, "all_of", all_stored)
     await asyncio.gather(store.commit(one_commit(0), STEP), cut())
     heir = await desk.owner(2)
     assert heir.holdings[0].values.tobytes() == store.holdings[0].values.tobytes()

@@ -213,7 +213,11 @@ class ShardService:
 
     def _do(self, action: Action) -> None:
         if isinstance(action, ArmTimer):
-            self.background.arm(action.name, action.due_s - self.clock.monotonic(), self._on_timer)
+            self.background.arm(
+                action.name,
+                action.due_s - self.clock.monotonic(),
+                lambda name: self._on_fact(TimerFired(at_s=self.clock.monotonic(), name=name)),
+            )
         elif isinstance(action, PublishCall):
             self.background.spawn(self._call(action))
         elif isinstance(action, Fetch):
@@ -227,9 +231,6 @@ class ShardService:
         elif isinstance(action, StandDown) and not self._ended.done():
             self._ended.set_exception(RecordConflict("this shard was deposed", got=action.reason))
 
-    def _on_timer(self, name: str) -> None:
-        self._on_fact(TimerFired(at_s=self.clock.monotonic(), name=name))
-
     async def _call(self, action: PublishCall) -> None:
         call = Call(
             fragment=action.fragment, version=action.version, attempt=action.attempt, run_tokens=action.run_tokens
@@ -241,7 +242,7 @@ class ShardService:
         await self.report.called(action)
 
     async def _fetch(self, action: Fetch) -> None:
-        reason, norm = await self.aggregator.tried(action.key, self.pending.contributions[action.key].manifest)
+        reason, norm = await self.aggregator.fetch(action.key, self.pending.contributions[action.key].manifest)
         now_s = self.clock.monotonic()
         if reason:
             self._on_fact(ContributionSpoiled(at_s=now_s, key=action.key, reason=reason, cause_id=action.cause_id))
