@@ -104,7 +104,7 @@ SHARD = (
 )
 LEARNER = (
     Watched(IslandDriver, "_reader", "gather"),
-    Watched(Pusher, "_stored", "encode and push", lambda _, __, action, ___: action.base_version),
+    Watched(Pusher, "_stored", "encode and push", lambda _, __, action, *___: action.base_version),
     Watched(Pusher, "_queue", "manifest", lambda _, __, action, *___: action.base_version),
     Watched(driver, "fetch_newest", "read", lambda frame, *_: frame.version - 1),
     Watched(step_hook, "adopt", "adopt", lambda _, __, ___, ____, ready: ready[0].frame.version - 1),

@@ -17,6 +17,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from atoll.base import fact_dumps
+from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, RecordConflict
 from atoll.base.identity import Identity
@@ -49,7 +50,6 @@ from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist
-from atoll_synchronizer.background_tasks import BackgroundTasks
 from atoll_synchronizer.intake import FactIntake
 from atoll_synchronizer.lanes import FragmentLanes, LaneTools
 from atoll_synchronizer.lease import LeaseKeeper
