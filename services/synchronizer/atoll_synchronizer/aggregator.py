@@ -24,7 +24,7 @@ from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import FragmentFold, validated_norms
 from atoll.merge.outer import MOMENTUM, State
 from atoll.protocol.events import Fold, PushKey
-from atoll.run.blob_reader import FrameReader
+from atoll.run.delta_chain import FrameReader
 from atoll.wire.messages import Contribution, RunRecord
 
 READS_AT_ONCE = 8

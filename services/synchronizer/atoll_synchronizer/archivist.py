@@ -63,10 +63,10 @@ class Archivist:
     """Makes the run checkpoints of one owner's tenure; `marks` and `failures` count since its beginning."""
 
     def __init__(
-        self, shelf: CheckpointStore, run: RunRecord, shard: int, settings: ArchiveSettings, clock: Clock
+        self, checkpoints: CheckpointStore, run: RunRecord, shard: int, settings: ArchiveSettings, clock: Clock
     ) -> None:
         """Write nothing yet."""
-        self._shelf = shelf
+        self._checkpoints = checkpoints
         self._run = run
         self._shard = shard
         self._settings = settings
@@ -111,10 +111,10 @@ class Archivist:
         due = number(self._run, self._clock.wall(), self._settings.every_s)
         try:
             async with self._busy:
-                parts = await _in_thread(self._shelf.parts)
+                parts = await _in_thread(self._checkpoints.parts)
                 due = due_mark(self._run, self._shard, parts, self._clock.wall(), self._settings.every_s)
                 if not self.marks:
-                    await _in_thread(partial(self._shelf.reopen, self._run, parts, due, self._shard, store.epoch))
+                    await _in_thread(partial(self._checkpoints.reopen, self._run, parts, due, self._shard, store.epoch))
                 written = await self._mark(bus, store, reports, due, final=final)
         except Exception as error:  # noqa: BLE001  (whatever ails the archive, the shard goes on)
             self.failures += 1
@@ -138,7 +138,7 @@ class Archivist:
         written = _Written()
         pieces: dict[int, Piece] = {}
         # An object that has been deleted meanwhile is written again.
-        there = await _in_thread(partial(self._shelf.objects, self._shard))
+        there = await _in_thread(partial(self._checkpoints.objects, self._shard))
         for fragment, held in store.holdings.items():
             # Taken here without an await in between: one head and exactly what it names.
             taken = replace(held)
@@ -216,15 +216,15 @@ class Archivist:
             raise ProtocolMisuse("a shard holds something else than its head names", got=digest, allowed=ref)
         written.objects += 1
         written.size_bytes += len(data)
-        return self._shelf.put_object(self._shard, data)
+        return self._checkpoints.put_object(self._shard, data)
 
     def _publish(self, manifest: Manifest) -> None:
         """Make the run checkpoint visible, then tidy; failed tidying is repeated after the next. Runs in the thread."""
-        self._shelf.publish(manifest)
+        self._checkpoints.publish(manifest)
         try:
             if not self.marks:
-                self._shelf.sweep(self._shard)
-            self._shelf.retire(self._shard, self._settings.keep, founding(self._run))
+                self._checkpoints.sweep(self._shard)
+            self._checkpoints.retire(self._shard, self._settings.keep, founding(self._run))
         except AtollError as error:
             log.warning("archive.untidy", reason=str(error))
 

@@ -63,8 +63,8 @@ async def serve(settings: Settings) -> None:
     life = loop.create_task(live(settings.health_file))
     try:
         if settings.synchronizer.restore:
-            shelf = CheckpointStore(open_archive(settings.synchronizer.restore), settings.run)
-            await rebuild(bus, shelf, SystemClock(), first=shard or 0)
+            checkpoints = CheckpointStore(open_archive(settings.synchronizer.restore), settings.run)
+            await rebuild(bus, checkpoints, SystemClock(), first=shard or 0)
         record = await wait_for_run(bus, settings.run, stop)
         if record is None:
             return

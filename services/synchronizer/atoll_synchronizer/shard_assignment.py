@@ -159,7 +159,7 @@ class Host:
         await asyncio.wait({all_done}, timeout=CLOSE_S)
         if not all_done.done():
             raise BrokerUnavailable(
-                "the shard left without closing its books", todo="the next owner resumes from its last commit"
+                "the shard left without closing its ledger", todo="the next owner resumes from its last commit"
             )
 
     # --- the others ---------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
             continue
         break
     else:
-        raise BrokerUnavailable("the books change faster than they can be read", todo="ask again")
+        raise BrokerUnavailable("the ledgers change faster than they can be read", todo="ask again")
     for shard in range(run.protocol.shards):
         record = await bus.get_record(subjects.lease(shard))
         lease = None if record is None else decode(Lease, record.data)
