@@ -44,7 +44,7 @@ from atoll.wire.subjects import Subjects
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.commit_attempt import CommitAttempt
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
+from atoll_synchronizer.intake import PendingAcknowledgements
 from atoll_synchronizer.process import serve_run
 from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import ShardStore

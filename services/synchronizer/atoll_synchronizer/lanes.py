@@ -16,7 +16,7 @@ from atoll.base.errors import RecordConflict
 from atoll.base.retry import patiently
 from atoll.protocol.events import Acknowledge, Commit, CommitRefused, Committed, Dismiss, Event, Fold, Keep
 from atoll_synchronizer.aggregator import Aggregator
-from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
+from atoll_synchronizer.intake import PendingAcknowledgements
 from atoll_synchronizer.round_report import CommitSize, CommitTimes, RoundReporter
 from atoll_synchronizer.store import ShardStore
 

@@ -40,40 +40,6 @@ class CommitSize:
     parameters: int
 
 
-def round_fields(command: Commit, times: CommitTimes, size: CommitSize) -> dict[str, object]:
-    """Return the fields of a `round` event, except those that only the machine knows."""
-    return {
-        "fragment": command.fragment,
-        "version": command.base_version + 1,
-        "contributors": [
-            {
-                "learner": share.key.learner,
-                "incarnation": share.key.incarnation,
-                "push": share.key.push,
-                "age": share.age,
-                "tokens": share.tokens,
-                "weight": share.weight,
-                "cause_id": share.cause_id,
-            }
-            for share in command.shares
-        ],
-        "tokens": sum(share.tokens for share in command.shares),
-        "bytes_up": size.bytes_up,
-        "bytes_down": size.bytes_down,
-        "quorum_wait_s": round(command.quorum_s - command.called_s, 4),
-        "grace_s": round(command.grace_s, 4),
-        "waited_s": round(times.decided_s - command.called_s, 4),
-        "queued_s": round(times.began_s - times.decided_s, 4),
-        "merge_s": round(times.merged_s - times.began_s, 4),
-        "commit_s": round(times.visible_s - times.merged_s, 4),
-        "end": command.end,
-        "live": command.live,
-        "parameters": size.parameters,
-        "cause_id": command.cause_id,
-        "why": command.why,
-    }
-
-
 class RoundReporter:
     """Reports one tenure's rounds to log and event log."""
 
@@ -88,7 +54,37 @@ class RoundReporter:
         """Record a round whose version is visible."""
         if command.why is None:
             raise ProtocolMisuse("a round ends for a reason", got=(command.fragment, command.base_version))
-        fields = round_fields(command, times, size) | {"run_tokens": self._machine.ledger.run_tokens}
+        fields: dict[str, object] = {
+            "fragment": command.fragment,
+            "version": command.base_version + 1,
+            "contributors": [
+                {
+                    "learner": share.key.learner,
+                    "incarnation": share.key.incarnation,
+                    "push": share.key.push,
+                    "age": share.age,
+                    "tokens": share.tokens,
+                    "weight": share.weight,
+                    "cause_id": share.cause_id,
+                }
+                for share in command.shares
+            ],
+            "tokens": sum(share.tokens for share in command.shares),
+            "bytes_up": size.bytes_up,
+            "bytes_down": size.bytes_down,
+            "quorum_wait_s": round(command.quorum_s - command.called_s, 4),
+            "grace_s": round(command.grace_s, 4),
+            "waited_s": round(times.decided_s - command.called_s, 4),
+            "queued_s": round(times.began_s - times.decided_s, 4),
+            "merge_s": round(times.merged_s - times.began_s, 4),
+            "commit_s": round(times.visible_s - times.merged_s, 4),
+            "end": command.end,
+            "live": command.live,
+            "parameters": size.parameters,
+            "cause_id": command.cause_id,
+            "why": command.why,
+            "run_tokens": self._machine.ledger.run_tokens,
+        }
         line = fields | {
             "contributors": len(command.shares),
             "id": commit_id(command.fragment, command.base_version + 1),

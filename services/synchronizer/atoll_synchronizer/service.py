@@ -50,10 +50,9 @@ from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist
-from atoll_synchronizer.intake import FactIntake
+from atoll_synchronizer.intake import FactIntake, PendingAcknowledgements
 from atoll_synchronizer.lanes import FragmentLanes, LaneTools
 from atoll_synchronizer.lease import LeaseKeeper
-from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
 from atoll_synchronizer.round_report import RoundReporter
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from atoll_synchronizer.store import ShardStore

@@ -74,29 +74,19 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> An
     import jax  # noqa: PLC0415  (the kernel loads JAX only where arrays are JAX arrays)
     import jax.numpy as jnp  # noqa: PLC0415
 
-    if not isinstance(leaf, jax.Array):
-        return _in_host_memory(leaf, pieces)
-    if all(device.platform == "cpu" for device in leaf.devices()):
-        if leaf.committed:  # `device_put` aliases aligned memory, whatever its options are
-            return jax.device_put(_in_host_memory(leaf, pieces), leaf.sharding)
-        return jnp.array(_in_host_memory(leaf, pieces, copy=False), copy=True)
+    on_host = not isinstance(leaf, jax.Array)
+    if on_host or all(device.platform == "cpu" for device in leaf.devices()):
+        whole = pieces[0][2].shape == leaf.shape
+        array = pieces[0][2] if whole else np.array(leaf)
+        if not whole:
+            for start, stop, rows in pieces:
+                array[... if array.ndim == 0 else slice(start, stop)] = rows
+        if not on_host and not leaf.committed:
+            return jnp.array(array, copy=True)
+        array = array.copy() if whole else array  # `device_put` aliases aligned memory, whatever its options are
+        return array if on_host else jax.device_put(array, leaf.sharding)
     from atoll.codec import on_device  # noqa: PLC0415
 
     for start, _, rows in pieces:
         leaf = on_device.overwritten(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
     return leaf
-
-
-def _in_host_memory(
-    leaf: Any,  # noqa: ANN401  (any array)
-    pieces: list[tuple[int, int, npt.NDArray[Any]]],
-    *,
-    copy: bool = True,
-) -> npt.NDArray[Any]:
-    """Return a NumPy array like `leaf` with the given rows; without `copy` it may be the only piece itself."""
-    if pieces[0][2].shape == leaf.shape:
-        return pieces[0][2].copy() if copy else pieces[0][2]
-    array = np.array(leaf)
-    for start, stop, rows in pieces:
-        array[... if array.ndim == 0 else slice(start, stop)] = rows
-    return array
