@@ -106,9 +106,9 @@ class RoundReporter:
                 )
         await self._event_log.record("round", **fields)
 
-    async def called(self, call: PublishCall) -> None:
-        """Log why a round still waits, at call counts that are powers of two: a long wait has many calls."""
-        if call.attempt > 1 and call.attempt & (call.attempt - 1) == 0:
+    async def waiting(self, call: PublishCall) -> None:
+        """Log why a round that is called again still waits, at powers of two of its calls: a long wait has many."""
+        if call.attempt & (call.attempt - 1) == 0:
             fields = {"fragment": call.fragment, "version": call.version, "why": call.why}
             cause = call_id(call.fragment, call.version, call.attempt)
             log.warning("round.waiting", **fields, cause_id=cause)

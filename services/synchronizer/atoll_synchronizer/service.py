@@ -238,7 +238,8 @@ class ShardService:
             await self.bus.tell(self.subjects.call(action.fragment), encode(call))
         except (BusError, BrokerUnavailable) as error:
             log.warning("call.unsent", fragment=action.fragment, reason=str(error))
-        await self.report.called(action)
+        if action.attempt > 1:
+            await self.report.waiting(action)
 
     async def _fetch(self, action: Fetch) -> None:
         reason, norm = await self.aggregator.fetch(action.key, self.pending.contributions[action.key].manifest)

@@ -81,14 +81,6 @@ class Holding:
     swept: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenHead:
-    """What one commit wrote: the new head, and the bytes of its keyframe and delta."""
-
-    head: Head
-    frame_bytes: int
-
-
 class ShardStore:
     """Loads and commits the fragments of one shard."""
 
@@ -119,8 +111,10 @@ class ShardStore:
         for fragment in self._run.protocol.fragments_of(self._shard):
             self.holdings[fragment] = await self._load(fragment)
 
-    async def commit(self, command: Commit, pseudo_gradient: Vector) -> WrittenHead:
-        """Take the outer step and make `command.base_version + 1` visible with its ledger. May be repeated.
+    async def commit(self, command: Commit, pseudo_gradient: Vector) -> int:
+        """Take the outer step and make `command.base_version + 1` visible with its ledger; return its frames' bytes.
+
+        May be repeated.
 
         Raises:
             RecordConflict: another process wrote this fragment's head.
@@ -160,7 +154,7 @@ class ShardStore:
         self.garbage_collector.leave(command.fragment, *_chunks(*held.head.superseded, held.head.state))
         await self.garbage_collector.remove(*_chunks(held.head.fragment_ledger))
         await self._sweep(command.fragment)
-        return WrittenHead(head, frame_bytes)
+        return frame_bytes
 
     async def _begun(self, command: Commit, held: Holding, pseudo_gradient: Vector) -> CommitAttempt:
         """Take the outer step, and list what to store of it: a delta, a keyframe or both, outer state, ledger."""
