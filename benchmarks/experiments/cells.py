@@ -44,7 +44,7 @@ class CellStore:
     """
 
     def __init__(self, folder: Path, name: str, also: Sequence[str] = ()) -> None:
-        """Open the shelf."""
+        """Open the store."""
         self.here = folder / name
         self._places = [self.here, *(folder / other for other in also)]
         self._folder = folder
@@ -133,7 +133,7 @@ class _Job:
 class Crew:
     """Runs cells, `jobs` at a time, with `environment` over this process's own (without its ATOLL_ variables)."""
 
-    shelf: CellStore
+    store: CellStore
     commands: Commands
     jobs: int
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -145,8 +145,8 @@ class Crew:
 
         What fails is said, noted in `failed` and not tried again. On any error or Ctrl-C all children are killed.
         """
-        paces = Paces(self.shelf.paces())
-        pending = [cell for cell in dict.fromkeys(cells) if self.shelf.find(cell) is None]
+        paces = Paces(self.store.paces())
+        pending = [cell for cell in dict.fromkeys(cells) if self.store.find(cell) is None]
         total, done = len(pending), 0
         if total:
             self.say(f"{total} of {len(dict.fromkeys(cells))} cells to run, about {left(pending, paces, self.jobs)}")
@@ -175,7 +175,7 @@ class Crew:
                     job.process.wait()
 
     def _start(self, cell: GridCell) -> _Job:
-        out = self.shelf.here / cell.digest
+        out = self.store.here / cell.digest
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
         job = _Job(cell, out, self.commands(cell, out), time.monotonic())
@@ -210,10 +210,10 @@ class Crew:
             "took_s": round(took_s, 2),
             "machine": machine(),
             "commit": commit(),
-            "sources": self.shelf.here.name,
+            "sources": self.store.here.name,
             "unsaid": unsaid(job.cell),
         }
-        self.shelf.keep(job.cell, record)
+        self.store.keep(job.cell, record)
         shutil.rmtree(job.out, ignore_errors=True)
         paces.add(job.cell, took_s)
         final = "diverged" if record["final"] is None else f"{record['final']:.4f} bits/byte"

@@ -93,8 +93,8 @@ def _go(options: argparse.Namespace) -> int:
     data = options.data or prepare(options.build / "corpus")
     fingerprint = TokenShards(data).meta.fingerprint
     also = [*options.also, *(laid_back(options, fingerprint[:8]) if options.published else ())]
-    shelf = CellStore(options.build, f"{source_digest(ROOTS)}-{fingerprint[:8]}", also)
-    crew = Crew(shelf, verbs, options.jobs, _environment(options, data), say=lambda text: print(text, flush=True))
+    store = CellStore(options.build, f"{source_digest(ROOTS)}-{fingerprint[:8]}", also)
+    crew = Crew(store, verbs, options.jobs, _environment(options, data), say=lambda text: print(text, flush=True))
     ends_s = time.monotonic() + 60.0 * options.minutes
     code = 0
     for one, found in work:
@@ -105,23 +105,23 @@ def _go(options: argparse.Namespace) -> int:
             code = max(code, SettingsError.exit_code)
             continue
         if options.list:
-            undone = [cell for cell in dict.fromkeys(cells) if shelf.find(cell) is None]
+            undone = [cell for cell in dict.fromkeys(cells) if store.find(cell) is None]
             print(
-                f"{len(undone)} of {len(dict.fromkeys(cells))} cells to run, about {_left(undone, shelf, options.jobs)}"
+                f"{len(undone)} of {len(dict.fromkeys(cells))} cells to run, about {_left(undone, store, options.jobs)}"
             )
             continue
         within_s = max(0.001, ends_s - time.monotonic()) if options.minutes else 0.0
         try:
             pending = crew.work(cells, within_s)
         except KeyboardInterrupt:
-            finish(one, options, shelf)
+            finish(one, options, store)
             print("stopped: the same command goes on")
             return INTERRUPTED
         if pending:
             print(
-                f"{len(pending)} cells are left, about {_left(pending, shelf, options.jobs)}: the same command goes on"
+                f"{len(pending)} cells are left, about {_left(pending, store, options.jobs)}: the same command goes on"
             )
-        code = max(code, finish(one, options, shelf))
+        code = max(code, finish(one, options, store))
     return max(code, int(bool(crew.failed)))
 
 
@@ -210,7 +210,7 @@ def in_order(found: Sequence[GridRow]) -> list[GridCell]:
     return list(dict.fromkeys(group[number] for number in seeds for group in groups))
 
 
-def finish(one: ExperimentRequest, options: argparse.Namespace, shelf: CellStore) -> int:
+def finish(one: ExperimentRequest, options: argparse.Namespace, store: CellStore) -> int:
     """Print the table and leave raw file, figures, or a quick look's page; return 1 when a goal is missed.
 
     Every seed of which anything is known is in it, also when fewer were asked for this time.
@@ -218,7 +218,7 @@ def finish(one: ExperimentRequest, options: argparse.Namespace, shelf: CellStore
     name, experiment, over = one.name, one.experiment, one.over
     asked = {*range(experiment.seeds), *_seeds(experiment, options)}
     cells = in_order(rows(experiment, sorted(asked), scale=options.scale, over=over))
-    records = {cell.digest: record for cell in cells if (record := shelf.find(cell)) is not None}
+    records = {cell.digest: record for cell in cells if (record := store.find(cell)) is not None}
     if not records:
         return 0
     seeds = sorted({cell.seed for cell in cells if cell.digest in records})
@@ -238,19 +238,19 @@ def finish(one: ExperimentRequest, options: argparse.Namespace, shelf: CellStore
 
 
 def laid_back(options: argparse.Namespace, text: str) -> list[str]:
-    """Lay the cells of published raw files back on the shelves that they came from; return those trained on this text."""
+    """Lay the cells of published raw files back on the stores that they came from; return those trained on this text."""
     files = sorted(options.published.glob(f"{PREFIX}*.json.zst"))
     if not files:
         raise SettingsError(
             "--published has no raw files", got=options.published, allowed=f"a folder with {PREFIX}….json.zst"
         )
-    shelves: dict[str, CellStore] = {}
+    stores: dict[str, CellStore] = {}
     for record in (record for path in files for record in load(path).records.values()):
-        shelf = shelves.setdefault(record["sources"], CellStore(options.build, record["sources"]))
+        store = stores.setdefault(record["sources"], CellStore(options.build, record["sources"]))
         cell = cell_of(record["cell"])
-        if shelf.find(cell) is None:
-            shelf.keep(cell, record)
-    return [name for name in shelves if name.endswith(f"-{text}")]
+        if store.find(cell) is None:
+            store.keep(cell, record)
+    return [name for name in stores if name.endswith(f"-{text}")]
 
 
 def prepare(corpus: Path) -> Path:
@@ -277,8 +277,8 @@ def _environment(options: argparse.Namespace, data: Path) -> dict[str, str]:
     }
 
 
-def _left(cells: Sequence[GridCell], shelf: CellStore, jobs: int) -> str:
-    return left(cells, Paces(shelf.paces()), jobs)
+def _left(cells: Sequence[GridCell], store: CellStore, jobs: int) -> str:
+    return left(cells, Paces(store.paces()), jobs)
 
 
 if __name__ == "__main__":

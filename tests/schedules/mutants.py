@@ -18,6 +18,7 @@ import numpy as np
 
 from atoll.archive import rebuild as _rebuild
 from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, BrokerUnavailable, BusError, RecordConflict
+from atoll.base.waiting import all_of
 from atoll.bus.memory import bus as _bus
 from atoll.client import data_leases as _leases
 from atoll.client.peer_recovery import StateLender
@@ -222,7 +223,7 @@ async def head_first(self: CommitAttempt, bus: Any) -> StoredBlobs:  # noqa: ANN
         refs[name] = upload.ref(stem)
     self.measuring = self.measuring or asyncio.create_task(self._measure())
     await self.measuring
-    return StoredBlobs(refs["state"], refs["books"], refs.get("keyframe"), refs.get("delta"))
+    return StoredBlobs(**refs)
 
 
 async def purge_first(self: ShardStore, command: Commit, pseudo_gradient: Any) -> Any:  # noqa: ANN401
@@ -252,7 +253,7 @@ async def removed_reader_waits(self: FactIntake) -> None:
             delivery = await self._queue.next(QUEUE_POLL_S)  # type: ignore[union-attr]
             if delivery is None:
                 proven = await self._queue.drained()  # type: ignore[union-attr]
-                self._tell(QueueDrained(at_s=self._now_s(), proven=proven))
+                self._tell(QueueDrained(at_s=self._context.clock.monotonic(), proven=proven))
                 continue
             await self._on_delivery(delivery)
         except (BusError, BrokerUnavailable):
@@ -288,12 +289,13 @@ def lease_on_wall(self: LeaseKeeper, *known: Any) -> None:  # noqa: ANN401
     LEASE_INIT(self, *before, _Wall(clock), identity)
 
 
-async def removed_when_read(self: Aggregator, key: Any, manifest: Any) -> float:  # noqa: ANN401
+async def removed_when_read(self: Aggregator, key: Any, manifest: Any) -> tuple[str, float]:  # noqa: ANN401
     """The chunks of a contribution are removed as soon as they are read, not when its fate is durable."""
-    norm = await FETCH(self, key, manifest)
-    with contextlib.suppress(AtollError):
-        await self._bus.purge(f"{manifest.blob.stem}.*")
-    return norm
+    reason, norm = await FETCH(self, key, manifest)
+    if not reason:
+        with contextlib.suppress(AtollError):
+            await self._bus.purge(f"{manifest.blob.stem}.*")
+    return reason, norm
 
 
 # --- versions: keyframes, deltas, retries, removal --------------------------------------------------------------------------
@@ -351,10 +353,10 @@ def state_bound(elements: int) -> int:
 async def stored_once(self: CommitAttempt, bus: Any) -> StoredBlobs:  # noqa: ANN401
     """What was acknowledged before the connection was lost counts as stored."""
     self.measuring = self.measuring or asyncio.create_task(self._measure())
-    refs = await self._attempt(bus)
+    refs = await all_of(bus.put_blob(stem, upload) for stem, upload in self.uploads.values())
     await self.measuring
     self.reconnects = bus.stats.reconnects
-    return refs
+    return StoredBlobs(**dict(zip(self.uploads, refs, strict=True)))
 
 
 def ids_kept(self: Upload) -> None:

@@ -51,7 +51,7 @@ async def test_an_outage_fills_no_memory_and_costs_no_piece_twice(monkeypatch: p
             super().__init__(elements, codec, slices)
             made.append(self)
 
-    monkeypatch.setattr("atoll.run.blob_reader.FrameDecoder", Counted)
+    monkeypatch.setattr("atoll.run.delta_chain.FrameDecoder", Counted)
     protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4, codec_up="f32").check()
     layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)
     run = RunRecord(run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol)
@@ -70,6 +70,7 @@ async def test_an_outage_fills_no_memory_and_costs_no_piece_twice(monkeypatch: p
     await bus.enough.wait()
     assert len(made) == READS_AT_ONCE
     bus.back = True
-    norms = await asyncio.gather(*fetching)
-    assert norms == [pytest.approx(SIZE**0.5)] * queued
+    fetched = await asyncio.gather(*fetching)
+    assert {reason for reason, _ in fetched} == {""}
+    assert [norm for _, norm in fetched] == [pytest.approx(SIZE**0.5)] * queued
     assert bus.pieces_read == queued * blob.chunks

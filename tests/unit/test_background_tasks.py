@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll_synchronizer.background_tasks import BackgroundTasks
+from atoll.base.background_tasks import BackgroundTasks
 
 
 async def test_a_timer_that_fails_is_reported_like_a_task() -> None:

@@ -89,22 +89,22 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("left", ["", "{", "[]", "{}", '{"cell": 5}', "\0\0"])
 def test_a_damaged_record_is_a_cell_not_done(tmp_path: Path, left: str) -> None:
     """It is run again; estimates do without it."""
-    shelf = CellStore(tmp_path, "sources")
-    shelf.keep(CELL, {"cell": CELL.describe(), "final": None, "took_s": 1.0})
-    assert shelf.find(CELL) is not None
+    store = CellStore(tmp_path, "sources")
+    store.keep(CELL, {"cell": CELL.describe(), "final": None, "took_s": 1.0})
+    assert store.find(CELL) is not None
     (tmp_path / "sources" / f"{CELL.digest}.json").write_text(left, encoding="utf-8")
 
-    assert shelf.find(CELL) is None
-    assert shelf.paces() == []
+    assert store.find(CELL) is None
+    assert store.paces() == []
 
 
 def test_a_record_of_another_cell_is_none_of_this_one(tmp_path: Path) -> None:
     """The name is the digest of what the record says it is of."""
-    shelf = CellStore(tmp_path, "sources")
-    shelf.keep(CELL, {"cell": {**CELL.describe(), "seed": 7}, "final": 1.0, "took_s": 1.0})
+    store = CellStore(tmp_path, "sources")
+    store.keep(CELL, {"cell": {**CELL.describe(), "seed": 7}, "final": 1.0, "took_s": 1.0})
     assert json.loads((tmp_path / "sources" / f"{CELL.digest}.json").read_text(encoding="utf-8"))["final"] == 1.0
 
-    assert shelf.find(CELL) is None
+    assert store.find(CELL) is None
 
 
 @pytest.mark.parametrize(

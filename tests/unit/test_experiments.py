@@ -306,8 +306,8 @@ def test_a_failure_is_said_and_the_others_go_on(tmp_path: Path) -> None:
 
     assert crew.failed == [small(13)]
     assert "no luck" in said[1]
-    assert crew.shelf.find(small(13)) is None
-    assert crew.shelf.find(small(1)) is not None
+    assert crew.store.find(small(13)) is None
+    assert crew.store.find(small(1)) is not None
 
 
 def test_an_interrupted_go_keeps_what_is_done(tmp_path: Path) -> None:

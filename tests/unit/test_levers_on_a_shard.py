@@ -74,7 +74,8 @@ class ShardOwner:
                 run_nonce=self.desk.run.nonce,
                 blob=await self.bus.put_blob(stem, encode_frame(pseudo_gradient, "f32")),
             )
-            await self.bench.fetch(key, manifest)
+            reason, _ = await self.bench.fetch(key, manifest)
+            assert not reason
             fold = Fold(key=key, weight=16.0, staleness_weight=1.0 - 0.5 * number, age=number)
             await self.bench.fold(fold, self.store.holdings[0].state)
         await self.store.commit(one_commit(version), await self.bench.merged(0))
@@ -227,7 +228,7 @@ async def test_an_outer_state_of_another_shape_is_not_taken(desk: LeverDesk) -> 
     owner = await desk.owner(1)
     await owner.advance()
     state = owner.store.holdings[0].state
-    assert _fitting(state, owner.store._advance.init(np.ones(SIZE, np.float32))) is state
+    assert _fitting(state, owner.store._global_update.init(np.ones(SIZE, np.float32))) is state
     for wrong in (state[MOMENTUM][:-1], state[MOMENTUM].astype(np.float64)):
         with pytest.raises(BlobCorrupt, match="outer state"):
             _fitting(state | {MOMENTUM: wrong}, state)

@@ -12,14 +12,16 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
-from atoll.protocol.events import Acknowledge, ContributionArrived
+from atoll.protocol.events import Acknowledge, ContributionArrived, Event
 from atoll.protocol.shard import Shard
 from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Rebuilt, RunRecord, encode
 from atoll.wire.subjects import Subjects
-from atoll_synchronizer.manifest_validation import arrival, read_beat, read_manifest
+from atoll_synchronizer.garbage_collector import GarbageCollector
+from atoll_synchronizer.intake import FactIntake, PendingAcknowledgements, read_beat, read_manifest
 from atoll_synchronizer.shard_assignment import Host
+from atoll_synchronizer.shard_context import EventLog, ShardContext
 from support.founded_run import FRAGMENTS, run_record
 
 
@@ -86,11 +88,15 @@ def test_a_contribution_of_the_lost_founding_is_refused(run: str) -> None:
     assert read_manifest(ours, Subjects(run), record, 0).push == 9
 
 
-def test_a_base_that_the_rebuilt_run_does_not_have_yet_is_refused(run: str) -> None:
+async def test_a_base_that_the_rebuilt_run_does_not_have_yet_is_refused(run: str) -> None:
     """Also of a learner that says the right founding: `future_base`."""
     record = rebuilt(run)
     shard = Shard(record.protocol, 0, dict.fromkeys(record.protocol.fragments_of(0), 5))
-    fact = arrival(read_manifest(contribution(record, "second", 8), Subjects(run), record, 0), 0.0)
+    context, told = ShardContext(MemoryBus(run, MemoryBroker()), record, 0, SystemClock()), list[Event]()
+    event_log = EventLog(context.bus, context.subjects, context.name, context.clock)
+    pending = PendingAcknowledgements(context.bus, context.subjects, event_log, GarbageCollector(context.bus))
+    await FactIntake(context, pending, event_log, told.append)._on_delivery(contribution(record, "second", 8))
+    (fact,) = told
     assert isinstance(fact, ContributionArrived)
 
     refused = [action for action in shard.handle(fact) if isinstance(action, Acknowledge)]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BrokerUnavailable, RecordConflict, StorageFull
-from atoll.bus.interface import Bus
+from atoll.base.waiting import all_of
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.merge.fold import l2_norm
@@ -28,7 +29,6 @@ from atoll.wire.limits import Buffer, Info
 from atoll.wire.messages import RunRecord, encode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer import commit_attempt
-from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
 from atoll_synchronizer.store import ShardStore
 from support.links import unique_run
 from support.protocol_world import one_commit
@@ -158,18 +158,20 @@ async def test_a_former_owner_that_wakes_up_late_writes_nothing(desk: StoreDesk)
     after = await desk.bus.get_record(desk.subjects.head(0))
     assert after is not None
     assert after == before
-    assert (await heir.commit(one_commit(1), STEP)).head.tokens_merged == 16
+    await heir.commit(one_commit(1), STEP)
+    assert heir.holdings[0].head.tokens_merged == 16
 
 
 async def test_a_head_knows_the_tokens_of_all_commits_whoever_made_them(desk: StoreDesk) -> None:
     """And they are those of its books: what was merged in time and what was merged late."""
     for epoch, version in enumerate(range(6), start=1):
         store = await desk.owner(epoch)
-        written = await store.commit(one_commit(version), STEP)
+        await store.commit(one_commit(version), STEP)
+        head = store.holdings[0].head
         settled = store.fragment_ledger[0].settled.values()
 
-        assert written.head.tokens_merged == 8 * (version + 1)
-        assert written.head.tokens_merged == sum(account.merged + account.merged_late for account in settled)
+        assert head.tokens_merged == 8 * (version + 1)
+        assert head.tokens_merged == sum(account.merged + account.merged_late for account in settled)
 
 
 class Cramped(MemoryBus):
@@ -198,13 +200,13 @@ async def test_a_commit_that_failed_goes_on_where_it_was(desk: StoreDesk, monkey
     desk.bus = bus = Cramped(desk.name, desk.bus._broker)
     bus.stored = []
     store = await desk.owner(1)
-    steps, step = list[Vector](), store._advance.step
+    steps, step = list[Vector](), store._global_update.step
 
     def counted(values: Vector, pseudo_gradient: Vector, state: State) -> UpdatedFragment:
         steps.append(values)
         return step(values, pseudo_gradient, state)
 
-    monkeypatch.setattr(store._advance, "step", counted)
+    monkeypatch.setattr(store._global_update, "step", counted)
     for _ in range(2):
         with pytest.raises(StorageFull):
             await store.commit(one_commit(0), STEP)
@@ -220,15 +222,15 @@ async def test_what_a_broker_loses_while_values_are_measured_is_stored_again(
     desk: StoreDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The measure takes longer than the store; the power cut comes between them."""
-    store, bus, norm, attempt = await desk.owner(1), desk.bus, l2_norm, CommitAttempt._attempt
+    store, bus, norm = await desk.owner(1), desk.bus, l2_norm
     stored, ended = asyncio.Event(), threading.Event()
 
     def slow(values: Vector) -> float:
         ended.wait(240.0)
         return norm(values)
 
-    async def attempted(made: CommitAttempt, bus: Bus) -> StoredBlobs:
-        refs = await attempt(made, bus)
+    async def all_stored(uploads: Iterable[Coroutine[Any, Any, BlobRef]]) -> list[BlobRef]:
+        refs = await all_of(uploads)
         stored.set()
         return refs
 
@@ -239,7 +241,7 @@ async def test_what_a_broker_loses_while_values_are_measured_is_stored_again(
         ended.set()
 
     monkeypatch.setattr(commit_attempt, "l2_norm", slow)
-    monkeypatch.setattr(CommitAttempt, "_attempt", attempted)
+    monkeypatch.setattr(commit_attempt, "all_of", all_stored)
     await asyncio.gather(store.commit(one_commit(0), STEP), cut())
     heir = await desk.owner(2)
     assert heir.holdings[0].values.tobytes() == store.holdings[0].values.tobytes()

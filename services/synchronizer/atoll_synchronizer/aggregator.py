@@ -24,7 +24,7 @@ from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import FragmentFold, validated_norms
 from atoll.merge.outer import MOMENTUM, State
 from atoll.protocol.events import Fold, PushKey
-from atoll.run.blob_reader import FrameReader
+from atoll.run.delta_chain import FrameReader
 from atoll.wire.messages import Contribution, RunRecord
 
 READS_AT_ONCE = 8
@@ -52,36 +52,27 @@ class Aggregator:
         self._folds: dict[int, FragmentFold] = {}
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
 
-    async def tried(self, key: PushKey, manifest: Contribution) -> tuple[str, float]:
-        """Fetch a contribution; return why it cannot be used (empty if it can) and its L2 norm."""
+    async def fetch(self, key: PushKey, manifest: Contribution) -> tuple[str, float]:
+        """Read, validate and keep a contribution; return why it cannot be used (empty if it can) and its L2 norm.
+
+        While the broker is away, wait.
+        """
+        elements, slices = self._sizes[key.fragment], self._run.layout.slices(key.fragment)
+        protocol = self._run.protocol
         try:
-            return "", await self.fetch(key, manifest)
-        except FrameRejected as error:
+            async with self._reading:
+                begun = partial(off_loop, elements, FrameReader.of, manifest.blob, elements, protocol.codec_up, slices)
+                arrival = await patiently(begun, "a contribution")
+                await patiently(lambda: arrival.receive(self._bus), "a contribution")
+            norms = validated_norms(arrival.frame.norms(), slices, manifest.norms, protocol.norm_max)
+        except FrameRejected as error:  # also a manifest whose blob is larger than any honest frame
             return error.reason, 0.0
         except BlobGone:
             return "chunks_gone", 0.0
         except (BlobCorrupt, PeerMisbehaved):
             return "corrupt", 0.0
-
-    async def fetch(self, key: PushKey, manifest: Contribution) -> float:
-        """Read and validate a contribution, keep it, and return its L2 norm; while the broker is away, wait.
-
-        Raises:
-            FrameRejected: with the reason; also for a manifest whose blob is larger than any honest frame.
-            BlobGone, BlobCorrupt: the chunks are not what the manifest says.
-        """
-        elements, slices, protocol = (
-            self._sizes[key.fragment],
-            self._run.layout.slices(key.fragment),
-            self._run.protocol,
-        )
-        async with self._reading:
-            begun = partial(off_loop, elements, FrameReader.of, manifest.blob, elements, protocol.codec_up, slices)
-            arrival = await patiently(begun, "a contribution")
-            await patiently(lambda: arrival.receive(self._bus), "a contribution")
-        norms = validated_norms(arrival.frame.norms(), slices, manifest.norms, protocol.norm_max)
         self._ready[key] = PendingContribution(arrival.frame.encoded(), norms)
-        return math.hypot(*norms)
+        return "", math.hypot(*norms)
 
     async def fold(self, command: Fold, state: State) -> None:
         """Add a ready contribution to its fragment's sum and free its memory; `state` is the fragment's outer state."""
@@ -108,18 +99,10 @@ class Aggregator:
         """Fold a pseudo-gradient in with its staleness weight, corrected if the run has a correction."""
         corrections = None
         if self._correction is not None:
-            slices = self._run.layout.slices(command.key.fragment)
-            momentum_reference = self._momentum_reference(command.key.fragment, state[MOMENTUM])
-            corrections = self._correction.corrections(
-                waiting.pseudo_gradient, waiting.norms, momentum_reference, slices
-            )
+            fragment, momentum = command.key.fragment, state[MOMENTUM]
+            slices = self._run.layout.slices(fragment)
+            reference = self._momentum_references.get(fragment)
+            if reference is None or reference.momentum is not momentum:  # measured again after every commit
+                reference = self._momentum_references[fragment] = MomentumReference.of(momentum, slices)
+            corrections = self._correction.corrections(waiting.pseudo_gradient, waiting.norms, reference, slices)
         fold.add(waiting.pseudo_gradient, waiting.norms, command.weight, command.staleness_weight, corrections)
-
-    def _momentum_reference(self, fragment: int, momentum: Vector) -> MomentumReference:
-        """Return the measured momentum of a fragment; measure it again after it has changed."""
-        momentum_reference = self._momentum_references.get(fragment)
-        if momentum_reference is None or momentum_reference.momentum is not momentum:
-            momentum_reference = self._momentum_references[fragment] = MomentumReference.of(
-                momentum, self._run.layout.slices(fragment)
-            )
-        return momentum_reference

@@ -9,14 +9,14 @@ and a head must not name lost data. So after a lost connection the shard sends e
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from atoll.base.waiting import all_of
 from atoll.bus.interface import Bus
 from atoll.merge.fold import l2_norm
 from atoll.merge.global_update import UpdatedFragment
 from atoll.run.delta_chain import digest_of_values
-from atoll.wire.blobs import BlobRef, Pieces, Upload
+from atoll.wire.blobs import BlobRef, Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,48 +25,41 @@ class StoredBlobs:
 
     state: BlobRef
     fragment_ledger: BlobRef
-    keyframe: BlobRef | None
-    delta: BlobRef | None
+    keyframe: BlobRef | None = None
+    delta: BlobRef | None = None
 
     @property
     def refs(self) -> tuple[BlobRef, ...]:
         """Return all references."""
         return tuple(ref for ref in (self.state, self.fragment_ledger, self.keyframe, self.delta) if ref is not None)
 
-    @property
-    def frame_bytes(self) -> int:
-        """Return the size of keyframe and delta."""
-        return sum(ref.size_bytes for ref in (self.keyframe, self.delta) if ref is not None)
-
 
 @dataclass(slots=True)
 class CommitAttempt:
-    """A commit in progress; `reconnects` is the count of the bus at the moment when all of it was stored.
+    """A commit in progress: what is `new`, and its uploads and their stems by the name that `StoredBlobs` gives them.
 
-    Once it is stored, `norm` and `digest` are those of its values.
+    `reconnects` is the count of the bus at the moment when all of it was stored. Once it is stored, `norm` and `digest`
+    are those of its values.
     """
 
     nonce: str
     new: UpdatedFragment
+    uploads: dict[str, tuple[str, Upload]]
     reconnects: int
     norm: float = 0.0
     digest: str = ""
-    uploads: dict[str, tuple[str, Upload]] = field(default_factory=dict)
     measuring: asyncio.Task[None] | None = None
-
-    def add(self, what: str, stem: str, pieces: Pieces) -> None:
-        """Add something to be stored."""
-        self.uploads[what] = (stem, Upload(pieces))
 
     async def stored(self, bus: Bus) -> StoredBlobs:
         """Store everything that is not stored yet or that the broker may have lost."""
         # Once for all attempts: the measuring thread goes on even if the attempt that began it fails.
         self.measuring = self.measuring or asyncio.create_task(self._measure())
         while True:
-            refs = await self._attempt(bus)
+            # If one upload fails, the others go on with the next attempt.
+            refs = await all_of(bus.put_blob(stem, upload) for stem, upload in self.uploads.values())
             await asyncio.shield(self.measuring)
             if bus.stats.reconnects == self.reconnects:
-                return refs
+                return StoredBlobs(**dict(zip(self.uploads, refs, strict=True)))
             self.reconnects = bus.stats.reconnects
             for _, upload in self.uploads.values():
                 upload.forget()
@@ -75,9 +68,3 @@ class CommitAttempt:
         """Measure the values."""
         self.norm = await asyncio.to_thread(l2_norm, self.new.values)
         self.digest = await asyncio.to_thread(digest_of_values, self.new.values)
-
-    async def _attempt(self, bus: Bus) -> StoredBlobs:
-        # If one upload fails, the others go on with the next attempt.
-        refs = await all_of(bus.put_blob(stem, upload) for stem, upload in self.uploads.values())
-        by_name = dict(zip(self.uploads, refs, strict=True))
-        return StoredBlobs(by_name["state"], by_name["books"], by_name.get("keyframe"), by_name.get("delta"))

@@ -16,7 +16,7 @@ from atoll.base.errors import RecordConflict
 from atoll.base.retry import patiently
 from atoll.protocol.events import Acknowledge, Commit, CommitRefused, Committed, Dismiss, Event, Fold, Keep
 from atoll_synchronizer.aggregator import Aggregator
-from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
+from atoll_synchronizer.intake import PendingAcknowledgements
 from atoll_synchronizer.round_report import CommitSize, CommitTimes, RoundReporter
 from atoll_synchronizer.store import ShardStore
 
@@ -83,11 +83,12 @@ class FragmentLanes:
         tools = self._tools
         pseudo_gradient = await tools.aggregator.merged(command.fragment)
         merged_s = self._clock.monotonic()
-        written = await patiently(lambda: tools.store.commit(command, pseudo_gradient), "a commit")
+        bytes_down = await patiently(lambda: tools.store.commit(command, pseudo_gradient), "a commit")
         now_s = self._clock.monotonic()
         self.commits += 1
-        bytes_up = sum(tools.pending.size_bytes(share.key) for share in command.shares)
+        held = (tools.pending.contributions.get(share.key) for share in command.shares)
+        bytes_up = sum(one.manifest.blob.size_bytes for one in held if one is not None)
         fragment, version = command.fragment, command.base_version + 1
         self._tell(Committed(at_s=now_s, fragment=fragment, version=version, cause_id=command.cause_id))
         times = CommitTimes(decided_s, began_s, merged_s, now_s)
-        await tools.report.committed(command, times, CommitSize(bytes_up, written.frame_bytes, pseudo_gradient.size))
+        await tools.report.committed(command, times, CommitSize(bytes_up, bytes_down, pseudo_gradient.size))

@@ -1,6 +1,7 @@
 """What a shard reports of its rounds: a canonical log line and a `round` event per commit, and why a round waits.
 
 `atoll.protocol.reasons` says why a round waited: the log gets it as one line, the event gets its values (`atoll why`).
+If rounds last longer than the interval that they should fit into, most tokens come late: the reporter warns of that.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from dataclasses import dataclass
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.base.logs import get
-from atoll.protocol.events import Commit, PublishCall, Share
+from atoll.protocol.events import Commit, PublishCall
 from atoll.protocol.reasons import NAMED_MAX, call_id, commit_id, push_id
 from atoll.protocol.shard import Shard
 from atoll.wire.traffic import moved_by
-from atoll_synchronizer.event_log import EventLog
-from atoll_synchronizer.overrun_monitor import OverrunMonitor
-from atoll_synchronizer.shard_context import ShardContext
+from atoll_synchronizer.shard_context import EventLog, ShardContext
 
 log = get(__name__)
+
+OVERRUNS_PER_WARNING = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,41 +40,6 @@ class CommitSize:
     parameters: int
 
 
-def round_fields(command: Commit, times: CommitTimes, size: CommitSize) -> dict[str, object]:
-    """Return the fields of a `round` event, except those that only the machine knows."""
-    return {
-        "fragment": command.fragment,
-        "version": command.base_version + 1,
-        "contributors": [_contributor(share) for share in command.shares],
-        "tokens": sum(share.tokens for share in command.shares),
-        "bytes_up": size.bytes_up,
-        "bytes_down": size.bytes_down,
-        "quorum_wait_s": round(command.quorum_s - command.called_s, 4),
-        "grace_s": round(command.grace_s, 4),
-        "waited_s": round(times.decided_s - command.called_s, 4),
-        "queued_s": round(times.began_s - times.decided_s, 4),
-        "merge_s": round(times.merged_s - times.began_s, 4),
-        "commit_s": round(times.visible_s - times.merged_s, 4),
-        "end": command.end,
-        "live": command.live,
-        "parameters": size.parameters,
-        "cause_id": command.cause_id,
-        "why": command.why,
-    }
-
-
-def _contributor(share: Share) -> dict[str, object]:
-    return {
-        "learner": share.key.learner,
-        "incarnation": share.key.incarnation,
-        "push": share.key.push,
-        "age": share.age,
-        "tokens": share.tokens,
-        "weight": share.weight,
-        "cause_id": share.cause_id,
-    }
-
-
 class RoundReporter:
     """Reports one tenure's rounds to log and event log."""
 
@@ -82,13 +48,43 @@ class RoundReporter:
         self._context = context
         self._machine = machine
         self._event_log = event_log
-        self._overrun = OverrunMonitor(context.run.protocol)
+        self._overruns = 0  # consecutive rounds that were longer than an interval
 
     async def committed(self, command: Commit, times: CommitTimes, size: CommitSize) -> None:
         """Record a round whose version is visible."""
         if command.why is None:
             raise ProtocolMisuse("a round ends for a reason", got=(command.fragment, command.base_version))
-        fields = round_fields(command, times, size) | {"run_tokens": self._machine.ledger.run_tokens}
+        fields: dict[str, object] = {
+            "fragment": command.fragment,
+            "version": command.base_version + 1,
+            "contributors": [
+                {
+                    "learner": share.key.learner,
+                    "incarnation": share.key.incarnation,
+                    "push": share.key.push,
+                    "age": share.age,
+                    "tokens": share.tokens,
+                    "weight": share.weight,
+                    "cause_id": share.cause_id,
+                }
+                for share in command.shares
+            ],
+            "tokens": sum(share.tokens for share in command.shares),
+            "bytes_up": size.bytes_up,
+            "bytes_down": size.bytes_down,
+            "quorum_wait_s": round(command.quorum_s - command.called_s, 4),
+            "grace_s": round(command.grace_s, 4),
+            "waited_s": round(times.decided_s - command.called_s, 4),
+            "queued_s": round(times.began_s - times.decided_s, 4),
+            "merge_s": round(times.merged_s - times.began_s, 4),
+            "commit_s": round(times.visible_s - times.merged_s, 4),
+            "end": command.end,
+            "live": command.live,
+            "parameters": size.parameters,
+            "cause_id": command.cause_id,
+            "why": command.why,
+            "run_tokens": self._machine.ledger.run_tokens,
+        }
         line = fields | {
             "contributors": len(command.shares),
             "id": commit_id(command.fragment, command.base_version + 1),
@@ -96,13 +92,23 @@ class RoundReporter:
             "why": command.why.told(),
         }
         log.info("round.committed", **line, link=moved_by(self._context.bus.stats).told)
-        called_s = command.called_s or times.visible_s
-        self._overrun.see(times.visible_s - called_s, self._machine.step_s(times.visible_s))
+        step_s = self._machine.step_s(times.visible_s)
+        if step_s is not None:
+            round_s = times.visible_s - (command.called_s or times.visible_s)
+            interval_s = self._context.run.protocol.interval_steps * step_s
+            self._overruns = self._overruns + 1 if round_s > interval_s else 0
+            if self._overruns and self._overruns % OVERRUNS_PER_WARNING == 0:
+                log.warning(
+                    "interval.too_short",
+                    round_s=round(round_s, 4),
+                    interval_s=round(interval_s, 4),
+                    todo=f"found a run with protocol.interval_steps={max(2, round(2 * round_s / step_s))} or more",
+                )
         await self._event_log.record("round", **fields)
 
-    async def called(self, call: PublishCall) -> None:
-        """Log why a round still waits, at call counts that are powers of two: a long wait has many calls."""
-        if call.attempt > 1 and call.attempt & (call.attempt - 1) == 0:
+    async def waiting(self, call: PublishCall) -> None:
+        """Log why a round that is called again still waits, at powers of two of its calls: a long wait has many."""
+        if call.attempt & (call.attempt - 1) == 0:
             fields = {"fragment": call.fragment, "version": call.version, "why": call.why}
             cause = call_id(call.fragment, call.version, call.attempt)
             log.warning("round.waiting", **fields, cause_id=cause)

@@ -17,6 +17,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from atoll.base import fact_dumps
+from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, RecordConflict
 from atoll.base.identity import Identity
@@ -49,14 +50,11 @@ from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist
-from atoll_synchronizer.background_tasks import BackgroundTasks
-from atoll_synchronizer.event_log import EventLog
-from atoll_synchronizer.intake import FactIntake
+from atoll_synchronizer.intake import FactIntake, PendingAcknowledgements
 from atoll_synchronizer.lanes import FragmentLanes, LaneTools
 from atoll_synchronizer.lease import LeaseKeeper
-from atoll_synchronizer.pending_acknowledgements import PendingAcknowledgements
 from atoll_synchronizer.round_report import RoundReporter
-from atoll_synchronizer.shard_context import ShardContext
+from atoll_synchronizer.shard_context import EventLog, ShardContext
 from atoll_synchronizer.store import ShardStore
 
 log = get(__name__)
@@ -214,7 +212,11 @@ class ShardService:
 
     def _do(self, action: Action) -> None:
         if isinstance(action, ArmTimer):
-            self.background.arm(action.name, action.due_s - self.clock.monotonic(), self._on_timer)
+            self.background.arm(
+                action.name,
+                action.due_s - self.clock.monotonic(),
+                lambda name: self._on_fact(TimerFired(at_s=self.clock.monotonic(), name=name)),
+            )
         elif isinstance(action, PublishCall):
             self.background.spawn(self._call(action))
         elif isinstance(action, Fetch):
@@ -228,9 +230,6 @@ class ShardService:
         elif isinstance(action, StandDown) and not self._ended.done():
             self._ended.set_exception(RecordConflict("this shard was deposed", got=action.reason))
 
-    def _on_timer(self, name: str) -> None:
-        self._on_fact(TimerFired(at_s=self.clock.monotonic(), name=name))
-
     async def _call(self, action: PublishCall) -> None:
         call = Call(
             fragment=action.fragment, version=action.version, attempt=action.attempt, run_tokens=action.run_tokens
@@ -239,10 +238,11 @@ class ShardService:
             await self.bus.tell(self.subjects.call(action.fragment), encode(call))
         except (BusError, BrokerUnavailable) as error:
             log.warning("call.unsent", fragment=action.fragment, reason=str(error))
-        await self.report.called(action)
+        if action.attempt > 1:
+            await self.report.waiting(action)
 
     async def _fetch(self, action: Fetch) -> None:
-        reason, norm = await self.aggregator.tried(action.key, self.pending.manifest(action.key))
+        reason, norm = await self.aggregator.fetch(action.key, self.pending.contributions[action.key].manifest)
         now_s = self.clock.monotonic()
         if reason:
             self._on_fact(ContributionSpoiled(at_s=now_s, key=action.key, reason=reason, cause_id=action.cause_id))

@@ -31,8 +31,8 @@ from atoll.wire.messages import Presence, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 from atoll_synchronizer.archivist import make_archivist
-from atoll_synchronizer.event_log import EventLog
 from atoll_synchronizer.service import HANDED_OVER, ShardService
+from atoll_synchronizer.shard_context import EventLog
 
 log = get(__name__)
 

@@ -50,7 +50,7 @@ from atoll.protocol.ledger import Ledger
 from atoll.run.delta_chain import continued, frames_of, keyframe_of, read_values
 from atoll.run.heads import head_info
 from atoll.run.record import the_run
-from atoll.wire.blobs import BlobRef, Cut, Download
+from atoll.wire.blobs import BlobRef, Cut, Download, Upload
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects, matches
 from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
@@ -81,16 +81,6 @@ class Holding:
     swept: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenHead:
-    """What one commit wrote: the new head and the bytes of its frames, state and ledger."""
-
-    head: Head
-    frame_bytes: int
-    state_bytes: int
-    books_bytes: int
-
-
 class ShardStore:
     """Loads and commits the fragments of one shard."""
 
@@ -99,7 +89,7 @@ class ShardStore:
         self._bus = bus
         self._run = run
         self._shard = shard
-        self._advance = GlobalUpdate(outer, run.protocol)
+        self._global_update = GlobalUpdate(outer, run.protocol)
         self._subjects = Subjects(run.run)
         self.epoch = 0
         self.holdings: dict[int, Holding] = {}
@@ -121,8 +111,10 @@ class ShardStore:
         for fragment in self._run.protocol.fragments_of(self._shard):
             self.holdings[fragment] = await self._load(fragment)
 
-    async def commit(self, command: Commit, pseudo_gradient: Vector) -> WrittenHead:
-        """Take the outer step and make `command.base_version + 1` visible with its ledger. May be repeated.
+    async def commit(self, command: Commit, pseudo_gradient: Vector) -> int:
+        """Take the outer step and make `command.base_version + 1` visible with its ledger; return its frames' bytes.
+
+        May be repeated.
 
         Raises:
             RecordConflict: another process wrote this fragment's head.
@@ -140,13 +132,19 @@ class ShardStore:
             await self.garbage_collector.sweep()
             raise
         head = self._head(command, held, stored, attempt)
+        info = head_info(head) | {
+            "learners": ",".join(share.key.learner for share in command.shares),
+            "grace_s": round(command.grace_s, 4),
+            "end": command.end,
+        }
         try:
-            revision = await self._write(head, held.revision, _commit_info(head, command), attempt.reconnects)
+            revision = await self._write(head, held.revision, info, attempt.reconnects)
         except RecordConflict:
             await self._disown(command.fragment, *stored.refs)
             raise
         del self._attempts[command.fragment]
-        self._bus.stats.frame_bytes_up += stored.frame_bytes
+        frame_bytes = sum(ref.size_bytes for ref in (stored.keyframe, stored.delta) if ref is not None)
+        self._bus.stats.frame_bytes_up += frame_bytes
         new = attempt.new
         self.holdings[command.fragment] = Holding(
             head, revision, new.values, new.state, attempt.norm, fragment_ledger, swept=held.swept
@@ -156,23 +154,23 @@ class ShardStore:
         self.garbage_collector.leave(command.fragment, *_chunks(*held.head.superseded, held.head.state))
         await self.garbage_collector.remove(*_chunks(held.head.fragment_ledger))
         await self._sweep(command.fragment)
-        return WrittenHead(head, stored.frame_bytes, stored.state.size_bytes, len(fragment_ledger))
+        return frame_bytes
 
     async def _begun(self, command: Commit, held: Holding, pseudo_gradient: Vector) -> CommitAttempt:
         """Take the outer step, and list what to store of it: a delta, a keyframe or both, outer state, ledger."""
         fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.fragment_ledger)
         protocol, subjects = self._run.protocol, self._subjects
-        new = await asyncio.to_thread(self._advance.step, held.values, pseudo_gradient, held.state)
-        attempt = CommitAttempt(nonce, new, self._bus.stats.reconnects)
-        attempt.add("state", subjects.state_stem(fragment, version, nonce), PackedArrays(new.state))
-        attempt.add("books", subjects.ledger_stem(fragment, nonce), Cut(command.fragment_ledger))
+        new = await asyncio.to_thread(self._global_update.step, held.values, pseudo_gradient, held.state)
+        uploads = {
+            "state": (subjects.state_stem(fragment, version, nonce), Upload(PackedArrays(new.state))),
+            "fragment_ledger": (subjects.ledger_stem(fragment, nonce), Upload(Cut(command.fragment_ledger))),
+        }
         if new.delta is None or version - held.head.key_version >= protocol.keyframe_versions:
-            attempt.add("keyframe", subjects.global_stem(fragment, version, nonce), keyframe_of(new.values))
+            uploads["keyframe"] = subjects.global_stem(fragment, version, nonce), Upload(keyframe_of(new.values))
         if new.delta is not None:
-            attempt.add(
-                "delta", subjects.delta_stem(fragment, version, nonce), EncodedFrame(protocol.codec_down, new.delta)
-            )
-        return attempt
+            delta = EncodedFrame(protocol.codec_down, new.delta)
+            uploads["delta"] = subjects.delta_stem(fragment, version, nonce), Upload(delta)
+        return CommitAttempt(nonce, new, uploads, self._bus.stats.reconnects)
 
     async def keep(self, fragment: int, fragment_ledger: bytes) -> None:
         """Make the ledger of a fragment durable with the version it has. Raises what `commit` raises."""
@@ -226,12 +224,15 @@ class ShardStore:
     async def _sweep(self, fragment: int) -> None:
         """Remove everything of this fragment that former epochs wrote, each epoch once the head names none of it."""
         held = self.holdings[fragment]
-        named = [f"{ref.stem}.0" for ref in self._named(held.head)]
         # Founders' writes count as epoch 0. The first owner removes them later, like all that a commit supersedes.
         first = 0 if self.epoch > 1 else 1
-        for epoch in range(max(first, self.epoch - SWEPT_EPOCHS), self.epoch):
+        unswept = set(range(max(first, self.epoch - SWEPT_EPOCHS), self.epoch)) - held.swept
+        if not unswept:
+            return
+        named = [f"{ref.stem}.0" for ref in self._named(held.head)]
+        for epoch in sorted(unswept):
             former = self._subjects.written_in(fragment, epoch)
-            if epoch not in held.swept and not any(matches(old, chunk) for old in former for chunk in named):
+            if not any(matches(old, chunk) for old in former for chunk in named):
                 held.swept |= {epoch}
                 await self.garbage_collector.remove(*former)
 
@@ -284,7 +285,7 @@ class ShardStore:
 
     async def _read(self, fragment: int, head: Head, revision: int) -> Holding:
         values, elements = await read_values(self._bus, self._run, head), self._run.layout.fragment_sizes()[fragment]
-        state = self._advance.init(values)
+        state = self._global_update.init(values)
         if head.state is not None:
             state = _fitting(await self._read_state(head.state, elements), state)
         fragment_ledger = (
@@ -355,12 +356,3 @@ def _fitting(state: State, wanted: State) -> State:
     if there != due:
         raise BlobCorrupt("an outer state that is not this run's", got=there, allowed=due)
     return state
-
-
-def _commit_info(head: Head, command: Commit) -> dict[str, str | int | float | bool]:
-    """Return what taps show of a newly committed head."""
-    return head_info(head) | {
-        "learners": ",".join(share.key.learner for share in command.shares),
-        "grace_s": round(command.grace_s, 4),
-        "end": command.end,
-    }

@@ -52,24 +52,16 @@ def adopt(
         if on_device is not None:
             adopted |= on_device
             continue
-        values = adopted_values(layout, settings, adopted, item)
+        values = item.frame.values
+        if settings.adoption == "blend":
+            alpha = np.float32(settings.blend_alpha)
+            values = alpha * gather(layout, adopted, item.frame.fragment) + (np.float32(1.0) - alpha) * values
+        elif settings.adoption == "carry":
+            values = values + (gather(layout, adopted, item.frame.fragment) - item.carry_from)
         for name, pieces in scatter(layout, item.frame.fragment, values, adopted).items():
             adopted[name] = _with_rows(adopted[name], pieces)
             scratch_arrays.release_pages(*(rows for _, _, rows in pieces))
     return adopted
-
-
-def adopted_values(
-    layout: Layout, settings: ProtocolSettings, leaves: Mapping[str, Any], item: AdoptableFragment
-) -> Vector:
-    """Return the values, flat float32, that the learner continues from."""
-    if settings.adoption == "overwrite":
-        return item.frame.values
-    own = gather(layout, leaves, item.frame.fragment)
-    if settings.adoption == "blend":
-        alpha = np.float32(settings.blend_alpha)
-        return alpha * own + (np.float32(1.0) - alpha) * item.frame.values
-    return item.frame.values + (own - item.carry_from)
 
 
 def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> Any:  # noqa: ANN401  (any array)
@@ -82,28 +74,19 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> An
     import jax  # noqa: PLC0415  (the kernel loads JAX only where arrays are JAX arrays)
     import jax.numpy as jnp  # noqa: PLC0415
 
-    if not isinstance(leaf, jax.Array):
-        return _in_host_memory(leaf, pieces)
-    if all(device.platform == "cpu" for device in leaf.devices()):
-        if leaf.committed:  # `device_put` aliases aligned memory, whatever its options are
-            return jax.device_put(_in_host_memory(leaf, pieces), leaf.sharding)
-        return jnp.array(pieces[0][2] if _whole(leaf, pieces) else _in_host_memory(leaf, pieces), copy=True)
+    on_host = not isinstance(leaf, jax.Array)
+    if on_host or all(device.platform == "cpu" for device in leaf.devices()):
+        whole = pieces[0][2].shape == leaf.shape
+        array = pieces[0][2] if whole else np.array(leaf)
+        if not whole:
+            for start, stop, rows in pieces:
+                array[... if array.ndim == 0 else slice(start, stop)] = rows
+        if not on_host and not leaf.committed:
+            return jnp.array(array, copy=True)
+        array = array.copy() if whole else array  # `device_put` aliases aligned memory, whatever its options are
+        return array if on_host else jax.device_put(array, leaf.sharding)
     from atoll.codec import on_device  # noqa: PLC0415
 
     for start, _, rows in pieces:
         leaf = on_device.overwritten(leaf, rows, start) if leaf.ndim else jax.device_put(rows, leaf.sharding)
     return leaf
-
-
-def _in_host_memory(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> npt.NDArray[Any]:  # noqa: ANN401
-    if _whole(leaf, pieces):
-        return pieces[0][2].copy()
-    array = np.array(leaf)
-    for start, stop, rows in pieces:
-        array[... if array.ndim == 0 else slice(start, stop)] = rows
-    return array
-
-
-def _whole(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> bool:  # noqa: ANN401
-    """Return whether the first piece covers all of `leaf`."""
-    return bool(pieces[0][2].shape == leaf.shape)

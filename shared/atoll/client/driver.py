@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from atoll.base import fact_dumps
+from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import (
@@ -39,10 +40,9 @@ from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, chosen
-from atoll.client.losses import LossReader
 from atoll.client.membership import dismissal
 from atoll.client.pushing import Pusher
-from atoll.client.step_boundary import StepBoundary, StepReport
+from atoll.client.step_boundary import LossReader, StepBoundary, StepReport
 from atoll.codec import Read
 from atoll.model.pytrees import gather, look
 from atoll.protocol.events import (
@@ -115,7 +115,7 @@ class IslandDriver:
         self._encoding: set[int] = set()
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order of their start
+        self.background = BackgroundTasks(self._fail)
         self._pushing = asyncio.Semaphore(PUSHES_AT_ONCE)
         self._pusher = Pusher(bus, run, member, clock)
         self._encoder: Encoder | None = None
@@ -127,7 +127,7 @@ class IslandDriver:
         tell = log.warning if encode == "device" and self._encoder is None else log.info
         tell("pseudo_gradients.encoded", where="host" if self._encoder is None else "device", why=why)
         for p, frame in self._anchors.items():
-            if (placed := await self._place(frame)) is not None:
+            if self._encoder and (placed := await self._place(self._encoder, frame)) is not None:
                 self._at_home[p] = placed
 
     # --- called by the training thread ------------------------------------------------------------------------------
@@ -170,14 +170,12 @@ class IslandDriver:
         ]
         for subject, handler in feeds:
             subscription = await self.bus.listen(subject)
-            self._spawn(self._hear(subscription, handler))
-        self._spawn(self._resync())
+            self.background.spawn(self._hear(subscription, handler))
+        self.background.spawn(self._resync())
 
     async def stop(self) -> None:
         """End all background work."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.background.stop()
 
     async def _hear(self, subscription: Any, handler: Callable[[CoreMessage], None]) -> None:  # noqa: ANN401  (Subscription)
         async for core_message in subscription:
@@ -197,20 +195,10 @@ class IslandDriver:
                     return
                 self.drain_wanted = self.drain_wanted or await is_over(self.bus, self.subjects, self.run)
                 for head in (await read_heads(self.bus, self.subjects, self.run.layout)).values():
-                    self._on_fact(self._head_fact(head.fragment, head.version))
+                    p, version, now_s = head.fragment, head.version, self.clock.monotonic()
+                    self._on_fact(HeadHeard(at_s=now_s, fragment=p, version=version, cause_id=head_id(p, version)))
             except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
                 log.warning("resync.failed", reason=str(error))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self.on_task_done)
-
-    def on_task_done(self, task: asyncio.Task[None]) -> None:
-        """End the learner when a task that its island needs has failed."""
-        self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         """Have the next step raise `error`; if the cause is our own bug, keep the last facts of the machine."""
@@ -258,7 +246,8 @@ class IslandDriver:
         except msgspec.MsgspecError as error:
             raise PeerMisbehaved("a head tap without its info", got=str(error)) from error
         if said.fragment in self.machine.intervals:
-            self._on_fact(self._head_fact(said.fragment, said.version))
+            p, version, now_s = said.fragment, said.version, self.clock.monotonic()
+            self._on_fact(HeadHeard(at_s=now_s, fragment=p, version=version, cause_id=head_id(p, version)))
 
     def _on_verdict(self, core_message: CoreMessage) -> None:
         verdict = decode(Verdict, core_message.data)
@@ -280,13 +269,9 @@ class IslandDriver:
     def _on_control(self, core_message: CoreMessage) -> None:
         control = decode(Control, core_message.data)
         if control.verb == "identify" and core_message.reply:
-            self._spawn(self.bus.tell(core_message.reply, encode(self.member)))
+            self.background.spawn(self.bus.tell(core_message.reply, encode(self.member)))
         elif control.verb == "drain":
             self.drain_wanted = True
-
-    def _head_fact(self, fragment: int, version: int) -> HeadHeard:
-        cause = head_id(fragment, version)
-        return HeadHeard(at_s=self.clock.monotonic(), fragment=fragment, version=version, cause_id=cause)
 
     def _on_fact(self, fact: Event) -> None:
         """Let the machine handle a fact and start what it commands."""
@@ -303,9 +288,9 @@ class IslandDriver:
                 with self._lock:
                     self._encoding.add(p)
                 origin = self._sent[p] if action.onward else self._anchors[p].values
-                self._spawn(self._push(action, self._snapshot, origin, self._at_home.get(p)))
+                self.background.spawn(self._push(action, self._snapshot, origin, self._at_home.get(p)))
             elif isinstance(action, FetchFragment):
-                self._spawn(self._fetch(action))
+                self.background.spawn(self._fetch(action))
             elif isinstance(action, Leave):
                 self.left.set()
 
@@ -313,20 +298,16 @@ class IslandDriver:
 
     async def _push(self, action: Push, snapshot: Mapping[str, Any], origin: Vector, anchor: Placed | None) -> None:
         reason, p = "", action.fragment
-
-        def loss() -> Coroutine[Any, Any, float | None]:
-            return self.losses.read(self.report.loss)
-
         async with self._pushing:
             try:
                 if self._encoder and anchor is not None and self._encoder.reads(p, snapshot):
                     with self._lock:
                         self._encoding.discard(p)
                     make = partial(self._encoder.encode, p, anchor, snapshot)
-                    await self._pusher.push_made(action, make, loss)
+                    await self._pusher.push_made(action, make, lambda: self.losses.read(self.report.loss))
                 else:
                     theta = await asyncio.to_thread(self._reader, p, snapshot, origin)
-                    await self._pusher.push(action, origin, theta, loss)
+                    await self._pusher.push(action, origin, theta, lambda: self.losses.read(self.report.loss))
             except FrameRejected as error:
                 reason = error.reason
             except (BusError, BrokerUnavailable, StorageFull, RuntimeError) as error:
@@ -364,7 +345,7 @@ class IslandDriver:
             with self._lock:
                 held = self._ready[p][0] if p in self._ready else self._anchors[p]
             frame = await fetch_newest(self.bus, self.run, held)
-            placed = await self._place(frame)
+            placed = await self._place(self._encoder, frame) if self._encoder else None
         except (BusError, BrokerUnavailable, PeerMisbehaved, StorageFull) as error:
             log.warning("fetch.failed", fragment=p, version=action.version, reason=str(error))
             now_s = self.clock.monotonic()
@@ -378,12 +359,10 @@ class IslandDriver:
         now_s, cause = self.clock.monotonic(), head_id(p, frame.version)
         self._on_fact(FragmentFetched(at_s=now_s, fragment=p, version=frame.version, cause_id=cause))
 
-    async def _place(self, frame: GlobalFragment) -> Placed | None:
-        """Return a fragment on its device, if the device makes pseudo-gradients and has room."""
-        if self._encoder is None:
-            return None
+    async def _place(self, encoder: Encoder, frame: GlobalFragment) -> Placed | None:
+        """Return a fragment on its device, if the device has room; that is where pseudo-gradients are made."""
         try:
-            return await asyncio.to_thread(self._encoder.place, frame.fragment, frame.values)
+            return await asyncio.to_thread(encoder.place, frame.fragment, frame.values)
         except RuntimeError as error:
             log.warning("anchor.not_placed", fragment=frame.fragment, version=frame.version, reason=str(error))
             return None

@@ -305,4 +305,4 @@ def believed(loan: Loan | None, like: Any, took_s: float) -> Borrowed | None:  #
 def _say_if_failed(told: Future[None]) -> None:
     """Warn if an event could not be written to the event log."""
     if not told.cancelled() and (error := told.exception()) is not None:
-        log.warning("tape.failed", reason=str(error))
+        log.warning("event_log.failed", reason=str(error))

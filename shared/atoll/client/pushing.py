@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -69,8 +69,7 @@ class Pusher:
 
         framing = Framing(origin.size, protocol.codec_up)
         outgoing = FrameEncoder(framing, pseudo_gradient, self._run.layout.slices(fragment), residue)
-        with self._kept_unless_stored(fragment, kept):
-            blob = await self._stored(action, Upload(outgoing))
+        blob = await self._stored(action, Upload(outgoing), kept)
         await self._queue(action, blob, outgoing.norms(), await loss())
         self._keep(fragment, residue)
 
@@ -90,21 +89,15 @@ class Pusher:
         """
         fragment = action.fragment
         kept = self._residues.pop(fragment, None)
-        with self._kept_unless_stored(fragment, kept):
+        try:
             vector, residue = await asyncio.to_thread(make, kept)
             made = MeasuredFrame(self._run.protocol.codec_up, vector, self._run.layout.slices(fragment))
-            blob = await self._stored(action, Upload(made))
-        await self._queue(action, blob, made.norms(), await loss())
-        self._keep(fragment, residue)
-
-    @contextlib.contextmanager
-    def _kept_unless_stored(self, fragment: int, kept: Any) -> Iterator[None]:  # noqa: ANN401  (as in `_keep`)
-        """If this push fails, keep for the next one the residual that it should have carried."""
-        try:
-            yield
         except BaseException:
             self._keep(fragment, kept)
             raise
+        blob = await self._stored(action, Upload(made), kept)
+        await self._queue(action, blob, made.norms(), await loss())
+        self._keep(fragment, residue)
 
     def _keep(self, fragment: int, residue: Any) -> None:  # noqa: ANN401  (a NumPy or JAX array, or None)
         """Add a rounding residual to what the next push carries."""
@@ -112,8 +105,12 @@ class Pusher:
         if residue is not None:
             self._residues[fragment] = residue if there is None else there + residue
 
-    async def _stored(self, action: Push, upload: Upload) -> BlobRef:
-        """Store the segments while sending may go on; segments that get no manifest are removed, or age out."""
+    async def _stored(self, action: Push, upload: Upload, kept: Any) -> BlobRef:  # noqa: ANN401  (as in `_keep`)
+        """Store the segments while sending may go on.
+
+        If this fails, segments that get no manifest are removed, or age out, and the residual that the push should have
+        carried is `kept` for the next one.
+        """
         member = self._member
         stem = self._subjects.contribution_stem(member.learner, action.fragment, member.incarnation, action.push)
         try:
@@ -126,6 +123,7 @@ class Pusher:
             )
             return await patience.result(lambda: self._bus.put_blob(stem, upload))
         except BaseException:
+            self._keep(action.fragment, kept)
             with contextlib.suppress(BusError, BrokerUnavailable, StorageFull):
                 await self._bus.purge(f"{stem}.*")
             raise

@@ -85,7 +85,6 @@ class Session:
         self._clock = clock
         self._identity = identity or this_process()
         self._opened = False
-        self._chores: list[asyncio.Task[None]] = []
         self._state = "joining"
         self._founder = False
         self._began_s = clock.monotonic()
@@ -134,11 +133,7 @@ class Session:
         await self.driver.start()
         self._state = "training"
         await self.lender.start()
-        loop = asyncio.get_running_loop()
-        background = (self._beat_for_ever(), self._write_down_moved(), self.leases.renew_for_ever())
-        self._chores = [loop.create_task(work) for work in background]
-        for chore in self._chores:
-            chore.add_done_callback(self.driver.on_task_done)
+        self.driver.background.spawn(self._beat_for_ever(), self._write_down_moved(), self.leases.renew_for_ever())
         took_s = self._clock.monotonic() - self._began_s
         versions = max(interval.anchor for interval in self.driver.machine.intervals.values())
         await self.record(
@@ -182,9 +177,9 @@ class Session:
                 await self.bus.publish(subject, farewell, msg_id=msg_id, info={"incarnation": self.member.incarnation})
             await self.bus.tell(subjects.beat(self.member.learner), farewell)
             await self._record_moved()
-            await self.record("left", incarnation=self.member.incarnation, **_books(machine))
+            await self.record("left", incarnation=self.member.incarnation, **_account(machine))
             await release(self.bus, subjects, self.member)
-        log.info("learner.left", incarnation=self.member.incarnation, **_books(machine))
+        log.info("learner.left", incarnation=self.member.incarnation, **_account(machine))
 
     async def _say_draining(self) -> None:
         """Tell the shards, before the last pushes arrive, that we are leaving: their rounds then wait for us."""
@@ -195,12 +190,10 @@ class Session:
 
     async def shut(self) -> None:
         """Stop all work and close the bus; safe in any state."""
-        for chore in self._chores:
-            chore.cancel()
-        if hasattr(self, "lender"):
-            await self.lender.stop()
         if hasattr(self, "driver"):
             await self.driver.stop()
+        if hasattr(self, "lender"):
+            await self.lender.stop()
         if self._opened:
             await self.bus.close()
 
@@ -267,7 +260,7 @@ class Session:
         )
 
 
-def _books(machine: Island) -> dict[str, int]:
+def _account(machine: Island) -> dict[str, int]:
     return {
         "tokens": machine.tokens,
         "steps": machine.steps,

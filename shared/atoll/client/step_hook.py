@@ -27,7 +27,10 @@ from atoll.model.pytrees import describe, gather
 
 
 class StepHook:
-    """The step boundaries of one incarnation. Structure and array names are those of the given parameters."""
+    """The step boundaries of one incarnation. Structure and array names are those of the given parameters.
+
+    `overhead` is the share of the time since the first step that was spent inside `step`.
+    """
 
     def __init__(self, session: Session, clock: Clock, *, donated: bool = False) -> None:
         """Prepare; call `enter` first."""
@@ -40,6 +43,7 @@ class StepHook:
         self._began_s = 0.0
         self._steps = 0
         self.inside_s = 0.0
+        self.overhead = 0.0
 
     @property
     def params(self) -> Any:  # noqa: ANN401  (the caller's pytree)
@@ -58,12 +62,6 @@ class StepHook:
         """Return whether the loop should end: the token target is reached or a drain was requested."""
         target = self.session.run.protocol.tokens_target
         return self.session.driver.drain_wanted or bool(target and self.run_tokens >= target)
-
-    @property
-    def overhead(self) -> float:
-        """Return the share of the time since the first step that was spent inside `step`."""
-        lived_s = self._last_s - self._began_s
-        return self.inside_s / lived_s if lived_s > 0 else 0.0
 
     def enter(self, params: Any, ready: list[AdoptableFragment]) -> None:  # noqa: ANN401
         """Take the run's values in place of `params`.
@@ -107,6 +105,8 @@ class StepHook:
         self.inside_s += self._last_s - began_s
         if self._steps == 1:
             self._began_s, self.inside_s = self._last_s, 0.0
+        lived_s = self._last_s - self._began_s
+        self.overhead = self.inside_s / lived_s if lived_s > 0 else 0.0
         return params
 
 

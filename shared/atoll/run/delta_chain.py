@@ -16,22 +16,24 @@ behind, which need not read the keyframe. In float32 every version is a keyframe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
 from atoll.base import scratch_arrays
 from atoll.base.buffer_pool import Vector
-from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
+from atoll.base.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved
 from atoll.base.logs import get
 from atoll.base.offload import off_loop
 from atoll.base.parallel import parts
 from atoll.bus.interface import Bus
 from atoll.codec import KEYFRAME, Encoded, FrameDecoder, FrameEncoder, Framing
-from atoll.run.blob_reader import FrameReader
-from atoll.wire.blobs import BlobRef
+from atoll.model.layout import FragmentSlice
+from atoll.wire.blobs import BlobRef, Download
 from atoll.wire.messages import Delta, Head, RunRecord
 from atoll.wire.subjects import Subjects
 
@@ -40,6 +42,42 @@ log = get(__name__)
 DELTAS_BEHIND = 8
 """Deltas before a keyframe that its head still names."""
 _AHEAD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FrameReader:
+    """A blob on its way into memory, and the frame that its pieces form; contributions are received like this, too.
+
+    The number of elements and the codec say what an honest sender may send, so everything else is refused before memory
+    is allocated. Each segment is checked and kept as it arrives. If the broker goes away meanwhile, the same reader
+    continues where it was.
+    """
+
+    download: Download
+    frame: FrameDecoder
+
+    @classmethod
+    def of(cls, ref: BlobRef, elements: int, codec: str, slices: Sequence[FragmentSlice] = ()) -> FrameReader:
+        """Return a reader for the blob `ref`; it measures the slices while it reads.
+
+        Raises:
+            FrameRejected: `oversized` or `size`; no honest frame of so many elements is like that.
+            PeerMisbehaved: the reference is none that a correct peer would write.
+        """
+        framing = Framing(elements, codec)
+        if ref.size_bytes > framing.size_bytes:
+            raise FrameRejected("oversized", "a frame is too large", got=ref.size_bytes, allowed=framing.size_bytes)
+        if ref.chunks != len(framing):
+            raise FrameRejected("size", "a frame of another length", got=ref.chunks, allowed=len(framing))
+        return cls(Download(ref, framing.size_bytes), FrameDecoder(elements, codec, slices))
+
+    async def receive(self, bus: Bus) -> None:
+        """Read what is missing; raises what the bus and `FrameDecoder.take` raise."""
+        elements = self.frame.framing.elements
+        async with contextlib.aclosing(bus.pieces(self.download)) as pieces:
+            async for portion in pieces:
+                bus.stats.frame_bytes_down += sum(len(piece) for _, piece in portion)
+                await off_loop(elements, self.frame.take_all, portion)
 
 
 def keyframe_of(values: Vector) -> FrameEncoder:
@@ -67,11 +105,6 @@ def frames_of(subjects: Subjects, head: Head) -> tuple[BlobRef, ...]:
     return head.keyframe, *(delta_ref(subjects, head.fragment, delta) for delta in head.deltas)
 
 
-def newest_bytes(head: Head) -> int:
-    """Return the size of the frame that a learner reads if it holds the version before."""
-    return head.deltas[-1].size_bytes if head.deltas else head.keyframe.size_bytes
-
-
 def continued(deltas: Sequence[Delta], newest: Delta, *, at_keyframe: bool) -> tuple[Delta, ...]:
     """Return the deltas that a head names after one more; a new keyframe makes most of them superfluous."""
     kept = (*deltas, newest)
@@ -89,7 +122,10 @@ async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vec
         PeerMisbehaved: the head is none that a shard writes.
     """
     elements = run.layout.fragment_sizes()[head.fragment]
-    if held is not None and held[0] <= head.version and _unbroken(head, held[0]):
+    named, oldest = {delta.version for delta in head.deltas}, head.version
+    while oldest in named:  # from the version `oldest` on, the head names every delta
+        oldest -= 1
+    if held is not None and oldest <= held[0] <= head.version:
         values: Vector = await off_loop(elements, scratch_arrays.spare, elements, np.float32)
         try:
             if await _advanced(bus, run, head, held, values):
@@ -98,7 +134,7 @@ async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vec
         except (BlobGone, BlobCorrupt) as error:
             reason = str(error)
         log.warning("fragment.begun_again", fragment=head.fragment, version=head.version, held=held[0], reason=reason)
-    if not _unbroken(head, head.key_version):
+    if not oldest <= head.key_version <= head.version:
         raise PeerMisbehaved("a head without its deltas", got=[delta.version for delta in head.deltas][:9])
     arriving = await _read(bus, head.keyframe, elements, KEYFRAME)
     values = await off_loop(elements, arriving.values)
@@ -106,13 +142,6 @@ async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vec
         got = f"fragment {head.fragment} version {head.version}"
         raise BlobCorrupt("a keyframe and its deltas do not make what their head says", got=got, allowed=head.digest)
     return values
-
-
-def _unbroken(head: Head, since: int) -> bool:
-    """Return whether a head names every delta after the version `since`."""
-    if not 0 <= head.version - since <= len(head.deltas):
-        return False
-    return {delta.version for delta in head.deltas} >= set(range(since + 1, head.version + 1))
 
 
 async def _advanced(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vector], values: Vector) -> bool:

@@ -15,7 +15,7 @@ from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, Record
 from atoll.model.layout import Layout
-from atoll.run.delta_chain import newest_bytes, read_values
+from atoll.run.delta_chain import read_values
 from atoll.wire.messages import Head, RunRecord, decode
 from atoll.wire.subjects import Subjects
 
@@ -110,13 +110,14 @@ def _head_in(record: Record, subjects: Subjects, layout: Layout) -> Head:
 
 
 def head_info(head: Head) -> dict[str, str | int | float | bool]:
-    """Return what taps show of a head."""
+    """Return what taps show of a head; `bytes` is what a learner reads that holds the version before."""
+    newest = head.deltas[-1] if head.deltas else head.keyframe
     return {
         "fragment": head.fragment,
         "version": head.version,
         "contributors": len(head.included),
         "tokens": sum(share.tokens for share in head.included),
-        "bytes": newest_bytes(head),
+        "bytes": newest.size_bytes,
         "epoch": head.epoch,
         "cause_id": head.cause_id,
     }

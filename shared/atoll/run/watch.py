@@ -61,7 +61,7 @@ class Watch:
             try:
                 await self.catch_up()
             except AtollError as error:
-                log.info("tape.unreadable", reason=str(error))
+                log.info("event_log.unreadable", reason=str(error))
             await asyncio.sleep(POLL_S)
 
     async def _hear(self, subject: str, kind: type[M], take: Callable[[M, float], None]) -> None:

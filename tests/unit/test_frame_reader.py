@@ -8,7 +8,7 @@ import pytest
 from atoll.base.errors import FrameRejected, PeerMisbehaved
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.codec import FrameEncoder, Framing, frame_bytes
-from atoll.run.blob_reader import FrameReader
+from atoll.run.delta_chain import FrameReader
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.subjects import Subjects
 
