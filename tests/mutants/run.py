@@ -105,7 +105,10 @@ def main() -> int:
     results = Results(fresh=asked.fresh)
     scores: dict[str, Any] = {}
     present: set[str] = set()
-    for name, package in tomllib.loads((HERE / "packages.toml").read_text(encoding="utf-8")).items():
+    packages = tomllib.loads((HERE / "packages.toml").read_text(encoding="utf-8"))
+    if not any(asked.only in str(file) for package in packages.values() for file in files_of(package)):
+        parser.error(f"--only: no file with mutants has {asked.only!r} in its path")
+    for name, package in packages.items():
         every = read(ROOT, files_of(package))
         present |= {mutant.name for mutant in every}
         chosen = [m for m in every if asked.only in m.file][:: asked.sample]

@@ -254,7 +254,6 @@ class Session:
             refused_local=machine.refused_local,
             overhead=report.overhead,
             lag_versions=machine.lag_versions,
-            pending_pushes=len(machine.in_flight),
             moved=moved_by(self.bus.stats),
             run_tokens=max(self.driver.run_tokens, machine.tokens),
         )

@@ -190,7 +190,6 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     refused_local: Count = 0
     overhead: float = 0.0
     lag_versions: Count = 0
-    pending_pushes: Count = 0
     moved: LinkTraffic = NOTHING
     run_tokens: Count = 0
     schema: int = SCHEMA
