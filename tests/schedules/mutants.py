@@ -461,7 +461,6 @@ class ScheduleMutant:
 SMALL = {"chunk_bytes": 1024, "rows": 60}
 FREEZES = {"freeze": 30.0, "freeze at an await": 30.0, "join": 10.0}
 POWER = {"power cut": 40.0, "requests lost": 20.0, "join": 10.0}
-LATE_ANSWERS = {"answers lost": 60.0, "cut down": 60.0, "messages late": 60.0}
 FULL = {"disk full": 30.0, "requests lost": 20.0}
 COMING = {"join": 30.0, "leave": 20.0, "messages late": 30.0}
 DELTAS = {"codec_down": "int4", "keyframe_versions": 5}
@@ -495,7 +494,9 @@ MUTANTS: dict[str, ScheduleMutant] = {
     "head before chunks": ScheduleMutant(((CommitAttempt, "stored", head_first),)),
     "purge before head": ScheduleMutant(((ShardStore, "commit", purge_first),)),
     "purge of a refused commit": ScheduleMutant(
-        ((ShardStore, "_disown", purge_when_refused),), LATE_ANSWERS, {"storm_s": 20.0, "hosts": 2}
+        ((ShardStore, "_disown", purge_when_refused),),
+        {"answers lost": 90.0, "freeze": 40.0, "freeze at an await": 40.0},
+        {"storm_s": 20.0, "hosts": 2},
     ),
     "purge is part of the commit": ScheduleMutant(
         ((GarbageCollector, "remove", removing_fails),), {"cut both ways": 40.0}

@@ -146,6 +146,9 @@ class Safety:
         else:
             require(lease.epoch in (was, was + 1), "tenures are numbered without gaps", (was, lease))
             require(lease.epoch == was + 1, "a tenure has one owner", (was, lease))
+            owned = () if self.run is None else self.run.protocol.fragments_of(lease.shard)
+            theirs = [self.heads[p].epoch for p in owned if p in self.heads]
+            require(lease.epoch > max(theirs, default=-1), "a tenure is above all heads of its shard", (theirs, lease))
             renewed = before is not None and not before.released
             excused = any(self.tally[kind] for kind in LEASE_LOST)
             require(not renewed or excused, "no lease is taken from an owner that can renew it", (before, lease))
