@@ -15,7 +15,7 @@ A run that was measured with the same sources and the same course is kept and no
 one after the other, `--only storm-4`, or two of them at a time by two invocations. At the end figures are computed from all
 extracts that are there, and from nothing else (see `extracts`, `safety`, `verdicts`, `goodput`).
 
-Nothing is believed that a process says of itself during a storm: the tape, which the broker kept, must show every version
+Nothing is believed that a process says of itself during a storm: the event log, which the broker kept, must show every version
 of every fragment once and in order and every contribution merged once; every contribution that the broker said it had
 stored must have a fate in the ledgers; the ledgers must settle, and the report must give every token one fate.
 """

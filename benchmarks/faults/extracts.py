@@ -1,6 +1,6 @@
 """What is kept of one run of the chaos harness: small enough for the repository, enough to recompute every figure.
 
-An extract holds what was done to the run and what its tape, its ledger and its heartbeats say, nothing that a process
+An extract holds what was done to the run and what its event log, its ledger and its heartbeats say, nothing that a process
 says of itself afterwards. Times are seconds since `began_s`, when every learner had taken a step; the measured window
 ends `seconds` later. A *life* is one incarnation of a learner (for the synchronous baseline: one generation of the whole
 group), as rows (time, steps, tokens, seconds per step).
@@ -37,7 +37,7 @@ class ExtractShare(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ExtractRound(msgspec.Struct, array_like=True, frozen=True):
-    """One commit, as the tape tells of it."""
+    """One commit, as the event log tells of it."""
 
     at_s: float
     shard: str
@@ -64,7 +64,7 @@ class Booked(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
-    """One refused contribution, as the tape tells of it."""
+    """One refused contribution, as the event log tells of it."""
 
     at_s: float
     learner: str
@@ -95,12 +95,12 @@ class Extract(msgspec.Struct, kw_only=True):
 
     Attributes:
         faults: what was done; `missed` counts the forecast's faults that found nobody.
-        rounds, refusals: the tape; versions by fragment in `heads` are the last ones visible.
+        rounds, refusals: the event log; versions by fragment in `heads` are the last ones visible.
         acknowledged: push numbers, by learner/incarnation/fragment, whose manifests the broker said it had stored.
         settled: the same, of those that have a fate by the ledgers at the end.
         stored: pairs (push, tokens) of the same keys, of what was heard of as stored.
         booked: tokens by fate of the same keys, by the ledgers at the end.
-        made: versions whose head was read when it was announced, whether or not the tape has a line for them.
+        made: versions whose head was read when it was announced, whether or not the event log has a line for them.
         merged: tokens merged by fragment, as the last heads count them.
         age_damping: how fresh what is late is, per version of age.
         ledger: what the shards closed with.

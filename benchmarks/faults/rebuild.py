@@ -2,8 +2,8 @@
 
 One run of `atoll up` with two learners and two shards that keeps an archive. At a moment that the schedule does not know
 everything gets SIGKILL, the broker too, and the broker's store is deleted; then `atoll up --resume` rebuilds the run on an
-empty broker and trains on. What was lost is what the tape knew a moment before the kill: the versions committed, and the run
-tokens of the last round.
+empty broker and trains on. What was lost is what the event log knew a moment before the kill: the versions committed, and the
+run tokens of the last round.
 
     bit-identical       frame, outer state and ledgers of every head beside the archive's objects, on a broker of the
                         bench's own that nothing else has touched
@@ -58,7 +58,7 @@ INTERVALS_MAX = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the tape said last before the disk was lost, at `at_s`: commits over all fragments, run tokens."""
+    """What the event log said last before the disk was lost, at `at_s`: commits over all fragments, run tokens."""
 
     versions: int
     tokens: int
@@ -92,7 +92,7 @@ def main() -> int:
     bound_s = INTERVALS_MAX * EVERY_S
     figures = [
         Figure("the rebuilt run is bit-identical to the checkpoint", float(identical), "yes", "1", identical, compared),
-        Figure("commits last heard of", float(known.versions), "commits", "", None, "by the tape, all fragments"),
+        Figure("commits last heard of", float(known.versions), "commits", "", None, "by the event log, all fragments"),
         Figure(
             "commits rebuilt", float(rebuilt["versions"]), "commits", "", None, f"checkpoint {rebuilt['checkpoint']}"
         ),
@@ -156,7 +156,7 @@ def train_and_lose(seconds: float, seed: int) -> Known:
 
 
 async def heard_of(url: str) -> Known:
-    """Return what the tape knows at this moment."""
+    """Return what the event log knows at this moment."""
     bus = await open_bus(url, RUN, name="bench", provision=False)
     try:
         entries = await bus.replay(Subjects(RUN).event("round", "*"), limit=1 << 30)

@@ -1,6 +1,6 @@
 """What must be zero or exact in a run whatever happens, from its extract. Pure.
 
-The tape has one line per commit, written after it; an owner that is killed between the two leaves a commit without a
+The event log has one line per commit, written after it; an owner that is killed between the two leaves a commit without a
 line, and one that is frozen or cut off between the two writes its line late. So versions are judged by their heads as
 well, as far as somebody read them while they were the newest, and their order by the heads alone. Every count that must
 hold is made from two sides that do not know of each other:
@@ -10,7 +10,7 @@ hold is made from two sides that do not know of each other:
     per incarnation that left      tokens pushed  =  tokens settled
 
 A contribution that is merged twice has its tokens twice in the first two of each, and once in the last: it is seen even
-where neither tape nor head told of one of the two commits. What a push was worth is heard from its tap or read from a
+where neither event log nor head told of one of the two commits. What a push was worth is heard from its tap or read from a
 commit; where nobody heard of one, the first line is an inequality, and how often that was is said.
 """
 
@@ -36,7 +36,7 @@ def safety(extract: Extract) -> list[Figure]:
         last - len({made.version for made in extract.rounds if made.fragment == fragment} - {0})
         for fragment, last in extract.heads.items()
     )
-    seen = f"{len(extract.rounds)} commits on the tape, {len(extract.made)} heads read"
+    seen = f"{len(extract.rounds)} commits on the event log, {len(extract.made)} heads read"
     died = "their owner died between the commit and the line"
     twice = sum(count - 1 for count in pushes.values())
     late = sum(later < former for made in told_versions(extract).values() for former, later in pairwise(made))
@@ -48,7 +48,7 @@ def safety(extract: Extract) -> list[Figure]:
         merged_alike(extract, merges),
         *unheard(extract),
         *report(extract),
-        Figure("commits without a line on the tape", float(silent), "commits", "", None, died),
+        Figure("commits without a line on the event log", float(silent), "commits", "", None, died),
         Figure("lines that came late", float(late), "lines", "", None, "their owner was away between commit and line"),
     ]
 
@@ -64,7 +64,7 @@ def key_of(share: ExtractShare) -> Key:
 
 
 def commits(extract: Extract) -> dict[tuple[int, int], list[list[ExtractShare]]]:
-    """Return, by fragment and version, every different list of contributions that a head or the tape gives it."""
+    """Return, by fragment and version, every different list of contributions that a head or the event log gives it."""
     found: dict[tuple[int, int], dict[frozenset[Key], list[ExtractShare]]] = defaultdict(dict)
     every: list[Made | ExtractRound] = [*extract.made, *extract.rounds]
     for made in every:
@@ -74,7 +74,7 @@ def commits(extract: Extract) -> dict[tuple[int, int], list[list[ExtractShare]]]
 
 
 def told_versions(extract: Extract) -> dict[int, list[int]]:
-    """Return the versions of each fragment in the order in which the tape tells of them."""
+    """Return the versions of each fragment in the order in which the event log tells of them."""
     versions: dict[int, list[int]] = defaultdict(list)
     for line in extract.rounds:
         versions[line.fragment].append(line.version)
@@ -82,7 +82,7 @@ def told_versions(extract: Extract) -> dict[int, list[int]]:
 
 
 def forks(extract: Extract, merges: dict[tuple[int, int], list[list[ExtractShare]]]) -> int:
-    """Return how many versions were made again: by the tape, by two heads, told of differently by both, or after later."""
+    """Return how many versions were made again: by the event log, by two heads, told of differently by both, or after later."""
     again = sum(len(made) - len(set(made)) for made in told_versions(extract).values())
     newest: dict[int, int] = {}
     for made in extract.made:

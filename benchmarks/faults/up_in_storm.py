@@ -177,7 +177,7 @@ def is_alive(child: psutil.Process) -> bool:
 
 
 class CourseRecorder:
-    """Listens to one run from beside the broker, and reads its tape and its ledger at the end."""
+    """Listens to one run from beside the broker, and reads its event log and its ledger at the end."""
 
     def __init__(self, run: str, url: str) -> None:
         """Begin to listen."""
@@ -230,7 +230,7 @@ class CourseRecorder:
             return {}
 
     def enter_into(self, extract: Extract) -> None:
-        """Enter what was heard, and what the tape and the ledgers say."""
+        """Enter what was heard, and what the event log and the ledgers say."""
         for hearing in self._hearing:
             if hearing.done():
                 hearing.result()

@@ -4,7 +4,7 @@
 come the mean step time of each learner, when it joined and how long its first step was, and from its report what a
 message takes: that is all the simulator is told. Then it runs the same settings and seed in virtual time, and what comes
 out is compared: how long training took, how often each fragment was committed, by how many, how many of them late, what
-became of the tokens, goodput, the tape's events, the final loss. The bounds below say what "the same" means. Steps are
+became of the tokens, goodput, the event log's events, the final loss. The bounds below say what "the same" means. Steps are
 stretched by a throttle, so that their length is known and learners hardly wait for each other's processor.
 """
 
@@ -116,20 +116,20 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class FidelityReport:
-    """What a run left: its report and the events of its tape."""
+    """What a run left: its report and the events of its event log."""
 
     report: dict[str, Any]
-    tape: list[dict[str, Any]]
+    events: list[dict[str, Any]]
 
 
 def run_real(out: Path, words: Sequence[str], settings: dict[str, Any]) -> FidelityReport:
-    """Train with real processes on a broker of our own, whose tape outlives them."""
+    """Train with real processes on a broker of our own, whose event log outlives them."""
     command = [sys.executable, "-m", "atoll.cli", "up", "--learners", str(len(LEARNERS)), "--out", str(out)]
     command += [word for name, factor in THROTTLES.items() for word in ("--throttle", f"{name}={factor}")]
     with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
         command += ["--broker", broker.url, *words, *_set(settings)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return FidelityReport(_report(out), asyncio.run(_tape(broker.url)))
+        return FidelityReport(_report(out), asyncio.run(_events(broker.url)))
 
 
 def run_simulated(out: Path, words: Sequence[str], settings: dict[str, Any], pace: MeasuredPace) -> FidelityReport:
@@ -142,14 +142,14 @@ def run_simulated(out: Path, words: Sequence[str], settings: dict[str, Any], pac
         scenario[f"sim.compile_s.{name}"] = pace.compile_s[name]
     command = [sys.executable, "-m", "atoll.cli", "sim", "train", "--learners", str(len(LEARNERS)), "--out", str(out)]
     subprocess.run([*command, *words, *_set(settings | scenario)], check=True, capture_output=True)
-    lines = (out / "tape.jsonl").read_bytes().splitlines()
+    lines = (out / "events.jsonl").read_bytes().splitlines()
     return FidelityReport(_report(out), [json.loads(line)["event"] for line in lines])
 
 
 def pace_of(out: Path, real: FidelityReport) -> MeasuredPace:
-    """Return what the learners' logs and the tape say of time."""
-    joined = {event["who"]: float(event["at_s"]) for event in real.tape if event["kind"] == "joined"}
-    left = {event["who"]: event for event in real.tape if event["kind"] == "left"}
+    """Return what the learners' logs and the event log say of time."""
+    joined = {event["who"]: float(event["at_s"]) for event in real.events if event["kind"] == "joined"}
+    left = {event["who"]: event for event in real.events if event["kind"] == "left"}
     first_s = min(joined.values())
     pace = MeasuredPace({}, {}, {}, real.report["rounds"]["commit_s_mean"] / LEGS_OF_A_COMMIT)
     for name in LEARNERS:
@@ -165,7 +165,7 @@ def pace_of(out: Path, real: FidelityReport) -> MeasuredPace:
 def figures_of(told: FidelityReport) -> dict[str, float]:
     """Return the figures of one run that are compared."""
     report, fates = told.report, told.report["tokens_by_fate"]
-    rounds = [(float(event["at_s"]), event["fields"]) for event in told.tape if event["kind"] == "round"]
+    rounds = [(float(event["at_s"]), event["fields"]) for event in told.events if event["kind"] == "round"]
     by_fragment: dict[int, list[float]] = defaultdict(list)
     for at_s, line in rounds:
         by_fragment[line["fragment"]].append(at_s)
@@ -173,9 +173,9 @@ def figures_of(told: FidelityReport) -> dict[str, float]:
     ages = [one["age"] for _, line in rounds for one in line["contributors"]]
     trained = report["tokens_trained"]
     tokens = {learner["learner"]: learner["tokens"] for learner in report["learners"]}
-    kinds = Counter(event["kind"] for event in told.tape)
+    kinds = Counter(event["kind"] for event in told.events)
     return {
-        "training, s": rounds[-1][0] - min(float(e["at_s"]) for e in told.tape if e["kind"] == "joined"),
+        "training, s": rounds[-1][0] - min(float(e["at_s"]) for e in told.events if e["kind"] == "joined"),
         "commits": report["commits"],
         "interval of a fragment, s": statistics.median(between),
         "final loss, bits per byte": report["validation"]["final_bits_per_byte"],
@@ -185,7 +185,7 @@ def figures_of(told: FidelityReport) -> dict[str, float]:
         "superseded share of tokens": fates["superseded"] / trained,
         "share of the slow learner": tokens["learner-3"] / trained,
         "goodput": report["goodput"],
-        **{f"events of the tape: {kind}": kinds[kind] for kind in KINDS},
+        **{f"events of the event log: {kind}": kinds[kind] for kind in KINDS},
         "every token has one exact fate": float(report["fates_exact"]),
     }
 
@@ -232,7 +232,7 @@ def _at_s(line: dict[str, Any]) -> float:
     return datetime.fromisoformat(line["timestamp"]).timestamp()
 
 
-async def _tape(url: str) -> list[dict[str, Any]]:
+async def _events(url: str) -> list[dict[str, Any]]:
     """Return the events of the run on the broker."""
     bus = await open_bus(url, RUN, name="reader", provision=False)
     try:

@@ -45,7 +45,7 @@ have trained in the same time undisturbed. What was merged late counts whole the
 *damped* share counts `age_damping` of it per version of age, which is what the merge makes of it. All
 are defined once, for both systems, in [`benchmarks/faults/goodput.py`](../../benchmarks/faults/goodput.py).
 
-**Raw.** [`raw/`](raw) holds one extract per run: what was done, every commit and refusal of the tape, every heartbeat, the
+**Raw.** [`raw/`](raw) holds one extract per run: what was done, every commit and refusal of the event log, every heartbeat, the
 ledgers. `make results-check` computes every figure of the table again from these files.
 
 ![useful-step share against faults per minute](chaos-useful.svg)
@@ -106,7 +106,7 @@ written and read in the same time, on the same cores.
 One run of `atoll up`, real processes, four bits up and down, every process behind a relay that counts the bytes it copies. The
 *ledger* is what the processes say of themselves, in the run's report ([`moved`](../reference/report.md)); the *count at the sockets* is
 the relays'. What a step of data-parallel training moves is computed, by the planner's formula. Founding the run, joining,
-leaving, heartbeats and the tape are in our bytes. What is measured, and why so small a batch will do, is said in
+leaving, heartbeats and the event log are in our bytes. What is measured, and why so small a batch will do, is said in
 [`benchmarks/network/bytes_moved.py`](../../benchmarks/network/bytes_moved.py).
 
 Learners' links are the wide area: a shard stands beside the broker, and its link also carries the outer state that it

@@ -17,7 +17,7 @@ from atoll.merge.outer import make_outer
 GOLDEN = Path(__file__).with_name("outer_golden.json")
 STEPS = 10
 START = [1.0, -2.0, 0.5, 0.0]
-DISPLACEMENT = [0.1, -0.25, 1.0, 0.0]
+PSEUDO_GRADIENT = [0.1, -0.25, 1.0, 0.0]
 CASES = {
     "nesterov lr=0.7 momentum=0.9": ("nesterov", 0.7, 0.9),
     "nesterov lr=0.4 momentum=0.5": ("nesterov", 0.4, 0.5),
@@ -30,7 +30,7 @@ def trajectory(spec: str, lr: float, momentum: float) -> list[list[float]]:
     """Return the values after each of ten steps along one constant pseudo-gradient."""
     outer = make_outer(spec, lr, momentum)
     params = np.array(START, np.float32)
-    pseudo_gradient = np.array(DISPLACEMENT, np.float32)
+    pseudo_gradient = np.array(PSEUDO_GRADIENT, np.float32)
     state, found = outer.init(params), []
     for _ in range(STEPS):
         params, state = outer.update(params, pseudo_gradient, state)

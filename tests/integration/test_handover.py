@@ -21,7 +21,7 @@ def serving(island: IslandProcess, name: str) -> list[int]:
 async def test_shards_are_shared_with_who_comes_and_handed_over_by_who_leaves(island: IslandProcess) -> None:
     """One process serves both shards; a second is given one; the first leaves, the second has both, nobody waits a lease.
 
-    What every process moved is on the tape when it has left, whoever listened.
+    What every process moved is on the event log when it has left, whoever listened.
     """
     first = island.start("first", "synchronizer", **SHARED)
     island.start("a", "learner", "--id", "a", **SHARED)
@@ -42,12 +42,12 @@ async def test_shards_are_shared_with_who_comes_and_handed_over_by_who_leaves(is
 
     assert settled.exact, settled.errors
     assert settled.fates["lost"] == 0
-    assert unforked(await island.tape("round"))
+    assert unforked(await island.events("round"))
     assert sorted(serving(island, "first")) == [0, 1]
     assert sorted(serving(island, "second")) == [0, 1]
     assert [line["reason"] for line in island.lines("first", "shard.given_up")] == ["handed over"]
     view = RunView()
-    for one in await island.tape("moved"):
+    for one in await island.events("moved"):
         view.on_event(one)
     links = {link.name: link for link in byte_ledger(view, 1).links}
     assert {name: link.processes for name, link in links.items()} == {"a": 1, "b": 1, "shard-0, shard-1": 2}

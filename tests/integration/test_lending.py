@@ -87,7 +87,7 @@ async def settle() -> None:
 
 @pytest.mark.parametrize("donated", [True, False])
 def test_a_joiner_gets_the_state_of_a_peer_that_trains(world: LendingWorld, donated: bool) -> None:  # noqa: FBT001
-    """Bit for bit, from the next step boundary; the blob is gone afterwards, and the tape tells of it."""
+    """Bit for bit, from the next step boundary; the blob is gone afterwards, and the event log tells of it."""
     with world.join("peer") as peer, world.join("joiner") as joiner:
         state = stepped(peer)
         world.do(settle())

@@ -81,7 +81,9 @@ async def test_a_killed_learner_comes_back_from_its_checkpoint_then_from_a_peer_
     learner(island, "fourth", "a")
     alone = recovered(island, "fourth")
     island.wait_for("fourth", "learner.first_step")
-    told = [msgspec.json.decode(event.fields["source"]) for event in await island.tape("recovered") if event.who == "a"]
+    told = [
+        msgspec.json.decode(event.fields["source"]) for event in await island.events("recovered") if event.who == "a"
+    ]
     await end(island, "fourth")
 
     assert (own["source"], own["former"]) == ("checkpoint", 1)

@@ -43,7 +43,7 @@ async def test_a_standby_takes_over_when_the_owner_is_killed(island: IslandProce
 
     assert settled.exact, settled.errors
     assert settled.fates["lost"] == 0
-    assert unforked(await island.tape("round"))
+    assert unforked(await island.events("round"))
 
 
 @pytest.mark.second_tier
@@ -68,5 +68,5 @@ async def test_a_frozen_owner_that_wakes_up_finds_itself_deposed(island: IslandP
 
     assert settled.exact, settled.errors
     assert settled.fates["lost"] == 0
-    assert unforked(await island.tape("round"))
+    assert unforked(await island.events("round"))
     assert [line["epoch"] for line in island.lines("first", "shard.serving")] == [1, 3]

@@ -72,7 +72,7 @@ class ProtocolFaults(RuleBasedStateMachine):
 
     @rule(index=INDEX, spoil=st.sampled_from(["", "", "", "not_finite"]))
     def read(self, index: int, spoil: str) -> None:
-        """The workbench finishes with something."""
+        """The aggregator finishes with something."""
         self.world.read(index, spoil)
 
     @rule(index=INDEX, lose=st.booleans())

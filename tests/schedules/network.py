@@ -437,7 +437,7 @@ class ScheduleBus(MemoryBus):
 
         return await self.request(effect)
 
-    # --- queues and the tape ------------------------------------------------------------------------------------------
+    # --- queues and the event log ------------------------------------------------------------------------------------------
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
         """Store once."""

@@ -118,9 +118,9 @@ def plain(simulate: Simulate) -> Ran:
     return simulate(protocol__tokens_target=40_000)
 
 
-def tape_of(ran: Ran) -> list[dict[str, Any]]:
-    """Return the events of a run's tape."""
-    return [json.loads(line)["event"] for line in (ran.out / "tape.jsonl").read_bytes().splitlines()]
+def events_of(ran: Ran) -> list[dict[str, Any]]:
+    """Return the events of a run's event log."""
+    return [json.loads(line)["event"] for line in (ran.out / "events.jsonl").read_bytes().splitlines()]
 
 
 def check_schema(out: Path) -> None:
@@ -137,9 +137,9 @@ def test_rare_heartbeats_make_as_many_rounds_from_the_first_second_on(simulate: 
     def commits(silence_s: float) -> list[float]:
         compiling = {f"sim__compile_s__learner-{number}": 3.0 for number in (1, 2, 3)}
         ran = simulate(protocol__tokens_target=20_000, protocol__silence_s=silence_s, **compiling)
-        tape = tape_of(ran)
-        began_s = min(event["at_s"] for event in tape if event["kind"] == "joined")
-        return [event["at_s"] - began_s for event in tape if event["kind"] == "round"]
+        events = events_of(ran)
+        began_s = min(event["at_s"] for event in events if event["kind"] == "joined")
+        return [event["at_s"] - began_s for event in events if event["kind"] == "round"]
 
     often, rarely = commits(5.0), commits(60.0)
 
@@ -163,7 +163,7 @@ def test_a_run_without_faults_learns_and_every_token_is_merged(plain: Ran) -> No
     assert validation["final_bits_per_byte"] < 0.7 * validation["initial_bits_per_byte"]
     assert report["goodput"] > 0.95
     # One point before anything was merged, one at every twenty-fifth of the target, none a round late; one at the end.
-    per_round = max(line["fields"]["tokens"] for line in tape_of(ran) if line["kind"] == "round") / 4
+    per_round = max(line["fields"]["tokens"] for line in events_of(ran) if line["kind"] == "round") / 4
     assert len(merged) > 25
     assert all(0 <= at - number * 1_600 <= per_round for number, at in enumerate(merged[:-1]))
     # 128 tokens a step, three learners, a step every 50 ms: the clock of the report is the simulated one.
@@ -177,7 +177,7 @@ def test_a_run_without_faults_learns_and_every_token_is_merged(plain: Ran) -> No
 
 @pytest.mark.second_tier
 def test_equal_seeds_give_equal_bytes_in_any_process(shared: Path, tmp_path: Path) -> None:
-    """Two interpreters with other hash seeds write the same tape, journal and report under every kind of fault."""
+    """Two interpreters with other hash seeds write the same event log, journal and report under every kind of fault."""
     config = tmp_path / "faults.toml"
     config.write_text(FAULTS, encoding="utf-8")
     told = [word for text in assignments(shared) for word in ("--set", text)]
@@ -193,10 +193,10 @@ def test_equal_seeds_give_equal_bytes_in_any_process(shared: Path, tmp_path: Pat
     said = [one.communicate(timeout=240)[1] for one in processes]
 
     assert [one.returncode for one in processes] == [0, 0], said
-    for name in ("tape.jsonl", "journal.jsonl", "report.json", "validation.json"):
+    for name in ("events.jsonl", "journal.jsonl", "report.json", "validation.json"):
         first, second = ((tmp_path / str(number) / name).read_bytes() for number in (1, 2))
         assert first == second, name
-    assert (tmp_path / "1" / "tape.jsonl").stat().st_size > 20_000
+    assert (tmp_path / "1" / "events.jsonl").stat().st_size > 20_000
 
 
 @pytest.mark.second_tier
@@ -206,10 +206,10 @@ def test_kills_cuts_and_takeovers_leave_exact_books_and_nobody_waits(simulate: S
     report = ran.report
     assert report is not None
     check_schema(ran.out)
-    tape = tape_of(ran)
+    events = events_of(ran)
     journal = [json.loads(line) for line in (ran.out / "journal.jsonl").read_bytes().splitlines()]
-    begin_s = tape[0]["at_s"] - tape[0]["at_s"] % 86_400
-    rounds = [(event["at_s"] - begin_s, event["who"]) for event in tape if event["kind"] == "round"]
+    begin_s = events[0]["at_s"] - events[0]["at_s"] % 86_400
+    rounds = [(event["at_s"] - begin_s, event["who"]) for event in events if event["kind"] == "round"]
     what = Counter(line["what"] for line in journal)
 
     assert report["fates_exact"], report["fates_errors"]
@@ -222,7 +222,7 @@ def test_kills_cuts_and_takeovers_leave_exact_books_and_nobody_waits(simulate: S
     assert any(who == "shard-0" and at_s > 16.0 for at_s, who in rounds)
     assert not [at_s for at_s, _ in rounds if 14.01 < at_s < 16.0]
     # No checkpoint here: a learner that returns starts from the state that a peer lends it over the bus.
-    recovered = [event["fields"] for event in tape if event["kind"] == "recovered"]
+    recovered = [event["fields"] for event in events if event["kind"] == "recovered"]
     assert "peer" in [one["source"] for one in recovered if one["incarnation"] > 1]
     assert "fresh" in [one["source"] for one in recovered if one["incarnation"] == 1]
     # Learners step on through all of it: what is missing of their time is death and return, which the journal counts.
@@ -301,7 +301,7 @@ def killed(who: str, at_s: float) -> str:
 def test_a_run_that_cannot_end_well_fails_and_says_what_it_knows(
     who: str, at_s: float, said: str, simulate: Simulate, tmp_path: Path
 ) -> None:
-    """Learners or broker gone for good, in the middle or while the ledgers close: reported from what heads and tape hold."""
+    """Learners or broker gone for good, in the middle or while ledgers close: reported from what heads and event log hold."""
     out = tmp_path / "run"
     with pytest.raises(AtollError, match="did not finish") as error:
         simulate(learners=2, config=killed(who, at_s), out=out, protocol__tokens_target=20_000)

@@ -1,4 +1,4 @@
-"""The second half of the bus contract: the tape, at-most-once messages and taps."""
+"""The second half of the bus contract: the event log, at-most-once messages and taps."""
 
 from __future__ import annotations
 

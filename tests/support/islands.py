@@ -126,8 +126,8 @@ class IslandProcess:
         lines = self.log(name).read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines if f'"event": "{event}"' in line and line.endswith("}")]
 
-    async def tape(self, kind: str) -> list[Event]:
-        """Return the events of one kind on the run's tape, in order."""
+    async def events(self, kind: str) -> list[Event]:
+        """Return the events of one kind on the run's event log, in order."""
         bus = await open_bus(self.url, self.run, name="reader", provision=False)
         try:
             entries = await bus.replay(Subjects(self.run).event(kind, "*"), limit=100_000)
@@ -137,7 +137,7 @@ class IslandProcess:
 
     async def settlement(self) -> Settlement:
         """Return the fates of the run from the ledger each shard closed with last; its heads must know of the same tokens."""
-        settled = settle(closing_ledger(await self.tape("ledger")), int(SMALL["ATOLL_PROTOCOL__FRAGMENTS"]))
+        settled = settle(closing_ledger(await self.events("ledger")), int(SMALL["ATOLL_PROTOCOL__FRAGMENTS"]))
         bus = await open_bus(self.url, self.run, name="reader", provision=False)
         try:
             check_heads(settled, await bus.get_records(Subjects(self.run).head("*")))
@@ -154,7 +154,7 @@ def check_heads(settled: Settlement, heads: Iterable[Record]) -> None:
 
 
 def versions(rounds: list[Event]) -> dict[int, list[int]]:
-    """Return the versions each fragment was given, in the order of the tape."""
+    """Return the versions each fragment was given, in the order of the event log."""
     found: dict[int, list[int]] = defaultdict(list)
     for event in rounds:
         found[msgspec.json.decode(event.fields["fragment"])].append(msgspec.json.decode(event.fields["version"]))

@@ -210,7 +210,7 @@ class ProtocolWorld:
             self._tell_shard(message)
 
     def read(self, index: int = 0, spoil: str = "") -> None:
-        """The shard's workbench is done with one contribution, well or, with `spoil`, badly."""
+        """The shard's aggregator is done with one contribution, well or, with `spoil`, badly."""
         if not self.reading:
             return
         key = self.reading.pop(index % len(self.reading))

@@ -57,13 +57,13 @@ async def test_an_outage_fills_no_memory_and_costs_no_piece_twice(monkeypatch: p
     run = RunRecord(run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol)
     bus = Away(run.run, MemoryBroker())
     bus.enough = asyncio.Event()
-    outgoing = FrameEncoder(
+    encoder = FrameEncoder(
         Framing(SIZE, "f32"), lambda start, stop: np.ones(stop - start, np.float32), layout.slices(0)
     )
-    blob = await bus.put_blob(Subjects(run.run).contribution_stem("a", 0, 1, 1), Upload(outgoing))
+    blob = await bus.put_blob(Subjects(run.run).contribution_stem("a", 0, 1, 1), Upload(encoder))
     manifest = Contribution(
         learner="a", incarnation=1, fragment=0, push=1, base_version=0, tokens=1, steps=1, trained_tokens=1, loss=None,
-        norms=tuple(outgoing.norms()), layout=layout.fingerprint, run_nonce=run.nonce, blob=blob,
+        norms=tuple(encoder.norms()), layout=layout.fingerprint, run_nonce=run.nonce, blob=blob,
     )  # fmt: skip
     bench, queued = Aggregator(bus, run), 3 * READS_AT_ONCE
     fetching = [asyncio.create_task(bench.fetch(PushKey("a", 1, 0, push), manifest)) for push in range(queued)]

@@ -50,7 +50,7 @@ LENGTH_S = 100.0
 LEARNERS = ("learner-1", "learner-2")
 
 
-# --- figures from a small tape ------------------------------------------------------------------------------------------
+# --- figures from a small event log ------------------------------------------------------------------------------------------
 
 
 def life(start_s: float, stop_s: float, step_s: float = 0.5) -> list[Row]:
@@ -166,7 +166,7 @@ def overfill(extract: Extract) -> None:
 
 
 def fork_by_head(extract: Extract) -> None:
-    """Let two frames have been the newest under one version, of which the tape tells once."""
+    """Let two frames have been the newest under one version, of which the event log tells once."""
     extract.made = [Made(0, 6, digest, extract.rounds[10].shares) for digest in ("one", "other")]
 
 
@@ -251,7 +251,7 @@ def test_a_commit_without_a_line_on_the_tape_is_counted() -> None:
     extract = calm()
     del extract.rounds[50]
 
-    assert verdict(safety(extract), "commits without a line on the tape").value == 1.0
+    assert verdict(safety(extract), "commits without a line on the event log").value == 1.0
     assert all(figure.holds is not False for figure in safety(extract))
 
 

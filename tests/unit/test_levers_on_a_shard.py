@@ -41,7 +41,7 @@ def pseudo_gradients(version: int) -> list[Vector]:
 
 
 class ShardOwner:
-    """One tenure: a store and a workbench on a broker of their own choice."""
+    """One tenure: a store and a aggregator on a broker of their own choice."""
 
     def __init__(self, desk: LeverDesk) -> None:
         """Prepare."""

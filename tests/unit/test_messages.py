@@ -108,7 +108,7 @@ def test_any_bytes_are_a_message_or_refused(data: bytes, cut: int) -> None:
 
 
 def test_an_events_fields_are_kept_as_they_were() -> None:
-    """The tape's free part is raw JSON."""
+    """The event log's free part is raw JSON."""
     line = event("joined", "a", 1.0, incarnation=3, names=["x"])
     back = decode(type(line), encode(line))
 

@@ -93,7 +93,7 @@ def test_links_add_up_and_one_link_never_goes_back() -> None:
 
 
 def test_a_pace_is_that_of_the_last_seconds() -> None:
-    """What was carried long ago does not count; one count, or one from the tape, makes no pace."""
+    """What was carried long ago does not count; one count, or one from the event log, makes no pace."""
     meter = TrafficMeter()
     meter.take(LinkTraffic(wire_up=1_000_000))
     meter.take(LinkTraffic(wire_up=1_000_000), 0.0)
@@ -164,7 +164,7 @@ def test_tokens_whose_bytes_nobody_told_are_not_counted() -> None:
 
 
 def test_the_tape_and_heartbeats_are_two_counts_of_one_link() -> None:
-    """An interrupted session's links are on the tape; what is heard live later is not added to it."""
+    """An interrupted session's links are on the event log; what is heard live later is not added to it."""
     view = RunView()
     view.on_event(event("moved", "a", 1.0, role="learner", incarnation=1, moved=LinkTraffic(wire_up=50)))
     view.on_beat(beat("a", 1, LinkTraffic(wire_up=70), tokens=10, steps=1), 2.0)

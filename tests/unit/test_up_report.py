@@ -28,7 +28,7 @@ def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> No
 
 
 def test_who_was_isolated_is_kept_with_the_reason() -> None:
-    """A quarantine on the tape reaches the report; one that is malformed is counted as unreadable."""
+    """A quarantine on the event log reaches the report; one that is malformed is counted as unreadable."""
     view = RunView()
     view.on_event(event("quarantined", "shard-0", 1.0, learner="a", incarnation=2, offences=3, reason="outlier"))
     view.on_event(event("quarantined", "shard-0", 1.0, learner="a"))
@@ -83,7 +83,7 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
 
 
 def test_bytes_of_a_life_that_died_in_an_earlier_session_are_over_the_tokens_that_the_books_know() -> None:
-    """The tape has its bytes and no tokens; without the ledgers' its bytes would be paid for by everybody else's."""
+    """The event log has its bytes and no tokens; without the ledgers' its bytes would be paid for by everybody else's."""
     closing = Ledger()
     closing.reported("a", 1, 500, 0, 0, 0)
     closing.reported("a", 2, 300, 0, 0, 0)

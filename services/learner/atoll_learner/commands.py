@@ -42,7 +42,7 @@ def evaluate(
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
-    """Publish the merged model's bits per byte on the tape until told to stop (SIGTERM)."""
+    """Publish the merged model's bits per byte on the event log until told to stop (SIGTERM)."""
     from atoll.settings import load  # noqa: PLC0415
     from atoll_learner.evaluate import follow  # noqa: PLC0415
 

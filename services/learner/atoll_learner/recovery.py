@@ -46,7 +46,7 @@ TINY: Final = 1e-12
 """Second moments below this square underflow: such a first moment moves a parameter by less than Adam's epsilon lets it."""
 
 FRESH_FACTS: Final[Mapping[str, str | int | float]] = {"bytes": 0, "age_tokens": 0, "took_s": 0.0}
-"""What log and tape say of a start without a former state."""
+"""What log and event log say of a start without a former state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Recovered:
 
 
 def recover(island: IslandHandle, checkpoints: Checkpoints | None, train: TrainSettings, fresh: Any) -> Recovered:  # noqa: ANN401
-    """Return the best state there is, and say on log and tape which it was."""
+    """Return the best state there is, and say on log and event log which it was."""
     own = _own(checkpoints, train, fresh)
     cursor = own.note.progress if own else {}
     age_tokens = _age_tokens(island, own) if own else 0

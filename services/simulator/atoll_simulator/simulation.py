@@ -292,7 +292,7 @@ def simulate(
         finally:
             lines = [msgspec.json.encode(line) + b"\n" for line in simulation.world.journal]
             folder.write("journal.jsonl", b"".join(lines))
-            folder.write("tape.jsonl", await simulation.events())
+            folder.write("events.jsonl", await simulation.events())
             journal.save()
         files.append(journal)
         return outcome

@@ -87,7 +87,7 @@ def _simulated(up: UpPlan, scenario: Scenario, folder: RunFolder, face: RunConso
         report, outcome = simulate(up, scenario, trade, folder=folder, face=face, interrupted=interrupted)
     except KeyboardInterrupt:
         face.rest()
-        face.say("ended at once; the tape and the journal are kept")
+        face.say("ended at once; the event log and the journal are kept")
         return Ran(INTERRUPTED, folder.out, None)
     if report is not None:
         face.say(summary(report, folder.out))

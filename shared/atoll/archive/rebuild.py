@@ -273,7 +273,7 @@ async def _restore_piece(bus: Bus, subjects: Subjects, store: CheckpointStore, s
     try:
         await bus.put_record(subject, encode(head), expected=0, info=head_info(head), reconnects=reconnects)
     except RecordConflict:
-        # Somebody rebuilding beside us was faster, and the run may have gone on: what its head does not name is litter.
+        # Somebody rebuilding beside us was faster, and the run may have gone on: what its head does not name is garbage.
         there = await bus.get_record(subject)
         kept = {ref.stem for ref in _refs(subjects, decode(Head, there.data))} if there is not None else set()
         for ref in written:

@@ -68,9 +68,9 @@ class Pusher:
             return here if kept is None else np.add(here, kept[start:stop], out=here)
 
         framing = Framing(origin.size, protocol.codec_up)
-        outgoing = FrameEncoder(framing, pseudo_gradient, self._run.layout.slices(fragment), residue)
-        blob = await self._stored(action, Upload(outgoing), kept)
-        await self._queue(action, blob, outgoing.norms(), await loss())
+        encoder = FrameEncoder(framing, pseudo_gradient, self._run.layout.slices(fragment), residue)
+        blob = await self._stored(action, Upload(encoder), kept)
+        await self._queue(action, blob, encoder.norms(), await loss())
         self._keep(fragment, residue)
 
     async def push_made(

@@ -210,8 +210,8 @@ def encode_frame(vector: Vector, codec: str) -> bytearray:
         SettingsError: there is no such codec.
         FrameRejected: `not_finite`; a vector that would not arrive finite in this codec is not sent.
     """
-    outgoing = FrameEncoder(Framing(vector.size, codec), lambda start, stop: vector[start:stop])
-    return bytearray().join(outgoing.piece(number) for number in range(len(outgoing)))
+    encoder = FrameEncoder(Framing(vector.size, codec), lambda start, stop: vector[start:stop])
+    return bytearray().join(encoder.piece(number) for number in range(len(encoder)))
 
 
 def decode_frame(data: Buffer, *, elements_expected: int, codec: str) -> Vector:

@@ -279,14 +279,14 @@ class Supervisor:
             await self._end(EVALUATOR, EVALUATOR_LEAVE_S)
 
     async def _report(self, bus: Bus, watch: Watch) -> None:
-        """Read the tape to its end and write the report."""
+        """Read the event log to its end and write the report."""
         fingerprint, fragment_ledger = "", None
         try:
             await watch.catch_up()
             fingerprint = await data_hash(bus, self._up.settings.run)
             fragment_ledger = await kept_ledger(bus, self._up.settings.run, self._view)
         except AtollError as error:
-            self._face.say(f"the tape could not be read to its end: {error}")
+            self._face.say(f"the event log could not be read to its end: {error}")
         self._journal.save()
         report = write_report(
             self._folder, self._view, self._journal.file, fingerprint, fragment_ledger=fragment_ledger

@@ -139,7 +139,7 @@ def remember_the_lost(view: RunView, fragment_ledger: Ledger) -> None:
         learner, _, incarnation = name.rpartition("/")
         lives = view.learners.setdefault(learner, LearnerView(learner)).lives
         life = lives.setdefault(int(incarnation), LearnerLife(int(incarnation), left=account.left))
-        # Of a life that died in an earlier session the tape says what it moved, and only its ledger what it trained.
+        # Of a life that died in an earlier session the event log says what it moved, and only its ledger what it trained.
         life.tokens = max(life.tokens, account.trained)
 
 

@@ -110,7 +110,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
     return (
         (
             f"a number is {up:.3g} bits up ({protocol.codec_up}) and {down:.3g} bits down ({protocol.codec_down}), block "
-            "scales counted; no zstd; headers of NATS, heartbeats and the tape are not counted (below 0.1 % of a large model)"
+            "scales counted; no zstd; headers of NATS, heartbeats and events are not counted (below 0.1 % of a large model)"
         ),
         f"all {question.learners} learners contribute to every round and read every frame, through one broker (a star); {hub}",
         (
