@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 
 import pytest
 import structlog
 
 from atoll.base.errors import BlobGone, BrokerUnavailable, StorageFull
-from atoll.base.retry import RETRY_S, RETRY_S_MAX, patiently, pauses
+from atoll.base.retry import RETRY_S, RETRY_S_MAX, patiently, pause_s
 
 
 class PausedClock:
@@ -98,7 +97,7 @@ async def test_the_log_names_the_attempts_and_does_not_fill(monkeypatch: pytest.
 
 def test_jitter_only_shortens_a_pause() -> None:
     """So that many that failed together do not come back together, and a bound stays one."""
-    drawn = list(itertools.islice(pauses(1.0, 4.0, jitter=0.5), 200))
+    drawn = [pause_s(attempts, 1.0, 4.0, jitter=0.5) for attempts in range(1, 201)]
 
     assert all(0.5 * full <= got <= full for got, full in zip(drawn, [1.0, 2.0, *[4.0] * 198], strict=True))
     assert len(set(drawn[2:])) > 100

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
 from atoll.base.errors import BrokerUnavailable, StorageFull
@@ -75,11 +75,10 @@ async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def pauses(first_s: float, longest_s: float, jitter: float = 0.0) -> Iterator[float]:
-    """Yield pauses that double from `first_s` to `longest_s`; with `jitter` each is shortened by up to that share."""
-    while True:
-        yield first_s * (1.0 - jitter * _chance.random())
-        first_s = min(2.0 * first_s, longest_s)
+def pause_s(attempts: int, first_s: float, longest_s: float, jitter: float = 0.0) -> float:
+    """Return the pause after so many failed attempts; with `jitter` it is shortened by up to that share."""
+    doubled = min(attempts - 1, 32)  # enough for any `longest_s`, and no number overflows
+    return min(first_s * 2.0**doubled, longest_s) * (1.0 - jitter * _chance.random())
 
 
 async def patiently(
@@ -102,7 +101,7 @@ async def patiently(
         now_s: the clock of the patience; None for the loop's.
     """
     now_s = now_s or asyncio.get_running_loop().time
-    since_s, seen, attempts, waits = now_s(), object(), 0, pauses(RETRY_S, RETRY_S_MAX)
+    since_s, seen, attempts = now_s(), object(), 0
     while True:
         try:
             return await attempt()
@@ -113,7 +112,8 @@ async def patiently(
                     since_s, seen = now_s(), there
                 elif now_s() > since_s + patience_s:
                     raise
-            attempts, pause_s = attempts + 1, next(waits)
+            attempts += 1
+            wait_s = pause_s(attempts, RETRY_S, RETRY_S_MAX)
             if attempts & (attempts - 1) == 0:
-                log.warning("broker.waiting", doing=doing, attempts=attempts, pause_s=pause_s, reason=str(error))
-            await asyncio.sleep(pause_s)
+                log.warning("broker.waiting", doing=doing, attempts=attempts, pause_s=wait_s, reason=str(error))
+            await asyncio.sleep(wait_s)

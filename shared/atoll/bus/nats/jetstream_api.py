@@ -17,7 +17,7 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from atoll.base.errors import AtollError, BrokerUnavailable, ProtocolMisuse, QueueFull, RunReplaced, StorageFull
-from atoll.base.retry import Unanswered, bounded, pauses
+from atoll.base.retry import Unanswered, bounded, pause_s
 from atoll.bus.interface import StoredEvent
 from atoll.bus.nats.connection import Connection
 from atoll.wire.limits import Buffer
@@ -92,7 +92,7 @@ class JetStreamPatience:
         self._stats = connection.stats
         self._loop = connection.loop
         self._began = self._loop.time()
-        self._pauses = pauses(_PAUSE_FIRST_S, _PAUSE_MAX_S, jitter=0.5)
+        self._attempts = 0
 
     async def after(self, subject: str, reason: Unanswered | ApiRefusal) -> None:
         """Sleep and return if `subject` may be tried again, else raise the public error for `reason`."""
@@ -103,7 +103,8 @@ class JetStreamPatience:
         elif waited_s >= self._options.total_s:
             raise unavailable(subject, waited_s, reason) from reason
         self._stats.retries += 1
-        await asyncio.sleep(next(self._pauses))
+        self._attempts += 1
+        await asyncio.sleep(pause_s(self._attempts, _PAUSE_FIRST_S, _PAUSE_MAX_S, jitter=0.5))
 
 
 @dataclass(frozen=True, slots=True)
