@@ -205,7 +205,7 @@ class QueueConsumer:
         """Unsubscribe, then return all held messages."""
         await self.connection.unsubscribe(self._key)
         arrived = [self._arrived.get_nowait() for _ in range(self._arrived.qsize())]
-        held = [*self.unsettled, *(each.reply for each in arrived if not (each.headers or {}).get("Status"))]
+        held = [*self.unsettled, *(each.reply for each in arrived if each.reply)]  # a status line has no reply
         for reply in held:
             await self.give_back(reply)
         if held:
