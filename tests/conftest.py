@@ -75,7 +75,7 @@ def _wall_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
     A test that needs a true time of day has a `_wall_jumps` of its own, which does nothing.
     """
     jumping, true = JumpingClock(), SystemClock.wall
-    monkeypatch.setattr(SystemClock, "wall", lambda clock: true(clock) + jumping.jump_s())
+    monkeypatch.setattr(SystemClock, "wall", staticmethod(lambda: true() + jumping.jump_s()))
 
 
 @pytest.fixture(autouse=True)

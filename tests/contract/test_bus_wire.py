@@ -287,7 +287,8 @@ async def test_tls_is_agreed_and_carries_everything(tmp_path: Path, scheme: str,
         async with client(url, tls=trusted, tls_handshake_first=first) as ours:
             await exchange(ours, theirs)
             assert ours.wire is not None
-            assert ours.wire._connected().get_extra_info("cipher") is not None
+            assert ours.wire._transport is not None
+            assert ours.wire._transport.get_extra_info("cipher") is not None
         await theirs.close()
         refused = WireClient(BusStats())
         with pytest.raises(ssl.SSLError):

@@ -58,7 +58,7 @@ def sent(pieces: Sequence[bytes], order: Sequence[int]) -> BlobRef:
     upload = Upload(Kept(pieces))
     for number in order:
         upload.make(number)
-        upload.stored(number)
+        upload.stored.add(number)
     assert upload.missing() == []
     return upload.ref("s")
 

@@ -361,12 +361,12 @@ async def stored_once(self: CommitAttempt, bus: Any) -> StoredBlobs:  # noqa: AN
 
 def ids_kept(self: Upload) -> None:
     """What may be lost is sent again under ids that the broker knows."""
-    self._stored.clear()
+    self.stored.clear()
 
 
 def counted_pieces(self: Upload) -> list[int]:
     """An upload that goes on sends as many pieces as are missing, not those that are."""
-    return list(range(len(self._stored), len(self._source)))
+    return list(range(len(self.stored), len(self._source)))
 
 
 async def scrambled(source: Any, download: Download) -> bytes:  # noqa: ANN401

@@ -17,15 +17,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RecordConflict
-from atoll.base.waiting import all_of
+from atoll.base.retry import all_of
 from atoll.bus.interface import CoreMessage, Record, StoredEvent
 from atoll.bus.memory.bus import MemoryBus
 from atoll.bus.memory.streams import QueuePlace, StoredMessage
-from atoll.bus.streams import stream_of
+from atoll.bus.streams import check_size, info_header, stream_of
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.protocol.invariants import InvariantBroken
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload
-from atoll.wire.limits import Buffer, Info, check_size, info_text
+from atoll.wire.limits import Buffer, Info
 from atoll.wire.subjects import Subjects, token
 from schedules.broker import ScheduleBroker, WatchedStream
 from schedules.processes import Process, ProcessLoop
@@ -330,9 +330,9 @@ class ScheduleBus(MemoryBus):
         """Store what is missing of a blob, several pieces at a time."""
         upload = Upload.of(payload)
         missing, turn = len(upload.missing()), asyncio.Lock()
-        if upload._stored and missing:
+        if upload.stored and missing:
             self.network.tally["uploads resumed"] += 1
-        if missing + len(upload._stored) > 1:
+        if missing + len(upload.stored) > 1:
             self.network.tally["blobs of several pieces"] += 1
         async with contextlib.aclosing(upload.pieces()) as pieces:
 
@@ -345,10 +345,10 @@ class ScheduleBus(MemoryBus):
                     number, piece = made[0], bytes(made[1])
                     subject = f"{stem}.{number}"
                     store = self._on(subject).store
-                    await self.request(partial(store, subject, piece, f"{subject}:{upload.nonce}", info=None))
+                    await self.request(partial(store, subject, piece, f"{subject}:{upload.nonce}", info={}))
                     self._count_up(piece)
                     self.stats.blob_bytes_up += len(piece)
-                    upload.stored(number)
+                    upload.stored.add(number)
 
             await all_of([writer() for _ in range(min(WINDOW, missing))])
         return upload.ref(stem)
@@ -360,9 +360,10 @@ class ScheduleBus(MemoryBus):
             def effect() -> Portion:
                 found: Portion = []
                 for number in page:
-                    kept = self._on(download.subject(number)).last(download.subject(number))
+                    subject = f"{download.ref.stem}.{number}"
+                    kept = self._on(subject).last(subject)
                     if kept is None:
-                        raise BlobGone("chunks of a blob are missing", got=download.subject(number))
+                        raise BlobGone("chunks of a blob are missing", got=subject)
                     found.append((number, kept.data))
                 return found
 
@@ -400,7 +401,7 @@ class ScheduleBus(MemoryBus):
     ) -> int:
         """Write by compare-and-set; an earlier attempt of ours is found by its id."""
         check_size(subject, data)
-        note, nonce = None if info is None else info_text(info), f"r{next(self.broker.nonces)}"
+        note, nonce = info_header(info), f"r{next(self.broker.nonces)}"
 
         def effect() -> int:
             stream = self._on(subject)
@@ -442,7 +443,7 @@ class ScheduleBus(MemoryBus):
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
         """Store once."""
         check_size(subject, data)
-        note = None if info is None else info_text(info)
+        note = info_header(info)
         await self.request(lambda: self._on(subject).store(subject, bytes(data), msg_id, info=note))
         self._count_up(data)
 

@@ -37,7 +37,7 @@ class Rough(MemoryBus):
         upload = Upload.of(payload)
         for number in upload.missing()[: self.through]:
             upload.make(number)
-            upload.stored(number)
+            upload.stored.add(number)
         if upload.missing():
             self.clock.now_s += 0.6 * PUSH_PATIENCE_S
             raise BrokerUnavailable("away")

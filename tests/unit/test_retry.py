@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from atoll.base.errors import BlobGone, BrokerUnavailable, StorageFull
-from atoll.base.retry import RETRY_S, RETRY_S_MAX, Pauses, Retry, patiently
+from atoll.base.retry import RETRY_S, RETRY_S_MAX, patiently, pause_s
 
 
 class PausedClock:
@@ -69,19 +69,18 @@ async def test_work_that_does_not_get_on_is_given_up_and_work_that_does_is_not(m
         if left:
             raise BrokerUnavailable("slow")
 
-    await Retry("a blob", patience_s=6.0, progress=lambda: left, now_s=clock).result(slow)
+    await patiently(slow, "a blob", patience_s=6.0, progress=lambda: left, now_s=clock)
     assert clock.now_s > 6.0
+    stuck = Attempt(*[BrokerUnavailable("stuck")] * 99)
     with pytest.raises(BrokerUnavailable, match="stuck"):
-        await Retry("a blob", patience_s=6.0, progress=lambda: 0, now_s=clock).result(
-            Attempt(*[BrokerUnavailable("stuck")] * 99)
-        )
+        await patiently(stuck, "a blob", patience_s=6.0, progress=lambda: 0, now_s=clock)
 
 
 async def test_the_patience_without_a_measure_counts_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """It bounds the whole."""
     clock = PausedClock(monkeypatch)
     with pytest.raises(StorageFull):
-        await Retry("a record", patience_s=1.0, now_s=clock).result(Attempt(*[StorageFull("full")] * 99))
+        await patiently(Attempt(*[StorageFull("full")] * 99), "a record", patience_s=1.0, now_s=clock)
 
     assert 1.0 < clock.now_s < 1.0 + RETRY_S_MAX
 
@@ -98,8 +97,7 @@ async def test_the_log_names_the_attempts_and_does_not_fill(monkeypatch: pytest.
 
 def test_jitter_only_shortens_a_pause() -> None:
     """So that many that failed together do not come back together, and a bound stays one."""
-    pauses = Pauses(1.0, 4.0, jitter=0.5)
-    drawn = [pauses.next_s() for _ in range(200)]
+    drawn = [pause_s(attempts, 1.0, 4.0, jitter=0.5) for attempts in range(1, 201)]
 
     assert all(0.5 * full <= got <= full for got, full in zip(drawn, [1.0, 2.0, *[4.0] * 198], strict=True))
     assert len(set(drawn[2:])) > 100

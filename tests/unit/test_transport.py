@@ -221,7 +221,8 @@ async def test_the_kernel_is_asked_for_a_congestion_control(peer: Peer) -> None:
     for name in ("reno", "nobody has this"):
         made = SocketTransport(BusStats(), name)
         await made.connect(urlparse(f"nats://127.0.0.1:{peer.port}"), 0, SOON_S)
-        kernel = made._connected().get_extra_info("socket")
+        assert made._transport is not None
+        kernel = made._transport.get_extra_info("socket")
         said.append(kernel.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0])
         made.abort()
         await made.wait_closed()

@@ -22,9 +22,10 @@ from atoll.base.errors import BrokerUnavailable
 from atoll.bus.interface import CoreMessage, Record, StoredEvent
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus, MemoryConsumer, MemoryDelivery
 from atoll.bus.options import DEFAULTS
+from atoll.bus.streams import check_size
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload
-from atoll.wire.limits import Buffer, Info, check_size
+from atoll.wire.limits import Buffer, Info
 from atoll.wire.traffic import BusStats
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from atoll.base.waiting import all_of
+from atoll.base.retry import all_of
 from atoll.bus.interface import Bus
 from atoll.merge.fold import l2_norm
 from atoll.merge.global_update import UpdatedFragment

@@ -22,10 +22,5 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clocks."""
 
-    def monotonic(self) -> float:
-        """Return the machine's monotonic clock."""
-        return time.monotonic()
-
-    def wall(self) -> float:
-        """Return the machine's wall clock."""
-        return time.time()
+    monotonic = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)

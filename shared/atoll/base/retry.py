@@ -1,11 +1,13 @@
-"""The one retry policy: what is tried again, after which pauses, and when it is given up.
+"""Waiting for a broker: bounded waits, and the one policy of what is tried again, after which pauses, until when.
+
+nats-py may swallow a cancellation while a send is stalled, so no bounded wait relies on one.
 
 Pauses double from `RETRY_S` to `RETRY_S_MAX`. A caller that says nothing more tries for ever: what a shard does is ordered,
 and the next thing rests on the last. A caller with `patience_s` gives up when that time has gone by, or, with a measure of
 `progress`, when that time has gone by without any: a slow link is no reason.
 
-    await patiently(lambda: bus.publish(…), doing="the event")             until the broker is back
-    await Retry("the blob", patience_s=60, progress=upload.missing).result(attempt)   while it gets on
+    await patiently(lambda: bus.publish(…), "the event")                            until the broker is back
+    await patiently(attempt, "the blob", patience_s=60, progress=upload.missing)    while it gets on
 
 Attempts are told to the log with their number and the pause, at powers of two, so that a long outage does not fill it.
 """
@@ -14,8 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
 from atoll.base.errors import BrokerUnavailable, StorageFull
@@ -33,64 +34,86 @@ _chance = random.SystemRandom()
 log = get(__name__)
 
 
-class Pauses:
-    """Pauses that double from `first_s` to `longest_s`; with `jitter` each is shortened by up to that share."""
-
-    def __init__(self, first_s: float | None = None, longest_s: float | None = None, jitter: float = 0.0) -> None:
-        """Begin with the first attempt."""
-        self._pause_s = RETRY_S if first_s is None else first_s
-        self._longest_s = RETRY_S_MAX if longest_s is None else longest_s
-        self._jitter = jitter
-        self.attempts = 1
-
-    def next_s(self) -> float:
-        """Return the next pause, and count the attempt that follows it."""
-        now_s = self._pause_s * (1.0 - self._jitter * _chance.random() if self._jitter else 1.0)
-        self._pause_s = min(2.0 * self._pause_s, self._longest_s)
-        self.attempts += 1
-        return now_s
+class Unanswered(Exception):
+    """No answer came: time-out, lost connection, or no responder. The request may have been carried out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """How one piece of work is tried again.
+async def bounded(
+    work: Awaitable[T], timeout_s: float, *also: asyncio.Future[None], moves: Callable[[], bool] | None = None
+) -> T:
+    """Return the result of `work`; raise `TimeoutError` after `timeout_s` or once one of `also` is done.
 
-    Attributes:
+    If `moves` reports progress at the time-out, the wait begins again.
+    """
+    task = asyncio.ensure_future(work)
+    waits: list[asyncio.Future[Any]] = [task, *also]
+    done: set[asyncio.Future[Any]] = set()
+    try:
+        while not done:
+            timeout_s = max(0.0, timeout_s)
+            done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done and (moves is None or not moves()):
+                break
+    finally:
+        if task not in done:
+            # Cancelled, but not waited for. Its exception is read, so that asyncio does not report it.
+            task.cancel()
+            task.add_done_callback(lambda late: late.cancelled() or late.exception())
+    if task not in done:
+        raise TimeoutError
+    return task.result()
+
+
+async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all to the end and return the results in order; on the first failure stop the others and raise it."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def pause_s(attempts: int, first_s: float, longest_s: float, jitter: float = 0.0) -> float:
+    """Return the pause after so many failed attempts; with `jitter` it is shortened by up to that share."""
+    doubled = min(attempts - 1, 32)  # enough for any `longest_s`, and no number overflows
+    return min(first_s * 2.0**doubled, longest_s) * (1.0 - jitter * _chance.random())
+
+
+async def patiently(
+    attempt: Callable[[], Coroutine[Any, Any, T]],
+    doing: str = "the broker",
+    *,
+    on: tuple[type[Exception], ...] = AWAY,
+    patience_s: float | None = None,
+    progress: Callable[[], object] | None = None,
+    now_s: Callable[[], float] | None = None,
+) -> T:
+    """Return what `attempt` returns; raise its last error when the patience is over.
+
+    Args:
+        attempt: makes one attempt.
         doing: what it is about, for the log.
         on: errors after which it is tried again; all others get through at once.
         patience_s: seconds after which it is given up; None for never.
         progress: what must change within the patience; None: the patience counts from the beginning.
         now_s: the clock of the patience; None for the loop's.
     """
-
-    doing: str
-    on: tuple[type[Exception], ...] = AWAY
-    patience_s: float | None = None
-    progress: Callable[[], object] | None = None
-    now_s: Callable[[], float] | None = None
-
-    async def result(self, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what `attempt` returns; raise its last error when the patience is over."""
-        now_s = self.now_s or asyncio.get_running_loop().time
-        pauses, since_s, seen = Pauses(), now_s(), object()
-        while True:
-            try:
-                return await attempt()
-            except self.on as error:
-                if self.patience_s is not None:
-                    there = seen if self.progress is None else self.progress()
-                    if there != seen:
-                        since_s, seen = now_s(), there
-                    elif now_s() > since_s + self.patience_s:
-                        raise
-                attempts, pause_s = pauses.attempts, pauses.next_s()
-                if attempts & (attempts - 1) == 0:
-                    log.warning(
-                        "broker.waiting", doing=self.doing, attempts=attempts, pause_s=pause_s, reason=str(error)
-                    )
-                await asyncio.sleep(pause_s)
-
-
-async def patiently(attempt: Callable[[], Coroutine[Any, Any, T]], doing: str = "the broker") -> T:
-    """Return what `attempt` returns; while the broker is away or full, wait and try again."""
-    return await Retry(doing).result(attempt)
+    now_s = now_s or asyncio.get_running_loop().time
+    since_s, seen, attempts = now_s(), object(), 0
+    while True:
+        try:
+            return await attempt()
+        except on as error:
+            if patience_s is not None:
+                there = seen if progress is None else progress()
+                if there != seen:
+                    since_s, seen = now_s(), there
+                elif now_s() > since_s + patience_s:
+                    raise
+            attempts += 1
+            wait_s = pause_s(attempts, RETRY_S, RETRY_S_MAX)
+            if attempts & (attempts - 1) == 0:
+                log.warning("broker.waiting", doing=doing, attempts=attempts, pause_s=wait_s, reason=str(error))
+            await asyncio.sleep(wait_s)

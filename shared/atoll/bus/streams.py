@@ -1,4 +1,4 @@
-"""The streams that a run needs, as data; the adapters create or verify exactly these.
+"""The streams that a run needs, as data, and the bounds of a message; every adapter keeps exactly these.
 
 The table is the architecture's section 6. Sizes are bounds, not reservations. A stream that reaches `bytes_max` refuses
 new messages (discard new) where losing an old one would lose work, and drops the oldest where that is its purpose.
@@ -6,11 +6,13 @@ new messages (discard new) where losing an old one would lose work, and drops th
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Literal
 
 from atoll.base.errors import ProtocolMisuse
-from atoll.wire.subjects import Subjects, matches
+from atoll.wire.limits import INFO_BYTES_MAX, INFO_HEADER, MESSAGE_BYTES_MAX, Buffer, Info
+from atoll.wire.subjects import Subjects
 
 GIB = 1 << 30
 LENT_AGE_S = 600.0
@@ -55,10 +57,32 @@ def stream_plan(run: str, bytes_max: int = 8 * GIB) -> tuple[StreamPlan, ...]:
 def stream_of(plans: tuple[StreamPlan, ...], subject_filter: str) -> StreamPlan:
     """Return the stream that keeps everything under `subject_filter`; `ProtocolMisuse` if there is none."""
     for plan in plans:
-        if any(matches(kept, subject_filter) for kept in plan.subjects):
+        # Every plan keeps whole subtrees.
+        if any(subject_filter.startswith(kept.removesuffix(">")) for kept in plan.subjects):
             return plan
     raise ProtocolMisuse(
         "no stream keeps this subject",
         got=subject_filter,
         allowed=", ".join(kept for plan in plans for kept in plan.subjects),
     )
+
+
+def check_size(subject: str, data: Buffer) -> None:
+    """Refuse a message that is so large that the broker would close the connection."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise ProtocolMisuse(
+            "a message is too large",
+            got=f"{len(data)} bytes on {subject}",
+            allowed=f"up to {MESSAGE_BYTES_MAX}",
+            todo="store it with put_blob and send where it lies",
+        )
+
+
+def info_header(info: Info | None) -> dict[str, str]:
+    """Return the header that shows `info` on taps, as compact JSON on one line; none without `info`."""
+    if info is None:
+        return {}
+    text = json.dumps(dict(info), separators=(",", ":"))
+    if len(text) > INFO_BYTES_MAX:
+        raise ProtocolMisuse("info is too large", got=len(text), allowed=f"up to {INFO_BYTES_MAX} bytes")
+    return {INFO_HEADER: text}

@@ -40,20 +40,16 @@ class BufferedSubscription:
                 self._waiting.popleft()
                 self._on_drop()
             self._waiting.append(core_message)
-            self._wake()
+            if not self._woken and not self._loop.is_closed():
+                self._woken = True  # until the reader has looked
+                self._loop.call_soon_threadsafe(self._news.set)
 
     def end(self) -> None:
         """Let the reader take the rest and then stop, from any thread."""
         with self._lock:
             self._ended = True
-            self._wake()
-
-    def _wake(self) -> None:
-        """Ask the reader's loop to look; ask again only after it has looked."""
-        if self._woken or self._loop.is_closed():
-            return
-        self._woken = True
-        self._loop.call_soon_threadsafe(self._news.set)
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._news.set)
 
     def _take(self) -> CoreMessage | None:
         """Return the oldest core message; without one, arm the wake-up."""
@@ -94,6 +90,6 @@ class BufferedSubscription:
         with self._lock:
             first, self._ended = not self._ended, True
             self._waiting.clear()
-            self._wake()
+        self.end()
         if first:
             await self._on_close(self)

@@ -24,7 +24,7 @@ from atoll.base import scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
-from atoll.base.retry import Retry
+from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.codec import Encoded, FrameEncoder, Framing, MeasuredFrame, Read
 from atoll.protocol.events import Push
@@ -114,14 +114,14 @@ class Pusher:
         member = self._member
         stem = self._subjects.contribution_stem(member.learner, action.fragment, member.incarnation, action.push)
         try:
-            patience = Retry(
+            return await patiently(
+                lambda: self._bus.put_blob(stem, upload),
                 "a contribution's pieces",
                 on=AWAY_OR_REFUSED,
                 patience_s=PUSH_PATIENCE_S,
                 progress=lambda: len(upload.missing()),
                 now_s=self._clock.monotonic,
             )
-            return await patience.result(lambda: self._bus.put_blob(stem, upload))
         except BaseException:
             self._keep(action.fragment, kept)
             with contextlib.suppress(BusError, BrokerUnavailable, StorageFull):
@@ -155,5 +155,8 @@ class Pusher:
         msg_id = f"{member.nonce}-{p}-{action.push}"
         info = {"fragment": p, "push": action.push, "base": action.base_version, "tokens": action.tokens}
         data = encode(manifest)
-        queued = Retry("a contribution's manifest", on=AWAY_OR_REFUSED)
-        await queued.result(lambda: self._bus.publish(subject, data, msg_id=msg_id, info=info))
+        await patiently(
+            lambda: self._bus.publish(subject, data, msg_id=msg_id, info=info),
+            "a contribution's manifest",
+            on=AWAY_OR_REFUSED,
+        )

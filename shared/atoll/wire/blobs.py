@@ -62,11 +62,12 @@ class Cut:
 
     def __init__(self, *buffers: Buffer) -> None:
         """Refer to the buffers; they must not change while they are sent."""
-        views = [flat(buffer) for buffer in buffers]
         self._pieces: list[list[memoryview]] = [[]]
         room = CHUNK_BYTES
-        for view in views:
-            at = 0
+        for buffer in buffers:
+            view, at = memoryview(buffer), 0
+            if view.ndim != 1 or view.format != "B":
+                view = view.cast("B")
             while at < len(view):
                 if not room:
                     self._pieces.append([])
@@ -93,10 +94,11 @@ class Upload:
     def __init__(self, source: Pieces) -> None:
         """Begin with nothing stored."""
         self._source = source
-        self.in_memory = isinstance(source, Cut)
+        self._in_memory = isinstance(source, Cut)
         self.nonce = secrets.token_hex(6)
+        self.stored: set[int] = set()
+        """Numbers of the pieces that the broker has; the bus adds them."""
         self._made: dict[int, tuple[int, bytes]] = {}
-        self._stored: set[int] = set()
 
     @classmethod
     def of(cls, payload: Buffer | Upload) -> Upload:
@@ -105,7 +107,7 @@ class Upload:
 
     def missing(self) -> list[int]:
         """Return the numbers of the pieces that are not stored yet."""
-        return [number for number in range(len(self._source)) if number not in self._stored]
+        return [number for number in range(len(self._source)) if number not in self.stored]
 
     def make(self, number: int) -> Buffer:
         """Return a piece and note its size and digest."""
@@ -120,7 +122,7 @@ class Upload:
 
         Worker threads make the pieces, `MADE_AHEAD` pieces ahead of the reader.
         """
-        if self.in_memory:
+        if self._in_memory:
             for number in self.missing():
                 yield number, self.make(number)
             return
@@ -140,13 +142,9 @@ class Upload:
                 making.cancel()
             await asyncio.gather(*(making for _, making in ahead), return_exceptions=True)
 
-    def stored(self, number: int) -> None:
-        """Note that the broker has a piece."""
-        self._stored.add(number)
-
     def forget(self) -> None:
         """Assume that nothing is stored, and send all of it under new ids: the id of a lost piece may be known."""
-        self._stored.clear()
+        self.stored.clear()
         self.nonce = secrets.token_hex(6)
 
     def ref(self, stem: str) -> BlobRef:
@@ -180,18 +178,10 @@ class Download:
         other._digests, other._size_bytes = dict(self._digests), self._size_bytes
         return other
 
-    def missing(self) -> list[int]:
-        """Return the numbers of the pieces that have not arrived yet."""
-        return [number for number in range(self.ref.chunks) if number not in self._digests]
-
     def pages(self) -> list[list[int]]:
-        """Return the missing pieces, in portions to ask for."""
-        missing = self.missing()
+        """Return the numbers of the pieces that have not arrived yet, in portions to ask for."""
+        missing = [number for number in range(self.ref.chunks) if number not in self._digests]
         return [missing[at : at + PAGE_PIECES] for at in range(0, len(missing), PAGE_PIECES)]
-
-    def subject(self, number: int) -> str:
-        """Return the subject of a piece."""
-        return f"{self.ref.stem}.{number}"
 
     def take(self, number: int, piece: Buffer) -> None:
         """Note that a piece has arrived; raise `BlobCorrupt` if there is more than announced."""
@@ -210,12 +200,6 @@ class Download:
         if digest != self.ref.digest:
             allowed = f"{self.ref.digest} at {self.ref.stem}"
             raise BlobCorrupt("a blob's bytes do not match their digest", got=digest, allowed=allowed)
-
-
-def flat(payload: Buffer) -> memoryview:
-    """Return `payload` as one dimension of bytes, without a copy."""
-    view = memoryview(payload)
-    return view if view.ndim == 1 and view.format == "B" else view.cast("B")
 
 
 def digest_of(pieces: Pieces) -> str:

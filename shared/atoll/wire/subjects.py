@@ -24,7 +24,7 @@ The nonce of what a shard's owner writes is two levels, `<epoch>.<hash>`; a foun
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from atoll.base.errors import SettingsError
 
@@ -62,15 +62,11 @@ class Subjects:
     """The subjects of one run; `prefix` is `atoll.<run>`."""
 
     run: str
+    prefix: str = field(init=False)
 
     def __post_init__(self) -> None:
         """Refuse a run id that cannot be a subject token."""
-        token(self.run, "run id")
-
-    @property
-    def prefix(self) -> str:
-        """Return the beginning of every subject of this run."""
-        return f"atoll.{self.run}"
+        object.__setattr__(self, "prefix", f"atoll.{token(self.run, 'run id')}")
 
     def contribution_stem(self, learner: str, fragment: int, incarnation: int, push: int) -> str:
         """Return where the chunks of one contribution go."""

@@ -15,10 +15,10 @@ from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import BlobGone, BrokerUnavailable, RecordConflict
 from atoll.bus.interface import CoreMessage, Record, StoredEvent
 from atoll.bus.memory.streams import MemoryStream, QueuePlace, StoredMessage
-from atoll.bus.streams import GIB, stream_of, stream_plan
+from atoll.bus.streams import GIB, check_size, info_header, stream_of, stream_plan
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload, whole
-from atoll.wire.limits import Buffer, Info, check_size, info_text
+from atoll.wire.limits import Buffer, Info
 from atoll.wire.subjects import Subjects, matches, token
 from atoll.wire.traffic import BusStats
 
@@ -171,10 +171,10 @@ class MemoryBus:
         async with contextlib.aclosing(upload.pieces()) as pieces:
             async for number, piece in pieces:
                 subject = f"{stem}.{number}"
-                stream.store(subject, bytes(piece), f"{subject}:{upload.nonce}", info=None)
+                stream.store(subject, bytes(piece), f"{subject}:{upload.nonce}", info={})
                 self._count_up(piece)
                 self.stats.blob_bytes_up += len(piece)
-                upload.stored(number)
+                upload.stored.add(number)
         return upload.ref(stem)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
@@ -183,11 +183,11 @@ class MemoryBus:
 
     async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
         """Yield the missing pieces of a blob; see `Bus`."""
-        stream = await self._stream(download.subject(0))
-        for number in download.missing():
-            kept = stream.last(download.subject(number))
+        stream = await self._stream(f"{download.ref.stem}.0")
+        for number in itertools.chain.from_iterable(download.pages()):
+            kept = stream.last(f"{download.ref.stem}.{number}")
             if kept is None:
-                got = f"{download.subject(number)} of {download.ref.chunks}"
+                got = f"{download.ref.stem}.{number} of {download.ref.chunks}"
                 raise BlobGone("chunks of a blob are missing", got=got)
             self._count_down(kept.data)
             self.stats.blob_bytes_down += len(kept.data)
@@ -212,8 +212,8 @@ class MemoryBus:
         del reconnects  # there is one connection
         check_size(subject, data)
         stream = await self._stream(subject)
-        note = None if info is None else info_text(info)
-        revision = stream.store(subject, bytes(data), f"r{next(self._broker.nonces)}", expected=expected, info=note)
+        nonce = f"r{next(self._broker.nonces)}"
+        revision = stream.store(subject, bytes(data), nonce, expected=expected, info=info_header(info))
         self._count_up(data)
         return revision
 
@@ -237,7 +237,7 @@ class MemoryBus:
         """Store once under `msg_id`; see `Bus`."""
         check_size(subject, data)
         stream = await self._stream(subject)
-        stream.store(subject, bytes(data), msg_id, info=None if info is None else info_text(info))
+        stream.store(subject, bytes(data), msg_id, info=info_header(info))
         self._count_up(data)
 
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> MemoryConsumer:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.base.clock import Clock
 from atoll.base.errors import ProtocolMisuse, QueueFull, RecordConflict, StorageFull
 from atoll.bus.interface import CoreMessage
 from atoll.bus.streams import StreamPlan
-from atoll.wire.limits import INFO_HEADER
 from atoll.wire.subjects import matches
 
 OVERHEAD_BYTES = 32
@@ -66,8 +65,10 @@ class MemoryStream:
         self._by_subject: dict[str, list[int]] = {}
         self._ids: dict[str, tuple[int, float]] = {}
 
-    def store(self, subject: str, data: bytes, msg_id: str, *, expected: int | None = None, info: str | None) -> int:
-        """Store and return the sequence; a known `msg_id` returns the sequence it got before."""
+    def store(
+        self, subject: str, data: bytes, msg_id: str, *, expected: int | None = None, info: Mapping[str, str]
+    ) -> int:
+        """Store and return the sequence; a known `msg_id` returns the sequence it got before. `info` is a header."""
         self._forget_old()
         current = self.revision(subject)
         if expected is not None and expected != current:
@@ -112,7 +113,7 @@ class MemoryStream:
         while self.kept and self.size_bytes + kept.size_bytes > plan.bytes_max:
             self.remove(next(iter(self.kept)))
 
-    def _tap(self, kept: StoredMessage, info: str | None) -> None:
+    def _tap(self, kept: StoredMessage, info: Mapping[str, str]) -> None:
         """Show a stored message without its payload."""
         tap = self.plan.tap
         if tap is None or not matches(f"{self._prefix}.{tap}.>", kept.subject):
@@ -123,9 +124,8 @@ class MemoryStream:
             "Nats-Subject": kept.subject,
             "Nats-Sequence": str(kept.sequence),
             "Nats-Msg-Size": str(len(kept.data)),
+            **info,
         }
-        if info is not None:
-            headers[INFO_HEADER] = info
         tail = kept.subject.removeprefix(f"{self._prefix}.")
         self._tell(CoreMessage(f"{self._prefix}.tap.{tail}", b"", None, headers))
 

@@ -16,19 +16,18 @@ from dataclasses import replace
 from nats.aio.msg import Msg
 
 from atoll.base.errors import BrokerUnavailable
-from atoll.base.waiting import Unanswered
+from atoll.base.retry import Unanswered
 from atoll.bus.interface import CoreMessage, Record, StoredEvent
 from atoll.bus.nats import blobs, records
-from atoll.bus.nats.blobs import BulkConnections
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.consumers import QueueConsumer, open_consumer
-from atoll.bus.nats.jetstream_api import JetStream
+from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream
 from atoll.bus.nats.provision import check_broker, provision
 from atoll.bus.options import DEFAULTS, BusOptions
-from atoll.bus.streams import StreamPlan, stream_of, stream_plan
+from atoll.bus.streams import StreamPlan, check_size, info_header, stream_of, stream_plan
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload, whole
-from atoll.wire.limits import Buffer, Info, check_size
+from atoll.wire.limits import Buffer, Info
 from atoll.wire.subjects import Subjects, token
 from atoll.wire.traffic import BusStats
 
@@ -43,7 +42,8 @@ class JetStreamBus:
         self.stats: BusStats = connection.stats
         self._connection = connection
         self._jetstream = JetStream(connection)
-        self._bulk = BulkConnections(connection)
+        self._writing = blobs.bulk_connections(connection)
+        self._reading = blobs.bulk_connections(connection)
         self._plans = plans
         self._feeds: dict[BufferedSubscription, int] = {}
         self._consumers: list[QueueConsumer] = []
@@ -96,16 +96,8 @@ class JetStreamBus:
         """Store `payload` under `stem` in acknowledged pieces; see `Bus`."""
         stream_of(self._plans, f"{stem}.0")
         upload = Upload.of(payload)
-        if upload.in_memory:
-            await self._connection.call(blobs.write(self._bulk.store, self._connection, stem, upload))
-        else:
-            # The caller's loop and threads make the pieces; only finished pieces cross over to our loop.
-            await blobs.write(self._store_from_here, self._connection, stem, upload)
+        await self._connection.call(blobs.write(self._writing, self._connection, stem, upload))
         return upload.ref(stem)
-
-    async def _store_from_here(self, subject: str, piece: Buffer, headers: dict[str, str]) -> int:
-        """Store one piece, called from the caller's loop."""
-        return await self._connection.call(self._bulk.store(subject, piece, headers))
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
         """Return the whole blob, checked; see `Bus`."""
@@ -116,24 +108,22 @@ class JetStreamBus:
 
         While the caller works on a page, the usual number of further pages is on the way.
         """
-        stream = stream_of(self._plans, download.subject(0)).name
+        stream = stream_of(self._plans, f"{download.ref.stem}.0").name
         pages = iter(download.pages())
         reading: set[asyncio.Future[Portion]] = set()
-
-        def ask() -> None:
-            for page in itertools.islice(pages, _READERS - len(reading)):
-                work = blobs.read_page(self._bulk, stream, download, page)
-                reading.add(asyncio.ensure_future(self._connection.call(work)))
-
+        done: set[asyncio.Future[Portion]] = set()
         try:
-            ask()
-            while reading:
-                done, reading = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-                ask()
+            while True:
+                for page in itertools.islice(pages, _READERS - len(reading)):
+                    work = blobs.read_page(self._reading, self._connection, stream, download, page)
+                    reading.add(asyncio.ensure_future(self._connection.call(work)))
                 for portion in [each.result() for each in done]:
                     for number, piece in portion:
                         download.take(number, piece)
                     yield portion
+                if not reading:
+                    break
+                done, reading = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in reading:
                 each.cancel()
@@ -143,9 +133,11 @@ class JetStreamBus:
     async def purge(self, subject_filter: str) -> int:
         """Delete what matches and return the number; see `Bus`."""
         plan = stream_of(self._plans, subject_filter)
-        answer = await self._connection.call(
-            self._jetstream.ask(f"STREAM.PURGE.{plan.name}", {"filter": subject_filter})
-        )
+        purge = self._jetstream.api(f"STREAM.PURGE.{plan.name}", {"filter": subject_filter})
+        try:
+            answer = await self._connection.call(purge)
+        except ApiRefusal as reason:
+            raise reason.public(subject_filter) from reason
         return int(answer.get("purged", 0))
 
     async def put_record(
@@ -161,13 +153,14 @@ class JetStreamBus:
         check_size(subject, data)
         plan = stream_of(self._plans, subject)
         return await self._connection.call(
-            records.put(self._jetstream, plan.name, (subject, data), expected, info, reconnects)
+            records.put(self._jetstream, plan.name, (subject, data), info_header(info), expected, reconnects)
         )
 
     async def get_record(self, subject: str) -> Record | None:
         """Return the leader's record; see `Bus`."""
         plan = stream_of(self._plans, subject)
-        return await self._connection.call(records.get(self._jetstream, plan.name, subject))
+        found = await self._connection.call(records.last(self._jetstream, plan.name, subject))
+        return None if found is None else found[0]
 
     async def get_records(self, subject_filter: str) -> list[Record]:
         """Return all records that match, in subject order; see `Bus`."""
@@ -178,7 +171,8 @@ class JetStreamBus:
         """Store once under `msg_id`; see `Bus`."""
         check_size(subject, data)
         stream_of(self._plans, subject)
-        await self._connection.call(self._jetstream.store(subject, data, records.headers_of(msg_id, info)))
+        headers = {"Nats-Msg-Id": msg_id, **info_header(info)}
+        await self._connection.call(self._jetstream.store(subject, data, headers))
 
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> QueueConsumer:
         """Resume or create the durable consumer; see `Bus`."""
@@ -193,20 +187,15 @@ class JetStreamBus:
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """Return stored messages in order; see `Bus`."""
         plan = stream_of(self._plans, subject_filter)
-        found = await self._connection.call(
+        return await self._connection.call(
             records.walk(self._jetstream, plan.name, subject_filter, after=after, limit=limit)
         )
-        return [StoredEvent(message.sequence, message.subject, message.data) for message in found]
 
     async def tell(self, subject: str, data: bytes) -> None:
         """Send at most once; while the broker is away the core message is dropped and counted."""
         check_size(subject, data)
-        await self._connection.call(self._tell(subject, data))
-
-    async def _tell(self, subject: str, data: bytes) -> None:
-        """Send if connected."""
         try:
-            await self._connection.send(subject, data, timeout_s=0.0)
+            await self._connection.call(self._connection.send(subject, data, timeout_s=0.0))
         except Unanswered:
             self.stats.core_messages_dropped += 1
         else:
@@ -222,7 +211,7 @@ class JetStreamBus:
     async def _hear(self, subject_filter: str, feed: BufferedSubscription) -> int:
         """Subscribe and let messages flow into `feed`."""
 
-        def on_message(message: Msg) -> None:
+        async def on_message(message: Msg) -> None:
             self.stats.messages_down += 1
             self.stats.bytes_down += len(message.data)
             feed.push(CoreMessage(message.subject, message.data, message.reply or None, message.headers or {}))

@@ -73,22 +73,19 @@ class WireClient(Client):
         self._stats = stats
         self._congestion = congestion
         self._ps = FrameParser(self, keeps_buffers=keeps_buffers)
-
-    @property
-    def wire(self) -> SocketTransport | None:
-        """Return our transport; None before the first connection and with nats-py's own."""
-        return self._transport if isinstance(self._transport, SocketTransport) else None
+        self.wire: SocketTransport | None = None
+        """Our transport; None before the first connection and with nats-py's own."""
 
     def abort(self) -> None:
         """Drop the socket and its unsent data without waiting; a polite close would wait for ever."""
-        if (wire := self.wire) is not None:
-            wire.abort()
+        if self.wire is not None:
+            self.wire.abort()
 
     async def _connect_to_server(self, s: Srv) -> None:
         """Use a fresh transport of ours for every attempt."""
         if s.uri.scheme not in ("ws", "wss"):
             self.abort()
-            self._transport = SocketTransport(self._stats, self._congestion)
+            self._transport = self.wire = SocketTransport(self._stats, self._congestion)
         await super()._connect_to_server(s)
 
     async def _attempt_reconnect(self) -> None:
@@ -99,14 +96,10 @@ class WireClient(Client):
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         """Send pending data first: otherwise nats-py's ping overtakes it, and its pong proves nothing about it."""
-        if (wire := self.wire) is not None:
-            self._hand_over(wire)
+        if self.wire is not None:
+            self.wire.writelines(self._pending)
+            self._pending, self._pending_data_size = [], 0
         await super()._send_ping(future)
-
-    def _hand_over(self, wire: SocketTransport) -> None:
-        """Queue the data that nats-py has kept for its flusher."""
-        pending, self._pending, self._pending_data_size = self._pending, [], 0
-        wire.writelines(pending)
 
     async def _send_publish(
         self,
@@ -134,8 +127,9 @@ class WireClient(Client):
         await wire.room()
         if wire is not self._transport or not self.is_connected:
             raise errors.ConnectionReconnectingError
-        self._hand_over(wire)
-        wire.writelines([head, payload if large else bytes(payload), b"\r\n"])
+        # What nats-py has kept for its flusher was sent earlier.
+        wire.writelines([*self._pending, head, payload if large else bytes(payload), b"\r\n"])
+        self._pending, self._pending_data_size = [], 0
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += payload_size
         if large:

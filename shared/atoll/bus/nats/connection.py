@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import nats.errors
@@ -34,14 +34,14 @@ from nats.aio.subscription import Subscription
 from atoll.base import logs
 from atoll.base.errors import BrokerUnavailable
 from atoll.base.loop_thread import LoopThread
-from atoll.base.waiting import Unanswered, bounded
+from atoll.base.retry import Unanswered, bounded
 from atoll.bus.nats.client import WireClient
 from atoll.bus.options import BusOptions
 from atoll.wire.limits import Buffer
 from atoll.wire.traffic import BusStats
 
 T = TypeVar("T")
-OnMessage = Callable[[Msg], None]
+OnMessage = Callable[[Msg], Awaitable[None]]
 _log = logs.get(__name__)
 _CLOSE_S = 2.0
 _PENDING_BYTES = 8 << 20
@@ -88,7 +88,7 @@ class Connection:
             work.close()
             raise BrokerUnavailable("the bus is closed", todo="open a new one")
         try:
-            return await asyncio.wrap_future(self._thread.submit(work))
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._stopped and (task is None or not task.cancelling()):
@@ -193,8 +193,9 @@ class Connection:
         client = await self.ready(self.options.try_s)
         self._next_key += 1
         key = self._next_key
+        # Registered before it is sent: if the client is replaced meanwhile, the new one subscribes to it.
         self._subscriptions[key] = (subject, on_message, None)
-        await self._hear(client, key)
+        self._subscriptions[key] = (subject, on_message, await client.subscribe(subject, cb=on_message))
         if confirm:
             await self.echo(self.options.try_s)
         return key
@@ -205,10 +206,6 @@ class Connection:
         if subscription is not None:
             with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
                 await bounded(subscription.unsubscribe(), _CLOSE_S)
-
-    def inbox(self) -> str:
-        """Return a subject that only we hear."""
-        return f"_INBOX.{secrets.token_hex(11)}"
 
     async def echo(self, timeout_s: float) -> None:
         """Return once a message has gone to the broker and back; the broker has then read everything sent before."""
@@ -223,20 +220,11 @@ class Connection:
         finally:
             self._echoes.pop(token, None)
 
-    def _on_echo(self, message: Msg) -> None:
+    async def _on_echo(self, message: Msg) -> None:
         """Settle the echo that came back."""
         back = self._echoes.get(message.data)
         if back is not None and not back.done():
             back.set_result(None)
-
-    async def _hear(self, client: WireClient, key: int) -> None:
-        """Subscribe `client` to a registered subject."""
-        subject, on_message, _ = self._subscriptions[key]
-
-        async def deliver(message: Msg) -> None:
-            on_message(message)
-
-        self._subscriptions[key] = (subject, on_message, await client.subscribe(subject, cb=deliver))
 
     async def _build(self) -> None:
         """Connect a fresh client, subscribe it to all that is registered, and declare it up."""
@@ -255,10 +243,11 @@ class Connection:
         }
         await client.connect(self.url, **options, **self._callbacks(client))
         if not self._echo_subject:
-            self._echo_subject = self.inbox()
+            self._echo_subject = f"_INBOX.{secrets.token_hex(11)}"
             self._subscriptions[0] = (self._echo_subject, self._on_echo, None)
         for key in list(self._subscriptions):
-            await self._hear(client, key)
+            subject, on_message, _ = self._subscriptions[key]
+            self._subscriptions[key] = (subject, on_message, await client.subscribe(subject, cb=on_message))
         self.last_error = ""
         self._up.set()
 

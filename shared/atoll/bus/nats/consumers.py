@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
+from dataclasses import dataclass
 from typing import Any
 
 from nats.aio.msg import Msg
 
 from atoll.base.errors import RecordConflict, SettingsError
-from atoll.base.waiting import Unanswered, first_of
+from atoll.base.retry import Unanswered
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, JetStreamPatience, unavailable
 
@@ -26,28 +28,36 @@ _GRACE_S = 0.25
 _CLOSE_S = 2.0
 
 
+@dataclass(slots=True)
 class QueueDelivery:
-    """One message that we hold; each verb may be called from the caller's loop."""
+    """One message that we hold; each verb may be called from the caller's loop. `reply` is where we settle it."""
 
-    def __init__(self, owner: QueueConsumer, message: Msg) -> None:
-        """Wrap `message`; its reply subject says how often it was delivered."""
-        self.subject = message.subject
-        self.data: bytes = message.data
-        self.redelivered = message.metadata.num_delivered > 1
-        self.reply = message.reply
-        self._owner = owner
+    owner: QueueConsumer
+    subject: str
+    data: bytes
+    redelivered: bool
+    reply: str
 
     async def ack(self) -> None:
-        """Remove the message from the queue, confirmed by the broker."""
-        await self._owner.connection.call(self._owner.settle(self))
+        """Remove the message from the queue, and return when the broker has confirmed it."""
+        connection = self.owner.connection
+        patience = JetStreamPatience(connection)
+        while True:
+            try:
+                await connection.call(connection.request(self.reply, b"+ACK"))
+            except Unanswered as reason:
+                await patience.after(self.subject, reason)
+            else:
+                self.owner.unsettled.pop(self.reply, None)
+                return
 
     async def hold(self) -> None:
         """Put off redelivery by another `ack_wait_s`."""
-        await self._owner.connection.call(self._owner.say(self, b"+WPI"))
+        await self.owner.connection.call(self.owner.say(self.reply, b"+WPI"))
 
     async def release(self) -> None:
         """Return it for another delivery."""
-        await self._owner.connection.call(self._owner.give_back(self))
+        await self.owner.connection.call(self.owner.give_back(self.reply))
 
 
 class QueueConsumer:
@@ -60,11 +70,11 @@ class QueueConsumer:
         self._jetstream = jetstream
         self._stream = stream
         self._config = config
-        self._inbox = self.connection.inbox()
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._key = 0
         self._pulls = 0
-        self._arrived: asyncio.Queue[Msg] = asyncio.Queue(config["max_ack_pending"])
-        self._unsettled: dict[str, QueueDelivery] = {}
+        self._arrived: asyncio.Queue[Msg] = asyncio.Queue()  # the broker sends no more than `max_ack_pending`
+        self.unsettled: dict[str, QueueDelivery] = {}
         self._closed = False
 
     async def next(self, timeout_s: float) -> QueueDelivery | None:
@@ -103,7 +113,7 @@ class QueueConsumer:
                 ) from reason
             raise reason.public(self._config["filter_subject"]) from reason
         if not self._key:
-            self._key = await self.connection.subscribe(f"{self._inbox}.*", self._on_message)
+            self._key = await self.connection.subscribe(f"{self._inbox}.*", self._arrived.put)
 
     def _removed(self, reason: ApiRefusal) -> RecordConflict:
         """Return the error for a queue that another reader has taken over meanwhile."""
@@ -118,31 +128,29 @@ class QueueConsumer:
             return False
         return int(answer["num_pending"]) == 0 and int(answer["num_ack_pending"]) == 0
 
-    def _on_message(self, message: Msg) -> None:
-        """Queue an arriving message; beyond the bound it is delivered again later."""
-        with contextlib.suppress(asyncio.QueueFull):
-            self._arrived.put_nowait(message)
-
     async def _next(self, timeout_s: float) -> QueueDelivery | None:
         """Pull until a message comes or the time is up."""
-        loop = self.connection.loop
+        loop, stats = self.connection.loop, self.connection.stats
         deadline = loop.time() + timeout_s
         patience = JetStreamPatience(self.connection)
         while True:
-            while not self._arrived.empty():
-                if (delivery := self._take(self._arrived.get_nowait())) is not None:
-                    return delivery
             left = deadline - loop.time()
-            if left <= 0 or self._closed:
+            if self._arrived.empty() and (left <= 0 or self._closed):
                 return None
             try:
-                arrived = await self._pull(left)
+                message = await self._pull(left) if self._arrived.empty() else self._arrived.get_nowait()
             except Unanswered as reason:
                 if deadline - loop.time() <= 0:
                     return None
                 await patience.after(self._stream, reason)
                 continue
-            if arrived is not None and (delivery := self._take(arrived)) is not None:
+            # A status line may be that of an older pull.
+            if message is not None and message.reply and not (message.headers or {}).get("Status"):
+                redelivered = message.metadata.num_delivered > 1
+                delivery = QueueDelivery(self, message.subject, message.data, redelivered, message.reply)
+                self.unsettled[message.reply] = delivery
+                stats.messages_down += 1
+                stats.bytes_down += len(message.data)
                 return delivery
 
     async def _pull(self, left_s: float) -> Msg | None:
@@ -159,7 +167,8 @@ class QueueConsumer:
         deadline = self.connection.loop.time() + left_s + _GRACE_S
         try:
             while True:
-                await first_of(deadline - self.connection.loop.time(), getting, lost)
+                left_s = max(0.0, deadline - self.connection.loop.time())
+                await asyncio.wait((getting, lost), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
                 if not getting.done():
                     if lost.done():
                         raise Unanswered("connection lost while pulling")
@@ -172,60 +181,33 @@ class QueueConsumer:
                 if message.subject == token:
                     if status in ("408", "404"):
                         return None
-                    if status == "503" or "Deleted" in (message.headers or {}).get("Description", ""):
-                        await self._restore()
+                    deleted = status == "503" or "Deleted" in (message.headers or {}).get("Description", "")
+                    if deleted and not self._takeover:  # after a takeover the reader that removed ours has the queue
+                        await self.create()
                     raise Unanswered(f"pull answered {status}")
                 getting = asyncio.ensure_future(self._arrived.get())
         finally:
             # If the caller gives up at the moment of arrival, keep the message: it would be away until ack_wait_s ends.
             if not getting.cancel() and not taken:
-                self._on_message(getting.result())
+                self._arrived.put_nowait(getting.result())
 
-    async def _restore(self) -> None:
-        """Create the reader again, unless it took over: then the reader that removed it has the queue now."""
-        if not self._takeover:
-            await self.create()
-
-    def _take(self, message: Msg) -> QueueDelivery | None:
-        """Turn a message into a delivery; None for a status line of an older pull."""
-        if (message.headers or {}).get("Status") or not message.reply:
-            return None
-        delivery = QueueDelivery(self, message)
-        self._unsettled[delivery.reply] = delivery
-        self.connection.stats.messages_down += 1
-        self.connection.stats.bytes_down += len(message.data)
-        return delivery
-
-    async def settle(self, delivery: QueueDelivery) -> None:
-        """Acknowledge and wait for the broker's confirmation, until the patience ends."""
-        patience = JetStreamPatience(self.connection)
-        while True:
-            try:
-                await self.connection.request(delivery.reply, b"+ACK")
-            except Unanswered as reason:
-                await patience.after(delivery.subject, reason)
-            else:
-                self._unsettled.pop(delivery.reply, None)
-                return
-
-    async def say(self, delivery: QueueDelivery, word: bytes) -> None:
-        """Send a status about `delivery`; if it is lost, redelivery follows after silence."""
+    async def say(self, reply: str, word: bytes) -> None:
+        """Send a status about a delivery; if it is lost, redelivery follows after silence."""
         with contextlib.suppress(Unanswered):
-            await self.connection.send(delivery.reply, word, timeout_s=0.0)
+            await self.connection.send(reply, word, timeout_s=0.0)
 
-    async def give_back(self, delivery: QueueDelivery) -> None:
+    async def give_back(self, reply: str) -> None:
         """Ask for redelivery now."""
-        self._unsettled.pop(delivery.reply, None)
-        await self.say(delivery, b"-NAK")
+        self.unsettled.pop(reply, None)
+        await self.say(reply, b"-NAK")
 
     async def _close(self) -> None:
         """Unsubscribe, then return all held messages."""
         await self.connection.unsubscribe(self._key)
-        while not self._arrived.empty():
-            self._take(self._arrived.get_nowait())
-        held = list(self._unsettled.values())
-        for delivery in held:
-            await self.give_back(delivery)
+        arrived = [self._arrived.get_nowait() for _ in range(self._arrived.qsize())]
+        held = [*self.unsettled, *(each.reply for each in arrived if each.reply)]  # a status line has no reply
+        for reply in held:
+            await self.give_back(reply)
         if held:
             with contextlib.suppress(Unanswered):
                 await self.connection.echo(_CLOSE_S)

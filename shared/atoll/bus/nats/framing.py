@@ -4,7 +4,7 @@ NATS speaks in lines. `MSG subject sid [reply] size` and `HMSG subject sid [repl
 many bytes and a line end; every other line stands alone. The reader asks for room and reports how much of it was
 filled:
 
-    LINE --(MSG, HMSG)--> HEADER --> PAYLOAD --> END --> LINE
+    line --(MSG, HMSG)--> header --> payload --> line end --> line
 
 Lines and small parts are cut from one buffer that is used over and over. A part that is larger than `SMALL_BYTES` and
 not there yet gets a buffer of its own, and the next room *is* that buffer: the kernel writes the payload where it
@@ -13,7 +13,6 @@ stays. Bytes that break the grammar become an error frame, and everything after 
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from nats.errors import ProtocolError
@@ -43,14 +42,6 @@ Frame = bytes | Message | ProtocolError
 """A line with its end, a message, or what was wrong."""
 
 
-class _Stage(enum.Enum):
-    LINE = enum.auto()
-    HEADER = enum.auto()
-    PAYLOAD = enum.auto()
-    END = enum.auto()
-    DEAF = enum.auto()
-
-
 class Framer:
     """Cuts one connection's bytes. Fill what `room` returns, give the count to `filled`, take from `take`."""
 
@@ -62,18 +53,26 @@ class Framer:
         self._buffer = bytearray(ROOM_BYTES)
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0
-        self._stage = _Stage.LINE
+        self._is_deaf = False
+        # What a line has announced, empty between messages: its words, and the sizes of header, payload and line end.
         self._head: list[bytes] = []
-        self._sizes = (0, 0)
+        self._sizes: tuple[int, ...] = ()
         self._parts: list[bytes | bytearray | memoryview] = []
         self._large: bytearray | memoryview | None = None
         self._got = 0
 
     def room(self) -> memoryview:
         """Return where the next bytes go; never empty."""
+        if self._large is None and self._sizes and self._sizes[len(self._parts)] > SMALL_BYTES:
+            # A part that were there would be cut: the kernel writes the rest of this one where it stays.
+            self._large, self._got = room(self._sizes[len(self._parts)]), self._end - self._begin
+            self._large[: self._got] = self._view[self._begin : self._end]
+            self._begin = self._end = 0
         if self._large is not None:
             return memoryview(self._large)[self._got :]
-        if self._begin:
+        if self._is_deaf:
+            self._begin = self._end = 0
+        elif self._begin:
             left = self._end - self._begin
             self._view[:left] = bytes(self._view[self._begin : self._end])
             self._begin, self._end = 0, left
@@ -87,14 +86,27 @@ class Framer:
             self._got += count
             if self._got < len(self._large):
                 return
-            part, self._large = self._large, None
-            self._took(part)
-        while self._step():
-            pass
-        if self._stage is _Stage.LINE and self._end - self._begin == ROOM_BYTES:
-            self._refuse("a line that does not end")
-        if self._stage is _Stage.DEAF:
-            self._begin = self._end = 0
+            self._parts.append(self._large)
+            self._large = None
+        while not self._is_deaf:
+            begin = self._begin
+            if self._sizes:
+                stop = begin + self._sizes[len(self._parts)]
+            else:
+                stop = self._buffer.find(_END, begin, self._end) + len(_END)
+                if stop < len(_END):
+                    if self._end - begin == ROOM_BYTES:
+                        self._refuse("a line that does not end")
+                    break
+            if stop > self._end:
+                break
+            part, self._begin = bytes(self._view[begin:stop]), stop
+            if not self._sizes:
+                self._line(part)
+                continue
+            self._parts.append(part)
+            if len(self._parts) == len(self._sizes):
+                self._message()
 
     def take(self) -> list[Frame]:
         """Return the complete frames, in order, and forget them."""
@@ -111,66 +123,36 @@ class Framer:
             return frame
         raise frame if isinstance(frame, ProtocolError) else ProtocolError("nats: a message before the greeting")
 
-    def _step(self) -> bool:
-        """Cut one more part; False when its bytes are not all there."""
-        if self._stage is _Stage.LINE:
-            stop = self._buffer.find(_END, self._begin, self._end)
-            return stop >= 0 and self._line(self._cut(stop + len(_END) - self._begin))
-        if self._stage is _Stage.DEAF:
-            return False
-        size = self._sizes[0] if self._stage is _Stage.HEADER else self._sizes[1]
-        if self._stage is _Stage.END:
-            size = len(_END)
-        have = self._end - self._begin
-        if size <= have:
-            self._took(self._cut(size))
-            return True
-        if size > SMALL_BYTES:
-            self._large = room(size)
-            self._large[:have] = self._cut(have)
-            self._got = have
-        return False
-
-    def _cut(self, size: int) -> bytes:
-        """Return the next bytes of the buffer."""
-        begin, self._begin = self._begin, self._begin + size
-        return bytes(self._view[begin : self._begin])
-
-    def _line(self, line: bytes) -> bool:
+    def _line(self, line: bytes) -> None:
         """Keep a line, or begin the message that it announces."""
         if not line.startswith((b"MSG ", b"HMSG ", b"MSG\t", b"HMSG\t")):
             self.frames.append(line)
             self.waiting_bytes += len(line)
-            return True
+            return
         verb, *words = line.split()
         numbers = 1 if verb == b"MSG" else 2
         head, sizes = words[:-numbers], words[-numbers:]
         if len(head) not in (2, 3) or not all(word.isdigit() for word in (head[1], *sizes)):
-            return self._refuse(f"{line[:80]!r}")
-        header, total = (0, int(sizes[0])) if numbers == 1 else (int(sizes[0]), int(sizes[1]))
-        if not header <= total <= MESSAGE_BYTES_MAX:
-            return self._refuse(f"{line[:80]!r}")
-        self._head, self._sizes, self._parts = head, (header, total - header), []
-        self._stage = _Stage.HEADER
-        return True
-
-    def _took(self, part: bytes | bytearray | memoryview) -> None:
-        """Go on to the next part; after the last, the message is whole."""
-        if self._stage is not _Stage.END:
-            self._parts.append(part)
-            self._stage = _Stage.PAYLOAD if self._stage is _Stage.HEADER else _Stage.END
+            self._refuse(f"{line[:80]!r}")
             return
-        if part != _END:
+        header, total = (0, int(sizes[0])) if numbers == 1 else (int(sizes[0]), int(sizes[1]))
+        if header <= total <= MESSAGE_BYTES_MAX:
+            self._head, self._sizes = head, (header, total - header, len(_END))
+        else:
+            self._refuse(f"{line[:80]!r}")
+
+    def _message(self) -> None:
+        """Keep the message that is whole now."""
+        header, payload, end = self._parts
+        subject, sid, *reply = self._head
+        if end != _END:
             self._refuse("a message that does not end where it said")
             return
-        header, payload = self._parts
-        subject, sid, *reply = self._head
         self.frames.append(Message(int(sid), subject, reply[0] if reply else b"", bytes(header), payload))
         self.waiting_bytes += len(header) + len(payload)
-        self._stage, self._parts = _Stage.LINE, []
+        self._sizes, self._parts = (), []
 
-    def _refuse(self, what: str) -> bool:
+    def _refuse(self, what: str) -> None:
         """Ignore everything from here on."""
         self.frames.append(ProtocolError(f"nats: {what}"))
-        self._stage, self._parts = _Stage.DEAF, []
-        return False
+        self._is_deaf, self._sizes, self._parts = True, (), []

@@ -1,4 +1,4 @@
-"""JetStream as three verbs over one connection: store until acknowledged, ask its API, read stored messages in bulk.
+"""JetStream as verbs over one connection: ask its API, store until acknowledged, read stored messages in bulk.
 
 Storing repeats the same message under the same id until the broker acknowledges it or a bound is reached, so a lost
 acknowledgement costs a duplicate that the broker drops. Reading uses batched direct get: one request, many messages,
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,8 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from atoll.base.errors import AtollError, BrokerUnavailable, ProtocolMisuse, QueueFull, RunReplaced, StorageFull
-from atoll.base.retry import Pauses
-from atoll.base.waiting import Unanswered, first_of
+from atoll.base.retry import Unanswered, bounded, pause_s
+from atoll.bus.interface import StoredEvent
 from atoll.bus.nats.connection import Connection
 from atoll.wire.limits import Buffer
 
@@ -91,51 +92,48 @@ class JetStreamPatience:
         self._stats = connection.stats
         self._loop = connection.loop
         self._began = self._loop.time()
-        self._pauses = Pauses(_PAUSE_FIRST_S, _PAUSE_MAX_S, jitter=0.5)
-
-    @property
-    def waited_s(self) -> float:
-        """Return seconds since the start."""
-        return self._loop.time() - self._began
+        self._attempts = 0
 
     async def after(self, subject: str, reason: Unanswered | ApiRefusal) -> None:
         """Sleep and return if `subject` may be tried again, else raise the public error for `reason`."""
+        waited_s = self._loop.time() - self._began
         if isinstance(reason, ApiRefusal):
-            if not reason.is_passing:
+            if not reason.is_passing or waited_s >= (self._options.full_s if reason.is_full else self._options.total_s):
                 raise reason.public(subject) from reason
-            if self.waited_s >= (self._options.full_s if reason.is_full else self._options.total_s):
-                raise reason.public(subject) from reason
-        elif self.waited_s >= self._options.total_s:
-            raise unavailable(subject, self.waited_s, reason) from reason
+        elif waited_s >= self._options.total_s:
+            raise unavailable(subject, waited_s, reason) from reason
         self._stats.retries += 1
-        await asyncio.sleep(self._pauses.next_s())
-
-
-@dataclass(frozen=True, slots=True)
-class PublishAck:
-    """One stored message as a direct get returns it."""
-
-    sequence: int
-    subject: str
-    data: bytes
+        self._attempts += 1
+        await asyncio.sleep(pause_s(self._attempts, _PAUSE_FIRST_S, _PAUSE_MAX_S, jitter=0.5))
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     """One answer to a batched get; `pending` messages that match were left for the next page."""
 
-    messages: list[PublishAck]
+    messages: list[StoredEvent]
     pending: int
     up_to: int
     too_many: bool = False
 
 
 class JetStream:
-    """The three verbs. Every method runs in the connection's loop."""
+    """The verbs. Every method runs in the connection's loop."""
 
     def __init__(self, connection: Connection) -> None:
         """Speak through `connection`."""
         self.connection = connection
+
+    async def once(self, subject: str, payload: Buffer, headers: dict[str, str] | None = None) -> dict[str, Any]:
+        """Send one request and return JetStream's answer; raise `ApiRefusal` or `Unanswered`."""
+        message = await self.connection.request(subject, payload, headers)
+        try:
+            answer: dict[str, Any] = json.loads(message.data)
+        except ValueError:
+            raise Unanswered(f"not a JetStream answer on {subject}") from None
+        if "error" in answer:
+            raise ApiRefusal(answer["error"])
+        return answer
 
     async def api(self, call: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the answer of `$JS.API.<call>`, tried until the patience ends; raise `ApiRefusal` for a plain no."""
@@ -144,47 +142,24 @@ class JetStream:
         payload = json.dumps(body).encode() if body is not None else b""
         while True:
             try:
-                return self.answer(await self.connection.request(subject, payload))
-            except Unanswered as reason:
-                await patience.after(subject, reason)
-            except ApiRefusal as reason:
-                if not reason.is_passing:
+                return await self.once(subject, payload)
+            except (Unanswered, ApiRefusal) as reason:
+                if isinstance(reason, ApiRefusal) and not reason.is_passing:
                     raise
                 await patience.after(subject, reason)
 
-    async def ask(self, call: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Do as `api`, but raise a plain no as the caller's error."""
-        try:
-            return await self.api(call, body)
-        except ApiRefusal as reason:
-            raise reason.public(call) from reason
-
-    @staticmethod
-    def answer(message: Msg) -> dict[str, Any]:
-        """Decode an API answer or a publish acknowledgement."""
-        try:
-            answer: dict[str, Any] = json.loads(message.data)
-        except ValueError:
-            raise Unanswered(f"not a JetStream answer on {message.subject}") from None
-        if "error" in answer:
-            raise ApiRefusal(answer["error"])
-        return answer
-
-    async def store_once(self, subject: str, payload: Buffer, headers: dict[str, str]) -> int:
-        """Publish once and return the sequence; raise `ApiRefusal` or `Unanswered`."""
-        answer = self.answer(await self.connection.request(subject, payload, headers))
-        self.connection.stats.messages_up += 1
-        self.connection.stats.bytes_up += len(payload)
-        return int(answer["seq"])
-
-    async def store(self, subject: str, payload: Buffer, headers: dict[str, str]) -> int:
-        """Publish under the id in `headers` until acknowledged and return the sequence."""
+    async def store(self, subject: str, payload: Buffer, headers: dict[str, str]) -> None:
+        """Publish under the id in `headers` until acknowledged."""
         patience = JetStreamPatience(self.connection)
         while True:
             try:
-                return await self.store_once(subject, payload, headers)
+                await self.once(subject, payload, headers)
             except (Unanswered, ApiRefusal) as reason:
                 await patience.after(subject, reason)
+            else:
+                self.connection.stats.messages_up += 1
+                self.connection.stats.bytes_up += len(payload)
+                return
 
     async def page(self, stream: str, body: Mapping[str, Any]) -> Page:
         """Return one page of a batched direct get, whole or not at all (tried until the patience ends)."""
@@ -197,38 +172,33 @@ class JetStream:
 
     async def _page_once(self, stream: str, body: Mapping[str, Any]) -> Page:
         """Ask for a page through a private inbox and collect until the end-of-batch marker."""
-        done: asyncio.Future[Msg] = self.connection.loop.create_future()
-        messages: list[PublishAck] = []
+        connection = self.connection
+        ended: asyncio.Future[Mapping[str, str]] = connection.loop.create_future()
+        messages: list[StoredEvent] = []
 
-        def collect(message: Msg) -> None:
+        async def collect(message: Msg) -> None:
             headers = message.headers or {}
             if "Nats-Sequence" in headers and "Status" not in headers:
-                messages.append(PublishAck(int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data))
-            elif not done.done():
-                done.set_result(message)
+                messages.append(StoredEvent(int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data))
+            elif not ended.done():
+                ended.set_result(headers)
 
-        inbox = self.connection.inbox()
-        key = await self.connection.subscribe(inbox, collect, confirm=False)
-        lost = self.connection.lost
+        inbox = f"_INBOX.{secrets.token_hex(11)}"
+        key = await connection.subscribe(inbox, collect, confirm=False)
         try:
-            await self.connection.send(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=inbox)
-            moves = self.connection.movement()
-            while not done.done():
-                # On a slow link even one message may take longer than a try; what counts is that bytes move.
-                await first_of(self.connection.options.try_s, done, lost)
-                if not done.done() and (lost.done() or not moves()):
-                    raise Unanswered(f"batched get from {stream} stalled")
+            lost = connection.lost
+            await connection.send(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=inbox)
+            # On a slow link even one message may take longer than a try; what counts is that bytes move.
+            end = await bounded(ended, connection.options.try_s, lost, moves=connection.movement())
+        except TimeoutError:
+            raise Unanswered(f"batched get from {stream} stalled") from None
         finally:
-            await self.connection.unsubscribe(key)
-        return self._page_of(messages, done.result().headers or {}, stream)
-
-    def _page_of(self, messages: list[PublishAck], end: Mapping[str, str], stream: str) -> Page:
-        """Read the end-of-batch marker."""
+            await connection.unsubscribe(key)
         status = end.get("Status", "")
         if status == "413":
             return Page([], 0, 0, too_many=True)
         if status not in ("204", "404"):
             raise Unanswered(f"batched get from {stream}: {status} {end.get('Description', '')}")
-        self.connection.stats.messages_down += len(messages)
-        self.connection.stats.bytes_down += sum(len(message.data) for message in messages)
+        connection.stats.messages_down += len(messages)
+        connection.stats.bytes_down += sum(len(message.data) for message in messages)
         return Page(messages, int(end.get("Nats-Num-Pending", 0)), int(end.get("Nats-UpTo-Sequence", 0)))

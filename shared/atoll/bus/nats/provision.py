@@ -15,7 +15,7 @@ from typing import Any
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, SettingsError
-from atoll.base.waiting import Unanswered
+from atoll.base.retry import Unanswered
 from atoll.bus.nats.jetstream_api import STREAM_EXISTS, ApiRefusal, JetStream
 from atoll.bus.streams import StreamPlan
 from atoll.wire.limits import CHUNK_BYTES
@@ -82,8 +82,7 @@ async def check_broker(jetstream: JetStream, url: str) -> None:
             todo="set max_payload: 4MB in the broker's configuration",
         )
     try:
-        answer = await connection.request("$JS.API.INFO")
-        jetstream.answer(answer)
+        await jetstream.once("$JS.API.INFO", b"")
     except (Unanswered, ApiRefusal) as reason:
         raise BrokerUnavailable(
             f"JetStream does not answer at {url}",

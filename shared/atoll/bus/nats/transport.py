@@ -54,7 +54,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._framer = Framer()
-        self._news: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
         self._reading = True
         self._queue: deque[memoryview] = deque()
         self._scheduled = False
@@ -83,8 +83,9 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         """Continue under TLS; `uri` is the name that the certificate must have, or holds it."""
         del buffer_size
         hostname = uri if isinstance(uri, str) else uri.hostname
-        plain = self._connected()
-        upgrading = self._loop.start_tls(plain, self, ssl_context, server_hostname=hostname)
+        if self._transport is None or self._over.done():
+            raise ConnectionResetError("not connected")
+        upgrading = self._loop.start_tls(self._transport, self, ssl_context, server_hostname=hostname)
         try:
             upgraded = await self._within(upgrading, connect_timeout)
         except BaseException:
@@ -156,14 +157,16 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
 
     async def room(self) -> None:
         """Return once less than `QUEUE_BYTES` wait."""
-        while self.queued > QUEUE_BYTES:
+        while self.accepted - self.sent > QUEUE_BYTES:
             await self.gone(self.accepted - QUEUE_BYTES)
-        self._connected()
+        if self._over.done():
+            raise ConnectionResetError("not connected")
 
     async def gone(self, position: int) -> None:
         """Return once the kernel has everything before `position`; `ConnectionResetError` if it never will."""
         if self.sent < position:
-            self._connected()
+            if self._over.done():
+                raise ConnectionResetError("not connected")
             waiter = self._loop.create_future()
             heapq.heappush(self._waiters, (position, next(self._order), waiter))
             await waiter
@@ -207,7 +210,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             self._reading = False
             self._transport.pause_reading()
         if self._framer.frames:
-            self._announce()
+            self._news.set()
 
     def eof_received(self) -> None:
         """Let the loop close."""
@@ -218,7 +221,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         self._queue.clear()
         if not self._over.done():
             self._over.set_result(None)
-        self._announce()
+        self._news.set()
         for _, _, waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(ConnectionResetError("the connection was lost"))
@@ -241,12 +244,6 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         # With a bound of 0 the TLS layer of Python 3.11 takes an empty buffer for a full one.
         transport.set_write_buffer_limits(high=1, low=0)
 
-    def _connected(self) -> asyncio.Transport:
-        """Return the transport; raise `ConnectionResetError` once it is gone."""
-        if self._transport is None or self._over.done():
-            raise ConnectionResetError("not connected")
-        return self._transport
-
     async def _within(self, work: Any, timeout_s: float) -> Any:  # noqa: ANN401  # whatever the loop returns
         """Return the result of `work`; after `timeout_s` leave no socket behind."""
         try:
@@ -258,13 +255,8 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
     async def _arrival(self) -> None:
         """Return once there is a frame, or the end."""
         while not self._framer.frames and not self._over.done():
-            self._news = self._loop.create_future()
-            await self._news
-
-    def _announce(self) -> None:
-        """Wake the reader."""
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+            self._news.clear()
+            await self._news.wait()
 
     def _push(self) -> None:
         """Give the loop as much as it takes, piece by piece."""
