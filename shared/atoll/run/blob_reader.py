@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.base.errors import FrameRejected
-from atoll.base.offload import off_loop
+from atoll.base.parallel import off_loop
 from atoll.bus.interface import Bus
 from atoll.codec import FrameDecoder, Framing
 from atoll.model.layout import FragmentSlice
