@@ -18,7 +18,7 @@ import numpy as np
 
 from atoll.archive import rebuild as _rebuild
 from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, BrokerUnavailable, BusError, RecordConflict
-from atoll.base.waiting import all_of
+from atoll.base.retry import all_of
 from atoll.bus.memory import bus as _bus
 from atoll.client import data_leases as _leases
 from atoll.client.peer_recovery import StateLender

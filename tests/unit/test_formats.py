@@ -20,8 +20,18 @@ from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, ProtocolMisuse, SettingsError
 from atoll.codec import FORMATS, Encoded, check_codecs, format_of
 from atoll.codec.blocks import BLOCK, SCALE_BYTES
-from atoll.codec.formats.interface import STEPS_MAX, Format, loaded
-from atoll.codec.kernels import COPY, FAST_ELEMENTS, MULTIPLY, Kernels, fast_kernels, in_jax, kernels, plain_kernels
+from atoll.codec.formats.interface import LEVELS_MAX, STEPS_MAX, Format, loaded, stored
+from atoll.codec.kernels import (
+    COPY,
+    FAST_ELEMENTS,
+    MULTIPLY,
+    Kernels,
+    fast_kernels,
+    in_jax,
+    kernels,
+    plain_kernels,
+    squares_of_scaled_floats,
+)
 from atoll.codec.kernels.in_numpy import STRETCH
 from atoll.protocol.settings import ProtocolSettings
 from support.formats import FACTS
@@ -284,7 +294,7 @@ def test_every_code_stands_for_the_same_in_both_sets(form: Format) -> None:
     assert results[0][0].tobytes() == results[1][0].tobytes()
     one, same = (kernels_of(form).squares(sent.codes, sent.scales, 0, count) for kernels_of in BOTH)
     assert one == same == float(results[0][0].astype(np.float64) @ results[0][0])
-    rows = loaded(form, codes.view(form.code).reshape(-1, form.items))
+    rows = loaded(form, np.resize(codes, 8 * form.items).view(form.code).reshape(-1, form.items))
     assert form.numpy.decode(rows).dtype == np.float32
 
 
@@ -408,8 +418,31 @@ def test_codes_of_another_length_are_refused(form: Format) -> None:
 
 def test_a_format_whose_squares_would_overflow_is_refused() -> None:
     """The kernels add the squares of a block in 32 bits; nothing would say that they had not fitted."""
-    with pytest.raises(ProtocolMisuse, match="too many steps"):
-        dataclasses.replace(FORMATS["int8"], levels=STEPS_MAX + 1)
-    dataclasses.replace(FORMATS["int8"], levels=STEPS_MAX)
+    refused: list[dict[str, float]] = [{"levels": LEVELS_MAX + 1}, {"levels": LEVELS_MAX, "unit": 2.0**-5}]
+    for steps in refused:
+        with pytest.raises(ProtocolMisuse, match="too many steps"):
+            dataclasses.replace(FORMATS["int8"], **steps)  # type: ignore[arg-type]
+    dataclasses.replace(FORMATS["int8"], levels=LEVELS_MAX, unit=2.0**-4)
+    dataclasses.replace(FORMATS["int8"], levels=LEVELS_MAX, unit=2.0**-5, whole=False)
 
     assert BLOCK * STEPS_MAX**2 < 2**31 <= BLOCK * (STEPS_MAX + 1) ** 2
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_codes_of_any_width_are_stored_and_loaded(bits: int) -> None:
+    """Narrow codes are cut into fields; a block takes as many bytes as its bits need."""
+    form = dataclasses.replace(FORMATS["int4"], bits=bits)
+    codes = np.random.default_rng(bits).integers(0, 1 << bits, (3, BLOCK)).astype(np.int32)
+    items = stored(form, codes)
+    assert items.shape == (3, BLOCK * bits // 8)
+    np.testing.assert_array_equal(loaded(form, items), codes)
+
+
+def test_squares_of_scaled_floats_are_the_squares_of_what_arrives() -> None:
+    """A format whose decoded numbers are not whole sums its squares in float64, the same in both sets."""
+    form = FORMATS["int8"]
+    sent = quantised(plain_kernels(form), form, drawn(1000, 5))[0]
+    found = [
+        squares_of_scaled_floats(form, kernels_of(form).over, sent.codes, sent.scales, 130, 990) for kernels_of in BOTH
+    ]
+    assert found[0] == found[1] == pytest.approx(sent.squares(130, 990), rel=1e-6)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from atoll.base.offload import INLINE_ELEMENTS_MAX, off_loop
+from atoll.base.parallel import INLINE_ELEMENTS_MAX, off_loop
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BrokerUnavailable, RecordConflict, StorageFull
-from atoll.base.waiting import all_of
+from atoll.base.retry import all_of
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.merge.fold import l2_norm

@@ -16,7 +16,7 @@ from functools import partial
 
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved
-from atoll.base.offload import off_loop
+from atoll.base.parallel import off_loop
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.codec import Encoded

@@ -38,7 +38,7 @@ from atoll.base.errors import (
     StorageFull,
 )
 from atoll.base.logs import get
-from atoll.base.offload import off_loop
+from atoll.base.parallel import off_loop
 from atoll.bus.interface import Bus
 from atoll.codec import ArraysDecoder, EncodedFrame, PackedArrays
 from atoll.merge.fold import l2_norm

@@ -10,23 +10,29 @@ only for helpers that have begun, so many callers share the cores and none block
 interpreter's lock. Below `SPREAD_ELEMENTS` the caller works alone, because waking a thread costs as much as folding
 tens of thousands of elements.
 
+`off_loop` keeps arithmetic beside an event loop, which answers no message while large work holds it up. Small work runs
+at once, because handing it to a thread costs about as much as folding the smallest fragments.
+
 There is nothing to configure: a process uses as many threads as it has cores. A forked child makes its own helpers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 PART: Final = 1 << 19
 SPREAD_ELEMENTS: Final = 1 << 20
+INLINE_ELEMENTS_MAX: Final = 1 << 16
 
 
 def parts(start: int, stop: int) -> list[tuple[int, int]]:
@@ -65,6 +71,13 @@ def each(work: Callable[[T], None], items: Iterable[T], elements: int) -> None:
     for failure in failures:
         if failure is not None:
             raise failure
+
+
+async def off_loop(elements: int, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Return what `work` on so many elements returns."""
+    if elements <= INLINE_ELEMENTS_MAX:
+        return work(*arguments, **named)
+    return await asyncio.to_thread(work, *arguments, **named)
 
 
 @functools.cache

@@ -101,11 +101,6 @@ def zeros(count: int, dtype: npt.DTypeLike) -> Array:
     return array
 
 
-def anything() -> bool:
-    """Return whether this process uses scratch files at all."""
-    return policy.bytes_min < math.inf
-
-
 def home_of(array: Array) -> Spilled | None:
     """Return the file behind an array, or None for an array in memory."""
     below: object = array
@@ -116,7 +111,7 @@ def home_of(array: Array) -> Spilled | None:
 
 def release_pages(*arrays: Array) -> None:
     """Return the pages of these contiguous arrays to the system; their content stays."""
-    if not anything():
+    if policy.bytes_min == math.inf:  # this process uses no scratch files
         return
     for array in arrays:
         home = home_of(array)

@@ -40,20 +40,16 @@ def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     return b"".join(_packed(arrays))
 
 
-class PackedArrays:
+class PackedArrays(Cut):
     """Named arrays as the pieces of a blob, in the bytes of `pack_arrays`; they must not change while they are sent."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Plan the pieces of the arrays."""
-        self._cut = Cut(*_packed(arrays))
-
-    def __len__(self) -> int:
-        """Return the number of pieces."""
-        return len(self._cut)
+        super().__init__(*_packed(arrays))
 
     def piece(self, number: int) -> Buffer:
         """Return one piece; pages of arrays in scratch files stay in memory only while it is copied."""
-        piece = self._cut.piece(number)
+        piece = super().piece(number)
         looked_at = np.frombuffer(piece, dtype=np.uint8)
         if scratch_arrays.home_of(looked_at) is None:
             return piece

@@ -23,7 +23,6 @@ Rows = npt.NDArray[Any]
 
 BLOCK: Final = 128
 """Elements that share a scale."""
-HALF: Final = BLOCK // 2
 TILE: Final = 8 * BLOCK
 """Elements whose squares are added up in float32, eight to a lane, before float64 takes over."""
 SQUARES_MIN: Final = 2.0**-60

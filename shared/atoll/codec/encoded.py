@@ -6,7 +6,7 @@ of the parts (`atoll.base.parallel`), so that several threads may share a large 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,17 +117,11 @@ class Encoded:
 
     def squares_of(self, slices: Sequence[tuple[int, int]]) -> list[float]:
         """Return the sums of squares of several stretches of elements."""
-        return self._sums(self._square, slices)
+        return self._sums(slices)
 
     def product(self, start: int, stop: int, other: Vector) -> float:
         """Return the scalar product of elements `start` to `stop` with those of `other`, which has our length."""
-
-        def multiply(tensor_slice: tuple[int, int]) -> float:
-            lanes = np.zeros(BLOCK)
-            self._over(MULTIPLY, tensor_slice, others=other, lanes=lanes)
-            return float(np.add.accumulate(lanes)[-1])
-
-        return self._sums(multiply, [(start, stop)])[0]
+        return self._sums([(start, stop)], other)[0]
 
     def blend(self, acc: Vector, start: int, stop: int, keep: float, take: float) -> None:
         """Do `acc <- keep acc + take v` for elements `start` to `stop`; `acc` has our length."""
@@ -151,34 +145,25 @@ class Encoded:
         settle = kernels(self.format, self.elements).settle
         return settle(values, following, self.codes, self.scales, carry)
 
-    def _sums(self, summed: Callable[[tuple[int, int]], float], slices: Sequence[tuple[int, int]]) -> list[float]:
-        """Return the result of `summed` for each span: it runs part by part, and the parts are added in their order."""
-        pieces = [
-            (number, part)
-            for number, tensor_slice in enumerate(slices)
-            for part in parts(*tensor_slice) or [tensor_slice]
-        ]
-        if len(pieces) == 1:
-            return [summed(pieces[0][1])]
+    def _sums(self, slices: Sequence[tuple[int, int]], other: Vector | None = None) -> list[float]:
+        """Return the sum of squares of each slice, or its product with `other`: part by part, added in their order."""
+        pieces = [(number, part) for number, whole in enumerate(slices) for part in parts(*whole) or [whole]]
         sums, found = [0.0] * len(slices), [0.0] * len(pieces)
 
         def take(at: int) -> None:
-            found[at] = summed(pieces[at][1])
+            start, stop = self._checked(pieces[at][1])
+            if other is not None:
+                lanes = np.zeros(BLOCK)
+                self._over(MULTIPLY, (start, stop), others=other, lanes=lanes)
+                found[at] = float(np.add.accumulate(lanes)[-1])
+            elif start < stop:
+                found[at] = kernels(self.format, self.elements).squares(self.codes, self.scales, start, stop)
+                scratch_arrays.release_pages(self._codes_of(start, stop))
 
         each(take, range(len(pieces)), sum(stop - start for start, stop in slices))
         for (number, _), value in zip(pieces, found, strict=True):
             sums[number] += value
         return sums
-
-    def _square(self, tensor_slice: tuple[int, int]) -> float:
-        """Return the sum of squares of the elements of `span`."""
-        start, stop = self._checked(tensor_slice)
-        if start == stop:
-            return 0.0
-        total = kernels(self.format, self.elements).squares(self.codes, self.scales, start, stop)
-        if scratch_arrays.anything():
-            scratch_arrays.release_pages(self._codes_of(start, stop))
-        return total
 
     def _checked(self, tensor_slice: tuple[int, int], *vectors: Vector) -> tuple[int, int]:
         """Return a span of ours, checked: compiled kernels check no bounds, so every argument is checked here.
@@ -188,7 +173,8 @@ class Encoded:
         """
         count = self.elements
         others = [vector for vector in vectors if vector is not _NONE and vector.size != count]
-        if others or not (0 <= tensor_slice[0] <= tensor_slice[1] <= count and self._whole()):
+        whole = (self.codes.size, self.scales.size) == (self.format.codes_bytes(count), self.format.scales_count(count))
+        if others or not (whole and 0 <= tensor_slice[0] <= tensor_slice[1] <= count):
             got = (tensor_slice, [vector.size for vector in vectors], self.codes.size, self.scales.size)
             raise ProtocolMisuse("vectors that do not belong together", got=got, allowed=f"{count} elements")
         return tensor_slice
@@ -209,15 +195,9 @@ class Encoded:
             sums = np.empty(BLOCK) if lanes is None else lanes
             over = kernels(self.format, self.elements).over
             over(operation, self.codes, self.scales, start, stop, others, acc, sums, *factors)
-            if scratch_arrays.anything():
-                scratch_arrays.release_pages(self._codes_of(*tensor_slice), others[start:stop], acc[start:stop])
+            scratch_arrays.release_pages(self._codes_of(start, stop), others[start:stop], acc[start:stop])
 
     def _codes_of(self, start: int, stop: int) -> Bytes:
         """Return the codes of elements `start` to `stop`."""
         width = self.format.block_bytes
         return self.codes[start // BLOCK * width : blocks(stop) * width]
-
-    def _whole(self) -> bool:
-        """Return whether there are as many codes and scales as the elements need."""
-        wanted = (self.format.codes_bytes(self.elements), self.format.scales_count(self.elements))
-        return (self.codes.size, self.scales.size) == wanted

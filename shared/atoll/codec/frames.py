@@ -32,21 +32,25 @@ Read = Callable[[int, int], Vector]
 """Returns elements `start` to `stop` of a vector, flat float32."""
 
 
-class NormAccumulator:
-    """The L2 norms of a vector's slices (or of all of it), measured segment by segment in any order."""
+class _Measured:
+    """A frame whose segments are measured in any order: the L2 norms of its vector's slices, or of all of it."""
 
     def __init__(self, framing: Framing, slices: Sequence[FragmentSlice]) -> None:
         """Begin with nothing measured."""
-        self._framing = framing
+        self.framing = framing
         self._bounds = [(tensor_slice.offset, tensor_slice.offset + tensor_slice.size) for tensor_slice in slices] or [
             (0, framing.elements)
         ]
         self._ends = [stop for _, stop in self._bounds]
         self._squares: dict[int, list[tuple[int, float]]] = {}
 
-    def measure(self, number: int, segment: Encoded) -> None:
+    def __len__(self) -> int:
+        """Return the number of segments."""
+        return len(self.framing)
+
+    def _measure(self, number: int, segment: Encoded) -> None:
         """Measure a segment; raise `FrameRejected` `not_finite` unless all of it is."""
-        first, last = self._framing.bounds(number)
+        first, last = self.framing.bounds(number)
         here: list[tuple[int, int]] = []
         index = bisect_right(self._ends, first)
         while index + len(here) < len(self._bounds) and self._bounds[index + len(here)][0] < last:
@@ -60,13 +64,13 @@ class NormAccumulator:
     def norms(self) -> list[float]:
         """Return the norms, once all segments are measured."""
         totals = [0.0] * len(self._bounds)
-        for number in range(len(self._framing)):
+        for number in range(len(self.framing)):
             for index, square in self._squares[number]:
                 totals[index] += square
         return [math.sqrt(total) for total in totals]
 
 
-class FrameEncoder:
+class FrameEncoder(_Measured):
     """A frame to be sent: the pieces of a blob. `spans` are the slices to be measured on the way.
 
     If a `residue` is given, a vector of the same length, it receives what rounding takes.
@@ -76,14 +80,9 @@ class FrameEncoder:
         self, framing: Framing, read: Read, slices: Sequence[FragmentSlice] = (), residue: Vector | None = None
     ) -> None:
         """Read a vector through `read`, which several threads may call several times for the same elements."""
-        self.framing = framing
+        super().__init__(framing, slices)
         self._read = read
         self._residue = residue
-        self._gauge = NormAccumulator(framing, slices)
-
-    def __len__(self) -> int:
-        """Return the number of segments."""
-        return len(self.framing)
 
     def piece(self, number: int) -> bytearray:
         """Return a segment.
@@ -94,15 +93,11 @@ class FrameEncoder:
         start, stop = self.framing.bounds(number)
         vector = self._read(start, stop)
         segment = Encoded.of(vector, self.framing.format)
-        self._gauge.measure(number, segment)
+        self._measure(number, segment)
         if self._residue is not None:
             np.subtract(vector, segment.expanded(), out=self._residue[start:stop])
         scratch_arrays.release_pages(vector)
         return seal(self.framing, number, segment)
-
-    def norms(self) -> list[float]:
-        """Return the L2 norms per slice of what was sent, once every segment was made."""
-        return self._gauge.norms()
 
 
 class EncodedFrame:
@@ -125,22 +120,21 @@ class EncodedFrame:
         return data
 
 
-class MeasuredFrame(EncodedFrame):
-    """A vector that is encoded already, measured on its way out as `FrameEncoder` does; `spans` are the slices."""
+class MeasuredFrame(_Measured):
+    """A vector that is encoded already, measured on its way out as `FrameEncoder` does; `slices` are to be measured."""
 
     def __init__(self, codec: str, vector: Encoded, slices: Sequence[FragmentSlice] = ()) -> None:
         """Keep the codes, which must not change while they are sent."""
-        super().__init__(codec, vector)
-        self._gauge = NormAccumulator(self.framing, slices)
+        super().__init__(Framing(vector.elements, codec), slices)
+        self._vector = vector
 
     def piece(self, number: int) -> bytearray:
         """Return a segment; raise `FrameRejected` `not_finite` unless all of it is."""
-        self._gauge.measure(number, self._vector.stretch(*self.framing.bounds(number)))
-        return super().piece(number)
-
-    def norms(self) -> list[float]:
-        """Return the L2 norms per slice of what was sent, once every segment was made."""
-        return self._gauge.norms()
+        part = self._vector.stretch(*self.framing.bounds(number))
+        self._measure(number, part)
+        data = seal(self.framing, number, part)
+        part.release_pages()
+        return data
 
 
 class StoredFrame:
@@ -159,13 +153,12 @@ class StoredFrame:
         return self._segments[number]
 
 
-class FrameDecoder:
+class FrameDecoder(_Measured):
     """A frame on its way in: `elements` numbers in `codec`. `spans` are the slices to be measured on the way."""
 
     def __init__(self, elements: int, codec: str, slices: Sequence[FragmentSlice] = ()) -> None:
         """Allocate what an honest frame needs."""
-        self.framing = Framing(elements, codec)
-        self._gauge = NormAccumulator(self.framing, slices)
+        super().__init__(Framing(elements, codec), slices)
         self._vector = Encoded.blank(self.framing.format, elements)
 
     def take(self, number: int, data: Buffer) -> None:
@@ -181,7 +174,7 @@ class FrameDecoder:
         came = Encoded.unpacked(payload, self.framing.format, stop - start)
         here = self._vector.stretch(start, stop)
         here.hold(came)
-        self._gauge.measure(number, here)
+        self._measure(number, here)
         here.release_pages()
 
     def take_all(self, portion: Portion) -> None:
@@ -192,10 +185,6 @@ class FrameDecoder:
     def encoded(self) -> Encoded:
         """Return the vector, once all segments are here."""
         return self._vector
-
-    def norms(self) -> list[float]:
-        """Return the L2 norms per slice, once all segments are here."""
-        return self._gauge.norms()
 
     def values(self) -> Vector:
         """Return the numbers, once all segments are here; a float32 vector is not copied."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -48,15 +48,14 @@ class Framing:
     elements: int
     codec: str
 
-    @property
-    def format(self) -> Format:
-        """Return the format of every segment."""
-        return format_of(self.codec)
+    format: Format = field(init=False, repr=False, compare=False)
+    width: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def width(self) -> int:
-        """Return the number of elements of every segment but the last."""
-        return (CHUNK_BYTES - HEADER.size) // self.format.size(BLOCK) * BLOCK
+    def __post_init__(self) -> None:
+        """Find the format of every segment, and the number of elements of every segment but the last."""
+        form = format_of(self.codec)
+        object.__setattr__(self, "format", form)
+        object.__setattr__(self, "width", (CHUNK_BYTES - HEADER.size) // form.size(BLOCK) * BLOCK)
 
     def __len__(self) -> int:
         """Return the number of segments; an empty vector has one, which is empty."""

@@ -28,8 +28,7 @@ from atoll.base import scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved
 from atoll.base.logs import get
-from atoll.base.offload import off_loop
-from atoll.base.parallel import parts
+from atoll.base.parallel import off_loop, parts
 from atoll.bus.interface import Bus
 from atoll.codec import KEYFRAME, Encoded, FrameDecoder, FrameEncoder, Framing
 from atoll.model.layout import FragmentSlice

@@ -1,7 +1,13 @@
 """The formats of vectors on the wire, one file each: from exact to an eighth of the size.
 
-A new format is a file beside these, a row in `FORMATS`, and a row in `tests/support/formats.py`. Everything else
-(frames, folds, deltas, devices, settings, the planner, benchmarks) reads the formats from here.
+To add one, touch three places:
+
+1. a file beside these with the arithmetic of a number (its three forms) and its facts (`interface.Format`);
+2. its row in `FORMATS` below;
+3. its row of promises in `tests/support/formats.py`: `tests/unit/test_formats.py` then holds all forms against it.
+
+Codes of 1 to 8 bits are packed by the kernels. Scaled floats say `whole=False`. Everything else (frames, folds, deltas,
+devices, settings, the planner, benchmarks) reads the formats from here.
 """
 
 from __future__ import annotations

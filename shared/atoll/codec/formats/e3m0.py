@@ -40,11 +40,15 @@ def _code(number: np.float32, inverse: np.float32) -> np.int32:
     return np.int32(power | sign)
 
 
-def _number(code: np.uint8) -> np.int32:
-    # The bits of 2^(p - 1), and the sign: cheaper in vector registers than a shift by p. For p = 0 a half, cut off to 0.
-    power = np.int32(np.int32(code & np.uint8(7)) + np.int32(126))
-    bits = np.int32(np.int32(power << np.int32(23)) | np.int32(np.int32(code & np.uint8(8)) << np.int32(28)))
-    return np.int32(np.int32(bits).view(np.float32))
+def _number(code: np.uint8) -> np.float32:
+    # The power is the exponent of a float32 2^126 times too small, which is zero for p = 0. Adding zero makes -0 a 0.
+    bits = np.int32(np.int32(np.int32(code) & np.int32(7)) << np.int32(23))
+    sign = np.int32(np.int32(np.int32(code) & np.int32(8)) << np.int32(28))
+    return np.float32(np.float32(np.int32(bits | sign).view(np.float32) * np.float32(2.0**126)) + np.float32(0.0))
+
+
+def _magnitude(code: np.uint8) -> np.int16:
+    return np.int16(np.int16(np.int16(1) << np.int16(code & np.uint8(7))) >> np.int16(1))
 
 
 def _on_device(rows: Any, shares: Any) -> tuple[Any, Any]:  # noqa: ANN401  (arrays of JAX)
@@ -69,6 +73,6 @@ E3M0 = Format(
     largest=SCALED_MAX,
     zstd_level=1,
     numpy=NumpyForm(_codes, _numbers),
-    compiled=CompiledForm(_code, _number),
+    compiled=CompiledForm(_code, _number, _magnitude),
     jax=_on_device,
 )

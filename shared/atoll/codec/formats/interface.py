@@ -2,9 +2,11 @@
 
 A number becomes a *code* of `bits` bits. A format with scales first divides a block of 128 numbers by its scale: the
 largest magnitude of the block over `levels`, rounded up to bfloat16, so that nothing is clipped. A code decodes to a
-whole number; that number times `unit` times the scale is the value. Codes of four bits are stored as pairs, the first
-half of a block in the low nibbles of its 64 bytes and the second half in the high ones: so vector instructions read
-each half without a shuffle.
+number; that number times `unit` times the scale is the value. Codes of 8 bits and more are stored as they are. Narrower
+codes are cut into fields of 4, 2 and 1 bits, the lowest bits first, and the fields of a block are stored one after the
+other. A field of 4 bits has 64 bytes: the first half of the block in the low nibbles and the second half in the high
+ones. A field of 2 bits has a quarter of the block in each pair of bits, and so on. So vector instructions read each part
+of a block without a shuffle.
 
 The three forms do the same arithmetic, to the bit. Each one is written in the format's own file; pairs, scales and the
 loops over vectors are the same for every format (`atoll.codec.kernels`):
@@ -19,17 +21,20 @@ is the scales, then the codes, all little-endian.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from atoll.base.errors import FrameRejected, ProtocolMisuse
-from atoll.codec.blocks import BLOCK, HALF, SCALE_BYTES, Rows, blocks
+from atoll.codec.blocks import BLOCK, SCALE_BYTES, Rows, blocks
 
 STEPS_MAX: Final = 4095
-"""The largest decoded number: `BLOCK` squares of it fit into 32 bits with their sign (128 * 4095^2 < 2^31)."""
+"""The largest decoded whole number: `BLOCK` squares of it fit into 32 bits with their sign (128 * 4095^2 < 2^31)."""
+LEVELS_MAX: Final = 255
+"""A device divides integers of 24 bits, shifted by the width of `levels`, in 32 bits (`atoll.codec.kernels.in_jax`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +54,26 @@ class NumpyForm:
 
 @dataclass(frozen=True, slots=True)
 class CompiledForm:
-    """The arithmetic on one number; every integer states its width, because numba would make it 64 bits wide.
+    """The arithmetic on one number, without branches, so that LLVM can vectorise it.
+
+    Every integer states its width, because numba would make it 64 bits wide.
 
     encode(number, inverse) -> code
         Return the code of a float32.
 
     decode(code) -> number
-        Return the decoded code, of any type; with scales, a whole number of magnitude `levels`/`unit` at most.
+        Return the decoded code, of any type.
+
+    magnitude(code) -> number
+        Return the magnitude of a decoded whole number as an integer. Squares are summed from it. Give it where `decode`
+        returns floats.
 
     `helpers` are functions that these call.
     """
 
     encode: Callable[..., Any]
     decode: Callable[..., Any]
+    magnitude: Callable[..., Any] | None = None
     helpers: tuple[Callable[..., Any], ...] = ()
 
 
@@ -75,11 +87,16 @@ class Format:
         code: the type that codes are stored as; of four bits, a byte that holds two.
         bits: of a code.
         largest: every number up to this magnitude comes back finite, and no scale is larger.
-        levels: decoded magnitude, times `unit`, of the largest number of a block; None for a format without scales.
-            `levels`/`unit` is at most `STEPS_MAX`, because the squares of a block are added in 32 bits.
-        unit: the value of a decoded 1, before the scale.
+        levels: decoded magnitude, times `unit`, of the largest number of a block: a whole number up to `LEVELS_MAX`; None for a
+            format without scales.
+        unit: the value of a decoded 1, before the scale: a power of two.
+        whole: with scales, whether decoded numbers are whole numbers; they are `levels`/`unit` at most, which is at most
+            `STEPS_MAX`, because the squares of a block are added in 32 bits. Squares of other numbers are added in float64.
         zstd_level: the level of compression that pays for itself, None if none does (docs/lab/LOG.md).
         numpy, compiled: see there.
+        block_bytes: of the codes of a block; `items` of the type `code`.
+        fields: lowest bit and width of each field of a packed code; none of codes that are stored as they are.
+        part: codes of a block that are next to each other in each field.
         jax: (rows, shares) -> (codes, numbers): of float32 rows and their quotients by the scale, return the codes and the
             decoded codes, as float32. Without scales the two arguments are the same.
     """
@@ -94,27 +111,29 @@ class Format:
     jax: Callable[[Any, Any], tuple[Any, Any]]
     levels: int | None = None
     unit: float = 1.0
+    whole: bool = True
     zstd_level: int | None = None
+    items: int = field(init=False)
+    part: int = field(init=False)
+    block_bytes: int = field(init=False)
+    fields: tuple[tuple[int, int], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Refuse a format whose squares the kernels could not add: they would overflow without a word."""
-        if self.levels is not None and self.levels / self.unit > STEPS_MAX:
+        """Lay out a block; refuse a format whose numbers the kernels could not compute: they would overflow without a word."""
+        levels, steps = self.levels or 1, (self.levels or 1) / self.unit
+        if levels > LEVELS_MAX or (self.whole and steps > STEPS_MAX):
             raise ProtocolMisuse(
                 f"format {self.name} has too many steps",
-                got=f"levels / unit = {self.levels / self.unit:g}",
-                allowed=f"up to {STEPS_MAX}",
+                got=f"levels = {levels}, levels / unit = {steps:g}",
+                allowed=f"up to {LEVELS_MAX}, and up to {STEPS_MAX} of whole numbers",
                 todo="scale a block to fewer steps",
             )
-
-    @property
-    def items(self) -> int:
-        """Return the number of stored codes in a block."""
-        return BLOCK * self.bits // (8 * np.dtype(self.code).itemsize)
-
-    @property
-    def block_bytes(self) -> int:
-        """Return the bytes of the codes of a block."""
-        return BLOCK * self.bits // 8
+        widths = [width for width in (4, 2, 1) if self.bits < 8 and self.bits & width]
+        block_bytes = BLOCK * self.bits // 8
+        object.__setattr__(self, "block_bytes", block_bytes)
+        object.__setattr__(self, "items", block_bytes // np.dtype(self.code).itemsize)
+        object.__setattr__(self, "fields", tuple(zip(itertools.accumulate([0, *widths]), widths, strict=False)))
+        object.__setattr__(self, "part", BLOCK // 8 * widths[-1] if widths else BLOCK)
 
     def scales_count(self, elements: int) -> int:
         """Return the number of scales for so many elements."""
@@ -136,11 +155,21 @@ class Format:
 
 def stored(form: Format, codes: Any) -> Any:  # noqa: ANN401  (arrays of NumPy or JAX)
     """Return rows of codes in their stored form."""
-    if form.items == BLOCK:
-        return codes.astype(form.code)
-    return (codes[..., :HALF] | codes[..., HALF:] << 4).astype(form.code)
+    items = []
+    for at, width in form.fields:
+        parts = (codes >> at & (1 << width) - 1).reshape(*codes.shape[:-1], 8 // width, BLOCK // 8 * width)
+        items.append(sum(parts[..., part, :] << part * width for part in range(8 // width)))
+    whole = codes.__array_namespace__().concatenate(items, axis=-1) if items else codes
+    return whole.astype(form.code)
 
 
 def loaded(form: Format, items: Rows) -> Rows:
     """Return rows of codes from their stored form."""
-    return items if form.items == BLOCK else np.concatenate([items & 15, items >> 4], axis=-1)
+    if not form.fields:
+        return items
+    codes = np.zeros((len(items), BLOCK), np.uint8)
+    for at, width in form.fields:
+        field_bytes = items[:, BLOCK // 8 * at : BLOCK // 8 * (at + width)]
+        shifts = range(0, 8, width)
+        codes |= np.concatenate([field_bytes >> shift & (1 << width) - 1 for shift in shifts], axis=-1) << at
+    return codes

@@ -24,6 +24,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from atoll.base.buffer_pool import Vector
+from atoll.codec.blocks import BLOCK, Bytes
 from atoll.codec.formats.interface import Format
 
 COPY: Final = 0
@@ -65,6 +69,23 @@ class Kernels:
     squares: Callable[..., float]
     quantise: Callable[..., float]
     settle: Callable[..., float]
+
+
+def squares_of_scaled_floats(
+    form: Format, over: Callable[..., None], payload: Bytes, scales: Vector, start: int, stop: int
+) -> float:
+    """Return the sum of squares of elements `start` to `stop`: their product with themselves, by the set's own `over`."""
+    first = start // BLOCK
+    low, high, codes, own = (
+        start - first * BLOCK,
+        stop - first * BLOCK,
+        payload[first * form.block_bytes :],
+        scales[first:],
+    )
+    none, values, lanes = np.empty(0, np.float32), np.empty(high, np.float32), np.zeros(BLOCK)
+    over(COPY, codes, own, low, high, none, values, lanes, 0.0, 0.0, 0.0)
+    over(MULTIPLY, codes, own, low, high, values, none, lanes, 0.0, 0.0, 0.0)
+    return float(np.add.accumulate(lanes)[-1])
 
 
 def kernels(form: Format, elements: int) -> Kernels:

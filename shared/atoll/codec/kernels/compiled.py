@@ -21,6 +21,7 @@ codes are integers, and exact for a block.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,9 @@ from numba import njit, types
 from atoll.base.buffer_pool import Vector
 from atoll.codec import blocks
 from atoll.codec.blocks import BLOCK, SCALE_MIN, SQUARES_MIN, TILE, Bytes, Halves, Lanes, Rows
-from atoll.codec.formats import bf16
+from atoll.codec.formats import bf16, interface
 from atoll.codec.formats.interface import Format
-from atoll.codec.kernels import BEND, BLEND, COPY
+from atoll.codec.kernels import BEND, BLEND, COPY, squares_of_scaled_floats
 from atoll.codec.kernels.compiling import BYTES, BYTES_OUT, F32_IN, F32_OUT, LANES, U16_OUT, compiled, inlined, stamp
 
 Loops = tuple[Callable[..., None], Callable[..., float], Callable[..., float], Callable[..., float]]
@@ -47,18 +48,21 @@ def loops(form: Format) -> Loops:
     """Return `over`, `squares`, `quantise` and `settle` of a format."""
     for helper in form.compiled.helpers:
         inlined(helper)
-    mark = stamp(blocks, bf16, form.compiled.encode)
-    squares = _squares_of_codes if form.levels else _squares_of_floats
-    return _over(form, mark), squares(form, mark), _quantise(form, mark), _settle(form, mark)
+    mark = stamp(blocks, interface, bf16, form.compiled.encode)
+    over = _over(form, mark)
+    squares = (
+        _squares_of_floats(form, mark)
+        if form.levels is None
+        else _squares_of_whole_numbers(form, mark)
+        if form.whole
+        else partial(squares_of_scaled_floats, form, over)
+    )
+    return over, squares, _quantise(form, mark), _settle(form, mark)
 
 
 def _over(form: Format, mark: int) -> Callable[..., None]:
-    code, decode, part_of = (
-        form.code,
-        inlined(form.compiled.decode),
-        inlined(_whole if form.items == BLOCK else _nibble),
-    )
-    constants = (form.items, np.float32(form.unit), mark)
+    code, decode, load = form.code, inlined(form.compiled.decode), inlined(_load_packed if form.fields else _load_whole)
+    constants = (form.items, form.part, form.bits, np.float32(form.unit), mark)
 
     @compiled(types.void(types.intp, BYTES, F32_IN, types.intp, types.intp, F32_IN, F32_OUT, LANES, *_FACTORS))
     def over(
@@ -75,7 +79,7 @@ def _over(form: Format, mark: int) -> Callable[..., None]:
         add: float,
     ) -> None:
         """Do `operation` with elements `start` to `stop`: a part of a block, whole blocks, and a part of a block again."""
-        items, unit = constants[0], constants[1]
+        items, width, bits, unit = constants[0], constants[1], constants[2], constants[3]
         codes, scaled, at = payload.view(code), scales.size > 0, start
         while at < stop:
             first = at // BLOCK
@@ -86,31 +90,35 @@ def _over(form: Format, mark: int) -> Callable[..., None]:
                 for row in range(rows.shape[0]):
                     scale = unit * scales[first + row] if scaled else unit
                     share, wide = take * scale, np.float64(scale)
-                    for half in range(BLOCK // items):
-                        to = half * items
-                        if operation == BLEND:
-                            for i in range(items):
-                                v = np.float32(decode(part_of(rows[row, i], half)))
-                                here[row, to + i] = keep * here[row, to + i] + share * v
-                        elif operation == BEND:
-                            for i in range(items):
-                                v = np.float32(decode(part_of(rows[row, i], half)))
-                                bent = share * v + add * beside[row, to + i]
-                                here[row, to + i] = keep * here[row, to + i] + bent
-                        elif operation == COPY:
-                            for i in range(items):
-                                here[row, to + i] = scale * np.float32(decode(part_of(rows[row, i], half)))
-                        else:
-                            for i in range(items):
-                                exact = np.float64(decode(part_of(rows[row, i], half)))
-                                lanes[to + i] += wide * (exact * np.float64(beside[row, to + i]))
+                    if operation == BLEND:
+                        for i in range(width):
+                            for part in range(BLOCK // width):
+                                v = np.float32(decode(load(rows, row, part, i, bits)))
+                                lane = part * width + i
+                                here[row, lane] = keep * here[row, lane] + share * v
+                    elif operation == BEND:
+                        for i in range(width):
+                            for part in range(BLOCK // width):
+                                v = np.float32(decode(load(rows, row, part, i, bits)))
+                                lane = part * width + i
+                                here[row, lane] = keep * here[row, lane] + (share * v + add * beside[row, lane])
+                    elif operation == COPY:
+                        for i in range(width):
+                            for part in range(BLOCK // width):
+                                v = np.float32(decode(load(rows, row, part, i, bits)))
+                                here[row, part * width + i] = scale * v
+                    else:
+                        for i in range(width):
+                            for part in range(BLOCK // width):
+                                exact, lane = np.float64(decode(load(rows, row, part, i, bits))), part * width + i
+                                lanes[lane] += wide * (exact * np.float64(beside[row, lane]))
             else:
                 end = min((first + 1) * BLOCK, stop)
                 scale = unit * scales[first] if scaled else unit
-                share = take * scale
+                share, rows = take * scale, codes[first * items : (first + 1) * items].reshape(1, -1)
                 for place in range(at, end):
-                    lane = place % BLOCK
-                    v = np.float32(decode(part_of(codes[first * items + lane % items], lane // items)))
+                    lane = place - first * BLOCK
+                    v = np.float32(decode(load(rows, 0, lane // width, lane % width, bits)))
                     if operation == BLEND:
                         acc[place] = keep * acc[place] + share * v
                     elif operation == BEND:
@@ -124,20 +132,20 @@ def _over(form: Format, mark: int) -> Callable[..., None]:
     return over
 
 
-def _squares_of_codes(form: Format, mark: int) -> Callable[..., float]:
-    code, decode, part_of = (
-        form.code,
-        inlined(form.compiled.decode),
-        inlined(_whole if form.items == BLOCK else _nibble),
+def _squares_of_whole_numbers(form: Format, mark: int) -> Callable[..., float]:
+    code, load = form.code, inlined(_load_packed if form.fields else _load_whole)
+    magnitude = inlined(form.compiled.magnitude or form.compiled.decode)
+    constants, most = (
+        (form.items, form.part, form.bits, np.float32(form.unit), mark),
+        (form.levels or 1) / form.unit + 1,
     )
-    constants, most = (form.items, np.float32(form.unit), mark), (form.levels or 1) / form.unit + 1
     short = np.int16 if BLOCK * most**2 < 1 << 15 else np.int32  # twice as many in a vector register
 
     @compiled(types.float64(BYTES, F32_IN, types.intp, types.intp))
     def squares(payload: Bytes, scales: Vector, start: int, stop: int) -> float:
         """Return the sum of squares of elements `start` to `stop`, block by block."""
-        items, unit, total, at = constants[0], constants[1], 0.0, start
-        rows = payload.view(code).reshape(-1, items)
+        items, width, bits, unit = constants[0], constants[1], constants[2], constants[3]
+        rows, total, at = payload.view(code).reshape(-1, items), 0.0, start
         while at < stop:
             first = at // BLOCK
             if at == first * BLOCK and stop - at >= BLOCK:
@@ -145,17 +153,17 @@ def _squares_of_codes(form: Format, mark: int) -> Callable[..., float]:
                 here, own = rows[first : end // BLOCK], scales[first : end // BLOCK]
                 for row in range(here.shape[0]):
                     sum_of_block = short(0)
-                    for i in range(items):
-                        v = short(decode(part_of(here[row, i], 0)))
-                        w = short(decode(part_of(here[row, i], 1))) if items < BLOCK else short(0)
-                        sum_of_block = short(sum_of_block + short(short(v * v) + short(w * w)))
+                    for i in range(width):
+                        for part in range(BLOCK // width):
+                            v = short(magnitude(load(here, row, part, i, bits)))
+                            sum_of_block = short(sum_of_block + short(v * v))
                     wide = np.float64(unit * own[row])
                     total += wide * wide * np.float64(sum_of_block)
             else:
                 end, sum_of_part = min((first + 1) * BLOCK, stop), np.int32(0)
                 for lane in range(at - first * BLOCK, end - first * BLOCK):
-                    u = np.int32(decode(part_of(rows[first, lane % items], lane // items)))
-                    sum_of_part = np.int32(sum_of_part + np.int32(u * u))
+                    v_of_lane = np.int32(magnitude(load(rows, first, lane // width, lane % width, bits)))
+                    sum_of_part = np.int32(sum_of_part + np.int32(v_of_lane * v_of_lane))
                 wide = np.float64(unit * scales[first])
                 total += wide * wide * np.float64(sum_of_part)
             at = end
@@ -218,15 +226,15 @@ def _squares_of_floats(form: Format, mark: int) -> Callable[..., float]:
 
 
 def _quantise(form: Format, mark: int) -> Callable[..., float]:
-    code, encode, join = form.code, inlined(form.compiled.encode), inlined(_first if form.items == BLOCK else _pair)
-    levels, constants = np.float32(form.levels or 1), (form.items, mark)
+    code, encode, pack = form.code, inlined(form.compiled.encode), inlined(_pack if form.fields else _pack_whole)
+    levels, constants = np.float32(form.levels or 1), (form.items, form.bits, mark)
 
     @compiled(types.float32(F32_IN, BYTES_OUT, F32_OUT))
     def quantise(vector: Vector, payload: Bytes, scales: Vector) -> float:
         """Write the codes and the scales of a vector; return its largest magnitude."""
-        items = constants[0]
+        items, bits = constants[0], constants[1]
         codes, scaled, largest = payload.view(code), scales.size > 0, np.int32(0)
-        whole = vector.size // BLOCK
+        whole, work = vector.size // BLOCK, np.empty((1, BLOCK), code)
         for last in range(2):
             if last:
                 first, rows = whole, _padded(vector, whole * BLOCK, vector.size)
@@ -246,9 +254,10 @@ def _quantise(form: Format, mark: int) -> Callable[..., float]:
                     scale = _scale(levels, here)
                     scales[first + row] = scale
                     inverse = np.float32(1.0) / scale if scale > 0.0 else np.float32(0.0)
-                for i in range(items):
-                    one, other = encode(rows[row, i], inverse), encode(rows[row, BLOCK - items + i], inverse)
-                    packed[row, i] = join(one, other)
+                staged, place = (packed, row) if items == BLOCK else (work, 0)
+                for i in range(BLOCK):
+                    staged[place, i] = encode(rows[row, i], inverse)
+                pack(packed, row, work, bits)
             if last and count:
                 left = codes[whole * items :]
                 left[:] = packed[0, : left.size]
@@ -258,16 +267,17 @@ def _quantise(form: Format, mark: int) -> Callable[..., float]:
 
 
 def _settle(form: Format, mark: int) -> Callable[..., float]:
-    code, encode, join = form.code, inlined(form.compiled.encode), inlined(_first if form.items == BLOCK else _pair)
-    decode, part_of = inlined(form.compiled.decode), inlined(_whole if form.items == BLOCK else _nibble)
-    levels, constants = np.float32(form.levels or 1), (form.items, np.float32(form.unit), mark)
+    code, encode, pack = form.code, inlined(form.compiled.encode), inlined(_pack if form.fields else _pack_whole)
+    decode, levels = inlined(form.compiled.decode), np.float32(form.levels or 1)
+    constants = (form.items, form.bits, np.float32(form.unit), mark)
 
     @compiled(types.float32(F32_IN, F32_OUT, BYTES_OUT, F32_OUT, U16_OUT))
     def settle(values: Vector, following: Vector, payload: Bytes, scales: Vector, carry: Halves) -> float:
         """Write the codes and scales of `following - values`, what they make of `values`, and what they leave."""
-        items, unit = constants[0], constants[1]
+        items, bits, unit = constants[0], constants[1], constants[2]
         codes, scaled, largest = payload.view(code), scales.size > 0, np.int32(0)
-        size, whole, work = values.size, values.size // BLOCK, np.empty(BLOCK, np.float32)
+        size, whole, work = values.size, values.size // BLOCK, np.empty((1, BLOCK), code)
+        wanted = np.empty(BLOCK, np.float32)
         for last in range(2):
             if last:
                 first, start = whole, whole * BLOCK
@@ -281,7 +291,7 @@ def _settle(form: Format, mark: int) -> Callable[..., float]:
             for row in range(count):
                 here, share, inverse = np.int32(0), unit, np.float32(1.0)
                 for i in range(BLOCK):
-                    work[i] = then[row, i] - now[row, i]
+                    wanted[i] = then[row, i] - now[row, i]
                     here = max(here, _magnitude(then[row, i] - now[row, i]))
                 if here >= INFINITE:
                     return np.inf
@@ -290,17 +300,16 @@ def _settle(form: Format, mark: int) -> Callable[..., float]:
                     scales[first + row] = scale
                     inverse = np.float32(1.0) / scale if scale > 0.0 else np.float32(0.0)
                     share = unit * scale
-                for i in range(items):
-                    packed[row, i] = join(encode(work[i], inverse), encode(work[BLOCK - items + i], inverse))
-                for half in range(BLOCK // items):
-                    to = half * items
-                    for i in range(items):
-                        v = np.float32(decode(part_of(packed[row, i], half)))
-                        settled = now[row, to + i] + share * v
-                        left = then[row, to + i] - settled
-                        then[row, to + i] = settled
-                        rest[row, to + i] = half_of(left)
-                        here = max(here, _magnitude(left))
+                staged, place = (packed, row) if items == BLOCK else (work, 0)
+                for i in range(BLOCK):
+                    staged[place, i] = encode(wanted[i], inverse)
+                pack(packed, row, work, bits)
+                for i in range(BLOCK):
+                    settled = now[row, i] + share * np.float32(decode(staged[place, i]))
+                    left = then[row, i] - settled
+                    then[row, i] = settled
+                    rest[row, i] = half_of(left)
+                    here = max(here, _magnitude(left))
                 largest = max(largest, here)
                 if largest >= INFINITE:
                     return np.inf
@@ -313,24 +322,48 @@ def _settle(form: Format, mark: int) -> Callable[..., float]:
     return settle
 
 
-def _whole(code: Any, _: int) -> Any:  # noqa: ANN401  (of any type)
-    """Return a code that is stored by itself."""
-    return code
+def _load_whole(rows: Rows, row: int, _: int, i: int, __: int) -> Any:  # noqa: ANN401  (of any type)
+    """Return a code that is stored as it is."""
+    return rows[row, i]
 
 
-def _nibble(pair: np.uint8, half: int) -> np.uint8:
-    """Return the low nibble of a pair, or the high one."""
-    return np.uint8(np.uint8(pair >> np.uint8(np.uint8(half) << np.uint8(2))) & np.uint8(15))
+def _load_packed(rows: Rows, row: int, part: int, i: int, bits: int) -> np.uint8:
+    """Return code `i` of a part of a block, put together from its fields (`atoll.codec.formats.interface`)."""
+    lane, four, two, one = part * (BLOCK // 8) * (bits & -bits), bits & 4, bits & 2, bits & 1
+    low, middle = _field(rows, row, lane, i, 0, four), _field(rows, row, lane, i, four, two)
+    return np.uint8(np.uint8(low | middle) | _field(rows, row, lane, i, four + two, one))
 
 
-def _first(one: Any, _: Any) -> Any:  # noqa: ANN401  (of any type)
-    """Return a code that is stored by itself."""
-    return one
+@njit(inline="always")
+def _field(rows: Rows, row: int, lane: int, i: int, at: int, width: int) -> np.uint8:
+    """Return the `width` bits from bit `at` on of the code of `lane + i`; zero where the width is zero."""
+    size = BLOCK // 8 * width + np.intp(width == 0)
+    byte = rows[row, BLOCK // 8 * at + (lane & (size - 1)) + i]
+    bits = np.uint8(np.uint8(byte >> np.uint8(lane // size * width)) & np.uint8((1 << width) - 1))
+    return np.uint8(bits << np.uint8(at))
 
 
-def _pair(one: np.int32, other: np.int32) -> np.uint8:
-    """Return two codes as one byte."""
-    return np.uint8(one | np.int32(other << np.int32(4)))
+def _pack_whole(_: Rows, __: int, ___: Rows, ____: int) -> None:
+    """Do nothing: codes that are stored as they are were written to their places."""
+
+
+def _pack(rows: Rows, row: int, codes: Rows, bits: int) -> None:
+    """Write the codes of a block, cut into fields, to a row."""
+    _pack_field(rows, row, codes, 0, bits & 4)
+    _pack_field(rows, row, codes, bits & 4, bits & 2)
+    _pack_field(rows, row, codes, bits & 6, bits & 1)
+
+
+@njit(inline="always")
+def _pack_field(rows: Rows, row: int, codes: Rows, at: int, width: int) -> None:
+    """Write the `width` bits from bit `at` on of the codes of a block; nothing where the width is zero."""
+    size, mask = BLOCK // 8 * width, np.uint8((1 << width) - 1)
+    for i in range(size):
+        byte = np.uint8(0)
+        for part in range(8 // max(width, 1)):
+            field = np.uint8(np.uint8(codes[0, part * size + i] >> np.uint8(at)) & mask)
+            byte = np.uint8(byte | np.uint8(field << np.uint8(part * width)))
+        rows[row, BLOCK // 8 * at + i] = byte
 
 
 @njit(inline="always")

@@ -16,7 +16,7 @@ from atoll.base.buffer_pool import Vector
 from atoll.codec.blocks import BLOCK, SCALE_MIN, SQUARES_MIN, TILE, Bytes, Halves, Lanes, Rows, blocks
 from atoll.codec.formats import bf16
 from atoll.codec.formats.interface import Format, loaded, stored
-from atoll.codec.kernels import BEND, BLEND, COPY, MULTIPLY
+from atoll.codec.kernels import BEND, BLEND, COPY, MULTIPLY, squares_of_scaled_floats
 
 Loops = tuple[Callable[..., None], Callable[..., float], Callable[..., float], Callable[..., float]]
 
@@ -26,8 +26,15 @@ _NONE = np.empty(0, dtype=np.float32)
 
 def loops(form: Format) -> Loops:
     """Return `over`, `squares`, `quantise` and `settle` of a format."""
-    squares = _squares_of_codes if form.levels else _squares_of_floats
-    return partial(_over, form), partial(squares, form), partial(_quantise, form), partial(_settle, form)
+    over = partial(_over, form)
+    squares = (
+        partial(_squares_of_floats, form)
+        if form.levels is None
+        else partial(_squares_of_whole_numbers, form)
+        if form.whole
+        else partial(squares_of_scaled_floats, form, over)
+    )
+    return over, squares, partial(_quantise, form), partial(_settle, form)
 
 
 def _over(
@@ -80,7 +87,7 @@ def _squares_of_floats(form: Format, payload: Bytes, _: Vector, start: int, stop
         return float(np.add.accumulate(lanes)[-1])
 
 
-def _squares_of_codes(form: Format, payload: Bytes, scales: Vector, start: int, stop: int) -> float:
+def _squares_of_whole_numbers(form: Format, payload: Bytes, scales: Vector, start: int, stop: int) -> float:
     """Return the sum of squares of elements `start` to `stop` of scaled codes, block by block."""
     total = 0.0
     for at in range(start // BLOCK * BLOCK, stop, STRETCH):
