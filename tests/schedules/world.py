@@ -80,8 +80,12 @@ LEFT_OVER = (
     "host told to leave",
     "host added",
     "messages doubled",
+    "disk full",
 )
-"""After these a shard may leave behind what nobody knows of; it ages out, or its heir removes it."""
+"""After these a shard may leave behind what nobody knows of; it ages out, or its heir removes it.
+
+An owner cannot renew its lease while the disk is full. Its heir removes what it left once no head names anything of its tenure;
+the run may end before that."""
 
 
 class NotLive(AtollError):
