@@ -138,7 +138,7 @@ async def test_a_run_outlives_its_brokers_disk(founded: IslandProcess, broker: E
     assert fates["rebuilt"]["checkpoint"] == checkpoint.number
     assert fates["trained"] == fates["rebuilt"]["tokens"] < TOKENS
     assert sum(fates["fates"].values()) == fates["fragments"] * fates["trained"]
-    assert "that these ledgers know" in founded.answer("fates")
+    assert "that this ledger knows" in founded.answer("fates")
 
     founded.start("a-again", "learner", "--id", "a")
     founded.start("b-again", "learner", "--id", "b")

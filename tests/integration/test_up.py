@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
 import atoll
+from atoll.cli.main import build
 from support import caches
 
 SMALL = (
@@ -163,6 +165,20 @@ def test_a_run_trains_reports_and_leaves_nothing_behind(run_dir: Path, corpus: P
     assert "times less than data-parallel" in page
     assert 'src="http' not in page
     assert 'href="http' not in page
+    ask_after_the_end(run_dir)
+
+
+def ask_after_the_end(run_dir: Path) -> None:
+    """The folder of a run that has ended answers what its broker would, and is left as it was."""
+    verbs = CliRunner()
+    rounds = verbs.invoke(build(), ["why", "--out", str(run_dir)])
+    one = verbs.invoke(build(), ["why", "--out", str(run_dir), "--fragment", "0"])
+    fates = verbs.invoke(build(), ["fates", "--out", str(run_dir)])
+
+    assert "from call to end" in rounds.output
+    assert "why it waited" in one.output
+    assert "every token has one fate" in fates.output
+    assert (rounds.exit_code, one.exit_code, fates.exit_code) == (0, 0, 0)
 
 
 def check_ledger(report: dict[str, object]) -> None:

@@ -129,7 +129,7 @@ async def test_the_command_says_why_a_round_of_a_real_broker_waited(broker: Embe
 
     one = await asyncio.to_thread(asked, "why", "--fragment", "0", "--version", "1")
     assert one.exit_code == 0, one.output
-    for words in ("why it waited", "it rested until its beat", "the quorum of 2 was met", "what caused what"):
+    for words in ("why it waited", "it rested until its first beat", "the quorum of 2 was met", "what caused what"):
         assert words in one.output
     for share in first.round.contributors:
         push = push_id(share.learner, share.incarnation, 0, share.push)

@@ -62,6 +62,8 @@ def test_help_lists_every_verb() -> None:
     [
         (("up", "--set", "colour=blue"), "unknown setting colour"),
         (("up", "--set", "protocol.colour=blue"), "colour"),
+        (("why", "--out", "nowhere"), "no run lies in this folder"),
+        (("fates", "--out", "nowhere", "--run", "x"), "a folder says which run it holds"),
         (("up", "--learners", "2", "--set", "protocol.quorum=3"), "quorum"),
         (("up", "--set", "protocol.quorum=0"), "quorum"),
         (("up", "--learners", "0"), "learners"),

@@ -17,7 +17,7 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.grace import GraceWindow, grace_window
-from atoll.protocol.reasons import NAMED_MAX, Names, RoundReasons, call_id, head_id, push_id, still_waiting
+from atoll.protocol.reasons import NAMED_MAX, Names, Opening, RoundReasons, call_id, head_id, push_id, still_waiting
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 
@@ -80,7 +80,8 @@ def test_a_round_that_everybody_answers_says_so() -> None:
     told.push(4.75, "b")
     words = told.why.sentences()
 
-    assert words["rest"] == "it rested until its beat (4 steps of 1 s), 4 s after version 0 was visible"
+    first = "it rested until its first beat, within 4 steps of 1 s of the first step time that was heard"
+    assert words["rest"] == f"{first}, 4 s after version 0 was visible"
     assert words["quorum"] == "the quorum of 1 was met 0.5 s after the call, by push/a/1/0/1"
     assert words["end"] == "it ended 0.25 s after the quorum, because every live learner had answered"
     assert told.commits[0].cause_id == push_id("b", 1, 0, 1)
@@ -100,6 +101,25 @@ def test_a_round_whose_grace_is_over_names_the_learners_that_it_missed() -> None
     assert words["end"] == "it ended 1 s after the quorum, because the grace window was over; b, c had not answered"
     assert words["grace"].startswith("grace of 1 s, the cap")
     assert told.commits[0].cause_id == "grace/0"
+
+
+def test_a_later_round_rests_until_its_beat() -> None:
+    """The first one rests for the first step time as well."""
+    opening = Opening(opened="due", rested_s=3.5, interval_steps=4, step_s=1.0)
+
+    assert opening.told(7) == "it rested until its beat (4 steps of 1 s), 3.5 s after version 7 was visible"
+
+
+def test_a_round_without_grace_says_that_there_was_none() -> None:
+    """No window was over, and with slack to spare it was not used up either."""
+    told = Told(grace_gamma=0.0)
+    told.beat(0.0, "a", "b")
+    told.due(4.0)
+    told.push(4.5, "a")
+    words = told.why.sentences()
+
+    assert words["grace"] == "no grace: the run grants none (protocol.grace_gamma = 0)"
+    assert words["end"] == "it ended 0 s after the quorum, because there was no grace to wait for; b had not answered"
 
 
 def test_a_round_of_a_run_that_ends_together_says_that_nothing_bounded_it() -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
+from atoll.cli.options import Assignments, Broker, Config, Run
+from atoll.cli.reading import Out, opened, settings_of
 
 if TYPE_CHECKING:
     from atoll.protocol.data import DataLedger
@@ -31,37 +32,31 @@ def fates(
     *,
     run: Run = None,
     broker: Broker = None,
+    out: Out = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, in token-fragments.")] = False,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
     """Read the ledger of a run and print it."""
     from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.settings import load  # noqa: PLC0415
 
-    settings = load(config, with_flags(assignments, run=run, broker__url=broker)).settings
-    configure(settings.log.format, "error", role="fates", run=settings.run)
-    asyncio.run(_print(settings, as_json=json))
+    with settings_of(out, run, broker, config, assignments) as settings:
+        configure(settings.log.format, "error", role="fates", run=settings.run)
+        asyncio.run(_print(settings, as_json=json))
 
 
 async def _print(settings: Settings, *, as_json: bool) -> None:
     from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.bus.open import open_bus  # noqa: PLC0415
     from atoll.run import ledger  # noqa: PLC0415
     from atoll.run.record import read_run  # noqa: PLC0415
-    from atoll.settings import bus_options  # noqa: PLC0415
     from atoll.wire.subjects import Subjects  # noqa: PLC0415
 
-    options = bus_options(settings)
-    bus = await open_bus(settings.broker.url, settings.run, name="fates", provision=False, options=options)
-    try:
+    async with opened(settings, "fates") as bus:
         record = await read_run(bus, Subjects(settings.run))
         if record is None:
             raise SettingsError("nobody has founded this run", got=settings.run, todo="check --run and --broker")
         lives = await ledger.read_lives(bus, record)
         data = await ledger.read_data(bus, record)
-    finally:
-        await bus.close()
     fragments = len(record.layout.fragments)
     if as_json:
         sys.stdout.write(ledger.as_json(lives, fragments, data, record.rebuilt).decode() + "\n")

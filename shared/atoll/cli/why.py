@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.look import say
-from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
+from atoll.cli.options import Assignments, Broker, Config, Run
+from atoll.cli.reading import Out, opened, settings_of
 
 if TYPE_CHECKING:
     from atoll.run.round_history import RoundHistory
@@ -22,7 +23,7 @@ def register(app: typer.Typer) -> None:
     app.command(name="why", help="Say why a round waited, and what caused what; without one, the slowest rounds.")(why)
 
 
-def why(
+def why(  # noqa: PLR0913  (one option each)
     *,
     fragment: Annotated[int | None, typer.Option(min=0, help="Which fragment.")] = None,
     version: Annotated[
@@ -30,39 +31,34 @@ def why(
     ] = None,
     run: Run = None,
     broker: Broker = None,
+    out: Out = None,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
     """Read a run's event log and explain one round of it, or list the rounds that waited longest."""
     from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.base.logs import configure  # noqa: PLC0415
-    from atoll.settings import load  # noqa: PLC0415
 
     if version is not None and fragment is None:
         raise SettingsError("a version of which fragment?", got=f"--version {version}", todo="give --fragment as well")
-    settings = load(config, with_flags(assignments, run=run, broker__url=broker)).settings
-    configure(settings.log.format, "error", role="why", run=settings.run)
-    for line in lines(asyncio.run(_read(settings)), fragment, version):
+    with settings_of(out, run, broker, config, assignments) as settings:
+        configure(settings.log.format, "error", role="why", run=settings.run)
+        history = asyncio.run(_read(settings))
+    for line in lines(history, fragment, version):
         say("".join(c if c.isprintable() else "?" for c in line))
 
 
 async def _read(settings: Settings) -> RoundHistory:
     from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.bus.open import open_bus  # noqa: PLC0415
     from atoll.run.record import read_run  # noqa: PLC0415
     from atoll.run.round_history import RoundHistory  # noqa: PLC0415
-    from atoll.settings import bus_options  # noqa: PLC0415
     from atoll.wire.subjects import Subjects  # noqa: PLC0415
 
     subjects, history = Subjects(settings.run), RoundHistory()
-    options = bus_options(settings)
-    bus = await open_bus(settings.broker.url, settings.run, name="why", provision=False, options=options)
-    try:
+    async with opened(settings, "why") as bus:
         if await read_run(bus, subjects) is None:
             raise SettingsError("nobody has founded this run", got=settings.run, todo="check --run and --broker")
         await history.read(bus, subjects)
-    finally:
-        await bus.close()
     return history
 
 

@@ -26,7 +26,7 @@ class FragmentSlot:
         began_s = at_s if self.round.began_s is None else self.round.began_s
         due_s = at_s if self.due_s is None else self.due_s
         return Opening(
-            opened=opened,
+            opened="first" if opened == "due" and self.called_s is None else opened,
             rested_s=at_s - began_s,
             late_s=max(0.0, at_s - due_s),
             behind_commit=began_s > due_s,

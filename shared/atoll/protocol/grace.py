@@ -66,6 +66,8 @@ class GraceWindow(msgspec.Struct, frozen=True):
     def told(self) -> str:
         """Return why the window is as long as it is."""
         busy = f"{self.quorum_s:.3g} s to the quorum and {self.sync_s:.3g} s to commit, on average"
+        if self.bound == "none" and self.slack_s > 0.0:
+            return "no grace: the run grants none (protocol.grace_gamma = 0)"
         if self.bound == "none":
             return f"no grace: the overlap of {self.overlap_s:.3g} s is used up by {busy}"
         if self.bound == "cap":

@@ -1,4 +1,4 @@
-"""Why a round waited, in plain words, and what caused what: the whole account of it is in this module.
+"""Why a round waited, in plain words, and what caused what.
 
 A round waits in four places. The shard notes why at each of them, and the note travels with the commit (`Commit.why`) into
 the canonical log line of the round, into its event, and from there to `atoll why`:
@@ -9,7 +9,8 @@ the canonical log line of the round, into its event, and from there to `atoll wh
 
 * It *rests* until its beat: every fragment is called once per H median steps (`atoll.protocol.pacing`).
 * It waits for its *quorum*: K learners must have contributed on this version. Until then it is called again and again.
-* Its *grace* is as long as Eq. 3 allows (`atoll.protocol.grace`), and ends at once when every live learner has answered.
+* Its *grace* is as long as Eq. 3 allows (`atoll.protocol.grace`, which has its sentence too), and ends at once when every
+  live learner has answered.
 * From its end on it is merged and stored; no learner can delay that any more.
 
 **Causes.** Every message and every command names its cause (`cause_id`) by an id, so what is visible can be traced back:
@@ -33,7 +34,7 @@ from atoll.protocol.grace import GraceWindow
 NAMED_MAX: Final = 12
 ON_TIME_SHARE: Final = 0.02
 
-Opened = Literal["due", "last_push", "never"]
+Opened = Literal["first", "due", "last_push", "never"]
 
 
 def call_id(fragment: int, version: int, attempt: int) -> str:
@@ -78,7 +79,8 @@ class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a round came to be called.
 
     Attributes:
-        opened: "due": its beat came; "last_push": the last push of a learner that leaves opened it; "never": it was not called.
+        opened: "first": its first beat came; "due": its beat came; "last_push": the last push of a learner that leaves opened
+            it; "never": it was not called.
         rested_s: from the moment its version was visible here, or the shard began, to the first call.
         late_s: how long after its beat it was called.
         behind_commit: whether its version was visible only after the beat.
@@ -103,6 +105,8 @@ class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
             return f"the last push of a learner that leaves opened it before its beat, {rested}"
         pace = f"{self.interval_steps} steps of {_s(self.step_s)}"
         if self.late_s <= max(ON_TIME_SHARE * self.interval_steps * self.step_s, 0.01):
+            if self.opened == "first":
+                return f"it rested until its first beat, within {pace} of the first step time that was heard, {rested}"
             return f"it rested until its beat ({pace}), {rested}"
         cause = (
             f"version {version} was visible only then" if self.behind_commit else "the shard was busy or its timer late"
@@ -187,7 +191,9 @@ class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.end == "all answered":
             return f"{waited}, because every live learner had answered"
         if self.end == "grace over":
-            return f"{waited}, because the grace window was over" + (f"; {left}" if left else "")
+            none = self.grace is not None and self.grace.granted_s == 0.0
+            over = "there was no grace to wait for" if none else "the grace window was over"
+            return f"{waited}, because {over}" + (f"; {left}" if left else "")
         if self.end == "nobody left":
             return f"{waited}, because no live learner was left to wait for"
         return f"{waited}: {self.end}"

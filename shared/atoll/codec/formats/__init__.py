@@ -2,7 +2,8 @@
 
 To add one, touch three places:
 
-1. a file beside these with the arithmetic of a number (its three forms) and its facts (`interface.Format`);
+1. a file beside these with the arithmetic of a number (its three forms) and its facts (`interface.Format`); at its top it
+   imports NumPy alone, for formats are loaded where nothing else is installed;
 2. its row in `FORMATS` below;
 3. its row of promises in `tests/support/formats.py`: `tests/unit/test_formats.py` then holds all forms against it.
 

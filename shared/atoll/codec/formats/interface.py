@@ -42,10 +42,12 @@ class NumpyForm:
     """The arithmetic on whole blocks as rows.
 
     encode(rows, inverse) -> codes
-        Return the codes of float32 rows; `inverse` is one over each row's scale, a column, and zero for a zero.
+        Return the codes of float32 rows; `inverse` is one over each row's scale, a column, and zero for a zero. A number times
+        `inverse` lies between -`levels` and `levels`.
 
     decode(codes) -> rows
-        Return the decoded codes, as float32.
+        Return the decoded codes, as float32. Every code of `bits` bits decodes to a finite number, also one that no encoder
+        makes.
     """
 
     encode: Callable[[Rows, Rows], Rows]
@@ -56,7 +58,9 @@ class NumpyForm:
 class CompiledForm:
     """The arithmetic on one number, without branches, so that LLVM can vectorise it.
 
-    Every integer states its width, because numba would make it 64 bits wide.
+    So there is no `if`, no conditional expression and no `max` in it: numba refuses the first two with a warning, which the
+    tests count as a failure, and the third made loops 3 to 9 times slower. Every integer states its width, because numba would
+    make it 64 bits wide.
 
     encode(number, inverse) -> code
         Return the code of a float32.
@@ -87,8 +91,8 @@ class Format:
         code: the type that codes are stored as; of four bits, a byte that holds two.
         bits: of a code.
         largest: every number up to this magnitude comes back finite, and no scale is larger.
-        levels: decoded magnitude, times `unit`, of the largest number of a block: a whole number up to `LEVELS_MAX`; None for a
-            format without scales.
+        levels: what the largest number of a block is after its division by the scale, a whole number up to `LEVELS_MAX`; its
+            code decodes to `levels` / `unit`. None for a format without scales.
         unit: the value of a decoded 1, before the scale: a power of two.
         whole: with scales, whether decoded numbers are whole numbers; they are `levels`/`unit` at most, which is at most
             `STEPS_MAX`, because the squares of a block are added in 32 bits. Squares of other numbers are added in float64.

@@ -1,0 +1,99 @@
+"""How verbs that read a run reach its broker: by its address, or by the folder of a run of `atoll up`.
+
+`atoll up` stops its broker at the end, and the broker's store stays in the run's folder. With `--out` a verb asks the broker of
+that folder; if none runs, it starts one on the store for as long as it reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from atoll.cli.options import with_flags
+
+if TYPE_CHECKING:
+    from atoll.bus.interface import Bus
+    from atoll.settings import Settings
+
+HINT_S: Final = 2.0
+
+Out = Annotated[Path | None, typer.Option(help="The folder of a run of `atoll up`, in place of --run and --broker.")]
+
+
+@contextmanager
+def settings_of(
+    out: Path | None, run: str | None, broker: str | None, config: Path | None, assignments: list[str] | None
+) -> Iterator[Settings]:
+    """Yield the settings of a verb that reads; with `out` those lead to the run in that folder, whose broker answers meanwhile.
+
+    Raises:
+        SettingsError: the folder holds no run, or `run` or `broker` is given as well.
+    """
+    from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.run.folder import read_run_file  # noqa: PLC0415
+    from atoll.settings import load  # noqa: PLC0415
+
+    if out is None:
+        yield load(config, with_flags(assignments, run=run, broker__url=broker)).settings
+        return
+    if run is not None or broker is not None:
+        raise SettingsError(
+            "a folder says which run it holds, and where its broker is", got=f"--out {out} beside --run or --broker"
+        )
+    file = read_run_file(out)
+    if file is None:
+        raise SettingsError("no run lies in this folder", got=out, todo="name the --out of an `atoll up`")
+    with _broker_of(out, file.broker) as url:
+        yield load(config, with_flags(assignments, run=file.run, broker__url=url)).settings
+
+
+@contextmanager
+def _broker_of(out: Path, broker: str) -> Iterator[str]:
+    """Yield the address of a run's broker, which is `embedded` or an address."""
+    from atoll.base.errors import EnvironmentFault, SettingsError  # noqa: PLC0415
+    from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
+
+    if broker != "embedded":
+        if broker == "simulated":
+            raise SettingsError(
+                "a simulated run has no broker", got=out, todo="read its events.jsonl and logs/sim.jsonl"
+            )
+        yield broker
+        return
+    here = EmbeddedBroker(out / "nats")
+    try:
+        here.start()
+    except EnvironmentFault:
+        # The store is in use: the run goes on, and its own broker answers.
+        yield (out / "nats" / "url").read_text(encoding="utf-8")
+        return
+    try:
+        yield here.url
+    finally:
+        here.stop()
+
+
+@asynccontextmanager
+async def opened(settings: Settings, name: str) -> AsyncIterator[Bus]:
+    """Yield a bus that creates nothing; say so if the broker keeps us waiting."""
+    from atoll.bus.open import open_bus  # noqa: PLC0415
+    from atoll.settings import bus_options  # noqa: PLC0415
+
+    broker = settings.broker
+    hint = asyncio.get_running_loop().call_later(
+        HINT_S,
+        lambda: typer.echo(f"no broker answers at {broker.url} yet; trying for {broker.patience_s:g} s", err=True),
+    )
+    try:
+        bus = await open_bus(broker.url, settings.run, name=name, provision=False, options=bus_options(settings))
+    finally:
+        hint.cancel()
+    try:
+        yield bus
+    finally:
+        await bus.close()
