@@ -96,7 +96,7 @@ SHARD = (
     Watched(Aggregator, "fetch", "fetch and check", lambda _, __, ___, manifest: manifest.base_version),
     Watched(Aggregator, "fold", "fold"),
     Watched(Aggregator, "merged", "merged"),
-    Watched(GlobalUpdate, "step", "outer step", lambda *given: given[-1] - 1),
+    Watched(GlobalUpdate, "step", "outer step"),
     Watched(CommitAttempt, "stored", "store"),
     Watched(GarbageCollector, "remove", "purge"),
     Watched(PendingAcknowledgements, "acknowledge", "acknowledge"),
