@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.base.errors import BrokerUnavailable
 from atoll.cli.main import build
 from support.command_line import atoll
 from support.links import GreetingServer
@@ -32,6 +34,22 @@ def test_building_the_command_line_loads_nothing_heavy() -> None:
 
     assert not set(HEAVY) & set(done.stdout.split())
     assert build().info.name == "atoll"
+
+
+def test_a_verb_that_waits_says_so_and_outlives_a_request_for_facts() -> None:
+    """Half a minute of silence looks like a hang; SIGUSR1 is for services, and ends nobody else."""
+    broker = f"nats://127.0.0.1:{free_port()}"
+    words = ("why", "--run", "x", "--broker", broker, "--set", "broker.patience_s=4")
+    command = [sys.executable, "-m", "atoll.cli", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        first = waiting.stderr.readline()
+        waiting.send_signal(signal.SIGUSR1)
+        rest = waiting.stderr.read()
+
+    assert first == f"no broker answers at {broker} yet; trying for 4 s\n"
+    assert f"no broker answers at {broker}\n" in rest
+    assert waiting.returncode == BrokerUnavailable.exit_code
 
 
 def test_help_lists_every_verb() -> None:

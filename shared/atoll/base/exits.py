@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +32,13 @@ log = get(__name__)
 
 
 def guarded(call: Callable[[], Any]) -> None:
-    """Call, and turn every expected error into one message and an exit code."""
+    """Call, and turn every expected error into one message and an exit code.
+
+    SIGUSR1 asks a service for its last facts (`atoll.base.fact_dumps`). It would end a program that keeps none, so here it does
+    nothing; a service sets its own handler.
+    """
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         call()
     except AtollError as error:
