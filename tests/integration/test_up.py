@@ -231,6 +231,9 @@ def test_ctrl_c_drains_and_the_run_can_be_continued(run_dir: Path, corpus: Path)
     """The first Ctrl-C pushes what was trained and reports; the same folder goes on from there to a target."""
     process = start(run_dir, corpus, "--learners", "2", "--tokens", "0", "--seed", "5")
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 4)
+    logs = [run_dir / "logs" / f"learner-{number}.jsonl" for number in (1, 2)]
+    for log in logs:
+        wait_for_line(log, "learner.first_step")  # who has not trained has no state to go on with
     process.send_signal(signal.SIGINT)
     finish(process)
     first = report_of(run_dir)
@@ -245,7 +248,6 @@ def test_ctrl_c_drains_and_the_run_can_be_continued(run_dir: Path, corpus: Path)
     assert second["fates_exact"] is True, second["fates_errors"]
     assert isinstance(second["learners"], list)
     assert sum(learner["tokens"] for learner in second["learners"]) == second["tokens_trained"]
-    logs = [run_dir / "logs" / f"learner-{number}.jsonl" for number in (1, 2)]
     assert "fresh" not in {wait_for_line(log, "learner.recovered", 2)["source"] for log in logs}
 
 
