@@ -38,7 +38,7 @@ from schedules.faults import Happening
 from schedules.learners import BLOCK_TOKENS, SEQUENCE, Learner
 from schedules.network import Network, ScheduleBus
 from schedules.processes import OUTSIDE, Process, ProcessLoop
-from schedules.safety import Safety
+from schedules.safety import LEASE_LOST, Safety
 from schedules.storm import FaultStorm
 
 RUN = "s"
@@ -80,12 +80,9 @@ LEFT_OVER = (
     "host told to leave",
     "host added",
     "messages doubled",
-    "disk full",
 )
-"""After these a shard may leave behind what nobody knows of; it ages out, or its heir removes it.
-
-An owner cannot renew its lease while the disk is full. Its heir removes what it left once no head names anything of its tenure;
-the run may end before that."""
+"""After these, or when an owner has lost its lease, a shard may leave behind what no head names. It ages out, or an heir removes it
+once no head names anything of that tenure; the run may end before that."""
 
 
 class NotLive(AtollError):
@@ -513,7 +510,7 @@ class World:
             if not self.safety.is_named(kept.subject) and ".ps.c." not in kept.subject and ".up.c." not in kept.subject
         }
         self.tally["blobs left over"] += len(stems)
-        if not any(self.tally[kind] for kind in LEFT_OVER):
+        if not any(self.tally[kind] for kind in (*LEFT_OVER, *LEASE_LOST)):
             require(not stems, "nothing is left that no head names", sorted(stems)[:4])
 
     def bury(self) -> None:
