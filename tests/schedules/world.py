@@ -81,8 +81,8 @@ LEFT_OVER = (
     "host added",
     "messages doubled",
 )
-"""After these, or when an owner has lost its lease, a shard may leave behind what no head names. It ages out, or an heir removes
-it once no head names anything of that tenure; the run may end before that."""
+"""After these, or when an owner has lost its lease, a shard may leave behind what no head names. It ages out, or an heir
+removes it once no head names anything of that tenure; the run may end before that."""
 
 
 class NotLive(AtollError):
