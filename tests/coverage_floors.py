@@ -1,6 +1,6 @@
 """Hold the branch coverage of each package against its floor: `make coverage` measures, and this reads what was found.
 
-A floor is what the tests reach today, rounded down. It may rise; to lower it is a decision.
+A floor is a point or two below what the tests reached when it was set. It may rise; to lower it is a decision.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 from benchmarks.lib.results import Figure, write
 
 FLOORS = {
-    "shared/atoll/protocol": 95,
-    "shared/atoll/client": 85,
-    "services/synchronizer/atoll_synchronizer": 85,
-    "shared/atoll/merge": 90,
-    "shared/atoll/codec": 75,
-    "shared/atoll/bus": 88,
+    "shared/atoll/protocol": 98,
+    "shared/atoll/client": 95,
+    "services/synchronizer/atoll_synchronizer": 93,
+    "shared/atoll/merge": 93,
+    "shared/atoll/codec": 77,
+    "shared/atoll/bus": 93,
 }
 ROOMS = ("base", "model", "wire", "run", "archive", "local", "report", "cli")
 UNBOUND = [*(f"shared/atoll/{room}" for room in ROOMS), "services/learner", "services/simulator"]
