@@ -276,10 +276,10 @@ def load(
         _written(config),
     )
     origins = {name: origin for source in reversed(given) for name, origin in source.origins.items()}
+    # An empty table contradicts nothing.
+    values = [name for name in origins if not any(source.tables.get(name) == {} for source in given)]
     for name, origin in origins.items():
-        if (table := next((each for each in origins if name.startswith(f"{each}.")), None)) and table not in _empty(
-            given
-        ):
+        if table := next((each for each in values if name.startswith(f"{each}.")), None):
             raise SettingsError(
                 f"{table} is a value in one place and a table in another",
                 got=f"{table} from {origins[table]}, {name} from {origin}",
@@ -298,11 +298,6 @@ def load(
         model, train = point.load()(settings.model, settings.train)
         settings = settings.model_copy(update={"model": model, "train": train})
     return LoadedSettings(settings, origins)
-
-
-def _empty(given: Sequence[_Given]) -> set[str]:
-    """Return the names that are empty tables: they contradict nothing."""
-    return {name for source in given for name, value in source.tables.items() if value == {}}
 
 
 def refusal(error: ValidationError, section: str, names: Sequence[str]) -> SettingsError:
