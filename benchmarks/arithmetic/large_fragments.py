@@ -139,9 +139,9 @@ def _fleet(url: str, record: RunRecord, elements: int) -> None:
 async def _learners(url: str, record: RunRecord, elements: int) -> None:
     scratch_arrays.policy.bytes_min = GIB // 4
     bus = await open_bus(url, record.run, name="fleet", options=OPTIONS)
-    subjects, origin = Subjects(record.run), scratch_arrays.spare(elements, np.float32)
-    await found_or_join(bus, subjects, record)
-    await publish_origin(bus, subjects, record, {0: _filled(origin)})
+    origin = scratch_arrays.spare(elements, np.float32)
+    await found_or_join(bus, record)
+    await publish_origin(bus, record, {0: _filled(origin)})
     beating = asyncio.create_task(_beat(bus, record))
     for number in range(M):
         member = Member(learner=f"l{number}", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)
@@ -152,7 +152,7 @@ async def _learners(url: str, record: RunRecord, elements: int) -> None:
     version = 0
     while not version:
         await asyncio.sleep(POLL_S)
-        head = await read_head(bus, subjects, record.layout, 0)
+        head = await read_head(bus, record, 0)
         version = head.version if head is not None else 0
     beating.cancel()
     await bus.close()

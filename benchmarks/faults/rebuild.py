@@ -176,7 +176,7 @@ async def compare() -> tuple[bool, str]:
             began_s = time.monotonic()
             outcome = await rebuild(bus, store, SystemClock())
             took_s = time.monotonic() - began_s
-            heads = await read_heads(bus, Subjects(RUN), outcome.record.layout)
+            heads = await read_heads(bus, outcome.record)
             same, size = True, 0
             for manifest in store.newest()[1]:
                 for piece in manifest.pieces:

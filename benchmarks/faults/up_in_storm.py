@@ -297,7 +297,7 @@ class CourseRecorder:
         if run is None:
             raise SystemExit("the run has no record")
         extract.fragments, extract.age_damping = len(run.layout.fragments), run.protocol.age_damping
-        for fragment, head in (await read_heads(self._bus, self._subjects, run.layout)).items():
+        for fragment, head in (await read_heads(self._bus, run)).items():
             self._note(head)
             extract.heads[fragment], extract.merged[fragment] = head.version, head.tokens_merged
             if head.fragment_ledger is not None:

@@ -78,9 +78,9 @@ def believes_the_founder_lost(world: MemoryWorld, monkeypatch: pytest.MonkeyPatc
     """Find no heads at first, as when a founder has died, and complete them with fresh values."""
     asked: list[bool] = []
 
-    async def blind_at_first(bus: Bus, subjects: Subjects, run: RunRecord, clock: Clock) -> dict[int, Head] | None:
+    async def blind_at_first(bus: Bus, run: RunRecord, clock: Clock) -> dict[int, Head] | None:
         asked.append(True)
-        return None if len(asked) == 1 else await wait_for_heads(bus, subjects, run, clock)
+        return None if len(asked) == 1 else await wait_for_heads(bus, run, clock)
 
     monkeypatch.setattr(session, "wait_for_heads", blind_at_first)
     with world.join("fresh", parameters(FRESH)) as island:
@@ -92,8 +92,8 @@ def believes_to_be_the_founder(world: MemoryWorld, monkeypatch: pytest.MonkeyPat
     """Win the race for the run record in its own eyes only, and publish fresh values as the origin."""
     offers: list[bool] = []
 
-    async def won(bus: Bus, subjects: Subjects, offer: RunRecord) -> tuple[RunRecord, bool]:
-        run, founder = await found_or_join(bus, subjects, offer)
+    async def won(bus: Bus, offer: RunRecord) -> tuple[RunRecord, bool]:
+        run, founder = await found_or_join(bus, offer)
         offers.append(founder)
         return run, True
 
@@ -133,7 +133,7 @@ def test_an_origin_published_over_trained_heads_leaves_nothing_behind(trained: M
         fresh: dict[str, Any] = parameters(FRESH)
         origin = {p: gather(run.layout, fresh, p) for p in range(len(run.layout.fragments))}
         await bus.purge(f"{subjects.prefix}.gl.c.*.0.*.*")
-        await publish_origin(bus, subjects, run, origin)
+        await publish_origin(bus, run, origin)
         return await bus.purge(f"{subjects.prefix}.gl.c.*.0.*.*")
 
     before = heads(trained)

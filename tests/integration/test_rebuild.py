@@ -76,7 +76,7 @@ async def heads_of(island: IslandProcess) -> dict[int, Head]:
     try:
         record = await read_run(bus, Subjects(island.run))
         assert record is not None
-        return await read_heads(bus, Subjects(island.run), record.layout)
+        return await read_heads(bus, record)
     finally:
         await bus.close()
 

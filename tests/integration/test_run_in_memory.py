@@ -13,10 +13,9 @@ import pytest
 from atoll.base.errors import LayoutMismatch, Quarantined, SettingsError
 from atoll.bus.interface import Bus
 from atoll.client import driver
-from atoll.model.layout import Layout
 from atoll.protocol.ledger import settle
 from atoll.run.heads import read_heads
-from atoll.wire.messages import Head, decode, encode
+from atoll.wire.messages import Head, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 from support.memory_world import MEAN, STEP_S, MemoryWorld, parameters, settings
 
@@ -189,8 +188,8 @@ def test_a_learner_passes_over_heads_that_no_shard_wrote(run: str, monkeypatch: 
     """Garbage, a fragment that is none, another layout: the learner goes on training and adopts what is real."""
     seen: list[set[int]] = []
 
-    async def read_and_count(bus: Bus, subjects: Subjects, layout: Layout) -> dict[int, Head]:
-        heads = await read_heads(bus, subjects, layout)
+    async def read_and_count(bus: Bus, run: RunRecord) -> dict[int, Head]:
+        heads = await read_heads(bus, run)
         seen.append(set(heads))
         return heads
 

@@ -130,7 +130,7 @@ class FoundedRun:
         rng = np.random.default_rng(7)
         sizes = self.record.layout.fragment_sizes()
         values = {p: rng.standard_normal(size, dtype=np.float32) for p, size in enumerate(sizes)}
-        await publish_origin(self.bus, subjects, self.record, values)
+        await publish_origin(self.bus, self.record, values)
         await claim(self.bus, subjects, "a", self.clock)
         leased = DataLedger(blocks=64, next_position=16, grants=(DataGrant(0, 0, 16, "a", 1),))
         await self.bus.put_record(subjects.data, encode(leased), expected=0)
@@ -202,7 +202,7 @@ class FoundedRun:
         """Return every head (less its previous frame, which is not archived) and the bytes of what it names."""
         bus = MemoryBus(self.run, broker or self.broker)
         found = {}
-        for fragment, head in (await read_heads(bus, Subjects(self.run), self.record.layout)).items():
+        for fragment, head in (await read_heads(bus, self.record)).items():
             refs: list[BlobRef | None] = [head.keyframe, head.state, head.fragment_ledger]
             named = [await bus.get_blob(ref, 1 << 20) for ref in refs if ref is not None]
             found[fragment] = msgspec.structs.replace(head, superseded=()), named

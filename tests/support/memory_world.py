@@ -148,7 +148,7 @@ class MemoryWorld:
             bus = await self.bus()
             record = await read_run(bus, Subjects(self.run))
             assert record is not None
-            heads = await read_heads(bus, Subjects(self.run), record.layout)
+            heads = await read_heads(bus, record)
             refs = [head.fragment_ledger for head in heads.values() if head.fragment_ledger is not None]
             return [thawed(await bus.get_blob(ref, LEDGER_BYTES_MAX)) for ref in refs]
 

@@ -16,7 +16,6 @@ from atoll.protocol.events import PushKey
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import Download, Portion, Upload
 from atoll.wire.messages import Contribution, RunRecord
-from atoll.wire.subjects import Subjects
 from atoll_synchronizer.aggregator import READS_AT_ONCE, Aggregator
 from support.links import unique_run
 
@@ -60,7 +59,7 @@ async def test_an_outage_fills_no_memory_and_costs_no_piece_twice(monkeypatch: p
     encoder = FrameEncoder(
         Framing(SIZE, "f32"), lambda start, stop: np.ones(stop - start, np.float32), layout.slices(0)
     )
-    blob = await bus.put_blob(Subjects(run.run).contribution_stem("a", 0, 1, 1), Upload(encoder))
+    blob = await bus.put_blob(run.subjects.contribution_stem("a", 0, 1, 1), Upload(encoder))
     manifest = Contribution(
         learner="a", incarnation=1, fragment=0, push=1, base_version=0, tokens=1, steps=1, trained_tokens=1, loss=None,
         norms=tuple(encoder.norms()), layout=layout.fingerprint, run_nonce=run.nonce, blob=blob,

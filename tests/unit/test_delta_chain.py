@@ -20,7 +20,6 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.run.delta_chain import DELTAS_BEHIND, continued, frames_of, read_values
 from atoll.run.heads import GlobalFragment, fetch_frame
 from atoll.wire.messages import Delta, Head, RunRecord, encode
-from atoll.wire.subjects import Subjects
 from atoll_synchronizer.store import ShardStore
 from support.links import unique_run
 from support.protocol_world import one_commit
@@ -44,14 +43,14 @@ class ChainRun:
         self.run = RunRecord(
             run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol
         )
-        self.subjects = Subjects(self.run.run)
+        self.subjects = self.run.subjects
         self.broker = MemoryBroker()
         self.bus, self.reader = (MemoryBus(self.run.run, self.broker) for _ in range(2))
 
     async def found(self) -> None:
         """Begin at version 0."""
         await self.bus.put_record(self.subjects.run_record, encode(self.run), expected=0)
-        await publish_origin(self.bus, self.subjects, self.run, {0: drawn(0)})
+        await publish_origin(self.bus, self.run, {0: drawn(0)})
         self.store = await self.owner(1)
 
     async def owner(self, epoch: int) -> ShardStore:

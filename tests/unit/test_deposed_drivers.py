@@ -34,9 +34,9 @@ async def founded(broker: MemoryBroker, run: str) -> RunRecord:
     protocol = msgspec.convert({"fragments": 1, "shards": 1}, ProtocolSettings)
     layout = plan_layout([TensorSpec("w", (4,), "float32")], 1)
     offer = RunRecord(run=run, founder="a", nonce="n", founded_at_s=0.0, layout=layout, protocol=protocol)
-    record, _ = await found_or_join(bus, Subjects(run), offer)
+    record, _ = await found_or_join(bus, offer)
     origin: Mapping[int, Vector] = {0: np.zeros(4, dtype=np.float32)}
-    await publish_origin(bus, Subjects(run), record, origin)
+    await publish_origin(bus, record, origin)
     return record
 
 

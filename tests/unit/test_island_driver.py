@@ -82,8 +82,8 @@ async def scene() -> AsyncIterator[DriverScene]:
     protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4).check()
     run = RunRecord(run=name, founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol)
     await bus.put_record(subjects.run_record, encode(run), expected=0)
-    await publish_origin(bus, subjects, run, {0: np.zeros(SIZE, np.float32)})
-    head = await read_head(bus, subjects, layout, 0)
+    await publish_origin(bus, run, {0: np.zeros(SIZE, np.float32)})
+    head = await read_head(bus, run, 0)
     assert head is not None
     member = Member(learner="a", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)
     driver = IslandDriver(bus, run, member, {0: await fetch_frame(bus, run, head)}, SystemClock())

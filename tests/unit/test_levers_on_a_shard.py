@@ -113,7 +113,7 @@ class LeverDesk:
         """Write the run record and version 0."""
         bus = MemoryBus(self.run.run, self.broker)
         await bus.put_record(self.subjects.run_record, encode(self.run), expected=0)
-        await publish_origin(bus, self.subjects, self.run, {0: np.ones(SIZE, dtype=np.float32)})
+        await publish_origin(bus, self.run, {0: np.ones(SIZE, dtype=np.float32)})
         return self
 
     async def owner(self, epoch: int) -> ShardOwner:

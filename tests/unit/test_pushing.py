@@ -81,7 +81,7 @@ class Isle:
 
     async def arrived(self) -> tuple[Contribution, Vector]:
         """Return the newest manifest, and the pseudo-gradient that it names."""
-        subject = Subjects(self.run.run).contribution(0, 0, "a")
+        subject = self.run.subjects.contribution(0, 0, "a")
         newest = (await self.bus.replay(subject))[-1]
         manifest = decode(Contribution, newest.data)
         frame = await self.bus.get_blob(manifest.blob, 1 << 30)

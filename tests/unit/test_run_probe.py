@@ -129,7 +129,7 @@ async def test_nobody_puts_fresh_values_into_a_run_that_is_being_rebuilt(run: st
     bus = MemoryBus(run, MemoryBroker())
 
     with pytest.raises(BrokerUnavailable, match="is being rebuilt"):
-        await publish_origin(bus, Subjects(run), rebuilt(run), {})
+        await publish_origin(bus, rebuilt(run), {})
 
 
 async def test_a_host_does_not_serve_a_run_that_the_broker_has_lost(run: str) -> None:

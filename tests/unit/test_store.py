@@ -76,7 +76,7 @@ class StoreDesk:
 async def desk() -> AsyncIterator[StoreDesk]:
     """A run at version 0."""
     desk = StoreDesk()
-    await publish_origin(desk.bus, desk.subjects, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
+    await publish_origin(desk.bus, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
     yield desk
     await desk.bus.close()
 
@@ -194,7 +194,7 @@ class Cramped(MemoryBus):
 async def test_a_commit_that_failed_goes_on_where_it_was(desk: StoreDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The outer step is taken once, and what was stored is not stored again; what comes out is what would have."""
     other = StoreDesk()
-    await publish_origin(other.bus, other.subjects, other.run, {0: np.zeros(SIZE, dtype=np.float32)})
+    await publish_origin(other.bus, other.run, {0: np.zeros(SIZE, dtype=np.float32)})
     smooth = await other.owner(1)
     await smooth.commit(one_commit(0), STEP)
     desk.bus = bus = Cramped(desk.name, desk.bus._broker)
@@ -300,7 +300,7 @@ async def test_a_head_never_names_what_a_power_cut_took_before_it_was_sent(kind:
     """The attempt fails and is made again, with everything stored anew: a schedule of faults found both ways open."""
     desk = StoreDesk()
     desk.bus = bus = PowerCutBus(desk.name, MemoryBroker())
-    await publish_origin(desk.bus, desk.subjects, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
+    await publish_origin(desk.bus, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
     store = await desk.owner(1)
 
     async def attempt() -> None:
@@ -346,7 +346,7 @@ async def test_a_founder_never_removes_a_keyframe_that_a_fenced_head_names() -> 
     desk = StoreDesk()
     desk.bus = ForgetfulStoreBus(desk.name, MemoryBroker())
 
-    await publish_origin(desk.bus, desk.subjects, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
+    await publish_origin(desk.bus, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
     store = await desk.owner(2)
 
     assert StoreDesk.named(store) <= await desk.chunks()

@@ -81,7 +81,7 @@ async def _follow(settings: Settings, work: LearnerWork, every_s: float) -> None
 
 
 async def _incomplete(bus: Bus, run: RunRecord) -> bool:
-    return len(await read_heads(bus, Subjects(run.run), run.layout)) < len(run.layout.fragments)
+    return len(await read_heads(bus, run)) < len(run.layout.fragments)
 
 
 async def _evaluate_once(bus: Bus, run: RunRecord, measure: Any, ledger: Ledger) -> None:  # noqa: ANN401  (jitted)
@@ -95,7 +95,7 @@ async def _evaluate_once(bus: Bus, run: RunRecord, measure: Any, ledger: Ledger)
         line = encode(event("validation", WHO, clock.wall(), **fields))
         msg_id = f"validation-{os.getpid()}-{clock.monotonic():.6f}"
         await bus.publish(
-            Subjects(run.run).event("validation", WHO), line, msg_id=msg_id, info={"bpb": fields["bits_per_byte"]}
+            run.subjects.event("validation", WHO), line, msg_id=msg_id, info={"bpb": fields["bits_per_byte"]}
         )
         log.info("model.evaluated", **fields)
     except (BusError, BrokerUnavailable, PeerMisbehaved) as error:

@@ -37,7 +37,6 @@ from atoll.run.delta_chain import digest_of_values, keyframe_of
 from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef, Cut, Pieces, Upload, digest_of
 from atoll.wire.messages import Head, Member, RunRecord, decode
-from atoll.wire.subjects import Subjects
 from atoll_synchronizer.store import Holding, ShardStore
 
 log = get(__name__)
@@ -150,7 +149,7 @@ class Archivist:
         known = Ledger()
         known.learn(reports())
         target = self._run.protocol.tokens_target
-        subjects = Subjects(self._run.run)
+        subjects = self._run.subjects
         read = [_decoded(Member, record) for record in await bus.get_records(subjects.member("*"))]
         data = await bus.get_record(subjects.data)
         manifest = Manifest(
@@ -207,7 +206,7 @@ class Archivist:
         if digest != head.digest:
             raise ProtocolMisuse("a shard holds other values than its head says", got=digest, allowed=head.digest)
         pieces = keyframe_of(held.values)
-        stem = Subjects(self._run.run).global_stem(head.fragment, head.version, head.nonce)
+        stem = self._run.subjects.global_stem(head.fragment, head.version, head.nonce)
         keyframe = BlobRef(stem, len(pieces), pieces.framing.size_bytes, digest_of(pieces))
         return msgspec.structs.replace(head, keyframe=keyframe, key_version=head.version, deltas=())
 

@@ -89,7 +89,7 @@ async def wait_for_run(bus: Bus, run: str, stop: asyncio.Event) -> RunRecord | N
     waited_s = 0.0
     while not stop.is_set():
         record = await read_run(bus, subjects)
-        if record is not None and len(await read_heads(bus, subjects, record.layout)) == len(record.layout.fragments):
+        if record is not None and len(await read_heads(bus, record)) == len(record.layout.fragments):
             return record
         if waited_s % SAY_S < POLL_S:
             log.info("run.awaited", founded=record is not None)

@@ -28,7 +28,6 @@ from atoll.protocol.recorder import FactRecorder
 from atoll.run.record import the_run
 from atoll.settings import ArchiveSettings
 from atoll.wire.messages import Presence, RunRecord, decode, encode
-from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 from atoll_synchronizer.archivist import make_archivist
 from atoll_synchronizer.service import HANDED_OVER, ShardService
@@ -61,7 +60,7 @@ class Host:
         self._shards = shards
         self._clock = clock
         self._archive = archive
-        self._subjects = Subjects(run.run)
+        self._subjects = run.subjects
         self._balance = Balance(self.name, run.protocol.lease_s)
         self._recorder = FactRecorder(f"host-{self.name}", self._balance)
         fact_dumps.keep(self._recorder)

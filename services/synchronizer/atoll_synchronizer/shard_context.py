@@ -22,7 +22,7 @@ class ShardContext:
         self.run = run
         self.shard = shard
         self.clock = clock
-        self.subjects = Subjects(run.run)
+        self.subjects = run.subjects
         self.name = f"shard-{shard}"
 
 

@@ -52,7 +52,7 @@ from atoll.run.heads import head_info
 from atoll.run.record import the_run
 from atoll.wire.blobs import BlobRef, Cut, Download, Upload
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
-from atoll.wire.subjects import Subjects, matches
+from atoll.wire.subjects import matches
 from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
 from atoll_synchronizer.garbage_collector import GarbageCollector
 
@@ -90,7 +90,7 @@ class ShardStore:
         self._run = run
         self._shard = shard
         self._global_update = GlobalUpdate(outer, run.protocol)
-        self._subjects = Subjects(run.run)
+        self._subjects = run.subjects
         self.epoch = 0
         self.holdings: dict[int, Holding] = {}
         self.fragment_ledger: dict[int, FragmentLedger] = {}

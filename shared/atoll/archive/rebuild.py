@@ -70,17 +70,17 @@ async def rebuild(bus: Bus, store: CheckpointStore, clock: Clock, *, first: int 
     """
     subjects = Subjects(store.run)
     there = await read_run(bus, subjects)
-    if there is not None and await _stands(bus, subjects, there):
+    if there is not None and await _stands(bus, there):
         await _say_it_stands(store, there)
         return RebuildOutcome(there, rebuilt=False)
     if there is None:
         checkpoint, manifests = await asyncio.to_thread(store.newest)
-        there = await _claim(bus, subjects, _record(checkpoint, manifests, clock.wall()))
+        there = await _claim(bus, _record(checkpoint, manifests, clock.wall()))
         if there.rebuilt is None:
             await _say_it_stands(store, there)
             return RebuildOutcome(there, rebuilt=False)
     manifests = await asyncio.to_thread(_named_by, store, there)
-    await _restore_records(bus, subjects, there, manifests, clock)
+    await _restore_records(bus, there, manifests, clock)
     for manifest in sorted(manifests, key=lambda m: (m.shard - first) % len(manifests)):
         for piece in manifest.pieces:
             await _restore_piece(bus, subjects, store, manifest.shard, piece)
@@ -99,11 +99,11 @@ async def rebuild(bus: Bus, store: CheckpointStore, clock: Clock, *, first: int 
     return RebuildOutcome(there, rebuilt=True)
 
 
-async def _stands(bus: Bus, subjects: Subjects, there: RunRecord) -> bool:
+async def _stands(bus: Bus, there: RunRecord) -> bool:
     """Return whether the run is whole, or a learner is founding it: then there is nothing to do."""
     if there.rebuilt is None:
         return True
-    return len(await read_heads(bus, subjects, there.layout)) == len(there.layout.fragments)
+    return len(await read_heads(bus, there)) == len(there.layout.fragments)
 
 
 async def _say_it_stands(store: CheckpointStore, there: RunRecord) -> None:
@@ -142,12 +142,12 @@ def _record(checkpoint: RunCheckpoint, manifests: list[Manifest], now_s: float) 
     return msgspec.structs.replace(run, nonce=secrets.token_hex(8), rebuilt=rebuilt)
 
 
-async def _claim(bus: Bus, subjects: Subjects, record: RunRecord) -> RunRecord:
+async def _claim(bus: Bus, record: RunRecord) -> RunRecord:
     """Write the run record, or return the one that another process wrote first."""
     try:
-        await bus.put_record(subjects.run_record, encode(record), expected=0, info={"run": record.run})
+        await bus.put_record(record.subjects.run_record, encode(record), expected=0, info={"run": record.run})
     except RecordConflict:
-        there = await read_run(bus, subjects)
+        there = await read_run(bus, record.subjects)
         if there is None:
             raise
         return there
@@ -181,9 +181,7 @@ def reports_of(manifests: list[Manifest]) -> Ledger:
     return ledger
 
 
-async def _restore_records(
-    bus: Bus, subjects: Subjects, run: RunRecord, manifests: list[Manifest], clock: Clock
-) -> None:
+async def _restore_records(bus: Bus, run: RunRecord, manifests: list[Manifest], clock: Clock) -> None:
     """Write member records, data leases and shard leases where none exist, or where the existing ones know less."""
     for learner, incarnation in sorted(_incarnations(manifests).items()):
         member = Member(
@@ -195,12 +193,14 @@ async def _restore_records(
             claimed_at_s=clock.wall(),
             left=True,
         )
-        await _settle(bus, subjects.member(learner), member, lambda there, ours: there.incarnation < ours.incarnation)
+        await _settle(
+            bus, run.subjects.member(learner), member, lambda there, ours: there.incarnation < ours.incarnation
+        )
     ledgers = [manifest.data for manifest in manifests if manifest.data is not None]
     if ledgers:
         furthest = max(ledgers, key=_reach)
         # Its leases stay: the next learner that asks gives those of dead incarnations back.
-        await _settle(bus, subjects.data, furthest, lambda there, ours: _reach(there) < _reach(ours))
+        await _settle(bus, run.subjects.data, furthest, lambda there, ours: _reach(there) < _reach(ours))
     reports = reports_of(manifests)
     for manifest in manifests:
         lease = Lease(
@@ -216,7 +216,7 @@ async def _restore_records(
         # An owner of the rebuilt run has a later epoch; at the same one its fence would not be above the heads.
         await _settle(
             bus,
-            subjects.lease(manifest.shard),
+            run.subjects.lease(manifest.shard),
             lease,
             lambda there, ours: there.epoch <= ours.epoch and there.nonce != ours.nonce,
         )

@@ -67,7 +67,6 @@ from atoll.protocol.steps import Heartbeats, StepTimes
 from atoll.run.heads import GlobalFragment, fetch_newest, read_heads
 from atoll.run.record import is_over
 from atoll.wire.messages import Call, Control, Member, RunRecord, Verdict, decode, encode
-from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 
@@ -93,7 +92,7 @@ class IslandDriver:
         self.run = run
         self.member = member
         self.clock = clock
-        self.subjects = Subjects(run.run)
+        self.subjects = run.subjects
         self.machine = Island(run.protocol, {p: frame.version for p, frame in anchors.items()})
         self.recorder = FactRecorder(f"island-{member.learner}-{member.incarnation}", self.machine)
         fact_dumps.keep(self.recorder)
@@ -193,8 +192,8 @@ class IslandDriver:
                 if dismissed is not None:
                     self.failure = dismissed
                     return
-                self.drain_wanted = self.drain_wanted or await is_over(self.bus, self.subjects, self.run)
-                for head in (await read_heads(self.bus, self.subjects, self.run.layout)).values():
+                self.drain_wanted = self.drain_wanted or await is_over(self.bus, self.run)
+                for head in (await read_heads(self.bus, self.run)).values():
                     p, version, now_s = head.fragment, head.version, self.clock.monotonic()
                     self._on_fact(HeadHeard(at_s=now_s, fragment=p, version=version, cause_id=head_id(p, version)))
             except (BusError, BrokerUnavailable, PeerMisbehaved) as error:

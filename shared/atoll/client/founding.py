@@ -21,24 +21,23 @@ from atoll.run.heads import head_info
 from atoll.run.record import check_run
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Head, RunRecord, decode, encode
-from atoll.wire.subjects import Subjects
 
 
-async def found_or_join(bus: Bus, subjects: Subjects, offer: RunRecord) -> tuple[RunRecord, bool]:
+async def found_or_join(bus: Bus, offer: RunRecord) -> tuple[RunRecord, bool]:
     """Write `offer` as the run record, or return the existing one; the flag says whether we are the founder.
 
     Raises:
         LayoutMismatch: the run exists with another model or other data.
     """
     try:
-        await bus.put_record(subjects.run_record, encode(offer), expected=0, info={"run": offer.run})
+        await bus.put_record(offer.subjects.run_record, encode(offer), expected=0, info={"run": offer.run})
     except RecordConflict:
-        return await check_run(bus, subjects, offer.layout, offer.data), False
+        return await check_run(bus, offer.subjects, offer.layout, offer.data), False
     return offer, True
 
 
 async def publish_origin(
-    bus: Bus, subjects: Subjects, run: RunRecord, values: Mapping[int, Vector], identity: Identity | None = None
+    bus: Bus, run: RunRecord, values: Mapping[int, Vector], identity: Identity | None = None
 ) -> None:
     """Make version 0 of every fragment visible, wherever no head exists yet.
 
@@ -55,7 +54,7 @@ async def publish_origin(
     for fragment in values:
         reconnects = bus.stats.reconnects
         nonce, vector = identity.nonce(4), await asyncio.to_thread(values.__getitem__, fragment)
-        keyframe = await bus.put_blob(subjects.global_stem(fragment, 0, nonce), Upload(keyframe_of(vector)))
+        keyframe = await bus.put_blob(run.subjects.global_stem(fragment, 0, nonce), Upload(keyframe_of(vector)))
         bus.stats.frame_bytes_up += keyframe.size_bytes
         head = Head(
             fragment=fragment,
@@ -69,18 +68,18 @@ async def publish_origin(
         )
         try:
             await bus.put_record(
-                subjects.head(fragment), encode(head), expected=0, info=head_info(head), reconnects=reconnects
+                run.subjects.head(fragment), encode(head), expected=0, info=head_info(head), reconnects=reconnects
             )
         except RecordConflict:
-            await _disown(bus, subjects, fragment, keyframe)
+            await _disown(bus, run, fragment, keyframe)
 
 
-async def _disown(bus: Bus, subjects: Subjects, fragment: int, keyframe: BlobRef) -> None:
+async def _disown(bus: Bus, run: RunRecord, fragment: int, keyframe: BlobRef) -> None:
     """Remove our keyframe if another founder's head replaced it, unless that head names it after all.
 
     The answer to our write may have been lost, and a shard's fence may already have updated that head.
     """
-    record = await bus.get_record(subjects.head(fragment))
+    record = await bus.get_record(run.subjects.head(fragment))
     head = None if record is None else decode(Head, record.data)
     if head is not None and keyframe not in (head.keyframe, *head.superseded):
         await bus.purge(f"{keyframe.stem}.*")

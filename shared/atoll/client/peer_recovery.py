@@ -73,7 +73,7 @@ class StateLender:
         self._member = member
         self._standing = standing
         self._identity = identity
-        self._subjects = Subjects(run.run)
+        self._subjects = run.subjects
         self._lock = threading.Lock()
         self._able = False
         self._busy = False
@@ -180,7 +180,7 @@ async def borrow(bus: Bus, run: RunRecord, learner: str, bytes_max: int, within_
             if shared is None or shared.blob is None or shared.learner != peer:
                 log.warning("state.not_borrowed", peer=peer, reason="offered, and then not shared")
                 return None
-            return await _read(bus, Subjects(run.run), shared, shared.blob, bytes_max)
+            return await _read(bus, run.subjects, shared, shared.blob, bytes_max)
     except TimeoutError:
         log.warning("state.not_borrowed", reason=f"not within {within_s:g} s")
     except AtollError as error:
@@ -189,7 +189,7 @@ async def borrow(bus: Bus, run: RunRecord, learner: str, bytes_max: int, within_
 
 
 async def _asked(bus: Bus, run: RunRecord, whom: str, question: Control, timeout_s: float) -> StateOffer | None:
-    answer = await bus.ask(Subjects(run.run).control(whom), encode(question), timeout_s=timeout_s)
+    answer = await bus.ask(run.subjects.control(whom), encode(question), timeout_s=timeout_s)
     if answer is None:
         return None
     offer = decode(StateOffer, answer)

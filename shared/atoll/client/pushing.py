@@ -30,7 +30,6 @@ from atoll.codec import Encoded, FrameEncoder, Framing, MeasuredFrame, Read
 from atoll.protocol.events import Push
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Contribution, Member, RunRecord, encode
-from atoll.wire.subjects import Subjects
 
 PUSH_PATIENCE_S = 60.0
 AWAY_OR_REFUSED = (BusError, BrokerUnavailable, StorageFull)
@@ -45,7 +44,7 @@ class Pusher:
         self._run = run
         self._member = member
         self._clock = clock
-        self._subjects = Subjects(run.run)
+        self._subjects = run.subjects
         self._residues: dict[int, Any] = {}
 
     async def push(

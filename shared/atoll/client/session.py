@@ -35,7 +35,6 @@ from atoll.protocol.island import Island
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
 from atoll.run.record import is_over
 from atoll.wire.messages import Beat, Member, RunRecord, encode, event
-from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 
 log = get(__name__)
@@ -93,16 +92,16 @@ class Session:
         """Claim the id, found or join the run, and return the run's frames, ready to adopt."""
         self.bus = await self._opener()
         self._opened = True
-        subjects = Subjects(self._request.record.run)
-        self.member = await claim(self.bus, subjects, self._request.learner, self._clock, self._identity)
-        self.run, self._founder = await found_or_join(self.bus, subjects, self._request.record)
+        offer = self._request.record
+        self.member = await claim(self.bus, offer.subjects, self._request.learner, self._clock, self._identity)
+        self.run, self._founder = await found_or_join(self.bus, offer)
         if self._founder:
-            await publish_origin(self.bus, subjects, self.run, self._request.origin, self._identity)
-        heads = await wait_for_heads(self.bus, subjects, self.run, self._clock)
+            await publish_origin(self.bus, self.run, self._request.origin, self._identity)
+        heads = await wait_for_heads(self.bus, self.run, self._clock)
         if heads is None:
             log.warning("run.founder_lost", founder=self.run.founder)
-            await publish_origin(self.bus, subjects, self.run, self._request.origin, self._identity)
-            heads = await wait_for_heads(self.bus, subjects, self.run, self._clock)
+            await publish_origin(self.bus, self.run, self._request.origin, self._identity)
+            heads = await wait_for_heads(self.bus, self.run, self._clock)
         if heads is None:
             raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")
         self._request = replace(self._request, origin={})  # its arrays may be freed
@@ -118,7 +117,7 @@ class Session:
         self.driver.run_tokens = max(head.tokens_merged for head in heads.values())
         self.leases = DataLeases(
             self.bus,
-            subjects,
+            self.run.subjects,
             self.member,
             max(1, self._request.data_blocks),
             lease_s=data_lease_s(self.run.protocol.lease_s),
@@ -145,7 +144,7 @@ class Session:
             versions_max=versions,
             took_s=round(took_s, 3),
         )
-        if await is_over(self.bus, Subjects(self.run.run), self.run):
+        if await is_over(self.bus, self.run):
             self.driver.drain_wanted = True
             log.info("run.over", run=self.run.run, tokens_target=self.run.protocol.tokens_target)
         log.info("learner.joined", incarnation=self.member.incarnation, founder=self._founder, took_s=round(took_s, 3))
@@ -155,9 +154,7 @@ class Session:
         who = self.member.learner
         line = event(kind, who, self._clock.wall(), **fields)
         msg_id = f"{kind}-{who}-{self.member.incarnation}-{self._clock.monotonic():.6f}"
-        await self.bus.publish(
-            Subjects(self.run.run).event(kind, who), encode(line), msg_id=msg_id, info={"kind": kind}
-        )
+        await self.bus.publish(self.run.subjects.event(kind, who), encode(line), msg_id=msg_id, info={"kind": kind})
 
     async def drain(self, within_s: float) -> None:
         """Make everything durable and say goodbye; raise `TimeoutError` when that takes longer than `within_s`."""
@@ -169,7 +166,7 @@ class Session:
             await self.driver.left.wait()
             self._state = "left"
             machine = self.driver.machine
-            subjects = Subjects(self.run.run)
+            subjects = self.run.subjects
             farewell = encode(await self._beat())
             for shard in range(self.run.protocol.shards):
                 msg_id = f"bye-{self.member.nonce}-{shard}"
@@ -184,7 +181,7 @@ class Session:
     async def _say_draining(self) -> None:
         """Tell the shards, before the last pushes arrive, that we are leaving: their rounds then wait for us."""
         try:
-            await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(await self._beat()))
+            await self.bus.tell(self.run.subjects.beat(self.member.learner), encode(await self._beat()))
         except (BusError, BrokerUnavailable) as error:
             log.warning("beat.failed", reason=str(error))
 
@@ -204,7 +201,7 @@ class Session:
             driver.pace_changed.clear()
             pause_s = driver.heartbeats.told(beat.step_s)
             try:
-                await self.bus.tell(Subjects(self.run.run).beat(self.member.learner), encode(beat))
+                await self.bus.tell(self.run.subjects.beat(self.member.learner), encode(beat))
                 show_life(self._request.health_file)
             except (BusError, BrokerUnavailable) as error:
                 log.warning("beat.failed", reason=str(error))

@@ -48,7 +48,7 @@ async def check_kept(bus: Bus, run: str, versions: int) -> None:
     if found is None:
         raise _lost("no run record")
     record = decode(RunRecord, found.data)
-    heads = await read_heads(bus, Subjects(run), record.layout)
+    heads = await read_heads(bus, record)
     missing = [p for p in range(len(record.layout.fragments)) if p not in heads]
     if missing:
         raise _lost(f"no head of fragment {missing[0]}")

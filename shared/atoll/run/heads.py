@@ -14,10 +14,8 @@ from atoll.base.clock import Clock
 from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, Record
-from atoll.model.layout import Layout
 from atoll.run.delta_chain import read_values
 from atoll.wire.messages import Head, RunRecord, decode
-from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 
@@ -35,11 +33,11 @@ class GlobalFragment:
     values: Vector
 
 
-async def wait_for_heads(bus: Bus, subjects: Subjects, run: RunRecord, clock: Clock) -> dict[int, Head] | None:
+async def wait_for_heads(bus: Bus, run: RunRecord, clock: Clock) -> dict[int, Head] | None:
     """Return the heads of all fragments, or None if they stay incomplete for the founder's patience."""
     deadline_s = clock.monotonic() + FOUNDER_PATIENCE_S
     while True:
-        heads = await read_heads(bus, subjects, run.layout)
+        heads = await read_heads(bus, run)
         if len(heads) == len(run.layout.fragments):
             return heads
         if clock.monotonic() > deadline_s:
@@ -47,12 +45,12 @@ async def wait_for_heads(bus: Bus, subjects: Subjects, run: RunRecord, clock: Cl
         await asyncio.sleep(POLL_S)
 
 
-async def read_heads(bus: Bus, subjects: Subjects, layout: Layout) -> dict[int, Head]:
-    """Return the newest head of every fragment that has one; records that fit no fragment of `layout` are skipped."""
+async def read_heads(bus: Bus, run: RunRecord) -> dict[int, Head]:
+    """Return the newest head of every fragment that has one; records that do not fit the run's layout are skipped."""
     heads: dict[int, Head] = {}
-    for record in await bus.get_records(subjects.head("*")):
+    for record in await bus.get_records(run.subjects.head("*")):
         try:
-            head = _head_in(record, subjects, layout)
+            head = _head_in(record, run)
         except PeerMisbehaved as error:
             log.warning("head.refused", subject=record.subject, reason=str(error))
         else:
@@ -60,15 +58,15 @@ async def read_heads(bus: Bus, subjects: Subjects, layout: Layout) -> dict[int, 
     return heads
 
 
-async def read_head(bus: Bus, subjects: Subjects, layout: Layout, fragment: int) -> Head | None:
-    """Return a fragment's newest head from the stream's leader; raise `PeerMisbehaved` if it does not fit `layout`."""
-    record = await bus.get_record(subjects.head(fragment))
-    return None if record is None else _head_in(record, subjects, layout)
+async def read_head(bus: Bus, run: RunRecord, fragment: int) -> Head | None:
+    """Return a fragment's newest head from the stream's leader; raise `PeerMisbehaved` if it does not fit the run."""
+    record = await bus.get_record(run.subjects.head(fragment))
+    return None if record is None else _head_in(record, run)
 
 
 async def fetch_newest(bus: Bus, run: RunRecord, held: GlobalFragment) -> GlobalFragment:
     """Return the newest visible version of the fragment of `held`; raises as `read_head` and `fetch_frame` do."""
-    head = await read_head(bus, Subjects(run.run), run.layout, held.fragment)
+    head = await read_head(bus, run, held.fragment)
     if head is None:
         raise BlobGone("the head is gone", got=held.fragment)
     return await fetch_frame(bus, run, head, held)
@@ -87,7 +85,7 @@ async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment
         try:
             values = await read_values(bus, run, head, known)
         except (BlobGone, BlobCorrupt):
-            newer = await read_head(bus, Subjects(run.run), run.layout, head.fragment)
+            newer = await read_head(bus, run, head.fragment)
             if newer is None:
                 break
             head = newer
@@ -99,13 +97,13 @@ async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment
     )
 
 
-def _head_in(record: Record, subjects: Subjects, layout: Layout) -> Head:
-    """Return the head in a record; it must belong to the record's subject and to this layout."""
+def _head_in(record: Record, run: RunRecord) -> Head:
+    """Return the head in a record; it must belong to the record's subject and to the run's layout."""
     head = decode(Head, record.data)
-    if record.subject != subjects.head(head.fragment) or head.fragment >= len(layout.fragments):
+    if record.subject != run.subjects.head(head.fragment) or head.fragment >= len(run.layout.fragments):
         raise PeerMisbehaved("a head of another fragment", got=f"fragment {head.fragment} in {record.subject}")
-    if head.layout != layout.fingerprint:
-        raise PeerMisbehaved("a head of another layout", got=head.layout, allowed=layout.fingerprint)
+    if head.layout != run.layout.fingerprint:
+        raise PeerMisbehaved("a head of another layout", got=head.layout, allowed=run.layout.fingerprint)
     return head
 
 

@@ -20,7 +20,6 @@ from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, thawed
 from atoll.protocol.ledger import Account, Ledger, continued
 from atoll.run.heads import read_heads
 from atoll.wire.messages import Event, Lease, Member, Rebuilt, RunRecord, decode
-from atoll.wire.subjects import Subjects
 
 READ_ATTEMPTS = 8
 
@@ -50,9 +49,9 @@ class IncarnationAccount:
 
 async def read_lives(bus: Bus, run: RunRecord) -> list[IncarnationAccount]:
     """Return every incarnation of the run with its account, in order of names."""
-    subjects = Subjects(run.run)
     ledger = await read_ledger(bus, run)
-    newest = {member.learner: member for member in await _members(bus, subjects)}
+    members = [decode(Member, record.data) for record in await bus.get_records(run.subjects.member("*"))]
+    newest = {member.learner: member for member in members}
     lives = []
     for name, account in sorted(ledger.accounts.items()):
         learner, _, incarnation = name.rpartition("/")
@@ -65,11 +64,10 @@ async def read_lives(bus: Bus, run: RunRecord) -> list[IncarnationAccount]:
 
 async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
     """Return the sum of all fragment ledgers and the newest reports of all learners."""
-    subjects = Subjects(run.run)
     for _ in range(READ_ATTEMPTS):
         ledger = Ledger()
         try:
-            for head in (await read_heads(bus, subjects, run.layout)).values():
+            for head in (await read_heads(bus, run)).values():
                 if head.fragment_ledger is not None:
                     thawed(await bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)).enter_into(ledger)
         except BlobGone:
@@ -79,7 +77,7 @@ async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
     else:
         raise BrokerUnavailable("the ledgers change faster than they can be read", todo="ask again")
     for shard in range(run.protocol.shards):
-        record = await bus.get_record(subjects.lease(shard))
+        record = await bus.get_record(run.subjects.lease(shard))
         lease = None if record is None else decode(Lease, record.data)
         if lease is not None and lease.ledger is not None:
             ledger.learn(lease.ledger)
@@ -103,10 +101,6 @@ def closing_ledger(events: Iterable[Event]) -> Ledger:
     return whole
 
 
-async def _members(bus: Bus, subjects: Subjects) -> list[Member]:
-    return [decode(Member, record.data) for record in await bus.get_records(subjects.member("*"))]
-
-
 def total(lives: list[IncarnationAccount], fragments: int) -> dict[str, int]:
     """Return the run's token-fragments by fate."""
     sums: dict[str, int] = {}
@@ -118,7 +112,7 @@ def total(lives: list[IncarnationAccount], fragments: int) -> dict[str, int]:
 
 async def read_data(bus: Bus, run: RunRecord) -> DataLedger | None:
     """Return the ledger of data leases, or None for a run whose learners bring their own data."""
-    record = await bus.get_record(Subjects(run.run).data)
+    record = await bus.get_record(run.subjects.data)
     return None if record is None else decode(DataLedger, record.data)
 
 

@@ -24,7 +24,6 @@ from atoll.merge.outer import State
 from atoll.model.layout import Layout
 from atoll.run.heads import fetch_frame, read_head, read_heads
 from atoll.wire.messages import Head, RunRecord
-from atoll.wire.subjects import Subjects
 
 READ_ATTEMPTS = 8
 
@@ -45,14 +44,11 @@ async def read_merged(bus: Bus, run: RunRecord) -> MergedModel:
     Raises:
         BlobGone: a fragment moved on faster than it could be read, several times.
     """
-    subjects = Subjects(run.run)
-    heads = await read_heads(bus, subjects, run.layout)
+    heads = await read_heads(bus, run)
     values = {p: (await fetch_frame(bus, run, head)).values for p, head in sorted(heads.items())}
     average = None
     if run.protocol.average_versions:
-        kept = {
-            p: await _fetch_average(bus, subjects, run.layout, head, values[p]) for p, head in sorted(heads.items())
-        }
+        kept = {p: await _fetch_average(bus, run, head, values[p]) for p, head in sorted(heads.items())}
         average = _assembled(run.layout, kept)
     versions = [head.version for head in heads.values()]
     return MergedModel(_assembled(run.layout, values), min(versions), max(versions), average)
@@ -71,7 +67,7 @@ def _assembled(layout: Layout, values: Mapping[int, Vector]) -> dict[str, Any]:
     return {t.name: jnp.array(tensors[t.name], dtype=t.dtype) for t in layout.tensors}
 
 
-async def _fetch_average(bus: Bus, subjects: Subjects, layout: Layout, head: Head, values: Vector) -> Vector:
+async def _fetch_average(bus: Bus, run: RunRecord, head: Head, values: Vector) -> Vector:
     """Return the average that `head` or a newer one names; for version 0 its values are the average."""
     ref = head.state
     for _ in range(READ_ATTEMPTS):
@@ -80,7 +76,7 @@ async def _fetch_average(bus: Bus, subjects: Subjects, layout: Layout, head: Hea
         try:
             packed = await bus.get_blob(ref, state_bytes_max(values.size))
         except (BlobGone, BlobCorrupt):
-            newer = await read_head(bus, subjects, layout, head.fragment)
+            newer = await read_head(bus, run, head.fragment)
             ref = newer.state if newer is not None else None
         else:
             return _average_in(await asyncio.to_thread(unpack_arrays, packed, len(packed)), values, ref.stem)

@@ -53,13 +53,13 @@ async def check_run(bus: Bus, subjects: Subjects, layout: Layout, data: str) -> 
     return run
 
 
-async def is_over(bus: Bus, subjects: Subjects, run: RunRecord) -> bool:
+async def is_over(bus: Bus, run: RunRecord) -> bool:
     """Return whether every shard has closed its ledger at the run's token target: no shard hears a learner then."""
     target = run.protocol.tokens_target
     if not target:
         return False
     for shard in range(run.protocol.shards):
-        record = await bus.get_record(subjects.lease(shard))
+        record = await bus.get_record(run.subjects.lease(shard))
         lease = None if record is None else decode(Lease, record.data)
         if lease is None or not lease.closed or lease.ledger is None or lease.ledger.known_tokens < target:
             return False

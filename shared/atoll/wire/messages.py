@@ -11,6 +11,7 @@ arXiv 2604.21428: c_tokens, c_steps).
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from atoll.model.layout import Layout
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import BlobRef
+from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import NOTHING, LinkTraffic
 
 SCHEMA: Final = 1
@@ -53,7 +55,7 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
     rebuilt_at_s: float
 
 
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The record that makes a run: its founder, or the process that rebuilds it, writes it; every joiner reads it.
 
     `nonce` tells foundings of one run id apart: messages of another founding are refused.
@@ -70,6 +72,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     rebuilt: Rebuilt | None = None
     schema: int = SCHEMA
+
+    @cached_property
+    def subjects(self) -> Subjects:
+        """Return the subjects of the run."""
+        return Subjects(self.run)
 
 
 class Included(msgspec.Struct, frozen=True):
