@@ -10,10 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from atoll.base.errors import BrokerUnavailable
+from atoll.bus.server import EmbeddedBroker
 from atoll.cli.main import build
+from atoll.run.folder import RunFile
 from support.command_line import atoll
 from support.links import GreetingServer
 
@@ -150,6 +153,26 @@ def test_a_busy_port_gets_exit_code_3(tmp_path: Path) -> None:
 
     assert done.returncode == 3, done.stderr
     assert str(port) in done.stderr
+
+
+def test_a_folder_of_a_run_without_its_broker_is_told_apart_from_a_run_that_goes_on(tmp_path: Path) -> None:
+    """A store that is gone is no new store, and a store in use has an address once its broker answers."""
+    record = RunFile(run="r", learners=1, settings={}, broker="embedded")
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(record))
+    gone = atoll("why", "--out", str(tmp_path))
+    assert gone.returncode == 2, gone.stderr
+    assert "the broker's store of this run is gone" in gone.stderr
+    assert not (tmp_path / "nats").exists()
+
+    with EmbeddedBroker(tmp_path / "nats") as broker:
+        silent = atoll("why", "--out", str(tmp_path))
+        (tmp_path / "nats" / "url").write_text(broker.url, encoding="utf-8")
+        answered = atoll("why", "--out", str(tmp_path))
+
+    assert silent.returncode == 3, silent.stderr
+    assert "another broker uses this directory" in silent.stderr
+    assert answered.returncode == 3, answered.stderr
+    assert "the broker has no streams of this run" in answered.stderr
 
 
 def test_config_says_where_each_value_comes_from() -> None:

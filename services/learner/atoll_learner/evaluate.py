@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, SettingsError
+from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved
 from atoll.base.health import live
 from atoll.base.logs import configure, get
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
+from atoll.cli.reading import opened
 from atoll.protocol.ledger import Ledger
 from atoll.run.heads import read_heads
 from atoll.run.merged_model import MergedModel, read_merged
-from atoll.run.record import read_run
+from atoll.run.record import founded_run, read_run
 from atoll.settings import Settings, bus_options
 from atoll.wire.messages import Beat, RunRecord, decode, encode, event
 from atoll.wire.subjects import Subjects
@@ -149,16 +150,9 @@ def export_run(settings: Settings, out: Path) -> None:
 
 
 async def _read_now(settings: Settings) -> tuple[RunRecord, MergedModel]:
-    bus = await open_bus(settings.broker.url, settings.run, name="export", options=bus_options(settings))
-    try:
-        run = await read_run(bus, Subjects(settings.run))
-        if run is None:
-            raise SettingsError(
-                "nobody has founded this run", got=settings.run, todo="check --set run=… and the broker"
-            )
+    async with opened(settings, "export") as bus:
+        run = await founded_run(bus, settings.run)
         return run, await read_merged(bus, run)
-    finally:
-        await bus.close()
 
 
 def write_out(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel) -> None:

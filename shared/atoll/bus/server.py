@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import IO, NoReturn, Self
 
 from atoll.base.atomic_files import hold
-from atoll.base.errors import BrokerUnavailable, EnvironmentFault, PortBusy, StorageFull
+from atoll.base.errors import BrokerUnavailable, EnvironmentFault, PortBusy, StorageFull, StoreInUse
 from atoll.bus.nats.provision import VERSION_MIN
 
 READY_S = 15.0
@@ -130,8 +130,8 @@ class EmbeddedBroker:
     def start(self) -> Self:
         """Start the server and return once it answers.
 
-        Raises `PortBusy`, `StorageFull`, `EnvironmentFault` (store not usable) or `BrokerUnavailable` (no server, or it
-        died or stayed silent; the message quotes the end of its log).
+        Raises `PortBusy`, `StorageFull`, `StoreInUse`, `EnvironmentFault` (store not usable) or `BrokerUnavailable` (no
+        server, or it died or stayed silent; the message quotes the end of its log).
         """
         if self.pid:
             return self
@@ -180,7 +180,7 @@ class EmbeddedBroker:
             return
         self._lock = hold(self.store_dir / "lock")
         if self._lock is None:
-            raise EnvironmentFault(
+            raise StoreInUse(
                 "another broker uses this directory", got=self.store_dir, todo="stop it or choose another directory"
             )
 

@@ -46,15 +46,11 @@ def fates(
 
 
 async def _print(settings: Settings, *, as_json: bool) -> None:
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
     from atoll.run import ledger  # noqa: PLC0415
-    from atoll.run.record import read_run  # noqa: PLC0415
-    from atoll.wire.subjects import Subjects  # noqa: PLC0415
+    from atoll.run.record import founded_run  # noqa: PLC0415
 
     async with opened(settings, "fates") as bus:
-        record = await read_run(bus, Subjects(settings.run))
-        if record is None:
-            raise SettingsError("nobody has founded this run", got=settings.run, todo="check --run and --broker")
+        record = await founded_run(bus, settings.run)
         lives = await ledger.read_lives(bus, record)
         data = await ledger.read_data(bus, record)
     fragments = len(record.layout.fragments)

@@ -55,7 +55,7 @@ def settings_of(
 @contextmanager
 def _broker_of(out: Path, broker: str) -> Iterator[str]:
     """Yield the address of a run's broker, which is `embedded` or an address."""
-    from atoll.base.errors import EnvironmentFault, SettingsError  # noqa: PLC0415
+    from atoll.base.errors import SettingsError, StoreInUse  # noqa: PLC0415
     from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
 
     if broker != "embedded":
@@ -65,12 +65,21 @@ def _broker_of(out: Path, broker: str) -> Iterator[str]:
             )
         yield broker
         return
-    here = EmbeddedBroker(out / "nats")
+    store = out / "nats"
+    if not store.is_dir():
+        raise SettingsError(
+            "the broker's store of this run is gone", got=store, todo="restore it, or look at report.html"
+        )
+    here = EmbeddedBroker(store)
     try:
         here.start()
-    except EnvironmentFault:
-        # The store is in use: the run goes on, and its own broker answers.
-        yield (out / "nats" / "url").read_text(encoding="utf-8")
+    except StoreInUse as error:
+        # The run goes on, and its own broker answers; it writes its address when it does.
+        try:
+            url = (store / "url").read_text(encoding="utf-8")
+        except OSError:
+            raise error from None
+        yield url
         return
     try:
         yield here.url

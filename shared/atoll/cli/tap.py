@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
+from atoll.cli.reading import opened
 
 if TYPE_CHECKING:
     from atoll.bus.interface import CoreMessage, Subscription
@@ -48,19 +49,15 @@ def tap(  # noqa: PLR0913  (one option each)
 
 
 async def _follow(settings: Settings, tail: str, count: int | None, seconds: float | None) -> None:
-    from atoll.bus.open import open_bus  # noqa: PLC0415
     from atoll.run.record import read_run  # noqa: PLC0415
     from atoll.wire.subjects import Subjects  # noqa: PLC0415
 
     subjects = Subjects(settings.run)
-    bus = await open_bus(settings.broker.url, settings.run, name="tap", provision=False)
-    try:
+    async with opened(settings, "tap") as bus:
         feed = await bus.listen(subjects.tap(tail), len_max=FEED_LEN_MAX)
         if await read_run(bus, subjects) is None:
             print(f"atoll: nobody has founded run {settings.run!r} here yet; waiting", file=sys.stderr)  # noqa: T201
         await print_taps(feed, subjects.tap(""), count=count, seconds=seconds)
-    finally:
-        await bus.close()
 
 
 async def print_taps(feed: Subscription, prefix: str, *, count: int | None, seconds: float | None) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
+from atoll.cli.reading import opened
 
 if TYPE_CHECKING:
     from atoll.protocol.settings import ProtocolSettings
@@ -55,37 +56,28 @@ def _beat_s(protocol: ProtocolSettings) -> float:
 
 async def _show(settings: Settings, *, once: bool) -> None:
     from atoll.base.clock import SystemClock  # noqa: PLC0415
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.bus.open import open_bus  # noqa: PLC0415
     from atoll.local.console import ConsolePicture, draw_once, make_face  # noqa: PLC0415
-    from atoll.run.record import read_run  # noqa: PLC0415
+    from atoll.run.record import founded_run  # noqa: PLC0415
     from atoll.run.view import RunView  # noqa: PLC0415
     from atoll.run.watch import Watch  # noqa: PLC0415
-    from atoll.settings import bus_options  # noqa: PLC0415
-    from atoll.wire.subjects import Subjects  # noqa: PLC0415
 
     clock, view = SystemClock(), RunView()
-    bus = await open_bus(settings.broker.url, settings.run, name="top", provision=False, options=bus_options(settings))
-    face, began_s = make_face(clock), clock.monotonic()
-    following: asyncio.Task[None] | None = None
-    try:
-        record = await read_run(bus, Subjects(settings.run))
-        if record is None:
-            raise SettingsError("nobody has founded this run", got=settings.run, todo="check --run and --broker")
+    async with opened(settings, "top") as bus:
+        record = await founded_run(bus, settings.run)
         watch = Watch(bus, settings.run, view, clock)
+        face, began_s = make_face(clock), clock.monotonic()
         following = asyncio.create_task(watch.follow())
-        await watch.catch_up()
-        await asyncio.sleep(BEATS_HEARD * _beat_s(record.protocol) if once else SHOW_S)
-        while not following.done():
-            picture = ConsolePicture(view, settings.run, record.protocol, began_s, clock.monotonic())
-            if once:
-                draw_once(picture)
-                return
-            face.show(picture)
-            await asyncio.sleep(SHOW_S)
-        following.result()
-    finally:
-        face.rest()
-        if following is not None:
+        try:
+            await watch.catch_up()
+            await asyncio.sleep(BEATS_HEARD * _beat_s(record.protocol) if once else SHOW_S)
+            while not following.done():
+                picture = ConsolePicture(view, settings.run, record.protocol, began_s, clock.monotonic())
+                if once:
+                    draw_once(picture)
+                    return
+                face.show(picture)
+                await asyncio.sleep(SHOW_S)
+            following.result()
+        finally:
+            face.rest()
             following.cancel()
-        await bus.close()

@@ -49,16 +49,13 @@ def why(  # noqa: PLR0913  (one option each)
 
 
 async def _read(settings: Settings) -> RoundHistory:
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.run.record import read_run  # noqa: PLC0415
+    from atoll.run.record import founded_run  # noqa: PLC0415
     from atoll.run.round_history import RoundHistory  # noqa: PLC0415
-    from atoll.wire.subjects import Subjects  # noqa: PLC0415
 
-    subjects, history = Subjects(settings.run), RoundHistory()
+    history = RoundHistory()
     async with opened(settings, "why") as bus:
-        if await read_run(bus, subjects) is None:
-            raise SettingsError("nobody has founded this run", got=settings.run, todo="check --run and --broker")
-        await history.read(bus, subjects)
+        record = await founded_run(bus, settings.run)
+        await history.read(bus, record.subjects)
     return history
 
 

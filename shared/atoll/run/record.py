@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.base.errors import BrokerUnavailable, LayoutMismatch, RunReplaced
+from atoll.base.errors import BrokerUnavailable, LayoutMismatch, RunReplaced, SettingsError
 from atoll.bus.interface import Bus
 from atoll.model.layout import Layout, first_difference
 from atoll.wire.messages import Lease, RunRecord, decode
@@ -13,6 +13,14 @@ async def read_run(bus: Bus, subjects: Subjects) -> RunRecord | None:
     """Return the run record, or None if the run is not founded yet."""
     record = await bus.get_record(subjects.run_record)
     return None if record is None else decode(RunRecord, record.data)
+
+
+async def founded_run(bus: Bus, run: str) -> RunRecord:
+    """Return the record of the run that a person has named; raise `SettingsError` if it is not founded."""
+    record = await read_run(bus, Subjects(run))
+    if record is None:
+        raise SettingsError("nobody has founded this run", got=run, todo="check --run and --broker")
+    return record
 
 
 async def the_run(bus: Bus, subjects: Subjects) -> RunRecord:
