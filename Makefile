@@ -161,7 +161,7 @@ bench-fidelity: $(READY)  ## run one scenario by real processes and by the simul
 bench-simulator: $(READY)  ## measure how fast simulated learners step, beside a bare loop of the same steps
 	$(BENCH) -m benchmarks.fleet.simulator $(BENCH_FLAGS)
 
-chaos: $(READY)  ## kill and freeze everything at random, and read from the tape what it cost
+chaos: $(READY)  ## kill and freeze everything at random, and read from the event log what it cost
 	$(BENCH) -m benchmarks.faults.chaos $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(GAUNTLET),--gauntlet $(GAUNTLET)) $(if $(ONLY),--only $(ONLY))
 
 dst: $(READY)  ## play simulated schedules of faults on all cores until one fails, the time is up or enough are played

@@ -7,11 +7,14 @@ same seed, where it shows (`tests/schedules/mutants.py`); every one must be caug
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
+import time
 
 from benchmarks.lib.results import Figure, write
 from schedules import campaign
+from schedules.long_campaign import begun
 from schedules.mutants import MUTANTS, hunt
 
 SCHEDULES_MAX = 400
@@ -25,8 +28,10 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, help="play so many, however long it takes")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    minutes = None if chosen.schedules else SHARE_PLAYED * chosen.minutes
-    figures = campaign.figures_of(campaign.played(chosen.seed, chosen.schedules, minutes, os.cpu_count() or 1))
+    done, until_s = begun(chosen.seed), time.monotonic() + 60.0 * SHARE_PLAYED * chosen.minutes
+    schedules, until_s = (chosen.schedules, math.inf) if chosen.schedules else (sys.maxsize, until_s)
+    campaign.play_part(done, schedules, until_s, os.cpu_count() or 1)
+    figures = campaign.figures_of(done)
     for name in MUTANTS:
         caught = hunt(name, chosen.seed, SCHEDULES_MAX)
         how = f"{caught.took_s:.1f} s of a core; {caught.kind}: {caught.what}" if caught.what else "never"

@@ -1,8 +1,9 @@
 """A name for the sources that a measurement rests on: equal names, equal code on the way from the verb to the figure.
 
-Hours of training should not be repeated because an unrelated module changed. So the name is a digest of those modules of
-`shared/`, `services/` and `benchmarks/` that the given packages import, directly or through others, wherever in a module the
-import stands, and of `uv.lock`. What is found by entry points or by a name in the settings is not followed.
+Hours of work should not be repeated because an unrelated module changed. So the name is a digest of those modules of
+`shared/`, `services/`, `benchmarks/`, `tests/schedules` and `tests/support` that the given packages import, directly or
+through others, wherever in a module the import stands, and of `uv.lock`. What is found by entry points or by a name in the
+settings is not followed.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ def closure(packages: Iterable[str], root: Path = ROOT) -> dict[str, Path]:
 def modules(root: Path = ROOT) -> dict[str, Path]:
     """Return our modules and packages by dotted name."""
     found = {}
-    benchmarks = root / "benchmarks"
-    for top in (root / "shared", *sorted((root / "services").glob("*")), root):
-        for path in sorted((benchmarks if top == root else top).rglob("*.py")):
+    tops = [(top, top) for top in (root / "shared", *sorted((root / "services").glob("*")))]
+    tops += [
+        (root, root / "benchmarks"),
+        *((root / "tests", root / "tests" / part) for part in ("schedules", "support")),
+    ]
+    for top, folder in tops:
+        for path in sorted(folder.rglob("*.py")):
             parts = path.relative_to(top).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found

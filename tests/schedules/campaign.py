@@ -2,7 +2,7 @@
 
     --minutes M, --schedules N   how long, or how many (default: 200 schedules)
     --first S                    the first seed; the others follow it
-    --resume FILE                go on where the campaign in FILE ended, with this commit, and write down how far this one came
+    --resume FILE                go on where the campaign in FILE ended, with the same sources, and write down how far it came
     --results                    write the figures to `build/results/dst.json`
     --seed S [--only 3,7,12]     play this one schedule, or only some of its happenings, and print its whole log
     --mutants [NAME]             plant each known bug, or one, and show what it takes to catch it
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
+import math
 import os
 import subprocess
 import sys
@@ -22,14 +22,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
-from atoll.base.atomic_files import write_whole
 from benchmarks.lib.results import Figure, write
 from schedules.faults import KINDS
+from schedules.long_campaign import PART, Campaign, MixedSources, begun, resumed, save
 from schedules.minimise import minimised
 from schedules.mutants import MUTANTS, Caught, hunt
 from schedules.schedule import Outcome, draw, play
@@ -92,18 +90,6 @@ COVERED = (
 """What is counted: schedules in which nothing goes wrong would hold everything as well."""
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """What a campaign did: how many schedules, in how long, in how much time of a core, what happened, and a failure."""
-
-    first: int
-    schedules: int
-    took_s: float
-    core_s: float
-    tally: Counter[str]
-    failures: list[Outcome]
-
-
 def chunk(first: int, count: int) -> tuple[int, float, Counter[str], list[Outcome]]:
     """Play some schedules; return how many, the seconds of a core, what happened, and the failures."""
     tally, failures = Counter[str](), list[Outcome]()
@@ -118,22 +104,22 @@ def chunk(first: int, count: int) -> tuple[int, float, Counter[str], list[Outcom
     return count, time.process_time() - began_s, tally, failures
 
 
-def _chunks(first: int, schedules: int | None, until_s: float | None) -> Iterator[tuple[int, int]]:
+def _chunks(first: int, schedules: int, until_s: float) -> Iterator[tuple[int, int]]:
     """Yield seeds and counts until there are enough, or the time is up."""
     given = 0
-    while (schedules is None or given < schedules) and (until_s is None or time.monotonic() < until_s):
-        count = CHUNK if schedules is None else min(CHUNK, schedules - given)
+    while given < schedules and time.monotonic() < until_s:
+        count = min(CHUNK, schedules - given)
         yield first + given, count
         given += count
 
 
-def played(first: int, schedules: int | None, minutes: float | None, workers: int) -> Played:
-    """Play schedules on `workers` processes, and say now and then how far it has come.
+def play_part(done: Campaign, schedules: int, until_s: float, workers: int) -> list[Outcome]:
+    """Play the next schedules on `workers` processes, say now and then how far it has come, and return the failures.
 
     After a failure no chunk begins, and those that have begun are played to their end: every seed up to the last is played.
     """
     began_s = said_s = time.monotonic()
-    wanted = _chunks(first, schedules, None if minutes is None else began_s + 60.0 * minutes)
+    wanted = _chunks(done.next, schedules, until_s)
     total, core_s, tally, failures = 0, 0.0, Counter[str](), list[Outcome]()
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         under_way: set[Future[tuple[int, float, Counter[str], list[Outcome]]]] = set()
@@ -142,105 +128,61 @@ def played(first: int, schedules: int | None, minutes: float | None, workers: in
                 under_way.add(pool.submit(chunk, *next_one))
             if not under_way:
                 break
-            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-            for future in done:
+            ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            for future in ended:
                 count, used_s, happened, failed = future.result()
                 total, core_s = total + count, core_s + used_s
                 tally.update(happened)
                 failures += failed
             if time.monotonic() - said_s >= SAY_S:
                 said_s = time.monotonic()
-                say(progress(total, said_s - began_s, tally))
-    took_s = time.monotonic() - began_s
-    say(progress(total, took_s, tally))
-    return Played(first, total, took_s, core_s, tally, sorted(failures, key=lambda each: each.seed))
+                say(progress(done.schedules + total, total / (said_s - began_s), tally))
+    failures.sort(key=lambda each: each.seed)
+    done.add(total, core_s, tally, failures)
+    say(progress(done.schedules, total / max(time.monotonic() - began_s, 1e-9), tally))
+    return failures
 
 
 def campaign(chosen: argparse.Namespace) -> int:
     """Play schedules, print what was covered, and a failure if there is one; return the exit code."""
-    first = chosen.first
-    state = None if chosen.resume is None else resumed(chosen.resume, first)
-    if state is not None:
-        first = state["next"]
-        save(chosen.resume, state)  # a place that cannot be written to is found before hours of playing
-    schedules = chosen.schedules or (None if chosen.minutes else SCHEDULES)
-    done = played(first, schedules, chosen.minutes, chosen.workers)
-    say(covered(done.tally))
-    if state is not None:
-        keep(chosen.resume, state, done)
+    done = begun(chosen.first) if chosen.resume is None else resumed(chosen.resume, chosen.first)
+    until_s = time.monotonic() + 60.0 * chosen.minutes if chosen.minutes else math.inf
+    last = (
+        done.schedules + chosen.schedules
+        if chosen.schedules
+        else math.inf
+        if chosen.minutes
+        else done.schedules + SCHEDULES
+    )
+    failures: list[Outcome] = []
+    if chosen.resume is not None:
+        save(chosen.resume, done)  # a place that cannot be written to is found before hours of playing
+    while not failures and done.schedules < last and time.monotonic() < until_s:
+        failures = play_part(done, int(min(PART, last - done.schedules)), until_s, chosen.workers)
+        if chosen.resume is not None:
+            save(chosen.resume, done)
+    say(covered(Counter(done.tally)))
     if chosen.results:
-        write_results(done if state is None else whole(state, done.took_s))
-    if not done.failures:
-        say(f"schedules: all held in {done.schedules} (seeds {first} to {first + done.schedules - 1})")
-        return 0
-    for failure in done.failures[1:]:
+        write("dst", done.first, figures_of(done))
+    for failure in failures[1:]:
         say(f"{failure.kind} violated in seed {failure.seed} as well: {failure.what}")
-    say(told(done.failures[0]))
-    return EXIT[done.failures[0].kind]
+    say(told(failures[0]) if failures else f"schedules: all held (seeds up to {done.next - 1})")
+    failed = f"{len(done.failures)} failed" if done.failures else "none failed"
+    say(f"schedules: {done.schedules} of sources {done.sources} are played, from seed {done.first} on; {failed}")
+    return EXIT[failures[0].kind] if failures else 0
 
 
-# --- campaigns that go on -------------------------------------------------------------------------------------------------
+# --- what is said ---------------------------------------------------------------------------------------------------------
 
 
-class MixedCommits(Exception):
-    """The campaign in a file is of other sources, or the file is no campaign."""
-
-
-def resumed(path: Path, first: int) -> dict[str, Any]:
-    """Return the state of a campaign, a new one where there is none; raise `MixedCommits` for one of another commit."""
-    now = commit()
-    if not path.exists():
-        return {
-            "commit": now,
-            "first": first,
-            "next": first,
-            "schedules": 0,
-            "core_s": 0.0,
-            "tally": {},
-            "failures": [],
-        }
-    try:
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        state |= {"next": int(state["next"]), "schedules": int(state["schedules"]), "core_s": float(state["core_s"])}
-        state |= {"tally": dict(state["tally"]), "failures": list(state["failures"])}
-        known = str(state["commit"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MixedCommits(f"{path} holds no campaign ({error!r}): give another file, or remove it") from error
-    if known != now:
-        raise MixedCommits(f"{path} is of commit {known}, this is {now}: give another file, or remove it")
-    return state
-
-
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a campaign's state, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(state, indent=2) + "\n").encode())
-
-
-def keep(path: Path, state: dict[str, Any], done: Played) -> None:
-    """Write down how far a campaign has come; a schedule that failed is not played again."""
-    state["next"] = done.first + done.schedules
-    state["schedules"] += done.schedules
-    state["core_s"] += done.core_s
-    state["tally"] = dict(Counter(state["tally"]) + done.tally)
-    state["failures"] += [{"seed": each.seed, "kind": each.kind, "what": each.what} for each in done.failures]
-    save(path, state)
-    failed = len(state["failures"])
-    say(f"{state['schedules']} schedules of this commit are played, {failed} failed; the next is {state['next']}")
-
-
-def whole(state: dict[str, Any], took_s: float) -> Played:
-    """Return all that a campaign has played so far; the last session took `took_s`."""
-    failures = [Outcome(each["seed"], each["what"], each["kind"], Counter(), []) for each in state["failures"]]
-    return Played(state["first"], state["schedules"], took_s, state["core_s"], Counter(state["tally"]), failures)
-
-
-def figures_of(done: Played) -> list[Figure]:
+def figures_of(done: Campaign) -> list[Figure]:
     """Return what a campaign did, as figures."""
-    failed, last = len(done.failures), done.first + done.schedules - 1
-    how = "; ".join([f"seeds {done.first} to {last}", *(f"seed {each.seed}: {each.what}" for each in done.failures)])
+    failed = len(done.failures)
+    how = "; ".join(
+        [f"seeds {done.first} to {done.next - 1}", *(f"seed {each.seed}: {each.what}" for each in done.failures)]
+    )
     per_core = done.schedules / max(done.core_s, 1e-9)
-    covered_by = [Figure(name, done.tally[name], "", "", None, "over all schedules") for name in COVERED]
+    covered_by = [Figure(name, done.tally.get(name, 0), "", "", None, "over all schedules") for name in COVERED]
     return [
         Figure("schedules played", done.schedules, "schedules", "no violation", not failed, how),
         Figure("violations", failed, "", "0", not failed, how),
@@ -249,19 +191,10 @@ def figures_of(done: Played) -> list[Figure]:
     ]
 
 
-def write_results(done: Played) -> int:
-    """Write the figures of a campaign where every benchmark does."""
-    return write("dst", done.first, figures_of(done))
-
-
-# --- what is said ---------------------------------------------------------------------------------------------------------
-
-
-def progress(total: int, took_s: float, tally: Counter[str]) -> str:
+def progress(total: int, rate: float, tally: Counter[str]) -> str:
     """Return one line of progress."""
-    rate = total / max(took_s, 1e-9)
     return (
-        f"{total} schedules in {took_s:.0f} s: {rate:.1f} per s; "
+        f"{total} schedules, {rate:.1f} per s; "
         f"{tally['callbacks']} callbacks, {tally['commits']} commits, {tally['tenures']} tenures"
     )
 
@@ -355,7 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
         return mutants_table(chosen.first, chosen.schedules or MUTANTS_MAX, chosen.mutants)
     try:
         return campaign(chosen)
-    except MixedCommits as error:
+    except MixedSources as error:
         say(str(error))
         return 2
 

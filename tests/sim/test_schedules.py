@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from schedules import campaign, tuning
+from schedules import campaign, long_campaign, tuning
 from schedules.faults import KINDS, Happening, drawn
 from schedules.minimise import minimised
 from schedules.mutants import MUTANTS, hunt, planted
@@ -163,26 +163,43 @@ def test_a_process_that_crashes_does_not_tidy_up_and_one_that_freezes_goes_on() 
     assert "doomed 4 at 2.5" not in said
 
 
-def test_a_campaign_goes_on_and_refuses_another_commit(
+def test_a_campaign_goes_on_and_refuses_other_sources(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next seeds follow those that were played; sources are not mixed."""
-    state = tmp_path / "campaign.json"
-    monkeypatch.setattr(campaign, "commit", lambda: "abc")
+    """The next seeds follow those that were played; sources are not mixed, and what failed stays in the figures."""
+    file = tmp_path / "campaign.json"
+    monkeypatch.setattr(long_campaign, "source_digest", lambda packages: "abc" if packages == ["schedules"] else "")
     failed = Outcome(1, "a promise is broken\nhere", "safety", Counter(), [])
-    for first, failures in ((0, [failed]), (2, [])):
-        done = campaign.Played(first, 2, 1.0, 1.0, Counter({"commits": 5}), failures)
-        campaign.keep(state, campaign.resumed(state, 0), done)
+    for next_one, failures in ((0, [failed]), (2, [])):
+        known = long_campaign.resumed(file, 0)
+        assert known.next == next_one
+        known.add(2, 1.0, Counter({"commits": 5}), failures)
+        long_campaign.save(file, known)
 
-    whole = campaign.whole(campaign.resumed(state, 0), 1.0)
-    assert campaign.resumed(state, 0)["next"] == 4
-    assert (whole.schedules, whole.tally) == (4, {"commits": 10})
+    whole = long_campaign.resumed(file, 0)
+    assert (whole.next, whole.schedules, whole.tally) == (4, 4, {"commits": 10})
     figures = {figure.name: figure for figure in campaign.figures_of(whole)}
     assert figures["violations"].value == 1
     assert "seed 1: a promise is broken" in figures["violations"].how
-    monkeypatch.setattr(campaign, "commit", lambda: "def")
-    assert campaign.main(["--schedules", "1", "--resume", str(state)]) == 2
-    assert "is of commit abc, this is def" in capsys.readouterr().out
+    monkeypatch.setattr(long_campaign, "source_digest", lambda _packages: "def")
+    assert campaign.main(["--schedules", "1", "--resume", str(file)]) == 2
+    assert "is of sources abc, these are def" in capsys.readouterr().out
+    file.write_text("[]", encoding="utf-8")
+    assert campaign.main(["--schedules", "1", "--resume", str(file)]) == 2
+    assert "holds no campaign" in capsys.readouterr().out
+
+
+def test_a_campaign_is_played_in_parts_and_written_down_after_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ends it early, no more than a part is lost."""
+    file, written = tmp_path / "campaign.json", []
+    monkeypatch.setattr(campaign, "PART", 2)
+    monkeypatch.setattr(campaign, "save", lambda path, done: written.append((path, done.schedules)))
+
+    assert campaign.main(["--schedules", "3", "--workers", "1", "--resume", str(file)]) == 0
+    assert written == [(file, 0), (file, 2), (file, 3)]
+    assert "3 of sources" in capsys.readouterr().out
 
 
 def test_a_replay_prints_the_log_and_the_happenings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,84 @@
+"""A campaign that goes on from night to night: what it has played so far, in a file.
+
+Its sources have a name, a digest of all modules that a schedule runs (`benchmarks.lib.source_digest`). A changed page, test or
+command line leaves the campaign as it is; a changed driver is another campaign. After every part of `PART` schedules the file
+is written anew, so that a machine that dies costs minutes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from atoll.base.atomic_files import write_whole
+from atoll.base.parsing import parsed
+from benchmarks.lib.source_digest import source_digest
+from schedules.schedule import Outcome
+
+PART: Final = 1000
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class MixedSources(Exception):
+    """The campaign in a file is of other sources, or the file is no campaign."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A schedule that failed."""
+
+    seed: int
+    kind: str
+    what: str
+
+
+class Campaign(msgspec.Struct, kw_only=True):
+    """What was played: so many schedules from seed `first` on, in how much time of a core, what happened, what failed."""
+
+    sources: str
+    first: Count
+    schedules: Count = 0
+    core_s: float = 0.0
+    tally: dict[str, int] = {}
+    failures: list[Failure] = []
+
+    @property
+    def next(self) -> int:
+        """Return the first seed that is not played yet."""
+        return self.first + self.schedules
+
+    def add(self, schedules: int, core_s: float, tally: Counter[str], failures: list[Outcome]) -> None:
+        """Add what was played from `next` on."""
+        self.schedules += schedules
+        self.core_s += core_s
+        self.tally = dict(Counter(self.tally) + tally)
+        self.failures += [Failure(each.seed, each.kind, each.what) for each in failures]
+
+
+def begun(first: int) -> Campaign:
+    """Return a campaign of the present sources that has played nothing."""
+    return Campaign(sources=source_digest(["schedules"]), first=first)
+
+
+def resumed(path: Path, first: int) -> Campaign:
+    """Return the campaign in a file, a new one where there is none; raise `MixedSources` for one of other sources."""
+    new = begun(first)
+    if not path.exists():
+        return new
+    try:
+        known = parsed(path.read_bytes(), Campaign)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise MixedSources(f"{path} holds no campaign ({error}): give another file, or remove it") from error
+    if known.sources != new.sources:
+        raise MixedSources(
+            f"{path} is of sources {known.sources}, these are {new.sources}: give another file, or remove it"
+        )
+    return known
+
+
+def save(path: Path, campaign: Campaign) -> None:
+    """Write a campaign, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(campaign), indent=2) + b"\n")
