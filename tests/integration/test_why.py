@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
+from atoll.base.clock import SystemClock
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
@@ -23,11 +23,17 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.cli.main import build
 from atoll.cli.why import lines
 from atoll.client.join import JoinOptions, join
+from atoll.model.layout import TensorSpec, plan_layout
+from atoll.protocol.events import PublishCall
 from atoll.protocol.reasons import commit_id, head_id, push_id
 from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.shard import Shard
 from atoll.run.round_history import RoundHistory
+from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import serve_run
+from atoll_synchronizer.round_report import RoundReporter
+from atoll_synchronizer.shard_context import EventLog, ShardContext
 
 SETTINGS = ProtocolSettings(
     fragments=2, shards=1, interval_steps=2, quorum=2, outer_momentum=0.9, tokens_target=400, silence_s=5.0
@@ -142,13 +148,20 @@ async def test_the_command_says_why_a_round_of_a_real_broker_waited(broker: Embe
     assert "tells of no such round" in str(missing.exception)
 
 
-def test_a_round_that_still_waits_is_told_by_its_last_call() -> None:
+async def test_a_round_that_still_waits_is_told_by_its_last_call(run: str) -> None:
     """There is no commit to ask yet; the shard has written down what it waits for."""
+    bus = MemoryBus(run, MemoryBroker())
+    layout = plan_layout([TensorSpec("w", (8,), "float32")], 1)
+    record = RunRecord(run=run, founder="a", nonce="n", founded_at_s=0.0, layout=layout, protocol=SETTINGS)
+    context = ShardContext(bus, record, 1, SystemClock())
+    event_log = EventLog(bus, record.subjects, context.name, context.clock)
+    report = RoundReporter(context, Shard(SETTINGS, 0, {0: 0, 1: 0}), event_log)
+    for attempt in (2, 3, 4):
+        why = f"call {attempt}: 1 of 2 learners have contributed; b had not answered"
+        await report.waiting(PublishCall(fragment=3, version=17, attempt=attempt, run_tokens=0, why=why))
     history = RoundHistory()
-    fields = {"fragment": 3, "version": 17, "why": "call 4: 1 of 2 learners have contributed; b had not answered"}
-    event = {"kind": "waiting", "who": "shard-1", "at_s": 1.0, "fields": {**fields, "cause_id": "call/3/17/4"}}
-    history.take(json.dumps({**event, "schema": 1}).encode())
     history.take(b"no event")
+    await history.read(bus, record.subjects)
 
     assert lines(history, 3, 18) == [
         "fragment 3: version 18 is not there yet; call 4: 1 of 2 learners have contributed; b had not answered (call/3/17/4)"
@@ -161,7 +174,6 @@ def test_a_dump_is_replayed_by_the_command(tmp_path: Path) -> None:
     from atoll.base import fact_dumps  # noqa: PLC0415
     from atoll.protocol.events import Committed, TimerFired  # noqa: PLC0415
     from atoll.protocol.recorder import FactRecorder  # noqa: PLC0415
-    from atoll.protocol.shard import Shard  # noqa: PLC0415
 
     fact_dumps.policy.folder = tmp_path
     try:

@@ -107,9 +107,12 @@ class RoundReporter:
         await self._event_log.record("round", **fields)
 
     async def waiting(self, call: PublishCall) -> None:
-        """Log why a round that is called again still waits, at powers of two of its calls: a long wait has many."""
+        """Log why a round that is called again still waits, at powers of two of its calls: a long wait has many.
+
+        `version` is the one that the round is to make, as in `committed`.
+        """
         if call.attempt & (call.attempt - 1) == 0:
-            fields = {"fragment": call.fragment, "version": call.version, "why": call.why}
+            fields = {"fragment": call.fragment, "version": call.version + 1, "why": call.why}
             cause = call_id(call.fragment, call.version, call.attempt)
             log.warning("round.waiting", **fields, cause_id=cause)
             await self._event_log.record("waiting", **fields, cause_id=cause)

@@ -26,7 +26,7 @@ PAGE_EVENTS = 1000
 
 
 class WaitingEvent(msgspec.Struct, frozen=True):
-    """The fields of a `waiting` event: a round that was called again, and why."""
+    """The fields of a `waiting` event: a round that is to make `version` was called again, and why."""
 
     fragment: int
     version: int
@@ -80,7 +80,7 @@ class RoundHistory:
 
     def waiting(self, fragment: int, version: int) -> WaitingEvent | None:
         """Return the newest `waiting` event of the round that is to make `version`, if it was called in vain."""
-        return self._waiting.get((fragment, version - 1))
+        return self._waiting.get((fragment, version))
 
     def slowest(self, count: int) -> list[RoundLine]:
         """Return the rounds that waited longest from their call to their end, the longest first."""
