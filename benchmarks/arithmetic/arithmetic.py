@@ -34,8 +34,8 @@ from rich.progress import track
 from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import PART
 from atoll.codec import FORMATS, Encoded, Framing, encode_frame
-from atoll.codec.blocks import BLOCK
 from atoll.codec.formats import BF16, INT4, INT8
+from atoll.codec.formats.interface import BLOCK
 from atoll.codec.kernels import in_jax, kernels
 from atoll.merge.nesterov import nesterov
 from benchmarks.lib.results import Figure, write

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.base.buffer_pool import Vector
-from atoll.codec.blocks import BLOCK, Bytes
+from atoll.codec.formats.interface import BLOCK, Bytes
 
 RATE, MOMENTUM = np.float32(0.6), np.float32(0.3)
 Timed = Callable[[], tuple[float, Vector]]

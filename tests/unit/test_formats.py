@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, ProtocolMisuse, SettingsError
 from atoll.codec import FORMATS, Encoded, check_codecs, format_of
-from atoll.codec.blocks import BLOCK, SCALE_BYTES
-from atoll.codec.formats.interface import LEVELS_MAX, STEPS_MAX, Format, loaded, stored
+from atoll.codec.formats.interface import BLOCK, LEVELS_MAX, SCALE_BYTES, STEPS_MAX, Format, loaded, stored
 from atoll.codec.kernels import (
     COPY,
     FAST_ELEMENTS,

@@ -25,7 +25,7 @@ from atoll.codec import (
     format_of,
     frame_bytes,
 )
-from atoll.codec.blocks import BLOCK
+from atoll.codec.formats.interface import BLOCK
 from atoll.codec.segments import COMPRESSED, HEADER, MAGIC, VERSION
 from atoll.model.layout import FragmentSlice
 from atoll.wire.limits import CHUNK_BYTES

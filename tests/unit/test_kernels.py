@@ -13,9 +13,9 @@ import pytest
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import ProtocolMisuse
 from atoll.codec import kernels as sets
-from atoll.codec.blocks import BLOCK
 from atoll.codec.encoded import Encoded
 from atoll.codec.formats import F32, INT8, int4, int8
+from atoll.codec.formats.interface import BLOCK
 from atoll.codec.kernels import FAST_ELEMENTS, compiling, fast_kernels, plain_kernels
 from atoll.merge.nesterov import compiled_step, nesterov, numpy_step
 from atoll.merge.outer import Nesterov

@@ -15,8 +15,8 @@ from atoll.base import buffer_pool, scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, ProtocolMisuse
 from atoll.base.parallel import each, parts
-from atoll.codec.blocks import BLOCK, NO_SCALES, SCALE_BYTES, Bytes, Halves, Lanes, blocks
 from atoll.codec.formats import F32, Format
+from atoll.codec.formats.interface import BLOCK, NO_SCALES, SCALE_BYTES, Bytes, Halves, Lanes, blocks
 from atoll.codec.kernels import BEND, BLEND, COPY, MULTIPLY, kernels
 
 _NONE = np.empty(0, dtype=np.float32)

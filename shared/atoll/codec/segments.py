@@ -30,9 +30,9 @@ import xxhash
 import zstandard
 
 from atoll.base.errors import FrameRejected
-from atoll.codec.blocks import BLOCK
 from atoll.codec.encoded import Encoded
 from atoll.codec.formats import Format, format_of
+from atoll.codec.formats.interface import BLOCK
 from atoll.wire.limits import CHUNK_BYTES, Buffer
 
 MAGIC = b"ATOL"

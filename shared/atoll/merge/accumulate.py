@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from atoll.base import buffer_pool
 from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import each, parts
-from atoll.codec.blocks import blocks
 from atoll.codec.encoded import Encoded
 from atoll.codec.formats import F32
+from atoll.codec.formats.interface import blocks
 from atoll.model.layout import FragmentSlice
 
 

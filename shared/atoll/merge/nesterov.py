@@ -15,8 +15,8 @@ from collections.abc import Callable
 import numpy as np
 
 from atoll.base.buffer_pool import Vector
-from atoll.codec.blocks import Halves
 from atoll.codec.formats.bf16 import widened
+from atoll.codec.formats.interface import Halves
 from atoll.codec.kernels import FAST_ELEMENTS
 
 STRETCH = 1024

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.codec import KEYFRAME, Framing, format_of
-from atoll.codec.blocks import BLOCK
+from atoll.codec.formats.interface import BLOCK
 from atoll.run.delta_chain import DELTAS_BEHIND
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Contribution, Delta, Head, Included, encode

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.codec.blocks import Halves, Rows
-from atoll.codec.formats.interface import CompiledForm, Format, NumpyForm
+from atoll.codec.formats.interface import CompiledForm, Format, Halves, NumpyForm, Rows
 
 
 def halved(rows: Rows, _: Any = None) -> Halves:  # noqa: ANN401

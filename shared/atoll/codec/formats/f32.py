@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.codec.blocks import Rows
-from atoll.codec.formats.interface import CompiledForm, Format, NumpyForm
+from atoll.codec.formats.interface import CompiledForm, Format, NumpyForm, Rows
 
 
 def _rows(rows: Rows, _: Any = None) -> Rows:  # noqa: ANN401

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.codec.blocks import SCALED_MAX, Rows
-from atoll.codec.formats.interface import CompiledForm, Format, NumpyForm
+from atoll.codec.formats.interface import SCALED_MAX, CompiledForm, Format, NumpyForm, Rows
 
 
 def _codes(rows: Rows, inverse: Rows) -> Rows:

@@ -1,12 +1,13 @@
 """What a format is: its facts, and its arithmetic in three forms.
 
-A number becomes a *code* of `bits` bits. A format with scales first divides a block of 128 numbers by its scale: the
-largest magnitude of the block over `levels`, rounded up to bfloat16, so that nothing is clipped. A code decodes to a
-number; that number times `unit` times the scale is the value. Codes of 8 bits and more are stored as they are. Narrower
-codes are cut into fields of 4, 2 and 1 bits, the lowest bits first, and the fields of a block are stored one after the
-other. A field of 4 bits has 64 bytes: the first half of the block in the low nibbles and the second half in the high
-ones. A field of 2 bits has a quarter of the block in each pair of bits, and so on. So vector instructions read each part
-of a block without a shuffle.
+A vector is cut into blocks of 128 elements, counted from its first one. Sums run in as many lanes, so that their order
+does not depend on the vector length of a machine. A number becomes a *code* of `bits` bits. A format with scales first
+divides a block by its scale: its largest magnitude over `levels`, rounded up to bfloat16, so that nothing is clipped. A
+code decodes to a number; that number times `unit` times the scale is the value. Codes of 8 bits and more are stored as
+they are. Narrower codes are cut into fields of 4, 2 and 1 bits, the lowest bits first, and the fields of a block are
+stored one after the other. A field of 4 bits has 64 bytes: the first half of the block in the low nibbles and the
+second half in the high ones. A field of 2 bits has a quarter of the block in each pair of bits, and so on. So vector
+instructions read each part of a block without a shuffle.
 
 The three forms do the same arithmetic, to the bit. Each one is written in the format's own file; pairs, scales and the
 loops over vectors are the same for every format (`atoll.codec.kernels`):
@@ -17,6 +18,9 @@ loops over vectors are the same for every format (`atoll.codec.kernels`):
 
 The number of elements alone determines the size of a payload, so a reader can check it before it allocates. A payload
 is the scales, then the codes, all little-endian.
+
+Constants of this file are compiled into machine code that numba keeps on disk. The stamp of that code covers the file
+(`atoll.codec.kernels.compiling`), so a change here compiles everything anew.
 """
 
 from __future__ import annotations
@@ -27,14 +31,39 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from atoll.base.errors import FrameRejected, ProtocolMisuse
-from atoll.codec.blocks import BLOCK, SCALE_BYTES, Rows, blocks
 
+Bytes = npt.NDArray[np.uint8]
+Lanes = npt.NDArray[np.float64]
+Halves = npt.NDArray[np.uint16]
+"""Bits of bfloat16 numbers."""
+Rows = npt.NDArray[Any]
+"""One row for each block: float32 numbers, or codes as they are stored."""
+
+BLOCK: Final = 128
+"""Elements that share a scale."""
+TILE: Final = 8 * BLOCK
+"""Elements whose squares are added up in float32, eight to a lane, before float64 takes over."""
+SQUARES_MIN: Final = 2.0**-60
+"""A lane below it may have lost squares to underflow: then all of them are added up in float64."""
+SCALE_MIN: Final = np.float32(1e-38)
+"""A scale that is not above it is sent as zero, and so is its block."""
+SCALED_MAX: Final = 2.0**120
+"""The largest magnitude that a format with scales holds."""
+SCALE_BYTES: Final = 2
+"""A scale travels as a bfloat16."""
+NO_SCALES: Final = np.empty(0, dtype=np.float32)
 STEPS_MAX: Final = 4095
 """The largest decoded whole number: `BLOCK` squares of it fit into 32 bits with their sign (128 * 4095^2 < 2^31)."""
 LEVELS_MAX: Final = 255
 """A device divides integers of 24 bits, shifted by the width of `levels`, in 32 bits (`atoll.codec.kernels.in_jax`)."""
+
+
+def blocks(elements: int) -> int:
+    """Return the number of blocks that hold so many elements."""
+    return -(-elements // BLOCK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ from typing import Final
 import numpy as np
 
 from atoll.base.buffer_pool import Vector
-from atoll.codec.blocks import BLOCK, Bytes
-from atoll.codec.formats.interface import Format
+from atoll.codec.formats.interface import BLOCK, Bytes, Format
 
 COPY: Final = 0
 BLEND: Final = 1

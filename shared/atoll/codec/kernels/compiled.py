@@ -28,10 +28,8 @@ import numpy as np
 from numba import njit, types
 
 from atoll.base.buffer_pool import Vector
-from atoll.codec import blocks
-from atoll.codec.blocks import BLOCK, SCALE_MIN, SQUARES_MIN, TILE, Bytes, Halves, Lanes, Rows
 from atoll.codec.formats import bf16, interface
-from atoll.codec.formats.interface import Format
+from atoll.codec.formats.interface import BLOCK, SCALE_MIN, SQUARES_MIN, TILE, Bytes, Format, Halves, Lanes, Rows
 from atoll.codec.kernels import BEND, BLEND, COPY, squares_of_scaled_floats
 from atoll.codec.kernels.compiling import BYTES, BYTES_OUT, F32_IN, F32_OUT, LANES, U16_OUT, compiled, inlined, stamp
 
@@ -48,7 +46,7 @@ def loops(form: Format) -> Loops:
     """Return `over`, `squares`, `quantise` and `settle` of a format."""
     for helper in form.compiled.helpers:
         inlined(helper)
-    mark = stamp(blocks, interface, bf16, form.compiled.encode)
+    mark = stamp(interface, bf16, form.compiled.encode)
     over = _over(form, mark)
     squares = (
         _squares_of_floats(form, mark)

@@ -27,9 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from atoll.codec.blocks import BLOCK
 from atoll.codec.encoded import Encoded
-from atoll.codec.formats.interface import Format, stored
+from atoll.codec.formats.interface import BLOCK, Format, stored
 
 F = TypeVar("F", bound=Callable[..., Any])
 Array = jax.Array

@@ -13,9 +13,21 @@ from functools import partial
 import numpy as np
 
 from atoll.base.buffer_pool import Vector
-from atoll.codec.blocks import BLOCK, SCALE_MIN, SQUARES_MIN, TILE, Bytes, Halves, Lanes, Rows, blocks
 from atoll.codec.formats import bf16
-from atoll.codec.formats.interface import Format, loaded, stored
+from atoll.codec.formats.interface import (
+    BLOCK,
+    SCALE_MIN,
+    SQUARES_MIN,
+    TILE,
+    Bytes,
+    Format,
+    Halves,
+    Lanes,
+    Rows,
+    blocks,
+    loaded,
+    stored,
+)
 from atoll.codec.kernels import BEND, BLEND, COPY, MULTIPLY, squares_of_scaled_floats
 
 Loops = tuple[Callable[..., None], Callable[..., float], Callable[..., float], Callable[..., float]]
