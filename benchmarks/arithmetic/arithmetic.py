@@ -115,7 +115,7 @@ def figures_of(bench: ArithmeticBench, codec: str) -> list[Figure]:
     """Return what one format costs and keeps."""
     form, count = FORMATS[codec], bench.vector.size
     sent, framing = Encoded.of(bench.vector, form), Framing(count, codec)
-    segments = [bench.vector[slice(*framing.bounds(number))] for number in range(len(framing))]
+    segments = [bench.vector[slice(*framing.bounds(number))] for number in range(framing.segments)]
     fold_bytes = 8.0 + form.size(count) / count
     out = np.empty_like(bench.vector)
 
@@ -201,9 +201,9 @@ def checked_s(sent: Encoded, repeats: int) -> float:
     def arrive(*, checked: bool) -> None:
         for start in range(0, sent.elements - size + 1, size):
             here = place.stretch(start, start + size)
-            here.hold(came)
+            here.codes[:], here.scales[:] = came.codes, came.scales
             if checked:
-                here.squares(0, size)
+                here.products([(0, size)])
 
     with_it = without = np.inf
     for _ in range(repeats):

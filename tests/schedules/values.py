@@ -35,8 +35,8 @@ CLOSE = 2e-5
 def decoded(pieces: list[bytes], elements: int, codec: str) -> Vector:
     """Return the numbers of a frame."""
     frame = FrameDecoder(elements, codec)
-    frame.take_all(list(enumerate(pieces)))
-    return frame.encoded().expanded()
+    frame.take(list(enumerate(pieces)))
+    return frame.vector.expanded()
 
 
 def digest_of(values: Vector) -> str:

@@ -76,9 +76,10 @@ def payload_of(sent: Encoded) -> npt.NDArray[np.uint8]:
 def carried(form: Format, vector: Vector) -> Vector:
     """Return what arrives."""
     sent = Encoded.of(vector, form)
-    arrived: Vector = Encoded.unpacked(payload_of(sent), form, vector.size).expanded()
-    assert arrived.tobytes() == sent.expanded().tobytes()
-    return arrived
+    arrived = Encoded.blank(form, vector.size)
+    arrived.unpack_from(payload_of(sent))
+    assert arrived.expanded().tobytes() == sent.expanded().tobytes()
+    return arrived.expanded()
 
 
 # --- facts ---------------------------------------------------------------------------------------------------------------
@@ -209,7 +210,7 @@ def test_a_hostile_scale_is_refused_and_warns_nobody(form: Format, scale: int) -
     payload = np.zeros(form.size(2), np.uint8)
     payload[:SCALE_BYTES].view("<u2")[0] = scale
     with pytest.raises(FrameRejected, match="scale"):
-        Encoded.unpacked(payload, form, 2)
+        Encoded.blank(form, 2).unpack_from(payload)
 
 
 @floating_formats
@@ -364,9 +365,9 @@ def test_an_encoded_vector_does_as_its_expansion_would(form: Format, elements: i
     v, w = encoded.expanded().astype(np.float64), other.astype(np.float64)
     start, stop = elements // 5, elements - elements // 7
     here = slice(start, stop)
-    assert encoded.squares(start, stop) == pytest.approx(float(v[here] @ v[here]), rel=1e-6, abs=1e-30)
+    assert encoded.products([(start, stop)])[0] == pytest.approx(float(v[here] @ v[here]), rel=1e-6, abs=1e-30)
     size = float(np.abs(v[here]) @ np.abs(w[here]))
-    assert encoded.product(start, stop, other) == pytest.approx(float(v[here] @ w[here]), abs=1e-6 * size)
+    assert encoded.products([(start, stop)], other)[0] == pytest.approx(float(v[here] @ w[here]), abs=1e-6 * size)
     assert encoded.part(start, stop).tobytes() == encoded.expanded()[here].tobytes()
     for bent in (False, True):
         acc = drawn(elements, 3)
@@ -409,10 +410,10 @@ def test_codes_of_another_length_are_refused(form: Format) -> None:
     """Compiled code would read what is not theirs."""
     sent = Encoded.of(drawn(300, 4), form)
     with pytest.raises(ProtocolMisuse, match="belong together"):
-        Encoded(form, 300, sent.codes[:-1], sent.scales).squares(0, 3)
+        Encoded(form, 300, sent.codes[:-1], sent.scales).products([(0, 3)])
     if sent.scales.size:
         with pytest.raises(ProtocolMisuse, match="belong together"):
-            Encoded(form, 300, sent.codes, sent.scales[:-1]).squares(0, 3)
+            Encoded(form, 300, sent.codes, sent.scales[:-1]).products([(0, 3)])
 
 
 def test_a_format_whose_squares_would_overflow_is_refused() -> None:
@@ -444,4 +445,4 @@ def test_squares_of_scaled_floats_are_the_squares_of_what_arrives() -> None:
     found = [
         squares_of_scaled_floats(form, kernels_of(form).over, sent.codes, sent.scales, 130, 990) for kernels_of in BOTH
     ]
-    assert found[0] == found[1] == pytest.approx(sent.squares(130, 990), rel=1e-6)
+    assert found[0] == found[1] == pytest.approx(sent.products([(130, 990)])[0], rel=1e-6)

@@ -97,12 +97,11 @@ def test_segments_may_come_in_any_order_and_again(codec: str) -> None:
     order = [*pieces, *pieces]
     random.Random(codec).shuffle(order)
     arriving = FrameDecoder(vector.size, codec, slices)
-    for number in order:
-        arriving.take(number, pieces[number])
+    arriving.take([(number, pieces[number]) for number in order])
     assert len(pieces) > 1
     assert arriving.norms() == sent.norms()
     expanded = Encoded.of(vector, format_of(codec)).expanded()
-    assert arriving.values().tobytes() == arriving.encoded().expanded().tobytes() == expanded.tobytes()
+    assert arriving.values().tobytes() == arriving.vector.expanded().tobytes() == expanded.tobytes()
     exact = [np.linalg.norm(expanded[s.offset : s.offset + s.size].astype(np.float64)) for s in slices]
     assert sent.norms() == pytest.approx(exact, rel=1e-6)
 
@@ -110,8 +109,8 @@ def test_segments_may_come_in_any_order_and_again(codec: str) -> None:
 def test_what_comes_as_float32_is_not_copied() -> None:
     """A global fragment is read into the memory in which it is used."""
     arriving = FrameDecoder(1000, "f32")
-    arriving.take(0, sending(drawn(1000), "f32").piece(0))
-    assert np.shares_memory(arriving.values(), arriving.encoded().codes)
+    arriving.take([(0, sending(drawn(1000), "f32").piece(0))])
+    assert np.shares_memory(arriving.values(), arriving.vector.codes)
 
 
 def test_a_segment_in_another_place_is_refused() -> None:
@@ -120,7 +119,7 @@ def test_a_segment_in_another_place_is_refused() -> None:
     arriving = FrameDecoder(600_000, "f32")
     for number, piece in ((0, 1), (1, 0), (2, 1), (3, 0), (-1, 2)):
         with pytest.raises(FrameRejected) as caught:
-            arriving.take(number, sent.piece(piece))
+            arriving.take([(number, sent.piece(piece))])
         assert caught.value.reason == "size"
 
 

@@ -84,12 +84,12 @@ def test_vectors_that_do_not_belong_together_are_refused() -> None:
     vector = drawn(300, 4)
     whole, short = Encoded.exact(vector), vector[:200].copy()
     with pytest.raises(ProtocolMisuse, match="belong together"):
-        whole.product(0, 300, short)
+        whole.products([(0, 300)], short)
     with pytest.raises(ProtocolMisuse, match="belong together"):
         whole.blend(short, 0, 300, 1.0, 1.0)
     for start, stop in ((-1, 3), (0, 301), (5, 4)):
         with pytest.raises(ProtocolMisuse, match="belong together"):
-            whole.squares(start, stop)
+            whole.products([(start, stop)])
 
 
 @pytest.mark.parametrize("momentum", [np.ones(4, np.float32), np.ones(5, np.float64), np.ones((5, 1), np.float32)])

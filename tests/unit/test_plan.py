@@ -44,7 +44,7 @@ def test_chunks_are_those_that_the_bus_cuts() -> None:
     moved = traffic(question(parameters=100_000_000))
     framing = Framing(question(parameters=100_000_000).fragment_elements, "f32")
 
-    assert moved.chunks_down == len(framing) == -(-framing.size_bytes // CHUNK_BYTES)
+    assert moved.chunks_down == framing.segments == -(-framing.size_bytes // CHUNK_BYTES)
 
 
 def test_the_hub_carries_every_learner_and_the_broker_the_shards_too() -> None:

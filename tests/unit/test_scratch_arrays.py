@@ -126,9 +126,9 @@ def stepped(codec: str) -> tuple[Vector, UpdatedFragment, bytes]:
         sealed = EncodedFrame("f32", Encoded.exact(drawn(seed)))
         arriving = FrameDecoder(SIZE, "f32", slices)
         for number in range(len(sealed)):
-            arriving.take(number, sealed.piece(number))
-        assert arriving.norms() == pytest.approx(slice_norms(slices, arriving.encoded()))
-        fold.add(arriving.encoded(), arriving.norms(), float(seed))
+            arriving.take([(number, sealed.piece(number))])
+        assert arriving.norms() == pytest.approx(slice_norms(slices, arriving.vector))
+        fold.add(arriving.vector, arriving.norms(), float(seed))
     merged = fold.result().pseudo_gradient
     settings = ProtocolSettings(codec_down=codec).check()
     advance = GlobalUpdate(make_outer("nesterov", 0.6, 0.3), settings)

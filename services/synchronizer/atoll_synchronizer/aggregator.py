@@ -71,7 +71,7 @@ class Aggregator:
             return "chunks_gone", 0.0
         except (BlobCorrupt, PeerMisbehaved):
             return "corrupt", 0.0
-        self._ready[key] = PendingContribution(arrival.frame.encoded(), norms)
+        self._ready[key] = PendingContribution(arrival.frame.vector, norms)
         return "", math.hypot(*norms)
 
     async def fold(self, command: Fold, state: State) -> None:

@@ -49,24 +49,9 @@ class Encoded:
         Raises:
             FrameRejected: `not_finite`; a vector that would not arrive finite in this format is not sent.
         """
-        codes = np.empty(form.codes_bytes(vector.size), dtype=np.uint8)
-        scales = np.empty(form.scales_count(vector.size), dtype=np.float32)
-        form.check(kernels(form, vector.size).quantise(vector, codes, scales))
-        return cls(form, vector.size, codes, scales)
-
-    @classmethod
-    def unpacked(cls, payload: Bytes, form: Format, elements: int) -> Encoded:
-        """Return the vector of a payload of the right size; only the scales are copied.
-
-        Raises:
-            FrameRejected: `not_finite`; a scale is not a number, or larger than any that an honest sender uses.
-        """
-        split = SCALE_BYTES * form.scales_count(elements)
-        scales = (payload[:split].view("<u2").astype(np.uint32) << 16).view(np.float32)
-        largest = float(np.abs(scales).max(initial=0.0))
-        if not largest <= form.largest:
-            raise FrameRejected("not_finite", "a scale is too large", got=largest, allowed=form.largest)
-        return cls(form, elements, payload[split:], scales)
+        encoded = cls.blank(form, vector.size)
+        form.check(kernels(form, vector.size).quantise(vector, encoded.codes, encoded.scales))
+        return encoded
 
     def pack_into(self, payload: Bytes) -> None:
         """Write scales and codes to `payload`, which has exactly their length."""
@@ -74,20 +59,25 @@ class Encoded:
         payload[:split].view("<u2")[:] = self.scales.view(np.uint32) >> 16
         payload[split:] = self.codes
 
+    def unpack_from(self, payload: Bytes) -> None:
+        """Take over the scales and codes of `payload`, which has exactly their length.
+
+        Raises:
+            FrameRejected: `not_finite`; a scale is not a number, or larger than any that an honest sender uses.
+        """
+        split = SCALE_BYTES * self.scales.size
+        scales = (payload[:split].view("<u2").astype(np.uint32) << 16).view(np.float32)
+        largest = float(np.abs(scales).max(initial=0.0))
+        if not largest <= self.format.largest:
+            raise FrameRejected("not_finite", "a scale is too large", got=largest, allowed=self.format.largest)
+        self.codes[:], self.scales[:] = payload[split:], scales
+
     def stretch(self, start: int, stop: int) -> Encoded:
         """Return elements `start`, the first of a block, to `stop` without decoding them; memory is shared."""
         first = self.format.codes_bytes(start)
         codes = self.codes[first : first + self.format.codes_bytes(stop - start)]
         scales = self.scales[start // BLOCK : blocks(stop)] if self.scales.size else self.scales
         return Encoded(self.format, stop - start, codes, scales)
-
-    def hold(self, other: Encoded) -> None:
-        """Take over the codes and scales of a vector of the same format and length."""
-        self.codes[:], self.scales[:] = other.codes, other.scales
-
-    def release_pages(self) -> None:
-        """Release our pages from the process's memory, if we are in a scratch file."""
-        scratch_arrays.release_pages(self.codes)
 
     def expanded(self) -> Vector:
         """Return the numbers."""
@@ -105,34 +95,40 @@ class Encoded:
 
     def part(self, start: int, stop: int) -> Vector:
         """Return elements `start` to `stop`; only their blocks are decoded."""
-        first, last, width = start // BLOCK, blocks(stop), self.format.block_bytes
-        end = min(last * BLOCK, self.elements)
-        codes = self.codes[first * width : last * width]
-        around = Encoded(self.format, end - first * BLOCK, codes, self.scales[first:last])
-        return around.expanded()[start - first * BLOCK : stop - first * BLOCK]
+        first = start // BLOCK * BLOCK
+        return self.stretch(first, stop).expanded()[start - first :]
 
-    def squares(self, start: int, stop: int) -> float:
-        """Return the sum of squares of elements `start` to `stop` in float64: finite if and only if all of them are."""
-        return self.squares_of([(start, stop)])[0]
+    def products(self, slices: Sequence[tuple[int, int]], other: Vector | None = None) -> list[float]:
+        """Return the scalar product of the elements of each slice with those of `other`, which has our length.
 
-    def squares_of(self, slices: Sequence[tuple[int, int]]) -> list[float]:
-        """Return the sums of squares of several stretches of elements."""
-        return self._sums(slices)
+        Without `other` it is their product with themselves, finite if and only if all of them are. Sums are in float64.
+        """
+        pieces = [(number, part) for number, whole in enumerate(slices) for part in parts(*whole) or [whole]]
+        sums, found = [0.0] * len(slices), [0.0] * len(pieces)
 
-    def product(self, start: int, stop: int, other: Vector) -> float:
-        """Return the scalar product of elements `start` to `stop` with those of `other`, which has our length."""
-        return self._sums([(start, stop)], other)[0]
+        def take(at: int) -> None:
+            start, stop = self._checked(pieces[at][1])
+            if other is not None:
+                lanes = np.zeros(BLOCK)
+                self._over(MULTIPLY, (start, stop), others=other, lanes=lanes)
+                found[at] = float(np.add.accumulate(lanes)[-1])
+            elif start < stop:
+                found[at] = kernels(self.format, self.elements).squares(self.codes, self.scales, start, stop)
+                scratch_arrays.release_pages(self.stretch(start // BLOCK * BLOCK, stop).codes)
+
+        each(take, range(len(pieces)), sum(stop - start for start, stop in slices))
+        for (number, _), value in zip(pieces, found, strict=True):
+            sums[number] += value
+        return sums
 
     def blend(self, acc: Vector, start: int, stop: int, keep: float, take: float) -> None:
         """Do `acc <- keep acc + take v` for elements `start` to `stop`; `acc` has our length."""
         factors = keep, take, 0.0
         each(lambda part: self._over(BLEND, part, acc=acc, factors=factors), parts(start, stop), stop - start)
 
-    def bend(
-        self, acc: Vector, tensor_slice: tuple[int, int], factors: tuple[float, float, float], other: Vector
-    ) -> None:
-        """Do `acc <- keep acc + (take v + add other)` for the elements of `span`; factors are keep, take and add."""
-        self._over(BEND, tensor_slice, others=other, acc=acc, factors=factors)
+    def bend(self, acc: Vector, bounds: tuple[int, int], factors: tuple[float, float, float], other: Vector) -> None:
+        """Do `acc <- keep acc + (take v + add other)` for the elements within `bounds`; factors are keep, take and add."""
+        self._over(BEND, bounds, others=other, acc=acc, factors=factors)
 
     def settle(self, values: Vector, following: Vector, carry: Halves) -> float:
         """Become `following - values`, rounded; write the new values to `following` and the residue to `carry`.
@@ -145,59 +141,36 @@ class Encoded:
         settle = kernels(self.format, self.elements).settle
         return settle(values, following, self.codes, self.scales, carry)
 
-    def _sums(self, slices: Sequence[tuple[int, int]], other: Vector | None = None) -> list[float]:
-        """Return the sum of squares of each slice, or its product with `other`: part by part, added in their order."""
-        pieces = [(number, part) for number, whole in enumerate(slices) for part in parts(*whole) or [whole]]
-        sums, found = [0.0] * len(slices), [0.0] * len(pieces)
-
-        def take(at: int) -> None:
-            start, stop = self._checked(pieces[at][1])
-            if other is not None:
-                lanes = np.zeros(BLOCK)
-                self._over(MULTIPLY, (start, stop), others=other, lanes=lanes)
-                found[at] = float(np.add.accumulate(lanes)[-1])
-            elif start < stop:
-                found[at] = kernels(self.format, self.elements).squares(self.codes, self.scales, start, stop)
-                scratch_arrays.release_pages(self._codes_of(start, stop))
-
-        each(take, range(len(pieces)), sum(stop - start for start, stop in slices))
-        for (number, _), value in zip(pieces, found, strict=True):
-            sums[number] += value
-        return sums
-
-    def _checked(self, tensor_slice: tuple[int, int], *vectors: Vector) -> tuple[int, int]:
-        """Return a span of ours, checked: compiled kernels check no bounds, so every argument is checked here.
+    def _checked(self, bounds: tuple[int, int], *vectors: Vector) -> tuple[int, int]:
+        """Return bounds within ours, checked: compiled kernels check none, so every argument is checked here.
 
         Raises:
-            ProtocolMisuse: it is no span of ours, a vector does not have our length, or we are not whole.
+            ProtocolMisuse: the bounds are not within ours, a vector does not have our length, or we are not whole.
         """
         count = self.elements
         others = [vector for vector in vectors if vector is not _NONE and vector.size != count]
         whole = (self.codes.size, self.scales.size) == (self.format.codes_bytes(count), self.format.scales_count(count))
-        if others or not (whole and 0 <= tensor_slice[0] <= tensor_slice[1] <= count):
-            got = (tensor_slice, [vector.size for vector in vectors], self.codes.size, self.scales.size)
+        if others or not (whole and 0 <= bounds[0] <= bounds[1] <= count):
+            got = (bounds, [vector.size for vector in vectors], self.codes.size, self.scales.size)
             raise ProtocolMisuse("vectors that do not belong together", got=got, allowed=f"{count} elements")
-        return tensor_slice
+        return bounds
 
     def _over(
         self,
         operation: int,
-        tensor_slice: tuple[int, int],
+        bounds: tuple[int, int],
         *,
         others: Vector = _NONE,
         acc: Vector = _NONE,
         lanes: Lanes | None = None,
         factors: tuple[float, float, float] = (0.0, 0.0, 0.0),
     ) -> None:
-        """Go over the elements of `span`; do nothing if it is empty."""
-        start, stop = self._checked(tensor_slice, others, acc)
+        """Go over the elements within `bounds`; do nothing if there are none."""
+        start, stop = self._checked(bounds, others, acc)
         if start < stop:
             sums = np.empty(BLOCK) if lanes is None else lanes
             over = kernels(self.format, self.elements).over
             over(operation, self.codes, self.scales, start, stop, others, acc, sums, *factors)
-            scratch_arrays.release_pages(self._codes_of(start, stop), others[start:stop], acc[start:stop])
-
-    def _codes_of(self, start: int, stop: int) -> Bytes:
-        """Return the codes of elements `start` to `stop`."""
-        width = self.format.block_bytes
-        return self.codes[start // BLOCK * width : blocks(stop) * width]
+            scratch_arrays.release_pages(
+                self.stretch(start // BLOCK * BLOCK, stop).codes, others[start:stop], acc[start:stop]
+            )

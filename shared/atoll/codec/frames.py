@@ -46,7 +46,7 @@ class _Measured:
 
     def __len__(self) -> int:
         """Return the number of segments."""
-        return len(self.framing)
+        return self.framing.segments
 
     def _measure(self, number: int, segment: Encoded) -> None:
         """Measure a segment; raise `FrameRejected` `not_finite` unless all of it is."""
@@ -56,7 +56,7 @@ class _Measured:
         while index + len(here) < len(self._bounds) and self._bounds[index + len(here)][0] < last:
             start, stop = self._bounds[index + len(here)]
             here.append((max(start, first) - first, min(stop, last) - first))
-        squares = segment.squares_of(here)
+        squares = segment.products(here)
         if not math.isfinite(sum(squares)):
             raise FrameRejected("not_finite", "a frame holds infinities or NaN")
         self._squares[number] = list(enumerate(squares, index))
@@ -64,14 +64,14 @@ class _Measured:
     def norms(self) -> list[float]:
         """Return the norms, once all segments are measured."""
         totals = [0.0] * len(self._bounds)
-        for number in range(len(self.framing)):
+        for number in range(self.framing.segments):
             for index, square in self._squares[number]:
                 totals[index] += square
         return [math.sqrt(total) for total in totals]
 
 
 class FrameEncoder(_Measured):
-    """A frame to be sent: the pieces of a blob. `spans` are the slices to be measured on the way.
+    """A frame to be sent: the pieces of a blob. `slices` are to be measured on the way.
 
     If a `residue` is given, a vector of the same length, it receives what rounding takes.
     """
@@ -110,13 +110,13 @@ class EncodedFrame:
 
     def __len__(self) -> int:
         """Return the number of segments."""
-        return len(self.framing)
+        return self.framing.segments
 
     def piece(self, number: int) -> bytearray:
         """Return a segment."""
         part = self._vector.stretch(*self.framing.bounds(number))
         data = seal(self.framing, number, part)
-        part.release_pages()
+        scratch_arrays.release_pages(part.codes)
         return data
 
 
@@ -133,7 +133,7 @@ class MeasuredFrame(_Measured):
         part = self._vector.stretch(*self.framing.bounds(number))
         self._measure(number, part)
         data = seal(self.framing, number, part)
-        part.release_pages()
+        scratch_arrays.release_pages(part.codes)
         return data
 
 
@@ -154,42 +154,31 @@ class StoredFrame:
 
 
 class FrameDecoder(_Measured):
-    """A frame on its way in: `elements` numbers in `codec`. `spans` are the slices to be measured on the way."""
+    """A frame on its way in: `elements` numbers in `codec`. `slices` are to be measured on the way."""
 
     def __init__(self, elements: int, codec: str, slices: Sequence[FragmentSlice] = ()) -> None:
         """Allocate what an honest frame needs."""
         super().__init__(Framing(elements, codec), slices)
-        self._vector = Encoded.blank(self.framing.format, elements)
+        self.vector = Encoded.blank(self.framing.format, elements)
+        """What has arrived; whole once all segments are here."""
 
-    def take(self, number: int, data: Buffer) -> None:
-        """Check a segment and keep it; several threads may take different ones.
+    def take(self, portion: Portion) -> None:
+        """Check segments that came together, and keep them; several threads may take different ones.
 
         Raises:
             FrameRejected: what `unseal` says, or `not_finite`.
         """
-        if not 0 <= number < len(self.framing):
-            raise FrameRejected("size", "a segment too many", got=number, allowed=len(self.framing))
-        start, stop = self.framing.bounds(number)
-        payload = np.frombuffer(unseal(self.framing, number, data), dtype=np.uint8)
-        came = Encoded.unpacked(payload, self.framing.format, stop - start)
-        here = self._vector.stretch(start, stop)
-        here.hold(came)
-        self._measure(number, here)
-        here.release_pages()
-
-    def take_all(self, portion: Portion) -> None:
-        """Check and keep segments that came together, by number; raise what `take` raises."""
         for number, data in portion:
-            self.take(number, data)
-
-    def encoded(self) -> Encoded:
-        """Return the vector, once all segments are here."""
-        return self._vector
+            if not 0 <= number < len(self):
+                raise FrameRejected("size", "a segment too many", got=number, allowed=len(self))
+            here = self.vector.stretch(*self.framing.bounds(number))
+            here.unpack_from(np.frombuffer(unseal(self.framing, number, data), dtype=np.uint8))
+            self._measure(number, here)
+            scratch_arrays.release_pages(here.codes)
 
     def values(self) -> Vector:
         """Return the numbers, once all segments are here; a float32 vector is not copied."""
-        vector = self._vector
-        return vector.codes.view(np.float32) if vector.format is F32 else vector.expanded()
+        return self.vector.codes.view(np.float32) if self.vector.format is F32 else self.vector.expanded()
 
 
 def encode_frame(vector: Vector, codec: str) -> bytearray:
@@ -207,10 +196,9 @@ def decode_frame(data: Buffer, *, elements_expected: int, codec: str) -> Vector:
     """Return the float32 vector of a frame in one piece, in memory of its own; raise `FrameRejected`."""
     arriving = FrameDecoder(elements_expected, codec)
     segments = cut_frame(data)
-    if len(segments) != len(arriving.framing):
-        raise FrameRejected("size", "a frame of another length", got=len(segments), allowed=len(arriving.framing))
-    for number, segment in enumerate(segments):
-        arriving.take(number, segment)
+    if len(segments) != len(arriving):
+        raise FrameRejected("size", "a frame of another length", got=len(segments), allowed=len(arriving))
+    arriving.take(list(enumerate(segments)))
     return arriving.values()
 
 

@@ -50,26 +50,26 @@ class Framing:
 
     format: Format = field(init=False, repr=False, compare=False)
     width: int = field(init=False, repr=False, compare=False)
+    """Elements of every segment but the last."""
+    segments: int = field(init=False, repr=False, compare=False)
+    """Their number; an empty vector has one, which is empty."""
+    size_bytes: int = field(init=False, repr=False, compare=False)
+    """The length of all segments, uncompressed; none of their frames is longer."""
 
     def __post_init__(self) -> None:
-        """Find the format of every segment, and the number of elements of every segment but the last."""
+        """Find the format, and what follows from it."""
         form = format_of(self.codec)
+        width = (CHUNK_BYTES - HEADER.size) // form.size(BLOCK) * BLOCK
+        segments = max(1, -(-self.elements // width))
         object.__setattr__(self, "format", form)
-        object.__setattr__(self, "width", (CHUNK_BYTES - HEADER.size) // form.size(BLOCK) * BLOCK)
-
-    def __len__(self) -> int:
-        """Return the number of segments; an empty vector has one, which is empty."""
-        return max(1, -(-self.elements // self.width))
+        object.__setattr__(self, "width", width)
+        object.__setattr__(self, "segments", segments)
+        object.__setattr__(self, "size_bytes", HEADER.size * segments + form.size(self.elements))
 
     def bounds(self, number: int) -> tuple[int, int]:
         """Return the first element of a segment, and the first of the next one."""
         start = number * self.width
         return start, min(start + self.width, self.elements)
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the length of all segments, uncompressed; none of their frames is longer."""
-        return HEADER.size * len(self) + self.format.size(self.elements)
 
 
 def seal(framing: Framing, number: int, segment: Encoded) -> bytearray:

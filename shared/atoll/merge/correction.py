@@ -83,19 +83,15 @@ class Heloco:
         slices: Sequence[FragmentSlice],
     ) -> Corrections:
         """Return the correction of each slice of a pseudo-gradient whose slices have the lengths `norms`."""
-        by_slice = [
-            self._bend(pseudo_gradient, tensor_slice, norm, momentum_reference.momentum, reference)
-            for tensor_slice, norm, reference in zip(slices, norms, momentum_reference.norms, strict=True)
-        ]
+        bounds = [(tensor_slice.offset, tensor_slice.offset + tensor_slice.size) for tensor_slice in slices]
+        products = pseudo_gradient.products(bounds, momentum_reference.momentum)
+        by_slice = [self._bend(*of_slice) for of_slice in zip(norms, momentum_reference.norms, products, strict=True)]
         return Corrections(momentum_reference.momentum, by_slice)
 
-    def _bend(
-        self, v: Encoded, tensor_slice: FragmentSlice, length: float, momentum: Vector, reference: float
-    ) -> SliceCorrection | None:
+    def _bend(self, length: float, reference: float, product: float) -> SliceCorrection | None:
         """Return the correction of one slice, None if it is kept; `reference` is the momentum's length there."""
         if not NORM_MIN < length <= FACTOR_MAX or reference <= NORM_MIN:
             return None
-        product = v.product(tensor_slice.offset, tensor_slice.offset + tensor_slice.size, momentum)
         cosine = product / (length * reference)
         if cosine >= self.cosine:
             return None

@@ -209,9 +209,8 @@ class FragmentFold:
 
 def slice_norms(slices: Sequence[FragmentSlice], pseudo_gradient: Encoded) -> list[float]:
     """Return the L2 norm of each slice, accumulated in float64."""
-    return [
-        math.sqrt(squares) for squares in pseudo_gradient.squares_of([_ends(tensor_slice) for tensor_slice in slices])
-    ]
+    bounds = [(tensor_slice.offset, tensor_slice.offset + tensor_slice.size) for tensor_slice in slices]
+    return [math.sqrt(squares) for squares in pseudo_gradient.products(bounds)]
 
 
 def validated_norms(
@@ -255,7 +254,7 @@ def scale(vector: Vector, slices: Sequence[FragmentSlice], factors: Sequence[flo
 
 def l2_norm(vector: Vector) -> float:
     """Return the L2 norm of a float32 vector, accumulated in float64: no overflow, no large temporary."""
-    return math.sqrt(Encoded.exact(vector).squares(0, vector.size))
+    return math.sqrt(*Encoded.exact(vector).products([(0, vector.size)]))
 
 
 def _ends(tensor_slice: FragmentSlice) -> tuple[int, int]:

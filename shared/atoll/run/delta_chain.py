@@ -66,8 +66,8 @@ class FrameReader:
         framing = Framing(elements, codec)
         if ref.size_bytes > framing.size_bytes:
             raise FrameRejected("oversized", "a frame is too large", got=ref.size_bytes, allowed=framing.size_bytes)
-        if ref.chunks != len(framing):
-            raise FrameRejected("size", "a frame of another length", got=ref.chunks, allowed=len(framing))
+        if ref.chunks != framing.segments:
+            raise FrameRejected("size", "a frame of another length", got=ref.chunks, allowed=framing.segments)
         return cls(Download(ref, framing.size_bytes), FrameDecoder(elements, codec, slices))
 
     async def receive(self, bus: Bus) -> None:
@@ -76,7 +76,7 @@ class FrameReader:
         async with contextlib.aclosing(bus.pieces(self.download)) as pieces:
             async for portion in pieces:
                 bus.stats.frame_bytes_down += sum(len(piece) for _, piece in portion)
-                await off_loop(elements, self.frame.take_all, portion)
+                await off_loop(elements, self.frame.take, portion)
 
 
 def keyframe_of(values: Vector) -> FrameEncoder:
@@ -157,7 +157,7 @@ async def _advanced(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vecto
             while todo and (not ahead or len(ahead) < most):
                 ref = delta_ref(run.subjects, head.fragment, todo.popleft())
                 ahead.append(asyncio.create_task(_read(bus, ref, values.size, codec)))
-            delta = (await ahead[0]).encoded()
+            delta = (await ahead[0]).vector
             ahead.popleft()
             await off_loop(values.size, _add, base, delta, values, None if todo or ahead else digest)
             base = values

@@ -73,8 +73,8 @@ def traffic(question: Question) -> Traffic:
         up=sent,
         down=read,
         state=state,
-        chunks_up=len(frame_up),
-        chunks_down=len(frame_down),
+        chunks_up=frame_up.segments,
+        chunks_down=frame_down.segments,
         hub_in=learners * sent,
         hub_out=learners * read,
         broker_in=learners * sent + commit,
@@ -85,7 +85,7 @@ def traffic(question: Question) -> Traffic:
 
 
 def _blob(framing: Framing) -> BlobRef:
-    return BlobRef(_STEM, len(framing), framing.size_bytes, "0" * 32)
+    return BlobRef(_STEM, framing.segments, framing.size_bytes, "0" * 32)
 
 
 def _manifest(blob: BlobRef) -> bytes:
