@@ -37,15 +37,22 @@ class ArrayEntry(msgspec.Struct, frozen=True, array_like=True):
 
 def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """Return `arrays` as bytes, in their order."""
-    return b"".join(_packed(arrays))
+    packed = PackedArrays(arrays)
+    return b"".join(packed.piece(number) for number in range(len(packed)))
 
 
 class PackedArrays(Cut):
     """Named arrays as the pieces of a blob, in the bytes of `pack_arrays`; they must not change while they are sent."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Plan the pieces of the arrays."""
-        super().__init__(*_packed(arrays))
+        """Plan the pieces of the arrays: views of them."""
+        entries = [ArrayEntry(name, array.dtype.name, array.shape) for name, array in arrays.items()]
+        foreign = [entry.dtype for entry in entries if entry.dtype not in DTYPES]
+        if foreign:
+            raise PeerMisbehaved("arrays of these dtypes cannot be packed", got=foreign, allowed=sorted(DTYPES))
+        header = msgspec.json.encode(entries)
+        raw = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values()]
+        super().__init__(len(header).to_bytes(8, "little"), header, *raw)
 
     def piece(self, number: int) -> Buffer:
         """Return one piece; pages of arrays in scratch files stay in memory only while it is copied."""
@@ -116,17 +123,6 @@ class ArraysDecoder:
                 target = place[low - at : high - at]
                 target[:] = data[low - start : high - start]
                 scratch_arrays.release_pages(target)
-
-
-def _packed(arrays: Mapping[str, npt.NDArray[Any]]) -> list[bytes | memoryview]:
-    """Return the parts of `pack_arrays`: views of the arrays."""
-    entries = [ArrayEntry(name, array.dtype.name, array.shape) for name, array in arrays.items()]
-    foreign = [entry.dtype for entry in entries if entry.dtype not in DTYPES]
-    if foreign:
-        raise PeerMisbehaved("arrays of these dtypes cannot be packed", got=foreign, allowed=sorted(DTYPES))
-    header = msgspec.json.encode(entries)
-    raw = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values()]
-    return [len(header).to_bytes(8, "little"), header, *raw]
 
 
 def unpack_arrays(data: bytes, bytes_max: int) -> dict[str, npt.NDArray[Any]]:

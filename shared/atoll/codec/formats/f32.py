@@ -6,11 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.codec.formats.interface import CompiledForm, Format, NumpyForm, Rows
-
-
-def _rows(rows: Rows, _: Any = None) -> Rows:  # noqa: ANN401
-    return rows
+from atoll.codec.formats.interface import CompiledForm, Format, NumpyForm
 
 
 def _number(number: np.float32, _: Any = None) -> np.float32:  # noqa: ANN401
@@ -27,7 +23,7 @@ F32 = Format(
     code=np.float32,
     bits=32,
     largest=float(np.finfo(np.float32).max),
-    numpy=NumpyForm(_rows, _rows),
+    numpy=NumpyForm(encode=lambda rows, _: rows, decode=lambda rows: rows),
     compiled=CompiledForm(_number, _number),
     jax=_on_device,
 )

@@ -67,19 +67,25 @@ def _over(
     for at in range(start // BLOCK * BLOCK, stop, STRETCH):
         low, high = max(start, at), min(at + STRETCH, stop)
         count = blocks(high - at)
-        rows, scale = _rows(form, payload, (at, low, high), count), _scales(form, scales, at, count)
-        beside = _padded(others, low, high, at, count)
-        if operation == MULTIPLY:
-            # A hostile payload may overflow here: the caller checks that the sum is finite.
-            with np.errstate(over="ignore", invalid="ignore"):
+        rows, scale = _rows(form, payload, scales, (at, low, high), count)
+        beside, before = (_padded(vector, low, high, at, count) for vector in (others, acc))
+        # A hostile payload or scale may overflow here: the caller checks that all is finite.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if operation == MULTIPLY:
                 addends = scale.astype(np.float64) * (rows.astype(np.float64) * beside.astype(np.float64))
                 lanes[:] = np.add.reduce(np.concatenate([lanes[None], addends]), axis=0)
-        else:
-            result = _combined(operation, rows, scale, beside, _padded(acc, low, high, at, count), (keep, take, add))
-            acc[low:high] = result.reshape(-1)[low - at : high - at]
+                continue
+            if operation == COPY:
+                result = scale * rows
+            else:
+                result = (np.float32(take) * scale) * rows
+                if operation == BEND:
+                    result = result + np.float32(add) * beside
+                result = np.float32(keep) * before + result
+        acc[low:high] = result.reshape(-1)[low - at : high - at]
 
 
-def _squares_of_floats(form: Format, payload: Bytes, _: Vector, start: int, stop: int) -> float:
+def _squares_of_floats(form: Format, payload: Bytes, scales: Vector, start: int, stop: int) -> float:
     """Return the sum of squares of elements `start` to `stop`: in float32 by eights, or all in float64."""
     lanes = np.zeros(BLOCK)
     # A hostile payload may give infinity: the caller checks that the sum is finite. A tiny sum is done again.
@@ -89,7 +95,7 @@ def _squares_of_floats(form: Format, payload: Bytes, _: Vector, start: int, stop
             for at in range(start // TILE * TILE, stop, STRETCH):
                 end = min(at + STRETCH, stop)
                 count = -(-(end - at) // TILE) * (TILE // BLOCK)
-                rows = _rows(form, payload, (at, max(start, at), end), count)
+                rows, _ = _rows(form, payload, scales, (at, max(start, at), end), count)
                 squared = np.square(rows.astype(dtype)).reshape(-1, TILE // BLOCK, BLOCK)
                 while squared.shape[1] > 1:
                     squared = squared[:, ::2] + squared[:, 1::2]
@@ -105,8 +111,8 @@ def _squares_of_whole_numbers(form: Format, payload: Bytes, scales: Vector, star
     for at in range(start // BLOCK * BLOCK, stop, STRETCH):
         end = min(at + STRETCH, stop)
         count = blocks(end - at)
-        rows = _rows(form, payload, (at, max(start, at), end), count)
-        wide = _scales(form, scales, at, count)[:, 0].astype(np.float64)
+        rows, scale = _rows(form, payload, scales, (at, max(start, at), end), count)
+        wide = scale[:, 0].astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             of_blocks = wide * wide * np.square(rows.astype(np.int32)).sum(axis=1)
             total = float(np.add.accumulate(np.concatenate([[total], of_blocks]))[-1])
@@ -142,8 +148,8 @@ def _settle(form: Format, values: Vector, following: Vector, payload: Bytes, sca
     return max(largest, _quantise(bf16.BF16, left, carry.view(np.uint8), _NONE))
 
 
-def _rows(form: Format, payload: Bytes, place: tuple[int, int, int], count: int) -> Rows:
-    """Return `count` blocks before their scale, from element `at` on; zero but for elements `low` to `high`."""
+def _rows(form: Format, payload: Bytes, scales: Vector, place: tuple[int, int, int], count: int) -> tuple[Rows, Rows]:
+    """Return `count` blocks from element `at` on, zero but for elements `low` to `high`, and the factor of each, a column."""
     at, low, high = place
     codes = payload.view(form.code)[at // BLOCK * form.items : (at // BLOCK + count) * form.items]
     if codes.size < count * form.items:  # of a format without scales, which ends where its elements do
@@ -151,28 +157,8 @@ def _rows(form: Format, payload: Bytes, place: tuple[int, int, int], count: int)
     rows = np.array(form.numpy.decode(loaded(form, codes.reshape(count, form.items))))
     rows.reshape(-1)[: low - at] = 0
     rows.reshape(-1)[high - at :] = 0
-    return rows
-
-
-def _scales(form: Format, scales: Vector, at: int, count: int) -> Rows:
-    """Return the factor of a decoded number of each block, as a column."""
-    if not scales.size:
-        return np.ones((count, 1), np.float32)
-    return np.float32(form.unit) * scales[at // BLOCK : at // BLOCK + count, None]
-
-
-def _combined(
-    operation: int, values: Rows, scale: Rows, others: Rows, acc: Rows, factors: tuple[float, float, float]
-) -> Rows:
-    """Return the new value of `acc`."""
-    keep, take, add = (np.float32(factor) for factor in factors)
-    with np.errstate(over="ignore", invalid="ignore"):  # a hostile scale; the caller checks that all is finite
-        if operation == COPY:
-            return scale * values
-        blended: Rows = (take * scale) * values
-        if operation == BEND:
-            blended = blended + add * others
-        return keep * acc + blended
+    own = scales[at // BLOCK : at // BLOCK + count, None] if scales.size else np.ones((count, 1), np.float32)
+    return rows, np.float32(form.unit) * own
 
 
 def _padded(vector: Vector, low: int, high: int, at: int, count: int) -> Rows:
