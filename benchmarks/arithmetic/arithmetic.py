@@ -37,7 +37,7 @@ from atoll.codec import FORMATS, Encoded, Framing, encode_frame
 from atoll.codec.formats import BF16, INT4, INT8
 from atoll.codec.formats.interface import BLOCK
 from atoll.codec.kernels import in_jax, kernels
-from atoll.merge.nesterov import nesterov
+from atoll.merge.outer import MOMENTUM, NO_CARRY, Nesterov
 from benchmarks.lib.results import Figure, write
 
 ELEMENTS = 50_000_000 // 1024 * 1024
@@ -160,12 +160,12 @@ def outer_steps(bench: ArithmeticBench) -> list[Figure]:
     A step reads values, pseudo-gradient and momentum, and writes values and momentum. Settling reads the values before and
     after it, and writes the latter, codes, scales and the carry, each once.
     """
-    count, none = bench.vector.size, np.empty(0, dtype=np.uint16)
+    count = bench.vector.size
     values, momentum, carry = np.empty_like(bench.vector), np.empty_like(bench.vector), np.empty(count, dtype=np.uint16)
-    delta, half, take_step = Encoded.blank(INT4, count), np.float32(0.5), nesterov(count)
+    delta, outer = Encoded.blank(INT4, count), Nesterov(0.5, 0.5)
 
     def step() -> None:
-        take_step(bench.vector, none, bench.total, bench.momentum, half, half, values, momentum)
+        outer.step(bench.vector, NO_CARRY, bench.total, {MOMENTUM: bench.momentum}, values, {MOMENTUM: momentum})
 
     def settle() -> None:
         kernels(INT4, count).settle(bench.vector, values, delta.codes, delta.scales, carry)

@@ -16,8 +16,7 @@ import pytest
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import PeerMisbehaved
 from atoll.codec import FORMATS, pack_arrays
-from atoll.merge.downlink import CARRY
-from atoll.merge.global_update import AVERAGE, GlobalUpdate, state_bytes_max
+from atoll.merge.global_update import AVERAGE, CARRY, GlobalUpdate, state_bytes_max
 from atoll.merge.outer import MOMENTUM, OuterOptimizer, State, make_outer
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import BlobRef, Download

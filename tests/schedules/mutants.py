@@ -24,7 +24,7 @@ from atoll.client import data_leases as _leases
 from atoll.client.peer_recovery import StateLender
 from atoll.client.pushing import Pusher
 from atoll.client.session import Session
-from atoll.merge.downlink import CARRY, DownlinkQuantiser
+from atoll.merge.global_update import CARRY, DownlinkQuantiser
 from atoll.protocol.data import DataLedger, LeaseWatch
 from atoll.protocol.events import (
     Acknowledge,

@@ -13,7 +13,7 @@ from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisb
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.codec import frame_bytes
-from atoll.merge.downlink import CARRY
+from atoll.merge.global_update import CARRY
 from atoll.merge.outer import make_outer
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.settings import ProtocolSettings

@@ -9,7 +9,7 @@ import pytest
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, ProtocolMisuse, SettingsError
 from atoll.codec import FORMATS, KEYFRAME, Encoded, EncodedFrame, FrameDecoder
-from atoll.merge.downlink import CARRY, DownlinkQuantiser
+from atoll.merge.global_update import CARRY, DownlinkQuantiser
 from atoll.merge.outer import State
 
 SIZE = 3000
@@ -24,8 +24,7 @@ def settled(
     downlink: DownlinkQuantiser, values: Vector, target: Vector, delta: Encoded | None = None
 ) -> tuple[Vector, State]:
     """Return the values that readers reach on the way to `target`, and what is carried."""
-    delta = delta or downlink.blank(values.size)
-    assert delta is not None
+    delta = delta or Encoded.blank(downlink.format, values.size)
     following, carry = target.copy(), np.empty(values.size, ml_dtypes.bfloat16)
     downlink.settle(values, following, delta, carry)
     return following, {CARRY: carry}
@@ -43,8 +42,7 @@ def test_readers_hold_what_the_shard_holds_and_nothing_drifts(codec: str, size: 
         step = 0.01 * drawn(version + 1, size)
         exact += step
         target = downlink.unrounded(ours, state) + step
-        delta = downlink.blank(size)
-        assert delta is not None
+        delta = Encoded.blank(downlink.format, size)
         ours, state = settled(downlink, ours, target, delta)
         sealed, arriving = EncodedFrame(codec, delta), FrameDecoder(size, codec)
         for number in range(len(sealed)):
@@ -70,12 +68,11 @@ def test_without_the_carry_errors_would_add_up() -> None:
 
 
 def test_float32_needs_no_carry() -> None:
-    """Every version is sent whole, and there is no delta."""
+    """Every version is sent whole."""
     downlink, values = DownlinkQuantiser("f32"), drawn(1)
     assert downlink.exact
     assert downlink.init(values) == {}
     assert downlink.unrounded(values, {}) is values
-    assert downlink.blank(values.size) is None
 
 
 @pytest.mark.parametrize("size", [SIZE, 1 << 18])
@@ -95,8 +92,7 @@ def test_what_a_codec_cannot_hold_is_refused(codec: str, size: int) -> None:
     short = Encoded(form, size, np.empty(form.codes_bytes(size) - 1, np.uint8), np.empty(0, np.float32))
     with pytest.raises(ProtocolMisuse, match="belong together"):
         settled(DownlinkQuantiser(codec), values, finite, short)
-    delta = DownlinkQuantiser(codec).blank(size)
-    assert delta is not None
+    delta = Encoded.blank(form, size)
     with pytest.raises(ProtocolMisuse, match="belong to its values"):
         DownlinkQuantiser(codec).settle(values, finite, delta, np.empty(size, np.uint8))
 

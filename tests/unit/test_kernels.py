@@ -17,8 +17,8 @@ from atoll.codec.encoded import Encoded
 from atoll.codec.formats import F32, INT8, int4, int8
 from atoll.codec.formats.interface import BLOCK
 from atoll.codec.kernels import FAST_ELEMENTS, compiling, fast_kernels, plain_kernels
-from atoll.merge.nesterov import compiled_step, nesterov, numpy_step
-from atoll.merge.outer import Nesterov
+from atoll.merge.nesterov import compiled_step
+from atoll.merge.outer import MOMENTUM, Nesterov
 
 BOTH = [plain_kernels(INT8), fast_kernels(INT8)]
 
@@ -37,7 +37,6 @@ def test_the_compiled_set_is_there() -> None:
     assert [kernels.name for kernels in BOTH] == ["plain", "fast"]
     assert sets.kernels(INT8, FAST_ELEMENTS) is BOTH[1]
     assert sets.kernels(INT8, FAST_ELEMENTS - 1) is BOTH[0]
-    assert nesterov(FAST_ELEMENTS) is compiled_step() is not numpy_step is nesterov(FAST_ELEMENTS - 1)
 
 
 def test_code_that_was_kept_is_of_the_sources_as_they_are() -> None:
@@ -62,13 +61,14 @@ def test_nesterov_steps_agree_to_the_bit() -> None:
     """And with the formula."""
     values, pseudo_gradient, momentum, lost = (drawn(3000, seed, 1.0) for seed in range(4))
     bits = lost.astype(ml_dtypes.bfloat16).view(np.uint16)
+    compiled = compiled_step()
+    assert compiled is not None
     for carry, before in itertools.product((bits[:0], bits), (momentum[:0], momentum)):
-        results = []
-        for step_once in (numpy_step, compiled_step()):
-            after, kept = np.empty_like(values), np.empty_like(before)
-            step_once(values, carry, pseudo_gradient, before, 0.6, 0.3, after, kept)
-            results.append(after.tobytes() + kept.tobytes())
-        assert results[0] == results[1]
+        after, kept, same, same_kept = (np.empty_like(like) for like in (values, before, values, before))
+        plain = Nesterov(0.6, 0.3 if before.size else 0.0)
+        plain.step(values, carry, pseudo_gradient, {MOMENTUM: before}, after, {MOMENTUM: kept})
+        compiled(values, carry, pseudo_gradient, before, 0.6, 0.3, same, same_kept)
+        assert after.tobytes() + kept.tobytes() == same.tobytes() + same_kept.tobytes()
         wanted = (
             0.3 * before.astype(np.float64) + pseudo_gradient if before.size else pseudo_gradient.astype(np.float64)
         )
@@ -77,6 +77,15 @@ def test_nesterov_steps_agree_to_the_bit() -> None:
         unrounded = values + carry.view(ml_dtypes.bfloat16).astype(np.float64) if carry.size else values
         step = unrounded - 0.6 * (pseudo_gradient + 0.3 * wanted if before.size else pseudo_gradient)
         np.testing.assert_allclose(after, step, rtol=0, atol=1e-6 * float(np.abs(step).max()))
+
+
+def test_a_large_vector_takes_the_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A smaller one is done before numba is loaded."""
+    asked: list[int] = []
+    monkeypatch.setattr("atoll.merge.outer.compiled_step", lambda: lambda values, *_: asked.append(values.size))
+    for elements in (FAST_ELEMENTS - 1, FAST_ELEMENTS):
+        Nesterov(0.6, 0.0).update(drawn(elements, 1), drawn(elements, 2), {})
+    assert asked == [FAST_ELEMENTS]
 
 
 def test_vectors_that_do_not_belong_together_are_refused() -> None:

@@ -1,4 +1,15 @@
-r"""One version of a fragment to the next: the outer step, and the average kept beside it.
+r"""One version of a fragment to the next: the outer step, what is sent of it, and the average kept beside it.
+
+**Rounding.** Let R be the values that every learner holds and e the sum of what rounding has taken so far. The outer
+optimizer works on the values as they would be without rounding. A delta is sent of what they should become:
+
+.. math::
+
+    \Theta = R + e \qquad \Theta' = outer(\Theta, \Delta) \qquad q = Q(\Theta' - R) \qquad R' = R + q \qquad e' = \Theta' - R'
+
+R' is what learners compute from R and q, to the bit, so it is also the shard's own truth, and only the shard knows e.
+It is part of the outer state (`CARRY`, bfloat16), so the next owner goes on with the same bits. It is within half a
+step of the quantiser; its own rounding loses a thousandth of that. With `codec_down` "f32" there is no e: R' is Theta'.
 
 **Average.** With `average_versions` N the shard keeps, beside the values, an exponential average of the values of all
 versions since the first. The weight that versions before the first lack is divided out:
@@ -11,28 +22,25 @@ It is for evaluation and export only: no learner trains on it. Version 0 is not 
 the head names it with the values it belongs to, so it survives its shard, travels to the next owner and into the
 archive, bit for bit. It costs four bytes per parameter in the shard's memory, and as many on the way to the broker with
 every commit.
-
-**Rounding.** The part of a version that is sent may be rounded; the values are what its readers compute
-(`atoll.merge.downlink`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from atoll.base import scratch_arrays
+from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import each, parts
-from atoll.codec import Encoded
-from atoll.merge.downlink import CARRY, DownlinkQuantiser, carry_of
-from atoll.merge.outer import Nesterov, OuterOptimizer, State
+from atoll.codec import KEYFRAME, Encoded, format_of
+from atoll.merge.outer import NO_CARRY, Nesterov, OuterOptimizer, State
 from atoll.protocol.settings import ProtocolSettings
 
-Vector = npt.NDArray[np.float32]
-
+CARRY: Final = "carry"
 AVERAGE: Final = "average"
 WEIGHT: Final = "average_weight"
 _HEADER_BYTES_MAX: Final = 2 << 20
@@ -61,6 +69,33 @@ class UpdatedFragment:
     delta: Encoded | None = None
 
 
+class DownlinkQuantiser:
+    """The rounding of a run's versions in its codec."""
+
+    def __init__(self, codec: str) -> None:
+        """Keep the codec; raise `SettingsError` for an unknown one."""
+        self.format = format_of(codec)
+        self.exact = codec == KEYFRAME
+
+    def init(self, values: Vector) -> State:
+        """Return the residue at version 0: nothing."""
+        return {} if self.exact else {CARRY: scratch_arrays.zeros(values.size, ml_dtypes.bfloat16)}
+
+    def unrounded(self, values: Vector, state: State) -> Vector:
+        """Return the values as they would be without rounding."""
+        return values if self.exact else values + state[CARRY].astype(np.float32)
+
+    def settle(self, values: Vector, following: Vector, delta: Encoded, carry: npt.NDArray[Any]) -> None:
+        """Round the step from `values` to `following`: write the sent part to `delta`, the result to `following`.
+
+        The residue goes to `carry`, bfloat16 as the values are float32; all have the length of `delta`.
+
+        Raises:
+            FrameRejected: `not_finite`; the codec cannot hold the difference.
+        """
+        self.format.check(delta.settle(values, following, carry.view(np.uint16)))
+
+
 class GlobalUpdate:
     """The rules of a run for its global values; pure, as the outer optimizer it wraps."""
 
@@ -72,8 +107,8 @@ class GlobalUpdate:
 
     def init(self, values: Vector) -> State:
         """Return the state of version 0 with these values, flat float32."""
-        averaged = self._averaged({AVERAGE: values, WEIGHT: np.zeros(())}, None)
-        return self._outer.init(values) | self._downleg.init(values) | averaged
+        averages: State = {AVERAGE: values, WEIGHT: np.zeros(())} if self._average_versions else {}
+        return self._outer.init(values) | self._downleg.init(values) | averages
 
     def step(self, values: Vector, pseudo_gradient: Vector, state: State) -> UpdatedFragment:
         """Return values and state of a version, from those of the version before it and a merged pseudo-gradient.
@@ -83,7 +118,7 @@ class GlobalUpdate:
         """
         count = values.size
         mine = {name: array for name, array in state.items() if name not in _AVERAGES}
-        delta = self._downleg.blank(count)
+        delta = None if self._downleg.exact else Encoded.blank(self._downleg.format, count)
         outer = self._outer if isinstance(self._outer, Nesterov) else None
         if outer is not None:
             following = scratch_arrays.spare(count, np.float32)
@@ -96,14 +131,16 @@ class GlobalUpdate:
             former, target = values[now], following[now]
             if outer is not None:
                 ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (mine, kept))
-                outer.step(former, carry_of(ours), pseudo_gradient[now], ours, target, newer)
+                carry = ours[CARRY].view(np.uint16) if CARRY in ours else NO_CARRY
+                outer.step(former, carry, pseudo_gradient[now], ours, target, newer)
                 scratch_arrays.release_pages(*ours.values(), *newer.values())
             if delta is not None:
                 self._downleg.settle(former, target, delta.stretch(*part), kept[CARRY][now])
             scratch_arrays.release_pages(former, target)
 
         each(take, parts(0, count), count)
-        return UpdatedFragment(following, kept | self._averaged(state, following), delta)
+        averages: State = self._averaged(state, following) if self._average_versions else {}
+        return UpdatedFragment(following, kept | averages, delta)
 
     def _whole(self, values: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
         """Return the target values (a copy if they will be rounded), and the next state with room for the residue."""
@@ -116,12 +153,8 @@ class GlobalUpdate:
             target
         ) if carried else target, kept | carried  # rounding writes to it; a state may share its memory
 
-    def _averaged(self, state: State, values: Vector | None) -> State:
-        """Return the average after `values`, None for those of version 0; nothing if the run keeps none."""
-        if not self._average_versions:
-            return {}
-        if values is None:
-            return dict(state)
+    def _averaged(self, state: State, values: Vector) -> State:
+        """Return the average after one more version, whose values these are."""
         weight, newest = averaged_in(float(state[WEIGHT]), self._average_versions)
         share, average = np.float32(newest), scratch_arrays.spare(values.size, np.float32)
 

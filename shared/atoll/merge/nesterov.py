@@ -1,9 +1,9 @@
-"""One step of SGD with Nesterov momentum, in NumPy and compiled: the same bits from both (`atoll.merge.outer`).
+"""One step of SGD with Nesterov momentum, compiled, for large vectors: the bits of `atoll.merge.outer.Nesterov.step`.
 
     momentum' = mu momentum + d        values' = (values + carry) - lr (d + mu momentum')        d: the pseudo-gradient
 
 An empty `momentum` means no momentum; an empty `carry` (bits of bfloat16) means `values` alone. No multiplication is
-fused with an addition. The compiled form tests for momentum and carry once per stretch, not once per number. A stretch
+fused with an addition. Momentum and carry are looked for once per stretch, not once per number. A stretch
 stays in the first cache between its loops: each loop is a vector loop, and memory is read and written once.
 """
 
@@ -15,48 +15,22 @@ from collections.abc import Callable
 import numpy as np
 
 from atoll.base.buffer_pool import Vector
-from atoll.codec.formats.bf16 import widened
 from atoll.codec.formats.interface import Halves
-from atoll.codec.kernels import FAST_ELEMENTS
 
 STRETCH = 1024
 
 
-def nesterov(elements: int) -> Callable[..., None]:
-    """Return (values, carry, pseudo_gradient, momentum, lr, mu, next_values, next_momentum) for vectors of so many elements."""
-    return compiled_step() if elements >= FAST_ELEMENTS else numpy_step
-
-
 @functools.cache
-def compiled_step() -> Callable[..., None]:
-    """Return the compiled form, or the NumPy form if there is no numba."""
+def compiled_step() -> Callable[..., None] | None:
+    """Return `_step` compiled, or None if there is no numba."""
     try:
-        from numba import types  # noqa: PLC0415  (either form is loaded when it is first needed)
+        from numba import types  # noqa: PLC0415  (loaded when the first large vector comes)
 
         from atoll.codec.kernels.compiling import F32_IN, F32_OUT, U16_IN, compiled  # noqa: PLC0415
     except ImportError:
-        return numpy_step
+        return None
     signature = types.void(F32_IN, U16_IN, F32_IN, F32_IN, types.float32, types.float32, F32_OUT, F32_OUT)
     return compiled(signature)(_step)
-
-
-def numpy_step(
-    values: Vector,
-    carry: Halves,
-    pseudo_gradient: Vector,
-    momentum: Vector,
-    lr: float,
-    mu: float,
-    next_values: Vector,
-    next_momentum: Vector,
-) -> None:
-    """Do one step on whole vectors."""
-    step = pseudo_gradient
-    if momentum.size:
-        np.add(np.float32(mu) * momentum, pseudo_gradient, out=next_momentum)
-        step = pseudo_gradient + np.float32(mu) * next_momentum
-    unrounded = values + widened(carry) if carry.size else values
-    np.subtract(unrounded, np.float32(lr) * step, out=next_values)
 
 
 def _step(

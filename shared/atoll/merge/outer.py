@@ -7,7 +7,8 @@ With outer learning rate eta and momentum mu (Sec. 2 of arXiv 2604.21428; the pa
     m \leftarrow \mu m + \Delta, \qquad \Theta \leftarrow \Theta - \eta(\Delta + \mu m)
 
 which is SGD with Nesterov momentum. With mu = 0 it is plain SGD and keeps no state; with eta = 1 as well, the new
-global value is the weighted average of the learners' values. Any optax transformation can replace it, by name or by
+global value is the weighted average of the learners' values. Large vectors take the compiled step
+(`atoll.merge.nesterov`); it gives the same bits. Any optax transformation can replace it, by name or by
 `module:attribute`; only then does a shard need JAX.
 """
 
@@ -23,14 +24,17 @@ from atoll.base import buffer_pool, scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.base.parallel import each, parts
-from atoll.merge.nesterov import nesterov
+from atoll.codec.formats.bf16 import widened
+from atoll.codec.formats.interface import Halves
+from atoll.codec.kernels import FAST_ELEMENTS
+from atoll.merge.nesterov import compiled_step
 
 State = dict[str, npt.NDArray[Any]]
 
 MOMENTUM: Final = "momentum"
 
 _NO_MOMENTUM = np.empty(0, dtype=np.float32)
-_NO_CARRY = np.empty(0, dtype=np.uint16)
+NO_CARRY: Final = np.empty(0, dtype=np.uint16)
 
 
 class OuterOptimizer(Protocol):
@@ -63,7 +67,7 @@ class Nesterov:
         def take(part: tuple[int, int]) -> None:
             now = slice(*part)
             ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (mine, kept))
-            self.step(params[now], _NO_CARRY, pseudo_gradient[now], ours, values[now], newer)
+            self.step(params[now], NO_CARRY, pseudo_gradient[now], ours, values[now], newer)
 
         each(take, parts(0, params.size), params.size)
         return values, kept
@@ -71,7 +75,7 @@ class Nesterov:
     def step(
         self,
         params: Vector,
-        carry: npt.NDArray[np.uint16],
+        carry: Halves,
         pseudo_gradient: Vector,
         state: State,
         following: Vector,
@@ -87,8 +91,16 @@ class Nesterov:
         if not alike or carry.size not in (0, params.size) or (former.size and not self.momentum):
             got = [(vector.shape, vector.dtype.name) for vector in (*vectors, carry)]
             raise ProtocolMisuse("values, pseudo-gradient and momentum that do not belong together", got=got)
-        step = nesterov(params.size)
-        step(params, carry, pseudo_gradient, former, self.lr, self.momentum, following, newer)
+        compiled = compiled_step() if params.size >= FAST_ELEMENTS else None
+        if compiled is not None:
+            compiled(params, carry, pseudo_gradient, former, self.lr, self.momentum, following, newer)
+            return
+        step: npt.NDArray[Any] = pseudo_gradient
+        if former.size:
+            np.add(self.momentum * former, pseudo_gradient, out=newer)
+            step = pseudo_gradient + self.momentum * newer
+        unrounded = params + widened(carry) if carry.size else params
+        np.subtract(unrounded, self.lr * step, out=following)
 
 
 class OptaxOuter:

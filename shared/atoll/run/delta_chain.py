@@ -6,7 +6,7 @@ A keyframe is the float32 values of its version, bit for bit. A delta is what a 
 run's `codec_down`. A learner that holds version v - 1 reads a few bits per parameter, adds them and holds version v. A
 learner that is new, or was away for long, reads the keyframe and every delta after it. All learners add the same
 decoded numbers in the same order in float32, so all hold the same bits as the shard, whose own values are that sum too.
-The shard keeps what rounding took from a delta and sends it with a later one (`atoll.merge.downlink`). Nothing drifts.
+The shard keeps what rounding took from a delta and sends it with a later one (`atoll.merge.global_update`). Nothing drifts.
 The head gives the digest of the values, so a learner notices a wrong sum and begins again at the keyframe.
 
 Every `keyframe_versions` versions there is a new keyframe. The deltas before it stay for learners that are a little

@@ -114,7 +114,7 @@ class Question:
     def state_numbers(self) -> float:
         """Return the float32 numbers of outer state per parameter: momentum, or two as of Adam for an optax optimizer.
 
-        The rounding residue of the down-link counts for half of one (`atoll.merge.downlink`).
+        The rounding residue of the down-link counts for half of one (`atoll.merge.global_update`).
         """
         carried = 0.0 if self.exact_down else 0.5
         if self.protocol.outer != "nesterov":

@@ -1,7 +1,7 @@
 """bf16: 2 bytes a number, the upper half of a float32, rounded to nearest, ties to even (the paper sends it).
 
 The range is that of float32, so no scale is needed. 8 bits of the mantissa remain, so the error is at most a part in
-256 of the number. Deltas carry their rounding residue in bf16 (`atoll.merge.downlink`), and scales of other formats
+256 of the number. Deltas carry their rounding residue in bf16 (`atoll.merge.global_update`), and scales of other formats
 travel in it.
 """
 
