@@ -43,18 +43,6 @@ class AccumulateEntry:
     momentum: Vector | None
     anew: bool
 
-    def enter(self, total: Vector, number: int, start: int, stop: int) -> None:
-        """Do the step of slice `number` for its elements `start` to `stop`."""
-        step = self.steps[number]
-        if self.anew:
-            self.pseudo_gradient.copy(total, start, stop)
-        if step is None:
-            return
-        if step.add is None or self.momentum is None:
-            self.pseudo_gradient.blend(total, start, stop, step.keep, step.take)
-        else:
-            self.pseudo_gradient.bend(total, (start, stop), (step.keep, step.take, step.add), self.momentum)
-
 
 class BatchedAccumulation:
     """A sum over these slices, and the entries that wait for it."""
@@ -89,9 +77,17 @@ class BatchedAccumulation:
             for part in parts(tensor_slice.offset, tensor_slice.offset + tensor_slice.size)
         ]
 
-        def take(piece: tuple[int, int, int]) -> None:
+        def enter_all(piece: tuple[int, int, int]) -> None:
+            number, start, stop = piece
             for entry in entries:
-                entry.enter(total, *piece)
+                step = entry.steps[number]
+                if entry.anew:
+                    entry.pseudo_gradient.copy(total, start, stop)
+                if step is not None and step.add is not None and entry.momentum is not None:
+                    factors = step.keep, step.take, step.add
+                    entry.pseudo_gradient.bend(total, (start, stop), factors, entry.momentum)
+                elif step is not None:
+                    entry.pseudo_gradient.blend(total, start, stop, step.keep, step.take)
 
-        each(take, pieces, elements if entries else 0)
+        each(enter_all, pieces, elements if entries else 0)
         return total

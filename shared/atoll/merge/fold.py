@@ -92,7 +92,7 @@ class FragmentFold:
     """
 
     def __init__(self, slices: Sequence[FragmentSlice], method: Method = "mean") -> None:
-        """Start empty; each of `spans` is a slice."""
+        """Start empty."""
         self._slices = tuple(slices)
         self._radially = tuple(method == "rda" and not tensor_slice.direct for tensor_slice in self._slices)
         self._pass = BatchedAccumulation(self._slices)
@@ -116,8 +116,8 @@ class FragmentFold:
     ) -> None:
         """Fold in a pseudo-gradient (layout order) with a positive weight; it must not change until the result is there.
 
-        `norms` are its L2 norms per slice (`slice_norms`). The staleness weight `freshness` is 1 for a timely
-        contribution; one with 0 is ignored.
+        `norms` are its L2 norms per slice (`slice_norms`). The staleness weight is 1 for a timely contribution; one with 0
+        is ignored.
         """
         if self._spent:
             raise ProtocolMisuse("this fold has given its result already")
@@ -163,10 +163,20 @@ class FragmentFold:
         self._spent = True
         merged = self._pass.total(self._elements)
         lengths = self._lengths(merged) if self.count > 1 else [1.0] * len(self._slices)
-        for number, values in self._values.items():
-            if lengths[number] == 0.0:
-                merged[slice(*_ends(self._slices[number]))], lengths[number] = values, 1.0
-        scale(merged, self._slices, [self._freshest * length for length in lengths])
+        pieces: list[tuple[tuple[int, int], np.float32]] = []
+        for number, tensor_slice in enumerate(self._slices):
+            start, stop = tensor_slice.offset, tensor_slice.offset + tensor_slice.size
+            if lengths[number] == 0.0 and number in self._values:
+                merged[start:stop], lengths[number] = self._values[number], 1.0
+            factor = self._freshest * lengths[number]
+            if factor != 1.0:
+                pieces += [(part, np.float32(factor)) for part in parts(start, stop)]
+
+        def scale(piece: tuple[tuple[int, int], np.float32]) -> None:
+            here = merged[slice(*piece[0])]
+            np.multiply(here, piece[1], out=here)
+
+        each(scale, pieces, merged.size)
         return MergeResult(merged, self.weight_sum, self.count)
 
     def _share(self, number: int, norm: float, share: float) -> float:
@@ -236,27 +246,6 @@ def validated_norms(
     return list(norms)
 
 
-def scale(vector: Vector, slices: Sequence[FragmentSlice], factors: Sequence[float]) -> None:
-    """Multiply each slice of a float32 vector by its factor."""
-    pieces = [
-        (part, np.float32(factor))
-        for tensor_slice, factor in zip(slices, factors, strict=True)
-        if factor != 1.0
-        for part in parts(*_ends(tensor_slice))
-    ]
-
-    def take(piece: tuple[tuple[int, int], np.float32]) -> None:
-        here = vector[slice(*piece[0])]
-        np.multiply(here, piece[1], out=here)
-
-    each(take, pieces, vector.size)
-
-
 def l2_norm(vector: Vector) -> float:
     """Return the L2 norm of a float32 vector, accumulated in float64: no overflow, no large temporary."""
     return math.sqrt(*Encoded.exact(vector).products([(0, vector.size)]))
-
-
-def _ends(tensor_slice: FragmentSlice) -> tuple[int, int]:
-    """Return the bounds of a slice."""
-    return tensor_slice.offset, tensor_slice.offset + tensor_slice.size
