@@ -79,15 +79,6 @@ def test_nesterov_steps_agree_to_the_bit() -> None:
         np.testing.assert_allclose(after, step, rtol=0, atol=1e-6 * float(np.abs(step).max()))
 
 
-def test_a_large_vector_takes_the_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A smaller one is done before numba is loaded."""
-    asked: list[int] = []
-    monkeypatch.setattr("atoll.merge.outer.compiled_step", lambda: lambda values, *_: asked.append(values.size))
-    for elements in (FAST_ELEMENTS - 1, FAST_ELEMENTS):
-        Nesterov(0.6, 0.0).update(drawn(elements, 1), drawn(elements, 2), {})
-    assert asked == [FAST_ELEMENTS]
-
-
 def test_vectors_that_do_not_belong_together_are_refused() -> None:
     """Compiled code would read, or write, what is not theirs."""
     vector = drawn(300, 4)

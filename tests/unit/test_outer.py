@@ -11,6 +11,7 @@ import pytest
 
 from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.codec import pack_arrays, unpack_arrays
+from atoll.codec.kernels import FAST_ELEMENTS
 from atoll.merge.outer import Nesterov, OptaxOuter, OuterOptimizer, make_outer
 
 Vector = npt.NDArray[np.float32]
@@ -195,3 +196,12 @@ def test_vectors_that_do_not_belong_together_are_refused() -> None:
     ):
         with pytest.raises(ProtocolMisuse, match="belong together"):
             rule.step(good, carry, merged, momentum, new, state_new)
+
+
+def test_a_large_vector_takes_the_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A smaller one is done before numba is loaded."""
+    asked: list[int] = []
+    monkeypatch.setattr("atoll.merge.outer.compiled_step", lambda: lambda values, *_: asked.append(values.size))
+    for elements in (FAST_ELEMENTS - 1, FAST_ELEMENTS):
+        Nesterov(0.6, 0.0).update(np.ones(elements, np.float32), np.ones(elements, np.float32), {})
+    assert asked == [FAST_ELEMENTS]
