@@ -28,8 +28,7 @@ from atoll.protocol.events import (
     PushKey,
     TimerFired,
 )
-from atoll.protocol.learners import STEP_S_MAX, plausible
-from atoll.protocol.pacing import RECALL_S_MIN, beat_s, comes_earlier, recall_s
+from atoll.protocol.pacing import RECALL_S_MIN, STEP_S_MAX, beat_s, comes_earlier, plausible, recall_s
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 

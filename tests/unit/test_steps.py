@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.events import ArmTimer, LearnerBeat
-from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.shard import Shard
-from atoll.protocol.steps import (
+from atoll.protocol.pacing import (
     BEATS_PER_SILENCE,
     NEWS_SHARE,
     ODD_TIMES,
@@ -21,6 +19,8 @@ from atoll.protocol.steps import (
     Heartbeats,
     StepTimes,
 )
+from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.shard import Shard
 
 
 def times(*steps_s: float) -> StepTimes:

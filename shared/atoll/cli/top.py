@@ -49,7 +49,7 @@ def top(
 def _beat_s(protocol: ProtocolSettings) -> float:
     """Return the longest interval between two signs of life that a live process may have, in seconds."""
     from atoll.protocol.balance import BEATS_PER_LEASE  # noqa: PLC0415
-    from atoll.protocol.steps import BEATS_PER_SILENCE  # noqa: PLC0415
+    from atoll.protocol.pacing import BEATS_PER_SILENCE  # noqa: PLC0415
 
     return max(protocol.silence_s / BEATS_PER_SILENCE, protocol.lease_s / BEATS_PER_LEASE)
 

@@ -61,9 +61,9 @@ from atoll.protocol.events import (
     StepDone,
 )
 from atoll.protocol.island import Island
+from atoll.protocol.pacing import Heartbeats, StepTimes
 from atoll.protocol.reasons import call_id, head_id
 from atoll.protocol.recorder import FactRecorder
-from atoll.protocol.steps import Heartbeats, StepTimes
 from atoll.run.heads import GlobalFragment, fetch_newest, read_heads
 from atoll.run.record import is_over
 from atoll.wire.messages import Call, Control, Member, RunRecord, Verdict, decode, encode

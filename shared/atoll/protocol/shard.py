@@ -51,9 +51,8 @@ from atoll.protocol.events import (
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.fragment_slot import FragmentSlot
 from atoll.protocol.grace import MovingAverage, grace_window, median
-from atoll.protocol.learners import KnownLearner, plausible
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.pacing import beat_s, comes_earlier, recall_s
+from atoll.protocol.pacing import KnownLearner, beat_s, comes_earlier, plausible, recall_s
 from atoll.protocol.quarantine import OFFENCES, Measure
 from atoll.protocol.reasons import Opened, push_id, still_waiting
 from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase

@@ -18,8 +18,8 @@ from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.fragment_slot import FragmentSlot
 from atoll.protocol.grace import MovingAverage
 from atoll.protocol.island import Island, LocalInterval
-from atoll.protocol.learners import KnownLearner
 from atoll.protocol.ledger import Ledger
+from atoll.protocol.pacing import KnownLearner
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard

@@ -36,7 +36,7 @@ from atoll.protocol.events import (
     StepDone,
 )
 from atoll.protocol.island import Island
-from atoll.protocol.steps import StepTimes
+from atoll.protocol.pacing import StepTimes
 from atoll_simulator.fleet.chance import slowest, stream
 from atoll_simulator.fleet.links import FleetLink
 
