@@ -41,7 +41,7 @@ from atoll.merge.global_update import averaged_in
 from atoll.merge.outer import MOMENTUM, make_outer
 from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather
-from atoll.protocol.weights import token_weight
+from atoll.protocol.round import token_weight
 from atoll.settings import Settings
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.evaluate import EXPORT_TOKENS_MAX, FOLLOW_TOKENS_MAX

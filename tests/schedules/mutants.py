@@ -39,9 +39,8 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
-from atoll.protocol.fragment_slot import FragmentSlot
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.round import FragmentRound, Offer
+from atoll.protocol.round import FragmentRound, FragmentSlot, Offer
 from atoll.protocol.shard import Shard
 from atoll.protocol.tenure import LeaseSeen, Tenure
 from atoll.run import delta_chain as _chain

@@ -9,7 +9,6 @@ from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import PushKey
 from atoll.protocol.grace import GraceWindow
 from atoll.protocol.quarantine import Measure, is_outlier
-from atoll.protocol.reasons import NEVER_CALLED
 from atoll.protocol.round import FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
 
@@ -22,7 +21,7 @@ def begun(**changes: object) -> FragmentRound:
 
 def called(now: FragmentRound, at_s: float) -> int:
     """Call a round."""
-    return now.call(at_s, NEVER_CALLED, {"a", "b"})
+    return now.call(at_s, {"a", "b"}, "due", None, 1.0, "c")
 
 
 def granted(now: FragmentRound, at_s: float, for_s: float) -> float:
@@ -98,7 +97,6 @@ def test_who_has_answered_is_who_contributed_on_this_base_or_tried_to() -> None:
     now.drop(offer("late and bad", base=4))
     assert now.answered() == {"bad"}
     now.fold(offer("good"), "c")
-    assert now.on_time == {"good"}
     assert now.answered() == {"bad", "good"}
 
 

@@ -7,9 +7,8 @@ import pytest
 
 from atoll.base.errors import SettingsError
 from atoll.protocol.events import PushKey
-from atoll.protocol.round import FragmentRound, Offer
+from atoll.protocol.round import FragmentRound, Offer, staleness_weight, token_weight
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.weights import staleness_weight, token_weight
 
 
 @pytest.mark.parametrize("age_max", [0, 1, 2, 8])

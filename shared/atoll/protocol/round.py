@@ -1,4 +1,4 @@
-"""One fragment's round: the collection that turns version v into v + 1.
+"""One fragment's round: the collection that turns version v into v + 1, and what a shard keeps between rounds.
 
     RESTING --call--> COLLECTING --quorum--> GRACE --deadline or all answered--> COMMITTING --durable--> (next round)
 
@@ -11,6 +11,8 @@ early when every live learner has answered. From COMMITTING on its participants 
 At the end of a run that ends `together`, a learner's last steps may come as a second contribution of one span, on the version
 that its first one is about to be part of. It is parked, too, or folded here when nothing is left to make that version.
 
+A contribution counts by its tokens and by its tokens per step (`token_weight`), and less the later it is (`staleness_weight`).
+
 The round decides; it knows nothing of the schedule, of leases or of other fragments. Each decision names its reason.
 
 What is not pretty: a learner with nothing to give stays silent, and the round learns of it only through the deadline.
@@ -19,14 +21,15 @@ What is not pretty: a learner with nothing to give stays silent, and the round l
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import Commit, Fold, PushKey, Share
+from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import GraceWindow
-from atoll.protocol.reasons import NEVER_CALLED, NOBODY, Names, Opening, RoundReasons
+from atoll.protocol.reasons import NEVER_CALLED, NOBODY, Names, Opened, Opening, RoundReasons
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.weights import staleness_weight, token_weight
 
 VAIN_CALLS = 8
 PLACES = 2
@@ -84,22 +87,31 @@ class FragmentRound:
     met_by: str = ""
     grace: GraceWindow | None = None
 
-    def call(self, at_s: float, opening: Opening, awaited: set[str]) -> int:
+    def call(
+        self, at_s: float, awaited: set[str], opened: Opened, due_s: float | None, step_s: float, cause_id: str
+    ) -> int:
         """Open the round, or call again below quorum; return the attempt number, from 1.
 
-        `opening` says how it came to be called, `awaited` are the live learners; both are only noted.
+        What else it is told is only noted: the live learners, its beat (None before the first) and their step time.
         """
         if self.phase not in (Phase.RESTING, Phase.COLLECTING):
             raise ProtocolMisuse("a round is called before its quorum", got=self.phase.value)
         if self.phase is Phase.RESTING:
-            self.phase, self.called_s, self.opening = Phase.COLLECTING, at_s, opening
-        self.unanswered = self.missing(awaited)
+            self.phase, self.called_s = Phase.COLLECTING, at_s
+            began_s = at_s if self.began_s is None else self.began_s
+            beat_s = at_s if due_s is None else due_s
+            self.opening = Opening(
+                opened=opened,
+                rested_s=at_s - began_s,
+                late_s=max(0.0, at_s - beat_s),
+                behind_commit=began_s > beat_s,
+                interval_steps=self.settings.interval_steps,
+                step_s=step_s,
+                cause_id=cause_id,
+            )
+        self.unanswered = Names.of(awaited - self.answered())
         self.attempt += 1
         return self.attempt
-
-    def missing(self, awaited: set[str]) -> Names:
-        """Return the learners among `awaited` that have not answered yet."""
-        return Names.of(awaited - self.answered())
 
     def age(self, offer: Offer) -> int:
         """Return how many versions behind this round's base the offer is; negative means it is from the future."""
@@ -150,14 +162,9 @@ class FragmentRound:
         staleness = staleness_weight(self.settings, age)
         return Fold(key=offer.key, weight=weight, staleness_weight=staleness, age=age, cause_id=cause_id)
 
-    @property
-    def on_time(self) -> set[str]:
-        """Return the learners that have a contribution on *this* base folded here."""
-        return {share.key.learner for share in self.shares if share.age == 0}
-
     def answered(self) -> set[str]:
         """Return the learners that answered *this* base, well or badly: a late contribution is no answer."""
-        return self.on_time | self.refused
+        return {share.key.learner for share in self.shares if share.age == 0} | self.refused
 
     def drop(self, offer: Offer) -> None:
         """Forget an offer that was refused; its learner has answered all the same."""
@@ -165,19 +172,14 @@ class FragmentRound:
         if self.age(offer) == 0:
             self.refused.add(offer.key.learner)
 
-    def has_quorum(self) -> bool:
-        """Return whether K learners have contributed on this base, or on any after `VAIN_CALLS` calls in vain.
+    def contributed(self) -> int:
+        """Return how many learners count towards the quorum: those on this base, on any after `VAIN_CALLS` calls in vain.
 
         Late contributions do not count: a round that began with them would open its grace as it is called, end before
         anybody can answer, and make everybody late for the next one too. But what is late keeps its place in the queue,
         which is bounded per learner, until a commit: where it has filled the places, nobody can answer until it counts.
         """
-        return self.contributed >= self.settings.quorum
-
-    @property
-    def contributed(self) -> int:
-        """Return how many learners count towards the quorum."""
-        return len(self.on_time if self.attempt <= VAIN_CALLS else {share.key.learner for share in self.shares})
+        return len({share.key.learner for share in self.shares if share.age == 0 or self.attempt > VAIN_CALLS})
 
     def open_grace(self, at_s: float, grace: GraceWindow, cause_id: str) -> float:
         """Note that the quorum was met, because of `cause_id`, and return the deadline of the grace window."""
@@ -222,7 +224,7 @@ class FragmentRound:
             grace=self.grace,
             grace_waited_s=at_s - quorum_s,
             end=reason,
-            missing=self.missing(awaited),
+            missing=Names.of(awaited - self.answered()),
             reading=len(self.loading),
             together=together,
         )
@@ -238,3 +240,38 @@ class FragmentRound:
             cause_id=cause_id,
             why=why,
         )
+
+
+def token_weight(tokens: int, steps: int) -> float:
+    """Return the weight of a learner that trained over `tokens` tokens in `steps` inner steps, both positive.
+
+    It is tokens^2 / steps (Sec. 3.2 of arXiv 2604.21428), so the tokens times the tokens per step.
+    """
+    return tokens * tokens / steps
+
+
+def staleness_weight(settings: ProtocolSettings, age: int) -> float:
+    """Return what a contribution that is `age` versions late keeps of its weight: 1 at age 0, then falling.
+
+    The gate is that of CGAD (arXiv 2605.09126), sigma = gate * e^(-alpha age) with the cosine gate's end where contributions
+    are refused anyway: `age_max + 1`. So there is no jump between what is taken and what is refused.
+    """
+    power = settings.age_damping**age
+    if settings.age_law == "power":
+        return power
+    return power * 0.5 * (1.0 + math.cos(math.pi * age / (settings.age_max + 1)))
+
+
+@dataclass(slots=True)
+class FragmentSlot:
+    """What a shard keeps for one fragment: its present round, its ledger, what waits, and when it is called.
+
+    `due_s` is its next beat, `called_s` the last; `parked` offers wait for the next round.
+    """
+
+    round: FragmentRound
+    fragment_ledger: FragmentLedger
+    offers: dict[PushKey, Offer] = field(default_factory=dict)
+    parked: list[PushKey] = field(default_factory=list)
+    called_s: float | None = None
+    due_s: float | None = None

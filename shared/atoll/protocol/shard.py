@@ -49,13 +49,12 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger
-from atoll.protocol.fragment_slot import FragmentSlot
 from atoll.protocol.grace import MovingAverage, grace_window, median
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import KnownLearner, beat_s, comes_earlier, plausible, recall_s
 from atoll.protocol.quarantine import OFFENCES, Measure
 from atoll.protocol.reasons import Opened, push_id, still_waiting
-from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
+from atoll.protocol.round import PLACES, FragmentRound, FragmentSlot, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
 
 
@@ -302,11 +301,12 @@ class Shard:
             slot.called_s = slot.due_s = None
             return self._advance(slot, at_s, cause_id)
         live = self.live(at_s)
-        attempt = now.call(at_s, slot.opening(at_s, opened, step_s, cause_id), live)
+        opened = "first" if opened == "due" and slot.called_s is None else opened
+        attempt = now.call(at_s, live, opened, slot.due_s, step_s, cause_id)
         interval_s = self.settings.interval_steps * step_s
         slot.called_s = beat_s(at_s, slot.due_s, interval_s)
         slot.due_s = slot.called_s + interval_s
-        why = still_waiting(attempt, self.settings.quorum, now.contributed, now.unanswered) if attempt > 1 else ""
+        why = still_waiting(attempt, self.settings.quorum, now.contributed(), now.unanswered) if attempt > 1 else ""
         call = PublishCall(
             fragment=now.fragment,
             version=now.version,
@@ -331,7 +331,7 @@ class Shard:
         live = self.live(at_s) if live is None else live
         everybody = self._everybody(slot, live, at_s)
         awaited = live if everybody is None else everybody
-        if now.phase is Phase.COLLECTING and now.has_quorum():
+        if now.phase is Phase.COLLECTING and now.contributed() >= self.settings.quorum:
             self.quorum.add(at_s - now.called_s)
             grace = grace_window(self.settings, self.step_s(at_s) or 0.0, self.quorum.value, self.sync.value)
             deadline_s = now.open_grace(at_s, grace, cause_id)

@@ -15,12 +15,11 @@ from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.balance import Balance, HostHeard
 from atoll.protocol.events import PushKey
 from atoll.protocol.fragment_ledger import FragmentLedger
-from atoll.protocol.fragment_slot import FragmentSlot
 from atoll.protocol.grace import MovingAverage
 from atoll.protocol.island import Island, LocalInterval
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import KnownLearner
-from atoll.protocol.round import FragmentRound, Offer
+from atoll.protocol.round import FragmentRound, FragmentSlot, Offer
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.protocol.tenure import LeaseStanding, Tenure
