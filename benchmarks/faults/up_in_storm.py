@@ -25,11 +25,12 @@ import psutil
 
 from atoll.base.errors import AtollError
 from atoll.base.loop_thread import LoopThread
+from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.local.options import shard_names, standby_names
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, SettledPushes, thawed
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, SettledPushes
 from atoll.run.heads import read_heads
 from atoll.run.ledger import closing_ledger
 from atoll.run.record import read_run
@@ -301,7 +302,8 @@ class CourseRecorder:
             self._note(head)
             extract.heads[fragment], extract.merged[fragment] = head.version, head.tokens_merged
             if head.fragment_ledger is not None:
-                fragment_ledger = thawed(await self._bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX))
+                frozen = await self._bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)
+                fragment_ledger = parsed(frozen, FragmentLedger)
                 extract.settled |= {
                     f"{who}/{fragment}": pushes_of(account) for who, account in fragment_ledger.settled.items()
                 }

@@ -25,7 +25,7 @@ from atoll.cli.why import lines
 from atoll.client.join import JoinOptions, join
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import PublishCall
-from atoll.protocol.reasons import commit_id, head_id, push_id
+from atoll.protocol.reasons import id_of
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.run.round_history import RoundHistory
@@ -104,14 +104,14 @@ def test_every_round_of_a_run_says_why_it_waited_and_what_caused_it(run: str) ->
         assert why is not None
         told = committed[made.fragment, made.version]
         assert told["why"] == why.told()
-        assert told["id"] == commit_id(made.fragment, made.version)
+        assert told["id"] == id_of("commit", made.fragment, made.version)
         assert told["cause_id"] == made.cause_id
         assert made.cause_id.partition("/")[0] in {"push", "grace", "due"}
         for share in made.contributors:
             assert share.cause_id.partition("/")[0] in {"call", "head", "drain"}
         assert why.end == made.end
         assert why.quorum_wait_s == pytest.approx(made.quorum_wait_s, abs=1e-3)
-    assert adopted <= {head_id(line.round.fragment, line.round.version) for line in history.rounds}
+    assert adopted <= {id_of("head", line.round.fragment, line.round.version) for line in history.rounds}
     assert adopted
 
 
@@ -138,9 +138,9 @@ async def test_the_command_says_why_a_round_of_a_real_broker_waited(broker: Embe
     for words in ("why it waited", "it rested until its first beat", "the quorum of 2 was met", "what caused what"):
         assert words in one.output
     for share in first.round.contributors:
-        push = push_id(share.learner, share.incarnation, 0, share.push)
+        push = id_of("push", share.learner, share.incarnation, 0, share.push)
         assert f"{share.cause_id:<28} -> {push}" in one.output
-    assert f"{commit_id(0, 1):<28} -> {head_id(0, 1)}" in one.output
+    assert f"{'commit/0/1':<28} -> head/0/1" in one.output
     slowest = await asyncio.to_thread(asked, "why")
     assert slowest.output.count(" from call to end ") == min(10, len(history.rounds))
     missing = await asyncio.to_thread(asked, "why", "--fragment", "0", "--version", "999")

@@ -9,8 +9,9 @@ from fractions import Fraction
 import msgspec
 import pytest
 
+from atoll.base.parsing import parsed
 from atoll.protocol.events import PushKey, Share
-from atoll.protocol.fragment_ledger import RANGES_MAX, FragmentLedger, SettledPushes, thawed
+from atoll.protocol.fragment_ledger import RANGES_MAX, FragmentLedger, SettledPushes
 from atoll.protocol.ledger import Account, Ledger, apportion, continued, newest, parts, settle
 from atoll.protocol.quarantine import MEASURES_MAX, Measure
 
@@ -219,7 +220,7 @@ def test_books_that_are_frozen_tell_an_heir_all_of_it() -> None:
         ledger.measures = [Measure(1.0, 2, "a")] * MEASURES_MAX
         due.learn(reports)
 
-        heir = thawed(ledger.frozen(reports))
+        heir = parsed(ledger.frozen(reports), FragmentLedger)
         told = Ledger()
         heir.enter_into(told)
 

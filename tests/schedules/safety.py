@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.archive.rebuild import REBUILDER
+from atoll.base.parsing import parsed
 from atoll.bus.memory.streams import StoredMessage
 from atoll.codec import KEYFRAME
 from atoll.protocol.data import DataLedger, sums_by_epoch
 from atoll.protocol.events import Acknowledge, Commit, Dismiss, PushKey, Share
-from atoll.protocol.fragment_ledger import FragmentLedger, thawed
+from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.invariants import Durable, InvariantBroken, require
 from atoll.run.delta_chain import frames_of
 from atoll.wire.blobs import BlobRef
@@ -235,7 +236,9 @@ class Safety:
         self.durable.versions[head.fragment] = head.version
         self.durable.tokens.setdefault(head.fragment, 0)
         fragment_ledger = (
-            FragmentLedger() if head.fragment_ledger is None else thawed(b"".join(self._blob(head.fragment_ledger)))
+            FragmentLedger()
+            if head.fragment_ledger is None
+            else parsed(b"".join(self._blob(head.fragment_ledger)), FragmentLedger)
         )
         self.durable.fragment_ledger[head.fragment] = fragment_ledger
         rebuilt = self.run.rebuilt

@@ -13,10 +13,11 @@ import msgspec
 
 from atoll.base.errors import BlobGone
 from atoll.base.loop_thread import LoopThread
+from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle, JoinOptions, join
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, thawed
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.quarantine import MEASURES_MIN
 from atoll.protocol.settings import ProtocolSettings
@@ -150,7 +151,7 @@ class MemoryWorld:
             assert record is not None
             heads = await read_heads(bus, record)
             refs = [head.fragment_ledger for head in heads.values() if head.fragment_ledger is not None]
-            return [thawed(await bus.get_blob(ref, LEDGER_BYTES_MAX)) for ref in refs]
+            return [parsed(await bus.get_blob(ref, LEDGER_BYTES_MAX), FragmentLedger) for ref in refs]
 
         try:
             fragment_ledger = self.home.submit(read()).result(240.0)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from atoll.base.errors import AtollError
+from atoll.base.parsing import parsed
 from atoll.protocol import invariants
 from atoll.protocol.events import (
     Acknowledge,
@@ -48,7 +49,7 @@ from atoll.protocol.events import (
     StepDone,
     TimerFired,
 )
-from atoll.protocol.fragment_ledger import FragmentLedger, thawed
+from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger, Settlement, settle
 from atoll.protocol.recorder import logbook_line
@@ -147,7 +148,8 @@ class ProtocolWorld:
     def take_over(self) -> None:
         """The shard's owner dies; its heir begins with what is durable, and what nobody acknowledged comes once more."""
         fragment_ledger = {
-            fragment: thawed(kept.frozen(_reports(kept))) for fragment, kept in self.durable.fragment_ledger.items()
+            fragment: parsed(kept.frozen(_reports(kept)), FragmentLedger)
+            for fragment, kept in self.durable.fragment_ledger.items()
         }
         lost = {
             key for lane in self.lanes.values() for one in lane if isinstance(one, Acknowledge) for key in [one.key]

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from atoll.base.errors import ProtocolMisuse, SettingsError
+from atoll.base.parsing import parsed
 from atoll.protocol import grace, invariants, island, ledger, shard
 from atoll.protocol import round as rounds
 from atoll.protocol.events import (
@@ -43,7 +44,7 @@ from atoll.protocol.events import (
     StepDone,
     TimerFired,
 )
-from atoll.protocol.fragment_ledger import thawed
+from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.settings import ProtocolSettings
 
 STEP_S = 1.0
@@ -75,11 +76,13 @@ class RulesDesk:
         invariants.check_shard(self.shard)
         return actions
 
-    def beat(self, learner: str, at_s: float = 0.0, incarnation: int = 1, *, training: bool = True) -> list[Action]:
+    def beat(
+        self, learner: str, at_s: float = 0.0, incarnation: int = 1, *, training: bool = True, step_s: float = STEP_S
+    ) -> list[Action]:
         """Let a learner report."""
         return self.tell(
             LearnerBeat(
-                at_s=at_s, learner=learner, incarnation=incarnation, training=training, step_s=STEP_S, tokens=100
+                at_s=at_s, learner=learner, incarnation=incarnation, training=training, step_s=step_s, tokens=100
             )
         )
 
@@ -114,14 +117,21 @@ def test_grace_is_gamma_of_the_slack_within_zero_and_the_cap() -> None:
     assert grace.grace_window(s, 1.0, 1.5, 1.0).granted_s == 0.0
 
 
-def test_averages_take_the_first_sample_whole_and_medians_ignore_an_outlier() -> None:
-    """One slow learner cannot stretch the pace."""
+def test_averages_take_the_first_sample_whole() -> None:
+    """And move by their share towards every later one."""
     average = grace.MovingAverage(0.5)
     assert average.add(4.0) == 4.0
     assert average.add(2.0) == 3.0
-    assert grace.median([1.0, 1.1, 50.0]) == 1.1
-    assert grace.median([1.0, 3.0]) == 2.0
-    assert grace.median([]) is None
+
+
+@pytest.mark.parametrize(("steps_s", "pace_s"), [((), None), ((1.0, 3.0), 2.0), ((50.0, 1.1, 1.0), 1.1)])
+def test_the_pace_is_the_median_learners(steps_s: tuple[float, ...], pace_s: float | None) -> None:
+    """One slow learner cannot stretch it; of two it is the mean, of none there is none."""
+    desk = RulesDesk()
+    for number, step_s in enumerate(steps_s):
+        desk.beat(f"learner-{number}", step_s=step_s)
+
+    assert desk.shard.step_s(0.0) == pace_s
 
 
 def test_first_calls_are_staggered_over_one_interval() -> None:
@@ -367,7 +377,9 @@ def test_a_run_is_over_also_when_only_another_shard_heard_of_the_last_tokens() -
     desk.tell(told)
     (kept,) = the(Keep, desk.tell(LearnerLeft(at_s=50.0, learner="a", incarnation=1)))
     assert isinstance(kept, Keep)
-    heir = shard.Shard(settings(tokens_target=1000), 0, {0: 0}, fragment_ledger={0: thawed(kept.fragment_ledger)})
+    heir = shard.Shard(
+        settings(tokens_target=1000), 0, {0: 0}, fragment_ledger={0: parsed(kept.fragment_ledger, FragmentLedger)}
+    )
 
     assert the(Finish, desk.tell(QueueDrained(at_s=51.0)))
     assert heir.ledger.known_tokens == 1000

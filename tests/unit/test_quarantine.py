@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from atoll.base.errors import SettingsError
+from atoll.base.parsing import parsed
 from atoll.protocol.events import (
     Acknowledge,
     Action,
@@ -23,7 +24,7 @@ from atoll.protocol.events import (
     PushKey,
     TimerFired,
 )
-from atoll.protocol.fragment_ledger import FragmentLedger, thawed
+from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.quarantine import MEASURES_MAX, MEASURES_MIN, Measure, is_outlier, stands_alone
 from atoll.protocol.settings import ProtocolSettings
@@ -238,14 +239,14 @@ def test_an_heir_judges_as_its_predecessor_did() -> None:
         bench.push("good")
     bench.push("bad", norm=99.0)
     kept = [action for action in bench.push("bad", norm=99.0) if isinstance(action, Keep)]
-    fragment_ledger = thawed(kept[-1].fragment_ledger)
+    fragment_ledger = parsed(kept[-1].fragment_ledger, FragmentLedger)
 
     heir = Shard(settings(offences_max=2), 0, {0: 0}, fragment_ledger={0: fragment_ledger})
 
     assert heir.isolated("bad", 1)
     assert not heir.isolated("good", 1)
     assert is_outlier(fragment_ledger.measures, 99.0, 8, 10.0)
-    assert thawed(FragmentLedger(measures=USUAL).frozen(Ledger())).measures == USUAL
+    assert parsed(FragmentLedger(measures=USUAL).frozen(Ledger()), FragmentLedger).measures == USUAL
 
 
 def test_a_question_opens_no_account() -> None:

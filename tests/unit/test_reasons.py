@@ -17,7 +17,7 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.grace import GraceWindow, grace_window
-from atoll.protocol.reasons import NAMED_MAX, Names, Opening, RoundReasons, call_id, head_id, push_id, still_waiting
+from atoll.protocol.reasons import NAMED_MAX, Names, Opening, RoundReasons, id_of, still_waiting
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 
@@ -47,7 +47,7 @@ class Told:
 
     def push(self, at_s: float, learner: str, push: int = 1, *, final: bool = False) -> None:
         """A contribution of a learner arrives and is read at once."""
-        key, cause = PushKey(learner, 1, 0, push), call_id(0, 0, 1)
+        key, cause = PushKey(learner, 1, 0, push), id_of("call", 0, 0, 1)
         self.tell(
             ContributionArrived(
                 at_s=at_s, key=key, base_version=0, tokens=8, steps=4, trained_tokens=8, final=final, cause_id=cause
@@ -84,8 +84,8 @@ def test_a_round_that_everybody_answers_says_so() -> None:
     assert words["rest"] == f"{first}, 4 s after version 0 was visible"
     assert words["quorum"] == "the quorum of 1 was met 0.5 s after the call, by push/a/1/0/1"
     assert words["end"] == "it ended 0.25 s after the quorum, because every live learner had answered"
-    assert told.commits[0].cause_id == push_id("b", 1, 0, 1)
-    assert [share.cause_id for share in told.commits[0].shares] == [call_id(0, 0, 1)] * 2
+    assert told.commits[0].cause_id == id_of("push", "b", 1, 0, 1)
+    assert [share.cause_id for share in told.commits[0].shares] == [id_of("call", 0, 0, 1)] * 2
 
 
 def test_a_round_whose_grace_is_over_names_the_learners_that_it_missed() -> None:
@@ -186,7 +186,7 @@ def test_a_leaver_opens_the_round_before_its_beat_and_an_empty_run_is_not_called
     empty.tell(LearnerLeft(at_s=2.0, learner="a", incarnation=1))
 
     assert "the last push of a learner that leaves opened it before its beat" in leaver.why.sentences()["rest"]
-    assert leaver.why.opening.cause_id == push_id("a", 1, 0, 1)
+    assert leaver.why.opening.cause_id == id_of("push", "a", 1, 0, 1)
     assert empty.why.sentences() == {
         "rest": "it was never called, because no live learner was left to ask",
         "end": "it ended, because no live learner was left to wait for",
@@ -231,4 +231,4 @@ def test_reasons_survive_the_event_log() -> None:
 
     assert msgspec.json.decode(data, type=RoundReasons) == told.why
     assert b"missing" not in data
-    assert head_id(3, 18) == "head/3/18"
+    assert id_of("head", 3, 18) == "head/3/18"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from atoll.base.errors import ProtocolMisuse
 from atoll.base.logs import get
 from atoll.protocol.events import Commit, PublishCall
-from atoll.protocol.reasons import NAMED_MAX, call_id, commit_id, push_id
+from atoll.protocol.reasons import NAMED_MAX, id_of
 from atoll.protocol.shard import Shard
 from atoll.wire.traffic import moved_by
 from atoll_synchronizer.shard_context import EventLog, ShardContext
@@ -87,8 +87,8 @@ class RoundReporter:
         }
         line = fields | {
             "contributors": len(command.shares),
-            "id": commit_id(command.fragment, command.base_version + 1),
-            "pushes": [push_id(*share.key) for share in command.shares[:NAMED_MAX]],
+            "id": id_of("commit", command.fragment, command.base_version + 1),
+            "pushes": [id_of("push", *share.key) for share in command.shares[:NAMED_MAX]],
             "why": command.why.told(),
         }
         log.info("round.committed", **line, link=moved_by(self._context.bus.stats).told)
@@ -113,6 +113,6 @@ class RoundReporter:
         """
         if call.attempt & (call.attempt - 1) == 0:
             fields = {"fragment": call.fragment, "version": call.version + 1, "why": call.why}
-            cause = call_id(call.fragment, call.version, call.attempt)
+            cause = id_of("call", call.fragment, call.version, call.attempt)
             log.warning("round.waiting", **fields, cause_id=cause)
             await self._event_log.record("waiting", **fields, cause_id=cause)

@@ -39,13 +39,14 @@ from atoll.base.errors import (
 )
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop
+from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.codec import ArraysDecoder, EncodedFrame, PackedArrays
 from atoll.merge.fold import l2_norm
 from atoll.merge.global_update import GlobalUpdate, state_bytes_max
 from atoll.merge.outer import OuterOptimizer, State
 from atoll.protocol.events import Commit
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, thawed
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Ledger
 from atoll.run.delta_chain import continued, frames_of, keyframe_of, read_values
 from atoll.run.heads import head_info
@@ -149,7 +150,7 @@ class ShardStore:
         self.holdings[command.fragment] = Holding(
             head, revision, new.values, new.state, attempt.norm, fragment_ledger, swept=held.swept
         )
-        self.fragment_ledger[command.fragment] = thawed(fragment_ledger)
+        self.fragment_ledger[command.fragment] = parsed(fragment_ledger, FragmentLedger)
         await self.garbage_collector.sweep(command.fragment)
         self.garbage_collector.leave(command.fragment, *_chunks(*held.head.superseded, held.head.state))
         await self.garbage_collector.remove(*_chunks(held.head.fragment_ledger))
@@ -181,7 +182,7 @@ class ShardStore:
         head = msgspec.structs.replace(held.head, fragment_ledger=blob)
         held.revision = await self._write(head, held.revision, head_info(head), reconnects)
         held.head, held.fragment_ledger, former = head, fragment_ledger, held.head.fragment_ledger
-        self.fragment_ledger[fragment] = thawed(fragment_ledger)
+        self.fragment_ledger[fragment] = parsed(fragment_ledger, FragmentLedger)
         if former is not None and former.stem != blob.stem:
             await self.garbage_collector.remove(*_chunks(former))
 
@@ -200,7 +201,7 @@ class ShardStore:
     def copied_ledgers(self) -> dict[int, FragmentLedger]:
         """Return copies of the durable ledgers for a machine to add to; ours change only with what becomes durable."""
         return {
-            fragment: thawed(msgspec.json.encode(fragment_ledger))
+            fragment: parsed(msgspec.json.encode(fragment_ledger), FragmentLedger)
             for fragment, fragment_ledger in self.fragment_ledger.items()
         }
 
@@ -292,7 +293,7 @@ class ShardStore:
             None if head.fragment_ledger is None else await self._bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)
         )
         if fragment_ledger is not None:
-            self.fragment_ledger[fragment] = thawed(fragment_ledger)
+            self.fragment_ledger[fragment] = parsed(fragment_ledger, FragmentLedger)
         norm = await asyncio.to_thread(l2_norm, values)
         return Holding(head, revision, values, state, norm, fragment_ledger)
 

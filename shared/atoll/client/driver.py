@@ -62,7 +62,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.island import Island
 from atoll.protocol.pacing import Heartbeats, StepTimes
-from atoll.protocol.reasons import call_id, head_id
+from atoll.protocol.reasons import id_of
 from atoll.protocol.recorder import FactRecorder
 from atoll.run.heads import GlobalFragment, fetch_newest, read_heads
 from atoll.run.record import is_over
@@ -195,7 +195,9 @@ class IslandDriver:
                 self.drain_wanted = self.drain_wanted or await is_over(self.bus, self.run)
                 for head in (await read_heads(self.bus, self.run)).values():
                     p, version, now_s = head.fragment, head.version, self.clock.monotonic()
-                    self._on_fact(HeadHeard(at_s=now_s, fragment=p, version=version, cause_id=head_id(p, version)))
+                    self._on_fact(
+                        HeadHeard(at_s=now_s, fragment=p, version=version, cause_id=id_of("head", p, version))
+                    )
             except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
                 log.warning("resync.failed", reason=str(error))
 
@@ -215,7 +217,7 @@ class IslandDriver:
         self._on_fact(StepDone(at_s=now_s, tokens=step.tokens))
         for item in step.adopted:
             p, version = item.frame.fragment, item.frame.version
-            cause = head_id(p, version)
+            cause = id_of("head", p, version)
             self._on_fact(Adopted(at_s=now_s, fragment=p, version=version, cause_id=cause))
             log.info("fragment.adopted", fragment=p, version=version, step=self.machine.steps, cause_id=cause)
             with self._lock:
@@ -231,7 +233,7 @@ class IslandDriver:
         call = decode(Call, core_message.data)
         self.run_tokens = max(self.run_tokens, call.run_tokens)
         if call.fragment in self.machine.intervals and call.fragment not in self._adopting:
-            cause = call_id(call.fragment, call.version, call.attempt)
+            cause = id_of("call", call.fragment, call.version, call.attempt)
             now_s = self.clock.monotonic()
             fact = CallHeard(
                 at_s=now_s, fragment=call.fragment, version=call.version, attempt=call.attempt, cause_id=cause
@@ -246,7 +248,7 @@ class IslandDriver:
             raise PeerMisbehaved("a head tap without its info", got=str(error)) from error
         if said.fragment in self.machine.intervals:
             p, version, now_s = said.fragment, said.version, self.clock.monotonic()
-            self._on_fact(HeadHeard(at_s=now_s, fragment=p, version=version, cause_id=head_id(p, version)))
+            self._on_fact(HeadHeard(at_s=now_s, fragment=p, version=version, cause_id=id_of("head", p, version)))
 
     def _on_verdict(self, core_message: CoreMessage) -> None:
         verdict = decode(Verdict, core_message.data)
@@ -355,7 +357,7 @@ class IslandDriver:
             return
         with self._lock:
             self._ready[p] = frame, placed
-        now_s, cause = self.clock.monotonic(), head_id(p, frame.version)
+        now_s, cause = self.clock.monotonic(), id_of("head", p, frame.version)
         self._on_fact(FragmentFetched(at_s=now_s, fragment=p, version=frame.version, cause_id=cause))
 
     async def _place(self, encoder: Encoder, frame: GlobalFragment) -> Placed | None:

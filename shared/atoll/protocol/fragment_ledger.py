@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.base.parsing import parsed
 from atoll.protocol.events import PushKey, Share
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.quarantine import MEASURES_MAX, OFFENCES, Measure, is_outlier, stands_alone
@@ -77,7 +76,7 @@ class FragmentLedger(msgspec.Struct):
 
     def knows(self, key: PushKey) -> bool:
         """Return whether a contribution has a fate."""
-        account = self.settled.get(_name(key))
+        account = self.settled.get(f"{key.learner}/{key.incarnation}")
         return account is not None and account.knows(key.push)
 
     def merge(self, share: Share) -> None:
@@ -113,7 +112,7 @@ class FragmentLedger(msgspec.Struct):
         return reason
 
     def frozen(self, ledger: Ledger) -> bytes:
-        """Return the ledger of this moment as JSON, with the learners' reports."""
+        """Return the ledger of this moment as JSON, with the learners' reports; `parsed` reads it."""
         reports = {
             key: LearnerReport(account.trained, account.pushed, account.superseded, account.refused_local, account.left)
             for key, account in ledger.accounts.items()
@@ -136,13 +135,4 @@ class FragmentLedger(msgspec.Struct):
                 ledger.refused(learner, int(incarnation), tokens, reason)
 
     def _account(self, key: PushKey) -> SettledPushes:
-        return self.settled.setdefault(_name(key), SettledPushes())
-
-
-def _name(key: PushKey) -> str:
-    return f"{key.learner}/{key.incarnation}"
-
-
-def thawed(frozen: bytes) -> FragmentLedger:
-    """Return the ledger from `FragmentLedger.frozen`."""
-    return parsed(frozen, FragmentLedger)
+        return self.settled.setdefault(f"{key.learner}/{key.incarnation}", SettledPushes())

@@ -15,7 +15,6 @@ is the cap. xi_step is the *median* over live learners, so one slow island canno
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,17 +34,6 @@ class MovingAverage:
         """Fold in `sample` and return the new value."""
         self.value = sample if self.value is None else (1.0 - self.decay) * self.value + self.decay * sample
         return self.value
-
-
-def median(values: Iterable[float]) -> float | None:
-    """Return the median (the mean of the middle two for an even count), or None of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2.0
 
 
 class GraceWindow(msgspec.Struct, frozen=True):

@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from atoll.base.errors import AtollError
+from atoll.base.parsing import parsed
 from atoll.protocol.events import Acknowledge, Action, Commit, Dismiss, Fetch, Fold, PushKey
-from atoll.protocol.fragment_ledger import FragmentLedger, thawed
+from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import Phase
@@ -108,7 +109,7 @@ class Durable:
 
     def see_books(self, fragment: int, fragment_ledger: bytes) -> None:
         """Check a ledger that has become durable."""
-        self.fragment_ledger[fragment] = thawed(fragment_ledger)
+        self.fragment_ledger[fragment] = parsed(fragment_ledger, FragmentLedger)
         sums = sum(account.merged + account.merged_late for account in self.fragment_ledger[fragment].settled.values())
         require(sums == self.tokens[fragment], "a ledger holds what is visible, no more", (sums, self.tokens[fragment]))
 

@@ -24,11 +24,10 @@ owner judges as its predecessor did.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Final
 
 import msgspec
-
-from atoll.protocol.grace import median
 
 OFFENCES: Final = frozenset(
     {
@@ -70,8 +69,8 @@ def is_outlier(measures: Sequence[Measure], norm: float, steps: int, ratio: floa
     """
     if ratio <= 0.0 or len(measures) < MEASURES_MIN or norm <= NEGLIGIBLE_SHARE * base_norm:
         return False
-    usual_norm = median(known.norm for known in measures) or 0.0
-    usual_steps = median(float(known.steps) for known in measures) or 1.0
+    usual_norm = median(known.norm for known in measures)
+    usual_steps = median(known.steps for known in measures) or 1.0
     return usual_norm > 0.0 and norm > ratio * usual_norm * max(1.0, steps / usual_steps)
 
 

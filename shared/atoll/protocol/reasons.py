@@ -37,24 +37,9 @@ ON_TIME_SHARE: Final = 0.02
 Opened = Literal["first", "due", "last_push", "never"]
 
 
-def call_id(fragment: int, version: int, attempt: int) -> str:
-    """Return the id of a call."""
-    return f"call/{fragment}/{version}/{attempt}"
-
-
-def push_id(learner: str, incarnation: int, fragment: int, push: int) -> str:
-    """Return the id of a contribution, from the parts of its key."""
-    return f"push/{learner}/{incarnation}/{fragment}/{push}"
-
-
-def commit_id(fragment: int, version: int) -> str:
-    """Return the id of the commit that makes `version`."""
-    return f"commit/{fragment}/{version}"
-
-
-def head_id(fragment: int, version: int) -> str:
-    """Return the id of the head that makes `version` visible."""
-    return f"head/{fragment}/{version}"
+def id_of(kind: Literal["call", "push", "commit", "head"], *parts: str | int) -> str:
+    """Return the id of a call, a contribution, a commit or a head; the list of ids above names the `parts` of each kind."""
+    return "/".join([kind, *map(str, parts)])
 
 
 class Names(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -100,10 +85,10 @@ class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return why the round was called when it was; `version` is the one that it began with."""
         if self.opened == "never":
             return "it was never called, because no live learner was left to ask"
-        rested = f"{_s(self.rested_s)} after version {version} was visible"
+        rested = f"{self.rested_s:.3g} s after version {version} was visible"
         if self.opened == "last_push":
             return f"the last push of a learner that leaves opened it before its beat, {rested}"
-        pace = f"{self.interval_steps} steps of {_s(self.step_s)}"
+        pace = f"{self.interval_steps} steps of {self.step_s:.3g} s"
         if self.late_s <= max(ON_TIME_SHARE * self.interval_steps * self.step_s, 0.01):
             if self.opened == "first":
                 return f"it rested until its first beat, within {pace} of the first step time that was heard, {rested}"
@@ -111,7 +96,7 @@ class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
         cause = (
             f"version {version} was visible only then" if self.behind_commit else "the shard was busy or its timer late"
         )
-        return f"it was called {_s(self.late_s)} after its beat ({pace}), because {cause}"
+        return f"it was called {self.late_s:.3g} s after its beat ({pace}), because {cause}"
 
 
 NOBODY: Final = Names()
@@ -177,10 +162,10 @@ class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             needed = ", and needed no more because the run ends together" if self.together else ""
             return f"the quorum of {self.quorum} was never met{needed}{again}"
         by = f"by {self.met_by}" if self.met_by.startswith("push/") else "by contributions that were there already"
-        return f"the quorum of {self.quorum} was met {_s(self.quorum_wait_s)} after the call, {by}{again}"
+        return f"the quorum of {self.quorum} was met {self.quorum_wait_s:.3g} s after the call, {by}{again}"
 
     def _end_told(self) -> str:
-        waited = f"it ended {_s(self.grace_waited_s)} after the quorum" if self.met_by else "it ended"
+        waited = f"it ended {self.grace_waited_s:.3g} s after the quorum" if self.met_by else "it ended"
         late = f"{self.missing.told()} had not answered" if self.missing.count else ""
         read = (
             f"{self.reading} contribution{'s were' if self.reading > 1 else ' was'} still being read"
@@ -203,7 +188,3 @@ def still_waiting(attempt: int, quorum: int, contributed: int, unanswered: Names
     """Return why a round is called again: the sentence of a round that has not ended yet."""
     late = f"; {unanswered.told()} had not answered" if unanswered.count else "; no live learner has an answer due"
     return f"call {attempt}: {contributed} of {quorum} learners have contributed{late}"
-
-
-def _s(seconds: float) -> str:
-    return f"{seconds:.3g} s"

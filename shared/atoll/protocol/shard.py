@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import singledispatchmethod
+from statistics import median
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import (
@@ -49,11 +50,11 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger
-from atoll.protocol.grace import MovingAverage, grace_window, median
+from atoll.protocol.grace import MovingAverage, grace_window
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import KnownLearner, beat_s, comes_earlier, plausible, recall_s
 from atoll.protocol.quarantine import OFFENCES, Measure
-from atoll.protocol.reasons import Opened, push_id, still_waiting
+from atoll.protocol.reasons import Opened, id_of, still_waiting
 from atoll.protocol.round import PLACES, FragmentRound, FragmentSlot, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
 
@@ -116,7 +117,8 @@ class Shard:
     def step_s(self, at_s: float) -> float | None:
         """Return xi_step: the median step time of the live learners (of the isolated ones if no other trains), or None."""
         live = self.live(at_s) or self.live(at_s, isolated=True)
-        return median(v.step_s for n, v in self.learners.items() if n in live and v.step_s is not None)
+        steps_s = [v.step_s for n, v in self.learners.items() if n in live and v.step_s is not None]
+        return median(steps_s) if steps_s else None
 
     def offences(self, learner: str, incarnation: int) -> int:
         """Return how often an incarnation sent this shard something that no healthy learner sends."""
@@ -202,7 +204,7 @@ class Shard:
             return []
         else:
             actions = self._fold(slot, [offer], event.at_s, event.cause_id)
-        return actions + self._advance(slot, event.at_s, push_id(*event.key))
+        return actions + self._advance(slot, event.at_s, id_of("push", *event.key))
 
     @_handle.register
     def _(self, event: ContributionSpoiled) -> list[Action]:
@@ -367,7 +369,7 @@ class Shard:
                 actions += self._refuse(slot, offer, reason, cause_id)
             else:
                 actions.append(slot.round.fold(offer, cause_id))
-                final = final or (push_id(*offer.key) if offer.final else "")
+                final = final or (id_of("push", *offer.key) if offer.final else "")
         if final and slot.round.phase is Phase.RESTING:
             actions += self._call(slot, at_s, final, "last_push")
         return actions

@@ -16,7 +16,7 @@ from atoll.base.errors import BlobGone, BrokerUnavailable
 from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, thawed
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Account, Ledger, continued
 from atoll.run.heads import read_heads
 from atoll.wire.messages import Event, Lease, Member, Rebuilt, RunRecord, decode
@@ -69,7 +69,8 @@ async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
         try:
             for head in (await read_heads(bus, run)).values():
                 if head.fragment_ledger is not None:
-                    thawed(await bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)).enter_into(ledger)
+                    frozen = await bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)
+                    parsed(frozen, FragmentLedger).enter_into(ledger)
         except BlobGone:
             # A commit replaced this ledger between the two reads: read the newer head.
             continue

@@ -17,7 +17,7 @@ import msgspec
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
-from atoll.protocol.reasons import call_id, commit_id, head_id, push_id
+from atoll.protocol.reasons import id_of
 from atoll.run.view import RoundLine, RunView
 from atoll.wire.messages import Event, decode
 from atoll.wire.subjects import Subjects
@@ -92,7 +92,7 @@ class RoundHistory:
         for line in self._view.rounds:
             for share in line.round.contributors:
                 if line.round.fragment == fragment and line.round.version - 1 - share.age == version:
-                    push = push_id(share.learner, share.incarnation, fragment, share.push)
+                    push = id_of("push", share.learner, share.incarnation, fragment, share.push)
                     found.setdefault(share.learner, push)
         return found
 
@@ -137,17 +137,17 @@ def _causes(history: RoundHistory, line: RoundLine) -> list[str]:
     links: list[tuple[str, str, str]] = []
     if why is not None and why.calls:
         again = f"called {why.calls} times" if why.calls > 1 else ""
-        links.append((why.opening.cause_id, call_id(fragment, version - 1, 1), again))
+        links.append((why.opening.cause_id, id_of("call", fragment, version - 1, 1), again))
     for share in made.contributors:
         late = f", {share.age} version{'s' if share.age > 1 else ''} late" if share.age else ""
-        push = push_id(share.learner, share.incarnation, fragment, share.push)
+        push = id_of("push", share.learner, share.incarnation, fragment, share.push)
         links.append((share.cause_id, push, f"{share.tokens:,} tokens{late}"))
-    links.append((made.cause_id, commit_id(fragment, version), made.end))
-    links.append((commit_id(fragment, version), head_id(fragment, version), ""))
+    commit, head = id_of("commit", fragment, version), id_of("head", fragment, version)
+    links += [(made.cause_id, commit, made.end), (commit, head, "")]
     lines = [f"  {cause or 'unknown':<28} -> {effect:<28} {note}".rstrip() for cause, effect, note in links]
     adopted = history.adopted_by(fragment, version)
     for learner, push in sorted(adopted.items()):
-        lines.append(f"  {head_id(fragment, version):<28} -> adopted by {learner}: {push} is on it")
+        lines.append(f"  {head:<28} -> adopted by {learner}: {push} is on it")
     if not adopted:
-        lines.append(f"  {head_id(fragment, version):<28} -> no contribution on it is known yet")
+        lines.append(f"  {head:<28} -> no contribution on it is known yet")
     return lines
