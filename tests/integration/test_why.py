@@ -103,7 +103,7 @@ def test_every_round_of_a_run_says_why_it_waited_and_what_caused_it(run: str) ->
         made, why = line.round, line.round.why
         assert why is not None
         told = committed[made.fragment, made.version]
-        assert told["why"] == why.told()
+        assert told["why"] == "; ".join(why.sentences().values())
         assert told["id"] == id_of("commit", made.fragment, made.version)
         assert told["cause_id"] == made.cause_id
         assert made.cause_id.partition("/")[0] in {"push", "grace", "due"}

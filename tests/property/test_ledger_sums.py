@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from fractions import Fraction
+from itertools import pairwise
 
 import msgspec
 import pytest
 
 from atoll.base.parsing import parsed
 from atoll.protocol.events import PushKey, Share
-from atoll.protocol.fragment_ledger import RANGES_MAX, FragmentLedger, SettledPushes
+from atoll.protocol.fragment_ledger import RANGES_MAX, FragmentLedger
 from atoll.protocol.ledger import Account, Ledger, apportion, continued, newest, parts, settle
 from atoll.protocol.quarantine import MEASURES_MAX, Measure
 
@@ -172,31 +173,32 @@ def test_settled_pushes_are_a_set_whatever_their_order() -> None:
     for seed in SEEDS:
         chance = random.Random(seed)
         pushes = [chance.randrange(1, 30) for _ in range(chance.randrange(40))]
-        settled = SettledPushes()
+        ledger = FragmentLedger()
         for number, push in enumerate(pushes, start=1):
-            settled.note(push)
+            ledger.refuse(PushKey("a", 1, 0, push), 8, "stale")
             known = set(pushes[:number])
-            assert {push for push in range(32) if settled.knows(push)} == known
-            assert all(first <= last for first, last in settled.pushes)
-            assert all(
-                before[1] + 1 < after[0] for before, after in zip(settled.pushes, settled.pushes[1:], strict=False)
-            )
+            assert {push for push in range(32) if ledger.knows(PushKey("a", 1, 0, push))} == known
+            ranges = ledger.settled["a/1"].pushes
+            assert all(first <= last for first, last in ranges)
+            assert all(before[1] + 1 < after[0] for before, after in pairwise(ranges))
 
 
 def test_beyond_a_bound_of_ranges_the_oldest_hole_counts_as_settled() -> None:
     """No honest learner gets there; the ledger stays small all the same."""
-    settled = SettledPushes()
-    for push in range(1, 2 * RANGES_MAX + 1, 2):
-        settled.note(push)
+    ledger = FragmentLedger()
+    keys = [PushKey("a", 1, 0, push) for push in range(2 * RANGES_MAX + 2)]
+    for key in keys[1:-1:2]:
+        ledger.refuse(key, 8, "stale")
+    settled = ledger.settled["a/1"]
     assert len(settled.pushes) == RANGES_MAX
-    assert not settled.knows(2)
+    assert not ledger.knows(keys[2])
 
-    settled.note(2 * RANGES_MAX + 1)
+    ledger.refuse(keys[-1], 8, "stale")
 
     assert len(settled.pushes) == RANGES_MAX
     assert settled.pushes[0] == [1, 3]
-    assert settled.knows(2)
-    assert not settled.knows(4)
+    assert ledger.knows(keys[2])
+    assert not ledger.knows(keys[4])
 
 
 def test_books_that_are_frozen_tell_an_heir_all_of_it() -> None:

@@ -35,6 +35,7 @@ from atoll.protocol.events import (
     Event,
     Keep,
     LearnerLeft,
+    PushKey,
     QueueDrained,
     TimerFired,
 )
@@ -77,9 +78,9 @@ RENEW, ADVANCED = data_leases.renew, delta_chain._advanced
 # --- the machines -----------------------------------------------------------------------------------------------------------
 
 
-def forget_settled(self: SettledPushes, push: int) -> None:
+def forget_settled(self: FragmentLedger, key: PushKey) -> SettledPushes:
     """Nothing is remembered, so a redelivery is taken for new."""
-    del self, push
+    return self.settled.setdefault(f"{key.learner}/{key.incarnation}", SettledPushes())
 
 
 def any_base(self: FragmentRound, offer: Offer) -> str:
@@ -467,7 +468,7 @@ CROWD = {"grace_gamma": 0.0, "learners": 3, "quorum": 1, "interval_steps": 2, "e
 CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
 
 MUTANTS: dict[str, ScheduleMutant] = {
-    "no dedupe": ScheduleMutant(((SettledPushes, "note", forget_settled),)),
+    "no dedupe": ScheduleMutant(((FragmentLedger, "_settle", forget_settled),)),
     "any base": ScheduleMutant(((FragmentRound, "refusal", any_base),)),
     "ack before commit": ScheduleMutant(((Shard, "handle", acknowledge_when_ready),)),
     "counted twice": ScheduleMutant(((FragmentRound, "fold", fold_twice),)),

@@ -89,7 +89,7 @@ class RoundReporter:
             "contributors": len(command.shares),
             "id": id_of("commit", command.fragment, command.base_version + 1),
             "pushes": [id_of("push", *share.key) for share in command.shares[:NAMED_MAX]],
-            "why": command.why.told(),
+            "why": "; ".join(command.why.sentences().values()),
         }
         log.info("round.committed", **line, link=moved_by(self._context.bus.stats).told)
         step_s = self._machine.step_s(times.visible_s)

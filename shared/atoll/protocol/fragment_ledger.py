@@ -36,25 +36,6 @@ class SettledPushes(msgspec.Struct):
     pushes: list[list[int]] = msgspec.field(default_factory=list)
     offences: int = 0
 
-    def knows(self, push: int) -> bool:
-        """Return whether this push has a fate."""
-        return any(first <= push <= last for first, last in self.pushes)
-
-    def note(self, push: int) -> None:
-        """Remember that this push has a fate."""
-        if self.knows(push):
-            return
-        ranges = sorted([*self.pushes, [push, push]])
-        joined = [ranges[0]]
-        for first, last in ranges[1:]:
-            if first == joined[-1][1] + 1:
-                joined[-1] = [joined[-1][0], last]
-            else:
-                joined.append([first, last])
-        while len(joined) > RANGES_MAX:
-            joined[:2] = [[joined[0][0], joined[1][1]]]
-        self.pushes = joined
-
 
 class LearnerReport(msgspec.Struct):
     """The last report of one incarnation, as in `atoll.protocol.ledger.Account`."""
@@ -77,19 +58,17 @@ class FragmentLedger(msgspec.Struct):
     def knows(self, key: PushKey) -> bool:
         """Return whether a contribution has a fate."""
         account = self.settled.get(f"{key.learner}/{key.incarnation}")
-        return account is not None and account.knows(key.push)
+        return account is not None and any(first <= key.push <= last for first, last in account.pushes)
 
     def merge(self, share: Share) -> None:
         """Enter a contribution that is about to be committed."""
-        account = self._account(share.key)
-        account.note(share.key.push)
+        account = self._settle(share.key)
         account.merged += share.tokens if share.age == 0 else 0
         account.merged_late += share.tokens if share.age else 0
 
     def refuse(self, key: PushKey, tokens: int, reason: str) -> None:
         """Enter a contribution that is refused whole."""
-        account = self._account(key)
-        account.note(key.push)
+        account = self._settle(key)
         account.refused[reason] = account.refused.get(reason, 0) + tokens
         account.offences += reason in OFFENCES
 
@@ -134,5 +113,16 @@ class FragmentLedger(msgspec.Struct):
             for reason, tokens in settled.refused.items():
                 ledger.refused(learner, int(incarnation), tokens, reason)
 
-    def _account(self, key: PushKey) -> SettledPushes:
-        return self.settled.setdefault(f"{key.learner}/{key.incarnation}", SettledPushes())
+    def _settle(self, key: PushKey) -> SettledPushes:
+        """Remember that a contribution has a fate, and return the account of its incarnation."""
+        account = self.settled.setdefault(f"{key.learner}/{key.incarnation}", SettledPushes())
+        joined: list[list[int]] = []
+        for first, last in sorted([*account.pushes, [key.push, key.push]]):
+            if joined and first <= joined[-1][1] + 1:
+                joined[-1] = [joined[-1][0], max(joined[-1][1], last)]
+            else:
+                joined.append([first, last])
+        while len(joined) > RANGES_MAX:
+            joined[:2] = [[joined[0][0], joined[1][1]]]
+        account.pushes = joined
+        return account

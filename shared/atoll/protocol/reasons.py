@@ -149,10 +149,6 @@ class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             found["grace"] = self.grace.told()
         return {**found, "end": self._end_told()}
 
-    def told(self) -> str:
-        """Return all of it in one line, for a log."""
-        return "; ".join(self.sentences().values())
-
     def _quorum_told(self) -> str:
         again = ""
         if self.calls > 1:
