@@ -34,6 +34,7 @@ CONSTANTS = [
     (ledger, {"ACCOUNTS_MAX": 1536}),
     (pacing, {"RECENT_STEPS": 16, "ODD_TIMES": 3.0, "NEWS_SHARE": 0.2, "BEATS_PER_SILENCE": 5.0, "PAUSE_S_MIN": 0.5}),
     (pacing, {"PATIENCE_STEPS": 10.0, "EARLIER_SHARE": 0.25, "RECALL_STEPS": 2.0, "RECALL_S_MIN": 0.5}),
+    (pacing, {"STEP_S_MIN": 1e-6, "STEP_S_MAX": 3600.0}),
     (quarantine, {"NEGLIGIBLE_SHARE": 0.01, "MEASURES_MIN": 4, "MEASURES_MAX": 16}),
     (rounds, {"VAIN_CALLS": 8, "PLACES": 2}),
     (tenure, {"RENEWALS_PER_LEASE": 3.0}),
