@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.base.errors import BrokerUnavailable, EnvironmentFault, PortBusy
+from atoll.base.errors import BrokerUnavailable, EnvironmentFault, InUse
 from atoll.bus.server import EmbeddedBroker, find_server
 
 pytestmark = pytest.mark.connected
@@ -103,13 +103,13 @@ def test_a_busy_port_is_named(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
 
-        with pytest.raises(PortBusy, match=str(port)):
+        with pytest.raises(InUse, match=str(port)):
             EmbeddedBroker(tmp_path / "b", port).start()
 
 
 def test_another_broker_on_the_port_is_not_ours(tmp_path: Path) -> None:
     """A foreign server that answers on our port is no reason to believe that ours has started."""
-    with EmbeddedBroker(tmp_path / "a") as first, pytest.raises(PortBusy):
+    with EmbeddedBroker(tmp_path / "a") as first, pytest.raises(InUse):
         EmbeddedBroker(tmp_path / "b", first.port).start()
 
 

@@ -9,8 +9,7 @@ AtollError
 │   └── CheckpointError      a checkpoint is truncated, foreign or damaged
 ├── EnvironmentFault         exit code 3: the machine or the network, not the person
 │   ├── BrokerUnavailable    no broker answers, it is too old, or JetStream is off
-│   ├── StoreInUse           another broker runs on this store
-│   ├── PortBusy             something else listens on the port
+│   ├── InUse                another process has the port, the store or the folder
 │   ├── StorageFull          a disk or a stream has no room left
 │   ├── Quarantined          shards refuse what this learner sends: its results cannot be used
 │   ├── ArchiveUnavailable   the archive cannot be reached, read or written
@@ -116,12 +115,8 @@ class BrokerUnavailable(EnvironmentFault):
     """No broker answers, it is too old, or JetStream is off."""
 
 
-class StoreInUse(EnvironmentFault):
-    """Another broker runs on this store."""
-
-
-class PortBusy(EnvironmentFault):
-    """Something else listens on the port."""
+class InUse(EnvironmentFault):
+    """Another process has the port, the store or the folder."""
 
 
 class StorageFull(EnvironmentFault):

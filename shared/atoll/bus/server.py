@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import IO, NoReturn, Self
 
 from atoll.base.atomic_files import hold
-from atoll.base.errors import BrokerUnavailable, EnvironmentFault, PortBusy, StorageFull, StoreInUse
+from atoll.base.errors import BrokerUnavailable, EnvironmentFault, InUse, StorageFull
 from atoll.bus.nats.provision import VERSION_MIN
 
 READY_S = 15.0
@@ -130,7 +130,7 @@ class EmbeddedBroker:
     def start(self) -> Self:
         """Start the server and return once it answers.
 
-        Raises `PortBusy`, `StorageFull`, `StoreInUse`, `EnvironmentFault` (store not usable) or `BrokerUnavailable` (no
+        Raises `InUse`, `StorageFull`, `EnvironmentFault` (store not usable) or `BrokerUnavailable` (no
         server, or it died or stayed silent; the message quotes the end of its log).
         """
         if self.pid:
@@ -180,7 +180,7 @@ class EmbeddedBroker:
             return
         self._lock = hold(self.store_dir / "lock")
         if self._lock is None:
-            raise StoreInUse(
+            raise InUse(
                 "another broker uses this directory", got=self.store_dir, todo="stop it or choose another directory"
             )
 
@@ -274,7 +274,7 @@ class EmbeddedBroker:
         """Raise the cause of the server's death, as the log shows it."""
         words = self._last_words()
         if "address already in use" in words:
-            raise PortBusy(
+            raise InUse(
                 "something else listens on the broker's port",
                 got=self._port,
                 allowed="a free port",

@@ -55,7 +55,7 @@ def settings_of(
 @contextmanager
 def _broker_of(out: Path, broker: str) -> Iterator[str]:
     """Yield the address of a run's broker, which is `embedded` or an address."""
-    from atoll.base.errors import SettingsError, StoreInUse  # noqa: PLC0415
+    from atoll.base.errors import InUse, SettingsError  # noqa: PLC0415
     from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
 
     if broker != "embedded":
@@ -73,7 +73,7 @@ def _broker_of(out: Path, broker: str) -> Iterator[str]:
     here = EmbeddedBroker(store)
     try:
         here.start()
-    except StoreInUse as error:
+    except InUse as error:
         # The run goes on, and its own broker answers; it writes its address when it does.
         try:
             url = (store / "url").read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ from typing import IO, Any, Final, Self
 import msgspec
 
 from atoll.base.atomic_files import hold, write_whole
-from atoll.base.errors import EnvironmentFault, SettingsError, StorageFull
+from atoll.base.errors import InUse, SettingsError, StorageFull
 from atoll.base.parsing import parsed
 
 SCHEMA: Final = 1
@@ -128,7 +128,7 @@ class RunFolder:
         except OSError as error:
             raise unusable(self.out, error) from error
         if self._lock is None:
-            raise EnvironmentFault("another run uses this folder", got=self.out, todo="stop it or choose another --out")
+            raise InUse("another run uses this folder", got=self.out, todo="stop it or choose another --out")
         return self
 
     def __exit__(
