@@ -204,7 +204,7 @@ class Diloco:
         """Return how pseudo-gradients of fragment `p` are corrected while they are folded, or None."""
         correction, slices = self._correction, self._layout.slices(p)
         if correction is None:
-            return lambda _displacement, _norms: None
+            return lambda _pseudo_gradient, _norms: None
         momentum_reference = MomentumReference.of(self._momenta[p][MOMENTUM], slices)
         return lambda pseudo_gradient, norms: correction.corrections(pseudo_gradient, norms, momentum_reference, slices)
 

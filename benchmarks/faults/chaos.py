@@ -3,7 +3,7 @@
 Runs of the same length, `--minutes`, so that losses compare after the same time as well as at equal tokens:
 
     undisturbed        `atoll up`, three learners, two shards and a standby for each: no fault
-    storm-1, -4, -16   the same at so many faults a minute (see `weather` for the kinds), with one partition of a minute
+    storm-1, -4, -16   the same at so many faults a minute (see `storm` for the kinds), with one partition of a minute
     sync-undisturbed   the synchronous baseline (see `synchronous`), no fault
     sync-1, -4, -16    the baseline under the same forecasts
 

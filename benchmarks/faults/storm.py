@@ -2,7 +2,7 @@
 
 Whoever is in the middle of one fault is spared the next, and the learner that is partitioned also for a while after
 it has healed, so that its return can be followed. Faults that find nobody are not done and not drawn again: every
-system under the same forecast gets the same weather. Only the partition waits until somebody is there who trains.
+system under the same plan gets the same faults. Only the partition waits until somebody is there who trains.
 `atoll up` gives a process up that fails `RESTARTS_MAX` times in a row before it has lived for ten seconds; a storm that
 hit the same one that often would prove nothing but that, so it is spared after `YOUNG_KILLS_MAX` such deaths.
 One thread does everything, because the fleet of `atoll up` wants it so; relays run on a loop of their own.

@@ -65,7 +65,7 @@ SETTLED_S = 10.0
 JUST_NOW_S = 3.0
 GAUNTLET_LONGER = 2.0
 READ_S = 120.0
-TAPE_MAX = 1 << 30
+EVENTS_MAX = 1 << 30
 
 T = TypeVar("T")
 
@@ -312,7 +312,9 @@ class CourseRecorder:
                 }
 
     async def _events(self, kind: str) -> list[Event]:
-        return [decode(Event, e.data) for e in await self._bus.replay(self._subjects.event(kind, "*"), limit=TAPE_MAX)]
+        return [
+            decode(Event, e.data) for e in await self._bus.replay(self._subjects.event(kind, "*"), limit=EVENTS_MAX)
+        ]
 
 
 def booked_of(account: SettledPushes) -> Booked:

@@ -175,7 +175,7 @@ def test_a_request_gives_up_where_the_real_adapter_would() -> None:
     assert virtually(main()) == TOTAL_S
 
 
-def test_whispers_are_lost_at_their_rate_in_a_cut_and_when_nobody_is_left() -> None:
+def test_core_messages_are_lost_at_their_rate_in_a_cut_and_when_nobody_is_left() -> None:
     """A third of a thousand at-most-once messages, by the link's own dice; all of them while it is cut."""
 
     async def heard(seed: int) -> tuple[int, int]:

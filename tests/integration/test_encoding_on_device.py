@@ -50,7 +50,7 @@ def one_step(encode: str, codec: str) -> tuple[dict[str, bytes], str]:
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int4"])
-def test_a_run_has_the_same_bits_wherever_displacements_are_made(codec: str) -> None:
+def test_a_run_has_the_same_bits_wherever_pseudo_gradients_are_made(codec: str) -> None:
     """The shards accept the norms that are claimed, and merge the same."""
     host, device = one_step("host", codec), one_step("device", codec)
     assert (host[1], device[1]) == ("host", "device")

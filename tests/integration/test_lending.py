@@ -99,7 +99,7 @@ def test_a_joiner_gets_the_state_of_a_peer_that_trains(world: LendingWorld, dona
         joiner.note_recovery("peer", peer=borrowed.lender)
         world.do(settle())
         left = world.do(_stored(world, "ps.>"))
-        told = world.do(_tape(world, "recovered"))
+        told = world.do(_events(world, "recovered"))
 
     assert (borrowed.lender, borrowed.steps) == ("peer", LENDING_STEPS_MIN)
     assert borrowed.size_bytes > 0
@@ -118,7 +118,7 @@ async def _stored(world: LendingWorld, tail: str) -> int:
     return await bus.purge(f"{Subjects(world.run).prefix}.{tail}")
 
 
-async def _tape(world: LendingWorld, kind: str) -> list[Event]:
+async def _events(world: LendingWorld, kind: str) -> list[Event]:
     bus = await world.bus()
     return [decode(Event, entry.data) for entry in await bus.replay(Subjects(world.run).event(kind, "*"))]
 

@@ -142,10 +142,10 @@ def test_a_round_is_merged_as_the_reference_says(method: Method, corrected: bool
     slices = slices_of()
     sent, weights, fresh, momentum = drawn(kind, codec, seed=len(codec) + len(kind))
     fold, momentum_reference = FragmentFold(slices, method), MomentumReference.of(momentum, slices)
-    for encoded, weight, freshness in zip(sent, weights, fresh, strict=True):
+    for encoded, weight, staleness_weight in zip(sent, weights, fresh, strict=True):
         norms = slice_norms(slices, encoded)
         corrections = RULE.corrections(encoded, norms, momentum_reference, slices) if corrected else None
-        fold.add(encoded, norms, weight, freshness, corrections)
+        fold.add(encoded, norms, weight, staleness_weight, corrections)
 
     got = fold.result()
 

@@ -72,9 +72,9 @@ class Happening:
         return f"{self.number:>3} at {self.at_s:6.2f} s: {self.kind} for {self.for_s:.2f} s, {self.strong:g}, {self.who:.2f}"
 
 
-def drawn(dice: random.Random, storm_s: float, weather: Mapping[str, float] | None = None) -> list[Happening]:
-    """Return the happenings of one schedule, in order of time; `weather` gives kinds and rates instead of drawing them."""
-    rates = _rates(dice) if weather is None else dict(weather)
+def drawn(dice: random.Random, storm_s: float, rates: Mapping[str, float] | None = None) -> list[Happening]:
+    """Return the happenings of one schedule, in order of time; `rates` gives them by kind instead of drawing them."""
+    rates = _rates(dice) if rates is None else dict(rates)
     found: list[tuple[float, str, float, float, float]] = []
     for name, per_min in rates.items():
         kind = KINDS[name]

@@ -454,7 +454,7 @@ class ScheduleMutant:
     """Patches, and where they show: happenings per minute and settings that make it likely, what is drawn otherwise."""
 
     patches: tuple[Patch, ...]
-    weather: Mapping[str, float] | None = None
+    rates: Mapping[str, float] | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -581,7 +581,7 @@ def hunt(name: str, first: int, schedules_max: int) -> Caught:
     mutant, began_s = MUTANTS[name], time.process_time()
     with planted(name):
         for number in range(schedules_max):
-            outcome = play(first + number, weather=mutant.weather, fixed=mutant.fixed)
+            outcome = play(first + number, rates=mutant.rates, fixed=mutant.fixed)
             if outcome.violation:
                 return Caught(name, number + 1, time.process_time() - began_s, outcome.kind, outcome.what)
     return Caught(name, schedules_max, time.process_time() - began_s, "", "")

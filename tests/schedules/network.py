@@ -40,7 +40,7 @@ UP, DOWN = "up", "down"
 
 
 @dataclass(slots=True)
-class LinkWeather:
+class LinkFaults:
     """What happens to messages at this moment; shares of all messages, seconds."""
 
     delay_s: float = 0.004
@@ -65,11 +65,11 @@ class Network:
         tally: Counter[str],
         on_violation: Callable[[BaseException], None],
     ) -> None:
-        """Begin with good weather."""
+        """Begin without faults."""
         self.loop = loop
         self.dice = dice
         self.tally = tally
-        self.weather = LinkWeather()
+        self.link_faults = LinkFaults()
         self.cut: dict[str, dict[Process, int]] = {UP: {}, DOWN: {}}
         self._on_violation = on_violation
 
@@ -79,21 +79,21 @@ class Network:
 
     def send(self, process: Process, way: str, lost: float, call: Callable[..., object], *arguments: object) -> None:
         """Call `call(*arguments)` at the other end, later, twice or never."""
-        weather, dice = self.weather, self.dice
+        faults, dice = self.link_faults, self.dice
         if not self.passes(process, way):
             return
         if lost and dice.random() < lost:
             self.tally[f"lost {way}"] += 1
             return
         self._carry(process, way, call, arguments)
-        if weather.duplicates and dice.random() < weather.duplicates:
+        if faults.duplicates and dice.random() < faults.duplicates:
             self.tally["messages doubled"] += 1
             self._carry(process, way, call, arguments)
 
     def _carry(self, process: Process, way: str, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
-        weather, dice = self.weather, self.dice
-        delay_s = dice.random() * 2.0 * weather.delay_s
-        if weather.slow and dice.random() < weather.slow:
+        faults, dice = self.link_faults, self.dice
+        delay_s = dice.random() * 2.0 * faults.delay_s
+        if faults.slow and dice.random() < faults.slow:
             delay_s += dice.random() * SLOW_S
         self.loop.after(delay_s, self._arrive, process, way, call, arguments)
 
@@ -116,7 +116,7 @@ class ScheduleFeed(BufferedSubscription):
     def push(self, core_message: CoreMessage) -> None:
         """Send a message on its way to the process."""
         network = self._bus.network
-        network.send(self._bus.process, DOWN, network.weather.lost_messages, super().push, core_message)
+        network.send(self._bus.process, DOWN, network.link_faults.lost_messages, super().push, core_message)
 
 
 class ScheduleDelivery:
@@ -194,7 +194,7 @@ class ScheduleConsumer:
 
     def _deliver(self, kept: StoredMessage, before: bool) -> None:  # noqa: FBT001  (as the store says it)
         network = self.bus.network
-        network.send(self.bus.process, DOWN, network.weather.lost_requests, self._arrive, kept, before)
+        network.send(self.bus.process, DOWN, network.link_faults.lost_requests, self._arrive, kept, before)
 
     def _arrive(self, kept: StoredMessage, before: bool) -> None:  # noqa: FBT001
         self._arrived.append((kept, before))
@@ -271,7 +271,7 @@ class ScheduleBus(MemoryBus):
                 network.tally["records of a former connection"] += 1
                 raise BrokerUnavailable("the connection was lost before the record was written")
             answer: asyncio.Future[Any] = loop.create_future()
-            network.send(self.process, UP, network.weather.lost_requests, self._serve, effect, answer)
+            network.send(self.process, UP, network.link_faults.lost_requests, self._serve, effect, answer)
             timer = loop.call_later(TRY_S, _silence, answer)
             try:
                 found = await answer
@@ -302,15 +302,15 @@ class ScheduleBus(MemoryBus):
         except AtollError as refused:
             error = refused
         network = self.network
-        if network.weather.lost_answers and network.dice.random() < network.weather.lost_answers:
+        if network.link_faults.lost_answers and network.dice.random() < network.link_faults.lost_answers:
             network.tally["answers lost"] += 1
             return
-        network.send(self.process, DOWN, network.weather.lost_requests, _answer, answer, result, error)
+        network.send(self.process, DOWN, network.link_faults.lost_requests, _answer, answer, result, error)
 
     def say(self, effect: Callable[..., object], *arguments: object) -> None:
         """Have `effect` happen at the broker at most once, or twice; nobody answers."""
         if not self._closed:
-            self.network.send(self.process, UP, self.network.weather.lost_messages, self._if_up, effect, arguments)
+            self.network.send(self.process, UP, self.network.link_faults.lost_messages, self._if_up, effect, arguments)
 
     def _if_up(self, effect: Callable[..., object], arguments: tuple[object, ...]) -> None:
         if self.broker.up:

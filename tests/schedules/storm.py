@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from atoll.archive.checkpoint_store import CheckpointStore
 from schedules.faults import Happening
-from schedules.network import DOWN, UP, LinkWeather
+from schedules.network import DOWN, UP, LinkFaults
 from schedules.processes import NEVER, Process
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ SHARES = {
     "messages slow": "slow",
     "messages late": "delay_s",
 }
-"""Kinds that are weather: which share of all messages they change."""
+"""Kinds that are faults of links: which share of all messages they change."""
 WAYS = {"cut both ways": (UP, DOWN), "cut up": (UP,), "cut down": (DOWN,)}
 RECONNECT_S = 1.0
 DRIFT = 0.1
@@ -72,7 +72,7 @@ class FaultStorm:
         """End every fault."""
         self._raging = False
         world = self.world
-        world.network.weather = LinkWeather()
+        world.network.link_faults = LinkFaults()
         for way in (UP, DOWN):
             world.network.cut[way].clear()
         world.broker.full = world.object_store.away = False
@@ -87,7 +87,7 @@ class FaultStorm:
         self.world.note("storm", happening.told())
         self.world.tally[happening.kind] += 1
         if happening.kind in SHARES:
-            self._change_weather(happening)
+            self._change_link(happening)
         elif happening.kind in WAYS:
             self._cut(happening)
         else:
@@ -105,14 +105,14 @@ class FaultStorm:
 
     # --- messages, links, the broker ----------------------------------------------------------------------------------
 
-    def _change_weather(self, happening: Happening) -> None:
+    def _change_link(self, happening: Happening) -> None:
         field, network = SHARES[happening.kind], self.world.network
-        network.weather = replace(network.weather, **{field: min(0.5, happening.strong)})
+        network.link_faults = replace(network.link_faults, **{field: min(0.5, happening.strong)})
         self.world.loop.after(happening.for_s, self._clear, field)
 
     def _clear(self, field: str) -> None:
         network = self.world.network
-        network.weather = replace(network.weather, **{field: getattr(LinkWeather(), field)})
+        network.link_faults = replace(network.link_faults, **{field: getattr(LinkFaults(), field)})
 
     def _cut(self, happening: Happening) -> None:
         process = self._someone(happening)

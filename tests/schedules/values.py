@@ -1,6 +1,6 @@
 """What the numbers of a version must be, computed apart from production: float64, from the contributions that its head lists.
 
-Decoding a frame is production's (`atoll.codec`), all arithmetic is not: weights, freshness, means, radial averages, the
+Decoding a frame is production's (`atoll.codec`), all arithmetic is not: weights, staleness weights, means, radial averages, the
 correction, the outer step, its average, and the sum of what was rounded and what was kept for later.
 """
 

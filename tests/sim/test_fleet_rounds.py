@@ -206,7 +206,7 @@ def test_who_lends_its_state_sends_it_over_its_own_line() -> None:
     assert world.settle().exact
 
 
-def test_whispers_are_lost_and_messages_are_late() -> None:
+def test_core_messages_are_lost_and_messages_are_late() -> None:
     """Of what is lost a message comes again after a pause, an at-most-once message never."""
     engine = Engine()
     link = FleetLink(engine, Exchange(latency_s=0.0, loss=0.5, retry_s=1.0), stream(0, "link"))

@@ -90,7 +90,7 @@ def test_a_world_in_which_nobody_serves_is_not_live(monkeypatch: pytest.MonkeyPa
     """The demand for liveness can fail: here no synchronizer may live."""
     monkeypatch.setattr(World, "_keep_hosts", lambda _: None)
     monkeypatch.setattr(World, "start_host", lambda _: None)
-    outcome = play(3, weather={})
+    outcome = play(3, rates={})
 
     assert outcome.kind == "liveness"
     assert outcome.what == "with a quorum of live learners every fragment is committed"

@@ -14,10 +14,10 @@ from atoll.bus.interface import Bus
 from atoll.wire.limits import MESSAGE_BYTES_MAX
 from atoll.wire.subjects import Subjects
 from support.bus_contract_data import MIB, SOON_S, BlobContract, MakeBus, QueueContract, RecordContract, noise
-from support.bus_contract_live import TapeContract, WhisperContract
+from support.bus_contract_live import CoreMessageContract, EventLogContract
 
 
-class BusContract(BlobContract, RecordContract, QueueContract, TapeContract, WhisperContract):
+class BusContract(BlobContract, RecordContract, QueueContract, EventLogContract, CoreMessageContract):
     """All of it, and what concerns every call."""
 
     async def test_it_is_a_bus(self, make_bus: MakeBus) -> None:

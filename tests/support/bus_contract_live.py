@@ -13,10 +13,10 @@ from atoll.wire.subjects import Subjects
 from support.bus_contract_data import NEVER_S, SOON_S, MakeBus
 
 
-class TapeContract:
+class EventLogContract:
     """Ordered reading."""
 
-    async def test_the_tape_replays_in_order_and_by_pages(self, make_bus: MakeBus, run: str) -> None:
+    async def test_the_event_log_replays_in_order_and_by_pages(self, make_bus: MakeBus, run: str) -> None:
         """2500 entries of two kinds come back in order, whole or page by page, and by kind."""
         bus, subjects = await make_bus(), Subjects(run)
         numbers = iter(range(2500))
@@ -40,7 +40,7 @@ class TapeContract:
         assert whole == pages
         assert [entry for entry in whole if int(entry.data) % 2] == odd
 
-    async def test_the_tape_cannot_be_cut(self, make_bus: MakeBus, run: str) -> None:
+    async def test_the_event_log_cannot_be_cut(self, make_bus: MakeBus, run: str) -> None:
         """Events are append-only."""
         bus, subjects = await make_bus(), Subjects(run)
         await bus.publish(subjects.event("a", "b"), b"x", msg_id="m")
@@ -51,10 +51,10 @@ class TapeContract:
         assert len(await bus.replay(subjects.event("*", ">"))) == 1
 
 
-class WhisperContract:
+class CoreMessageContract:
     """At most once."""
 
-    async def test_whispers_reach_who_listens(self, make_bus: MakeBus, run: str) -> None:
+    async def test_core_messages_reach_who_listens(self, make_bus: MakeBus, run: str) -> None:
         """Exact and wildcard listeners on other buses hear; the wrong subject and the silent do not matter."""
         bus, other, subjects = await make_bus(), await make_bus(), Subjects(run)
         await bus.tell(subjects.call(0), b"nobody")

@@ -346,7 +346,7 @@ class ProtocolWorld:
             self.lanes[action.fragment].append(action)
         elif isinstance(action, PublishCall):
             for life in list(self.lives.values()):
-                self._whisper_call(life, action)
+                self._tell_call(life, action)
         elif isinstance(action, Acknowledge):
             self.lanes[action.key.fragment].append(action)
         elif isinstance(action, Finish):
@@ -359,7 +359,7 @@ class ProtocolWorld:
             version = action.base_version + 1
             self.heads[action.fragment] = version
             for life in list(self.lives.values()):
-                self._whisper_head(life, action.fragment, version)
+                self._tell_head(life, action.fragment, version)
             self._tell_shard(Committed(at_s=self.now_s, fragment=action.fragment, version=version))
         elif isinstance(action, Keep):
             self.durable.see_books(action.fragment, action.fragment_ledger)
@@ -371,7 +371,7 @@ class ProtocolWorld:
             self.durable.see_acknowledged(action)
             sender = self.lives.get(action.key.learner)
             if action.fate == "refused" and sender is not None and sender.incarnation == action.key.incarnation:
-                self._whisper_refusal(sender, action)
+                self._tell_refusal(sender, action)
 
     def _do_for(self, life: LearnerIncarnation, action: Action) -> None:
         if isinstance(action, Push):
@@ -411,7 +411,7 @@ class ProtocolWorld:
             refused_local=life.island.refused_local,
         )
 
-    def _whisper_call(self, life: LearnerIncarnation, call: PublishCall) -> None:
+    def _tell_call(self, life: LearnerIncarnation, call: PublishCall) -> None:
         def heard() -> None:
             if self.lives.get(life.name) is life:
                 fact = CallHeard(at_s=self.now_s, fragment=call.fragment, version=call.version, attempt=call.attempt)
@@ -419,14 +419,14 @@ class ProtocolWorld:
 
         self.core_messages.append(heard)
 
-    def _whisper_head(self, life: LearnerIncarnation, fragment: int, version: int) -> None:
+    def _tell_head(self, life: LearnerIncarnation, fragment: int, version: int) -> None:
         def heard() -> None:
             if self.lives.get(life.name) is life:
                 self._tell(life, HeadHeard(at_s=self.now_s, fragment=fragment, version=version))
 
         self.core_messages.append(heard)
 
-    def _whisper_refusal(self, life: LearnerIncarnation, refusal: Acknowledge) -> None:
+    def _tell_refusal(self, life: LearnerIncarnation, refusal: Acknowledge) -> None:
         def heard() -> None:
             if self.lives.get(life.name) is life:
                 fact = PushRefused(

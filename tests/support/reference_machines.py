@@ -111,7 +111,7 @@ class RoundModel:
         self._rounds = {fragment: _Round(version) for fragment, version in versions.items()}
         self._learners: dict[str, _Heard] = {}
         self._bases: dict[PushKey, int] = {}
-        self._hands: set[PushKey] = set()
+        self._held: set[PushKey] = set()
         self._loading: set[PushKey] = set()
         self._offences: Counter[tuple[str, int]] = Counter()
         self._quorums_s: list[float] = []
@@ -125,7 +125,7 @@ class RoundModel:
         actions = list(actions)
         for action in actions:
             if isinstance(action, Fetch):
-                self._hands.add(action.key)
+                self._held.add(action.key)
                 self._loading.add(action.key)
             elif isinstance(action, Acknowledge):
                 self._see_acknowledge(action)
@@ -158,7 +158,7 @@ class RoundModel:
             if heard is not None and heard.incarnation == fact.incarnation:
                 heard.training = False
         elif isinstance(fact, ContributionArrived) and fact.key.fragment in self._rounds:
-            if fact.key in self._hands:
+            if fact.key in self._held:
                 return
             life = fact.key.learner, fact.key.incarnation
             self._trained[life] = max(self._trained.get(life, 0), fact.trained_tokens)
@@ -215,7 +215,7 @@ class RoundModel:
 
     def _see_acknowledge(self, acknowledge: Acknowledge) -> None:
         key = acknowledge.key
-        self._hands.discard(key)
+        self._held.discard(key)
         self._loading.discard(key)
         if acknowledge.fate == "refused" and key.fragment in self._rounds:
             self._offences[key.learner, key.incarnation] += acknowledge.reason in OFFENCES
@@ -541,7 +541,7 @@ class IslandModel:
         return self._push(fragment, own, final=True, onward=True)
 
     def _beyond(self, own: _Own) -> int:
-        """Return the step after the last one of the push that this span has sent; its begin if it has sent none."""
+        """Return the step after the last one of the push that this local interval has sent; its begin if it has sent none."""
         if own.sent is None:
             return own.begin
         covered = [at for at, fate in enumerate(own.fates) if fate == own.sent]
@@ -549,7 +549,7 @@ class IslandModel:
 
     @staticmethod
     def _local_beyond(own: _Own) -> int:
-        """Return the step after those of a span's push that were refused at home."""
+        """Return the step after those of a local interval's push that were refused at home."""
         at = own.begin
         while at < len(own.fates) and own.fates[at] == "local":
             at += 1

@@ -246,7 +246,7 @@ def test_a_push_whose_size_nobody_heard_is_said_and_still_has_tokens() -> None:
     assert verdict(safety(extract), UNPROVED).holds is False
 
 
-def test_a_commit_without_a_line_on_the_tape_is_counted() -> None:
+def test_a_commit_without_a_line_in_the_event_log_is_counted() -> None:
     """Its owner died between the two; the ledgers tell of its contributions."""
     extract = calm()
     del extract.rounds[50]

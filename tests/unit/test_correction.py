@@ -22,7 +22,7 @@ PAPER = Heloco(cosine=0.2, shrink=0.5, shrink_max=0.5, rotate=1.0, doubt=3.0)
 SIZES = (5, 3, 2 * STRETCH + 7)
 
 
-def spans_of(*sizes: int) -> tuple[FragmentSlice, ...]:
+def slices_of(*sizes: int) -> tuple[FragmentSlice, ...]:
     """Return spans of these sizes, one after the other; the second is merged directly, which makes no difference."""
     starts = np.cumsum([0, *sizes])
     return tuple(
@@ -59,9 +59,9 @@ def corrected(rule: Heloco, v: Vector, m: Vector, slices: tuple[FragmentSlice, .
 
 @pytest.mark.parametrize("method", ["mean", "rda"])
 @pytest.mark.parametrize("codec", ["f32", "int4"])
-def test_a_fold_of_bent_displacements_is_the_merge_of_corrected_ones(method: Method, codec: str) -> None:
+def test_a_fold_of_bent_pseudo_gradients_is_the_merge_of_corrected_ones(method: Method, codec: str) -> None:
     """Three of unequal weights, some slices bent and some kept, beside the formulas in float64."""
-    rng, slices = np.random.default_rng(5), spans_of(*SIZES)
+    rng, slices = np.random.default_rng(5), slices_of(*SIZES)
     m = rng.normal(size=sum(SIZES)).astype(np.float32)
     weights = [3.0, 1.0, 7.0]
     fold, wide, changed = FragmentFold(slices, method), [], 0
@@ -90,7 +90,7 @@ def test_a_fold_of_bent_displacements_is_the_merge_of_corrected_ones(method: Met
 
 def test_what_a_correction_cancels_has_no_length_and_no_direction() -> None:
     """With constants that take all that opposes, rounding is what is left; it turns no other contribution."""
-    rule, slices = Heloco(0.2, 4.0, 1.0, 1.0, 0.0), spans_of(1000)
+    rule, slices = Heloco(0.2, 4.0, 1.0, 1.0, 0.0), slices_of(1000)
     m = np.random.default_rng(1).normal(size=1000).astype(np.float32)
     other = np.random.default_rng(2).normal(size=1000).astype(np.float32)
     against = Encoded.exact(-m * np.float32(0.37))
@@ -139,9 +139,9 @@ def test_every_slice_is_corrected_as_the_paper_says(
     v = (noise * (1 - abs(towards)) + towards * m * 10.0 ** (lengths[1] - lengths[0])).astype(np.float32)
     rule = Heloco(*constants)
 
-    got = corrected(rule, v, m, spans_of(*SIZES[:2]))
+    got = corrected(rule, v, m, slices_of(*SIZES[:2]))
 
-    for tensor_slice in spans_of(*SIZES[:2]):
+    for tensor_slice in slices_of(*SIZES[:2]):
         here = slice(tensor_slice.offset, tensor_slice.offset + tensor_slice.size)
         wanted = reference(v[here].astype(np.float64), m[here].astype(np.float64), rule)
         # A correction may take nearly all of v away: what is left is as exact as v was.
@@ -153,7 +153,7 @@ def test_a_slice_longer_than_a_block_is_one_slice() -> None:
     rng = np.random.default_rng(1)
     v, m = rng.normal(size=(2, sum(SIZES))).astype(np.float32)
 
-    got = corrected(PAPER, v, m, spans_of(*SIZES))
+    got = corrected(PAPER, v, m, slices_of(*SIZES))
 
     here = slice(sum(SIZES[:2]), None)
     wanted = reference(v[here].astype(np.float64), m[here].astype(np.float64), PAPER)
@@ -165,7 +165,7 @@ def test_what_opposes_the_momentum_is_shortened_and_what_crosses_it_is_turned() 
     m = np.array([1.0, 0.0], np.float32)
     against, across = np.array([-3.0, 0.0], np.float32), np.array([0.0, 3.0], np.float32)
 
-    shortened, turned = (corrected(PAPER, v, m, spans_of(2)) for v in (against, across))
+    shortened, turned = (corrected(PAPER, v, m, slices_of(2)) for v in (against, across))
 
     # conf = 3 / (3 + 3) = 1/2: beta = 0.5 * 1 * 1/2 = 1/4, so a quarter of what opposes is gone; lambda = 1/2.
     np.testing.assert_allclose(shortened, [-2.25, 0.0], rtol=1e-6)
@@ -176,8 +176,8 @@ def test_what_opposes_the_momentum_is_shortened_and_what_crosses_it_is_turned() 
 def test_what_agrees_or_has_no_direction_is_kept_bit_for_bit(v: list[float], m: list[float]) -> None:
     """Nothing is bent, so nothing is rounded."""
     pseudo_gradient, momentum = np.array(v, np.float32), np.array(m, np.float32)
-    assert bent(PAPER, pseudo_gradient, momentum, spans_of(2)) == [None]
-    assert corrected(PAPER, pseudo_gradient, momentum, spans_of(2)).tobytes() == pseudo_gradient.tobytes()
+    assert bent(PAPER, pseudo_gradient, momentum, slices_of(2)) == [None]
+    assert corrected(PAPER, pseudo_gradient, momentum, slices_of(2)).tobytes() == pseudo_gradient.tobytes()
 
 
 @pytest.mark.parametrize(("size", "length", "tiny"), [(50, 1e28, 1e-11), (50, 3e38, 1.0), (2, 1e20, 1e-19)])
@@ -187,13 +187,13 @@ def test_what_is_finite_stays_finite(size: int, length: float, tiny: float) -> N
     across = np.where(np.arange(size) % 2, length, -length).astype(np.float32)
     for v in (across, np.full(size, -length, np.float32)):
         with np.errstate(all="raise"):
-            assert bent(PAPER, v, m, spans_of(size)) == [None]
+            assert bent(PAPER, v, m, slices_of(size)) == [None]
 
 
 def test_the_argument_is_left_alone() -> None:
     """A contribution that is folded again after a failure is what it was."""
     v, m = np.array([-1.0, 0.5], np.float32), np.array([1.0, 0.0], np.float32)
-    corrected(PAPER, v, m, spans_of(2))
+    corrected(PAPER, v, m, slices_of(2))
     assert v.tolist() == [-1.0, 0.5]
 
 

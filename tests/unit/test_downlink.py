@@ -44,9 +44,9 @@ def test_readers_hold_what_the_shard_holds_and_nothing_drifts(codec: str, size: 
         target = downlink.unrounded(ours, state) + step
         delta = Encoded.blank(downlink.format, size)
         ours, state = settled(downlink, ours, target, delta)
-        sealed, arriving = EncodedFrame(codec, delta), FrameDecoder(size, codec)
-        for number in range(len(sealed)):
-            arriving.take([(number, sealed.piece(number))])
+        frame, arriving = EncodedFrame(codec, delta), FrameDecoder(size, codec)
+        for number in range(len(frame)):
+            arriving.take([(number, frame.piece(number))])
         arriving.vector.blend(reader, 0, size, 1.0, 1.0)
         assert reader.tobytes() == ours.tobytes()
         errors.append(float(np.abs(ours - exact).max()))

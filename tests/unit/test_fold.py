@@ -21,8 +21,8 @@ SIZES = {"w": 2 * STRETCH + 77, "b": 5, "embed": 300}
 METHODS: list[Method] = ["mean", "rda"]
 
 
-def spans_of(sizes: dict[str, int], direct: Sequence[str] = ()) -> tuple[FragmentSlice, ...]:
-    """Return one span per name, one row each element."""
+def slices_of(sizes: dict[str, int], direct: Sequence[str] = ()) -> tuple[FragmentSlice, ...]:
+    """Return one slice per name, one row each element."""
     slices, at = [], 0
     for name, size in sizes.items():
         slices.append(FragmentSlice(name, 0, size, at, size, name in direct, floating=True))
@@ -79,7 +79,7 @@ def rda_reference(vectors: Sequence[Vector], weights: Sequence[float]) -> Wide:
 def test_the_mean_is_the_weighted_mean(count: int) -> None:
     """The fold equals NumPy's weighted average."""
     vectors, weights = drawn(count)
-    merged = folded(spans_of(SIZES), "mean", vectors, weights)
+    merged = folded(slices_of(SIZES), "mean", vectors, weights)
     reference = mean_reference(vectors, weights)
     np.testing.assert_allclose(merged.pseudo_gradient, reference, rtol=0, atol=2e-6 * np.abs(reference).max())
     assert merged.pseudo_gradient.dtype == np.float32
@@ -91,7 +91,7 @@ def test_the_mean_is_the_weighted_mean(count: int) -> None:
 def test_rda_keeps_norm_and_direction_per_slice(count: int) -> None:
     """Each slice has its own radius and direction; a direct slice takes the mean."""
     vectors, weights = drawn(count)
-    slices = spans_of(SIZES, direct=["embed"])
+    slices = slices_of(SIZES, direct=["embed"])
     merged = folded(slices, "rda", vectors, weights).pseudo_gradient
     for tensor_slice in slices:
         here = slice(tensor_slice.offset, tensor_slice.offset + tensor_slice.size)
@@ -106,7 +106,7 @@ def test_rda_keeps_norm_and_direction_per_slice(count: int) -> None:
 def test_rda_is_longer_than_the_mean_of_orthogonal_vectors() -> None:
     """Four orthogonal vectors of length 1 have a mean of length 1/2 and an RDA of length 1."""
     vectors = list(np.eye(4, dtype=np.float32))
-    slices = spans_of({"w": 4})
+    slices = slices_of({"w": 4})
     assert np.linalg.norm(folded(slices, "mean", vectors, [1.0] * 4).pseudo_gradient) == pytest.approx(0.5)
     assert np.linalg.norm(folded(slices, "rda", vectors, [1.0] * 4).pseudo_gradient) == pytest.approx(1.0)
 
@@ -114,7 +114,7 @@ def test_rda_is_longer_than_the_mean_of_orthogonal_vectors() -> None:
 def test_where_the_directions_of_a_small_slice_cancel_it_takes_the_mean() -> None:
     """Opposite directions leave none; a single number has no other than two."""
     vectors = [np.array([3.0, 0.0, 1.0], np.float32), np.array([-1.0, 0.0, 1.0], np.float32)]
-    merged = folded(spans_of({"w": 2, "b": 1}), "rda", vectors, [1.0, 1.0])
+    merged = folded(slices_of({"w": 2, "b": 1}), "rda", vectors, [1.0, 1.0])
     assert merged.pseudo_gradient.tolist() == [1.0, 0.0, 1.0]
 
 
@@ -124,14 +124,14 @@ def test_where_the_directions_of_a_large_slice_cancel_it_does_not_move(size: int
     vectors = [np.full(size, 3.0, np.float32), np.full(size, -1.0, np.float32)]
     for order in (vectors, vectors[::-1]):
         merged = folded(
-            spans_of({"a": 3, "w": size}), "rda", [np.r_[np.ones(3, np.float32), v] for v in order], [1.0] * 2
+            slices_of({"a": 3, "w": size}), "rda", [np.r_[np.ones(3, np.float32), v] for v in order], [1.0] * 2
         )
         assert merged.pseudo_gradient.tolist() == [1.0] * 3 + [1.0 if size <= SMALL else 0.0] * size
 
 
 def test_a_direction_is_one_above_the_rounding_of_those_in_it() -> None:
     """Two that nearly cancel: below 2 x 2^-23 nothing moves, above it the slice is as long as they were."""
-    slices, first = spans_of({"w": 2}), np.array([1.0, 0.0], np.float32)
+    slices, first = slices_of({"w": 2}), np.array([1.0, 0.0], np.float32)
     below, above = (
         folded(slices, "rda", [first, np.array([-1.0, y], np.float32)], [1.0, 1.0]) for y in (4.4e-7, 5.6e-7)
     )
@@ -143,7 +143,7 @@ def test_who_did_not_move_takes_no_direction_away() -> None:
     """However heavy: the mean of directions is short then, and still the only one there is."""
     still, moved = np.zeros(2, np.float32), np.array([3.0, 4.0], np.float32)
     for vectors, weights in (([still, moved], [1e9, 100.0]), ([moved, still], [100.0, 1e9])):
-        merged = folded(spans_of({"w": 2}), "rda", vectors, weights).pseudo_gradient
+        merged = folded(slices_of({"w": 2}), "rda", vectors, weights).pseudo_gradient
         np.testing.assert_allclose(merged, 1e-7 * moved, rtol=1e-4)
 
 
@@ -151,22 +151,22 @@ def test_lengths_that_are_far_apart_stay_finite() -> None:
     """From the shortest slice with a direction to the longest that a run may allow."""
     short, long = np.array([1e-19, 0.0], np.float32), np.array([0.0, 1e12], np.float32)
     for vectors in ([short, long], [long, short]):
-        merged = folded(spans_of({"w": 2}), "rda", vectors, [1.0, 1.0]).pseudo_gradient
+        merged = folded(slices_of({"w": 2}), "rda", vectors, [1.0, 1.0]).pseudo_gradient
         np.testing.assert_allclose(merged, [0.5e12 / 2**0.5] * 2, rtol=1e-5)
 
 
-def test_a_zero_displacement_has_no_direction_but_counts() -> None:
+def test_a_zero_pseudo_gradient_has_no_direction_but_counts() -> None:
     """A learner that did not move shortens the radius and leaves the direction alone."""
     vectors = [np.array([4.0, 0.0], np.float32), np.zeros(2, np.float32)]
-    assert folded(spans_of({"w": 2}), "rda", vectors, [1.0, 1.0]).pseudo_gradient.tolist() == [2.0, 0.0]
-    assert folded(spans_of({"w": 2}), "rda", [vectors[1]] * 2, [1.0, 1.0]).pseudo_gradient.tolist() == [0.0, 0.0]
+    assert folded(slices_of({"w": 2}), "rda", vectors, [1.0, 1.0]).pseudo_gradient.tolist() == [2.0, 0.0]
+    assert folded(slices_of({"w": 2}), "rda", [vectors[1]] * 2, [1.0, 1.0]).pseudo_gradient.tolist() == [0.0, 0.0]
 
 
 def test_a_vanishing_slice_does_not_overflow() -> None:
     """A weight divided by a tiny norm would be infinite in float32; what is so short has no direction."""
     tiny, long = np.full(3, 1e-35, np.float32), np.full(3, 2.0, np.float32)
     for vectors, wanted in (([tiny, 2 * tiny], 1.5e-35), ([tiny, long], 1.0), ([long, tiny], 1.0), ([tiny], 1e-35)):
-        merged = folded(spans_of({"w": 3}), "rda", vectors, [1e9] * len(vectors)).pseudo_gradient
+        merged = folded(slices_of({"w": 3}), "rda", vectors, [1e9] * len(vectors)).pseudo_gradient
         np.testing.assert_allclose(merged, wanted, rtol=1e-5)
 
 
@@ -175,8 +175,8 @@ def test_one_contribution_is_returned_bit_for_bit(method: Method) -> None:
     """A merge of one is the identity, whatever its weight, and it is a copy."""
     vectors, _ = drawn(1)
     sent = vectors[0].copy()
-    fold = FragmentFold(spans_of(SIZES), method)
-    add(fold, spans_of(SIZES), vectors[0], 0.3)
+    fold = FragmentFold(slices_of(SIZES), method)
+    add(fold, slices_of(SIZES), vectors[0], 0.3)
     vectors[0][:] = 0.0
     assert fold.result().pseudo_gradient.tobytes() == sent.tobytes()
 
@@ -185,8 +185,8 @@ def test_one_contribution_is_returned_bit_for_bit(method: Method) -> None:
 def test_a_replay_gives_the_same_bits(method: Method) -> None:
     """The same contributions in the same order give the same bits."""
     vectors, weights = drawn(6)
-    first = folded(spans_of(SIZES), method, vectors, weights)
-    again = folded(spans_of(SIZES), method, vectors, weights)
+    first = folded(slices_of(SIZES), method, vectors, weights)
+    again = folded(slices_of(SIZES), method, vectors, weights)
     assert first.pseudo_gradient.tobytes() == again.pseudo_gradient.tobytes()
 
 
@@ -194,8 +194,8 @@ def test_a_replay_gives_the_same_bits(method: Method) -> None:
 def test_another_order_gives_the_same_numbers(method: Method) -> None:
     """Order decides only the last bits."""
     vectors, weights = drawn(6)
-    first = folded(spans_of(SIZES), method, vectors, weights).pseudo_gradient
-    other = folded(spans_of(SIZES), method, vectors[::-1], weights[::-1]).pseudo_gradient
+    first = folded(slices_of(SIZES), method, vectors, weights).pseudo_gradient
+    other = folded(slices_of(SIZES), method, vectors[::-1], weights[::-1]).pseudo_gradient
     np.testing.assert_allclose(first, other, rtol=0, atol=4e-6 * float(np.abs(first).max()))
 
 
@@ -203,7 +203,7 @@ def test_adding_does_not_change_the_contribution() -> None:
     """The caller keeps its vector as it was."""
     vectors, weights = drawn(3)
     copies = [vector.copy() for vector in vectors]
-    folded(spans_of(SIZES), "rda", vectors, weights)
+    folded(slices_of(SIZES), "rda", vectors, weights)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(vectors, copies, strict=True))
 
 
@@ -211,22 +211,22 @@ def test_adding_does_not_change_the_contribution() -> None:
     ("weight", "staleness_weight"),
     [(0.0, 1.0), (-1.0, 1.0), (math.nan, 1.0), (math.inf, 1.0), (1.0, -0.1), (1.0, 1.1), (1.0, math.nan)],
 )
-def test_a_weight_is_positive_and_finite_and_a_freshness_a_share(weight: float, staleness_weight: float) -> None:
+def test_a_weight_is_positive_and_finite_and_a_staleness_weight_a_share(weight: float, staleness_weight: float) -> None:
     """Nothing else is folded."""
     with pytest.raises(ProtocolMisuse, match="weight"):
-        add(FragmentFold(spans_of({"w": 2})), spans_of({"w": 2}), [1.0, 1.0], weight, staleness_weight)
+        add(FragmentFold(slices_of({"w": 2})), slices_of({"w": 2}), [1.0, 1.0], weight, staleness_weight)
 
 
 def test_an_empty_fold_has_no_result() -> None:
     """A merge of nothing is a mistake of the caller."""
     with pytest.raises(ProtocolMisuse, match="nothing"):
-        FragmentFold(spans_of({"w": 2})).result()
+        FragmentFold(slices_of({"w": 2})).result()
 
 
 @pytest.mark.parametrize("method", ["mean", "rda"])
-def test_a_late_displacement_is_shortened_also_when_it_is_alone(method: Method) -> None:
-    """By its freshness; of several by that of the freshest, among which the fresher ones weigh more."""
-    slices = spans_of({"a": 4})
+def test_a_late_pseudo_gradient_is_shortened_also_when_it_is_alone(method: Method) -> None:
+    """By its staleness weight; of several by the largest, and those with a larger one weigh more."""
+    slices = slices_of({"a": 4})
     older, late = np.array([1.0, 0, 0, 0], np.float32), np.array([0, 1.0, 0, 0], np.float32)
     alone, both = FragmentFold(slices, method), FragmentFold(slices, "mean")
     add(alone, slices, late, 3.0, 0.5)
@@ -238,9 +238,9 @@ def test_a_late_displacement_is_shortened_also_when_it_is_alone(method: Method) 
     assert late[1] == 1.0
 
 
-def test_rda_of_late_displacements_alone_is_shortened() -> None:
-    """The length that RDA keeps is that of the contributions, times the freshness of the freshest."""
-    slices = spans_of({"a": 2})
+def test_rda_of_late_pseudo_gradients_alone_is_shortened() -> None:
+    """The length that RDA keeps is that of the contributions, times the largest staleness weight."""
+    slices = slices_of({"a": 2})
     fold = FragmentFold(slices, "rda")
     add(fold, slices, [2.0, 0.0], 1.0, 0.5)
     add(fold, slices, [0.0, 2.0], 2.0, 0.25)
@@ -249,9 +249,9 @@ def test_rda_of_late_displacements_alone_is_shortened() -> None:
 
 
 @pytest.mark.parametrize("method", ["mean", "rda"])
-def test_a_small_fresh_displacement_is_enough_for_the_full_length(method: Method) -> None:
+def test_a_small_fresh_pseudo_gradient_is_enough_for_the_full_length(method: Method) -> None:
     """What is late beside it is a version late, and no shorter for it."""
-    slices = spans_of({"a": 2})
+    slices = slices_of({"a": 2})
     fold = FragmentFold(slices, method)
     add(fold, slices, [0.0, 1.0], 1.0, 0.25)
     add(fold, slices, [0.0, 1.0], 1e-9)
@@ -265,19 +265,19 @@ def test_what_is_late_weighs_less_beside_what_is_fresh(method: Method, order: Se
     """The same as smaller weights, in any order: the less of it, the nearer to the merge of what is fresh alone."""
     vectors, weights = drawn(3)
     fades = (1.0, 0.5, 0.25)
-    fold = FragmentFold(spans_of(SIZES), method)
+    fold = FragmentFold(slices_of(SIZES), method)
     for number in order:
-        add(fold, spans_of(SIZES), vectors[number], weights[number], fades[number])
-    weighed = folded(spans_of(SIZES), method, vectors, [w * f for w, f in zip(weights, fades, strict=True)])
+        add(fold, slices_of(SIZES), vectors[number], weights[number], fades[number])
+    weighed = folded(slices_of(SIZES), method, vectors, [w * f for w, f in zip(weights, fades, strict=True)])
 
     np.testing.assert_allclose(fold.result().pseudo_gradient, weighed.pseudo_gradient, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["mean", "rda"])
 @pytest.mark.parametrize("staleness_weight", [0.0, 1e-300])
-def test_nothing_is_heard_of_what_has_no_freshness_left(method: Method, staleness_weight: float) -> None:
+def test_a_staleness_weight_of_nothing_leaves_nothing(method: Method, staleness_weight: float) -> None:
     """Before, after and without what is fresh; it is counted, since its tokens have a fate."""
-    slices, gone = spans_of({"a": 2}), np.array([4.0, -9.0], np.float32)
+    slices, gone = slices_of({"a": 2}), np.array([4.0, -9.0], np.float32)
     fresh = [np.array([1.0, 2.0], np.float32), np.array([3.0, -1.0], np.float32)]
     wanted = folded(slices, method, fresh, [1e-10, 1e-10]).pseudo_gradient
     for silent in range(3):
@@ -289,7 +289,7 @@ def test_nothing_is_heard_of_what_has_no_freshness_left(method: Method, stalenes
         merged = fold.result()
         np.testing.assert_array_equal(merged.pseudo_gradient, wanted)
         assert merged.count == 3
-    alone = FragmentFold(spans_of({"a": 2}), method)
+    alone = FragmentFold(slices_of({"a": 2}), method)
     add(alone, slices, gone, 1e-300, staleness_weight)
 
     np.testing.assert_array_equal(alone.result().pseudo_gradient, [0.0, 0.0])
@@ -297,16 +297,16 @@ def test_nothing_is_heard_of_what_has_no_freshness_left(method: Method, stalenes
 
 def test_norms_are_taken_per_slice_in_float64() -> None:
     """Norms whose squares overflow float32 are right, and long slices are summed across blocks."""
-    slices = spans_of({"a": 2, "b": 1, "c": 3 * STRETCH + 1})
+    slices = slices_of({"a": 2, "b": 1, "c": 3 * STRETCH + 1})
     vector = np.concatenate([np.array([3e30, 4e30, 2.0]), np.ones(3 * STRETCH + 1)]).astype(np.float32)
     norms = slice_norms(slices, Encoded.exact(vector))
     assert norms == pytest.approx([5e30, 2.0, math.sqrt(3 * STRETCH + 1)], rel=1e-6)
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.9995, 1.0005])
-def test_an_honest_displacement_is_accepted(factor: float) -> None:
+def test_an_honest_pseudo_gradient_is_accepted(factor: float) -> None:
     """Claims within what another order of addition changes pass; what was computed is what counts."""
-    assert validated_norms([5.0, 0.0], spans_of({"w": 2, "b": 1}), [5.0 * factor, 0.0], 5.0) == [5.0, 0.0]
+    assert validated_norms([5.0, 0.0], slices_of({"w": 2, "b": 1}), [5.0 * factor, 0.0], 5.0) == [5.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -323,10 +323,12 @@ def test_an_honest_displacement_is_accepted(factor: float) -> None:
         ([5.0, 0.0], [5.0, 0.0], 4.9, "norm_bound"),
     ],
 )
-def test_a_false_displacement_is_refused(norms: list[float], claims: list[float], norm_max: float, reason: str) -> None:
+def test_a_false_pseudo_gradient_is_refused(
+    norms: list[float], claims: list[float], norm_max: float, reason: str
+) -> None:
     """Falsely claimed and too long are refused, each with its reason."""
     with pytest.raises(FrameRejected) as caught:
-        validated_norms(norms, spans_of({"w": 2, "b": 1}), claims, norm_max)
+        validated_norms(norms, slices_of({"w": 2, "b": 1}), claims, norm_max)
     assert caught.value.reason == reason
 
 

@@ -83,8 +83,8 @@ def test_a_reader_sees_what_its_sender_saw(codec: str, elements: int) -> None:
     assert whole == b"".join(pieces) == b"".join(StoredFrame(whole).piece(number) for number in range(len(sent)))
     for form in (whole, bytes(whole), memoryview(whole)):
         assert decode_frame(form, elements_expected=elements, codec=codec).tobytes() == expected
-    sealed = EncodedFrame(codec, seen)
-    assert [sealed.piece(number) for number in range(len(sealed))] == pieces
+    frame = EncodedFrame(codec, seen)
+    assert [frame.piece(number) for number in range(len(frame))] == pieces
 
 
 @pytest.mark.parametrize("codec", list(FORMATS))

@@ -138,7 +138,7 @@ def test_no_more_waits_than_a_sum() -> None:
 
 
 def test_nothing_added_is_a_sum_of_zeros() -> None:
-    """A round in which nothing had any freshness left."""
+    """A round in which every staleness weight was zero."""
     assert not BatchedAccumulation(slices()).total(ELEMENTS).any()
 
 

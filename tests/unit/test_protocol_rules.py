@@ -209,7 +209,7 @@ def test_a_redelivered_contribution_is_acknowledged_and_not_merged_again() -> No
     assert desk.shard.ledger.account("a", 1).merged == 80
 
 
-def test_a_duplicate_in_our_hands_is_not_fetched_twice() -> None:
+def test_a_duplicate_that_is_held_is_not_fetched_twice() -> None:
     """Redelivery while we work on it changes nothing."""
     desk = RulesDesk()
     desk.offer(key("a"), 1.0)
@@ -484,7 +484,7 @@ def test_a_push_that_was_given_up_may_be_pushed_again_with_everything() -> None:
     assert push.tokens == 20
 
 
-def test_an_infinite_displacement_is_refused_at_home_and_the_fragment_fetched_again() -> None:
+def test_an_infinite_pseudo_gradient_is_refused_at_home_and_the_fragment_fetched_again() -> None:
     """What cannot be merged is not sent; the learner goes back to the run's values."""
     beach = Beach()
     beach.steps(1)

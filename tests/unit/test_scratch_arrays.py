@@ -123,10 +123,10 @@ def stepped(codec: str) -> tuple[Vector, UpdatedFragment, bytes]:
     ]
     fold = FragmentFold(slices, "rda")
     for seed in (1, 2):
-        sealed = EncodedFrame("f32", Encoded.exact(drawn(seed)))
+        frame = EncodedFrame("f32", Encoded.exact(drawn(seed)))
         arriving = FrameDecoder(SIZE, "f32", slices)
-        for number in range(len(sealed)):
-            arriving.take([(number, sealed.piece(number))])
+        for number in range(len(frame)):
+            arriving.take([(number, frame.piece(number))])
         assert arriving.norms() == pytest.approx(slice_norms(slices, arriving.vector))
         fold.add(arriving.vector, arriving.norms(), float(seed))
     merged = fold.result().pseudo_gradient
@@ -135,8 +135,8 @@ def stepped(codec: str) -> tuple[Vector, UpdatedFragment, bytes]:
     new = advance.step(drawn(3), merged, advance.init(drawn(3)))
     new = advance.step(new.values, merged, new.state)
     assert new.delta is not None
-    sealed = EncodedFrame(codec, new.delta)
-    return merged, new, b"".join(sealed.piece(number) for number in range(len(sealed)))
+    frame = EncodedFrame(codec, new.delta)
+    return merged, new, b"".join(frame.piece(number) for number in range(len(frame)))
 
 
 @pytest.mark.parametrize("codec", ["int4", "bf16"])

@@ -1,4 +1,4 @@
-"""The storm itself: the same weather for everybody, done to who has the role at the time, and undone again."""
+"""The storm itself: the same faults for everybody, done to who has the role at the time, and undone again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.faults.storm import Storm, StormLinks, Victim, chosen
 from benchmarks.faults.synchronous import Formed, GroupMessage, WorkerGroup
 from benchmarks.faults.up_in_storm import UpGround
 
-# --- the weather --------------------------------------------------------------------------------------------------------
+# --- the faults ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_forecast_is_its_seed_and_its_rate() -> None:
@@ -43,11 +43,11 @@ def test_both_systems_get_the_same_storm() -> None:
     *every, _ = courses(options, 3)
     ours, theirs = ([c for c in every if c.system == system] for system in ("atoll", "synchronous"))
 
-    def weather(course: Course) -> list[Planned]:
+    def faults(course: Course) -> list[Planned]:
         return storm(course.seed, course.per_minute, course.seconds, course.partition_s)
 
-    assert [weather(c) for c in ours] == [weather(c) for c in theirs]
-    assert [len(weather(c)) > 0 for c in ours] == [False, True, True]
+    assert [faults(c) for c in ours] == [faults(c) for c in theirs]
+    assert [len(faults(c)) > 0 for c in ours] == [False, True, True]
     assert len({c.name for c in every}) == 6
 
 
@@ -63,7 +63,7 @@ def test_a_storm_is_long_enough_for_its_kills_and_has_one_partition() -> None:
     assert storm(0, 0.0, seconds, 60.0) == []
 
 
-class StormHands:
+class StormStand:
     """A clock that moves when somebody pauses."""
 
     def __init__(self) -> None:
@@ -128,22 +128,22 @@ def test_a_storm_undoes_what_it_did_and_spares_whom_it_has(tmp_path: Path) -> No
         Planned(0.0, "freeze", "owner", 0.0, 0.1),
         Planned(0.0, "blackhole", "learner", 0.9, 0.1, "both"),
     ]
-    shelter, hands = Shelter(EmbeddedBroker(tmp_path)), StormHands()
-    raging = Storm(shelter, planned, hands, hands.pause)
+    shelter, stand = Shelter(EmbeddedBroker(tmp_path)), StormStand()
+    raging = Storm(shelter, planned, stand, stand.pause)
     raging.rage(0.01)
 
     assert raging.missed == 2
     assert [(fault.act, fault.who) for fault in raging.faults] == [("cut", "learner-1"), ("blackhole", "learner-2")]
     assert all(fault.over_at_s >= fault.at_s for fault in raging.faults)
-    assert 0.1 <= hands.now_s < 0.2
+    assert 0.1 <= stand.now_s < 0.2
     assert sorted(shelter.links.done) == ["cut learner-1", "heal learner-1", "heal learner-2", "swallow both learner-2"]
 
 
 def test_the_partition_waits_for_somebody_who_trains(tmp_path: Path) -> None:
     """It is the one fault that is not missed: a storm has it, if a little later."""
-    shelter, hands = Shelter(EmbeddedBroker(tmp_path)), StormHands()
+    shelter, stand = Shelter(EmbeddedBroker(tmp_path)), StormStand()
     shelter.empty = 2
-    raging = Storm(shelter, [Planned(0.0, "partition", "learner", 0.0, 0.05)], hands, hands.pause)
+    raging = Storm(shelter, [Planned(0.0, "partition", "learner", 0.0, 0.05)], stand, stand.pause)
     raging.rage(4.0)
 
     assert [fault.who for fault in raging.faults] == ["learner-1"]
@@ -167,10 +167,10 @@ def test_a_storm_with_a_number_of_kills_goes_on_until_it_has_them(
     planned = [Planned(30.0 * i, "kill", "learner" if i % 2 else "owner", 0.0) for i in range(20)]
     ends = []
     for kills in (3, 100):
-        hands = StormHands()
-        raging = Storm(Shelter(EmbeddedBroker(tmp_path)), planned, hands, hands.pause)
+        stand = StormStand()
+        raging = Storm(Shelter(EmbeddedBroker(tmp_path)), planned, stand, stand.pause)
         raging.rage(600.0, kills)
-        ends.append((len(raging.faults), round(hands.now_s)))
+        ends.append((len(raging.faults), round(stand.now_s)))
 
     assert ends == [(3, 150), (10, 600)]
 

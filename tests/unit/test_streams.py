@@ -17,7 +17,7 @@ def configs() -> dict[str, dict[str, object]]:
     }
 
 
-def test_only_the_tape_forgets_and_only_the_tape_is_append_only() -> None:
+def test_only_the_event_log_forgets_and_only_it_is_append_only() -> None:
     """Streams whose loss would lose work refuse when full; events push out the oldest but cannot be deleted."""
     assert {"EV"} == {name for name, config in configs().items() if config["discard"] == "old"}
     assert {"EV"} == {name for name, config in configs().items() if config["deny_delete"] and config["deny_purge"]}

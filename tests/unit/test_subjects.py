@@ -46,7 +46,7 @@ def test_patterns_cover_as_on_the_broker(pattern: str, subject: str, *, covered:
     assert covered == matches(pattern, subject)
 
 
-def test_every_subject_lies_in_the_run_and_whispers_in_no_stream() -> None:
+def test_every_subject_lies_in_the_run_and_core_messages_in_no_stream() -> None:
     """Durable subjects belong to exactly one stream; calls, beats, commands and taps to none."""
     subjects, plans = Subjects("r"), stream_plan("r")
     durable = [

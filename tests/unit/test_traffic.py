@@ -163,7 +163,7 @@ def test_tokens_whose_bytes_nobody_told_are_not_counted() -> None:
     assert byte_ledger(view, 2).tokens == 400
 
 
-def test_the_tape_and_heartbeats_are_two_counts_of_one_link() -> None:
+def test_the_event_log_and_heartbeats_are_two_counts_of_one_link() -> None:
     """An interrupted session's links are on the event log; what is heard live later is not added to it."""
     view = RunView()
     view.on_event(event("moved", "a", 1.0, role="learner", incarnation=1, moved=LinkTraffic(wire_up=50)))

@@ -73,10 +73,10 @@ class Keeper:
         # Nothing is under way, so what was copied for the last checkpoint is written and its memory free.
         self._arrays = host_copy(state, self._arrays)
         copied_s = time.monotonic() - began_s
-        spans = self._island.session.driver.machine.intervals
+        intervals = self._island.session.driver.machine.intervals
         note = msgspec.structs.replace(
             self._life,
-            anchors=tuple(spans[p].anchor for p in sorted(spans)),
+            anchors=tuple(intervals[p].anchor for p in sorted(intervals)),
             steps=self._steps,
             tokens=self._steps * self._tokens_per_step,
             run_tokens=self._island.run_tokens,

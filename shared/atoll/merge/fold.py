@@ -123,7 +123,7 @@ class FragmentFold:
             raise ProtocolMisuse("this fold has given its result already")
         if not (0.0 < weight < math.inf and 0.0 <= staleness_weight <= 1.0):
             raise ProtocolMisuse(
-                "a contribution needs a positive finite weight and a freshness from 0 to 1",
+                "a contribution needs a positive finite weight and a staleness weight from 0 to 1",
                 got=(weight, staleness_weight),
             )
         self.count += 1

@@ -102,13 +102,13 @@ class GlobalUpdate:
     def __init__(self, outer: OuterOptimizer, settings: ProtocolSettings) -> None:
         """Keep the rules."""
         self._outer = outer
-        self._downleg = DownlinkQuantiser(settings.codec_down)
+        self._downlink = DownlinkQuantiser(settings.codec_down)
         self._average_versions = settings.average_versions
 
     def init(self, values: Vector) -> State:
         """Return the state of version 0 with these values, flat float32."""
         averages: State = {AVERAGE: values, WEIGHT: np.zeros(())} if self._average_versions else {}
-        return self._outer.init(values) | self._downleg.init(values) | averages
+        return self._outer.init(values) | self._downlink.init(values) | averages
 
     def step(self, values: Vector, pseudo_gradient: Vector, state: State) -> UpdatedFragment:
         """Return values and state of a version, from those of the version before it and a merged pseudo-gradient.
@@ -118,7 +118,7 @@ class GlobalUpdate:
         """
         count = values.size
         mine = {name: array for name, array in state.items() if name not in _AVERAGES}
-        delta = None if self._downleg.exact else Encoded.blank(self._downleg.format, count)
+        delta = None if self._downlink.exact else Encoded.blank(self._downlink.format, count)
         outer = self._outer if isinstance(self._outer, Nesterov) else None
         if outer is not None:
             following = scratch_arrays.spare(count, np.float32)
@@ -135,7 +135,7 @@ class GlobalUpdate:
                 outer.step(former, carry, pseudo_gradient[now], ours, target, newer)
                 scratch_arrays.release_pages(*ours.values(), *newer.values())
             if delta is not None:
-                self._downleg.settle(former, target, delta.stretch(*part), kept[CARRY][now])
+                self._downlink.settle(former, target, delta.stretch(*part), kept[CARRY][now])
             scratch_arrays.release_pages(former, target)
 
         each(take, parts(0, count), count)
@@ -145,7 +145,7 @@ class GlobalUpdate:
     def _whole(self, values: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
         """Return the target values (a copy if they will be rounded), and the next state with room for the residue."""
         outer = {name: array for name, array in state.items() if name != CARRY}
-        target, kept = self._outer.update(self._downleg.unrounded(values, state), pseudo_gradient, outer)
+        target, kept = self._outer.update(self._downlink.unrounded(values, state), pseudo_gradient, outer)
         carried = {
             name: scratch_arrays.spare(array.size, array.dtype) for name, array in state.items() if name == CARRY
         }

@@ -157,12 +157,14 @@ def check_ledger(ledger: Ledger) -> None:
 def check_island(island: Island) -> None:
     """Check one learner's ledger: every token-fragment is pushed, superseded, refused, in flight or open, once."""
     require(island.open >= 0, "no token-fragment has two fates", island.open)
-    in_spans = sum(
+    in_intervals = sum(
         island.tokens - interval.from_tokens - (interval.sent.tokens if interval.sent else 0)
         for interval in island.intervals.values()
     )
     if not island.left:
-        require(island.open == in_spans, "open tokens are those of the spans", (island.open, in_spans))
+        require(
+            island.open == in_intervals, "open tokens are those of the local intervals", (island.open, in_intervals)
+        )
     else:
         require(island.open == 0, "a learner that left has closed its ledger", island.open)
     for fragment, interval in island.intervals.items():

@@ -8,8 +8,9 @@ commit, until it is due. Once called it needs K contributions, then waits out th
 early when every live learner has answered. From COMMITTING on its participants are frozen: whatever becomes ready is
 *parked* for the next round, one version older.
 
-At the end of a run that ends `together`, a learner's last steps may come as a second contribution of one span, on the version
-that its first one is about to be part of. It is parked, too, or folded here when nothing is left to make that version.
+At the end of a run that ends `together`, a learner's last steps may come as a second contribution of one local interval,
+on the version that its first one is about to be part of. It is parked, too, or folded here when nothing is left to make
+that version.
 
 A contribution counts by its tokens and by its tokens per step (`token_weight`), and less the later it is (`staleness_weight`).
 

@@ -172,23 +172,23 @@ def _lines(drawn: Sequence[Series], x_label: str, y_label: str) -> str:
     return _grid(across, up, x_label, y_label) + "".join(marks)
 
 
-def timeline(spans: Sequence[TimelineBar], lanes: int, x_label: str) -> str:
-    """Return spans as bars, one lane below the other, lane 0 on top."""
-    if not spans:
+def timeline(bars: Sequence[TimelineBar], lanes: int, x_label: str) -> str:
+    """Return a chart of the bars, one lane below the other, lane 0 on top."""
+    if not bars:
         return '<p class="none">there were no rounds</p>'
     step = max(3.0, min(16.0, 320.0 / max(1, lanes)))
     height = _TOP + step * lanes + _BOTTOM
-    across = _axis(min(span.start for span in spans), max(span.stop for span in spans), _LEFT, WIDTH - _RIGHT)
+    across = _axis(min(bar.start for bar in bars), max(bar.stop for bar in bars), _LEFT, WIDTH - _RIGHT)
     marks = [
         f'<text x="{_LEFT - 6}" y="{_TOP + step * (lane + 0.5) + 3:.1f}" text-anchor="end">p{lane}</text>'
         for lane in range(0, lanes, max(1, math.ceil(12.0 / step)))
     ]
-    for span in spans:
-        x = across.at(span.start)
-        width = max(1.0, across.at(span.stop) - x)
+    for bar in bars:
+        x = across.at(bar.start)
+        width = max(1.0, across.at(bar.stop) - x)
         marks.append(
-            f'<rect x="{x:.1f}" y="{_TOP + step * span.lane + 1:.1f}" width="{width:.1f}" height="{step - 1:.1f}"'
-            f' fill="{PALETTE[span.lane % len(PALETTE)]}"><title>{escape(span.title)}</title></rect>'
+            f'<rect x="{x:.1f}" y="{_TOP + step * bar.lane + 1:.1f}" width="{width:.1f}" height="{step - 1:.1f}"'
+            f' fill="{PALETTE[bar.lane % len(PALETTE)]}"><title>{escape(bar.title)}</title></rect>'
         )
     return _svg(height, _x_axis(across, height - _BOTTOM, x_label) + "".join(marks))
 

@@ -168,15 +168,15 @@ def _both(moved: Mapping[str, Any], name: str) -> str:
 
 
 def _rounds_chart(rounds: list[RoundLine], began_s: float, fragments: int) -> str:
-    spans = []
+    bars = []
     for line in rounds:
         done = line.round
         stop = line.at_s - began_s
         start = stop - done.waited_s - done.merge_s - done.commit_s
         names = ", ".join(f"{c.learner}{f' (age {c.age})' if c.age else ''}" for c in done.contributors)
         title = f"fragment {done.fragment} version {done.version}: {names}; {done.end}; {done.waited_s:.2f} s"
-        spans.append(TimelineBar(done.fragment, start, stop, title))
-    return timeline(spans, fragments, "seconds, from call to commit")
+        bars.append(TimelineBar(done.fragment, start, stop, title))
+    return timeline(bars, fragments, "seconds, from call to commit")
 
 
 def _learners(report: Mapping[str, Any]) -> str:

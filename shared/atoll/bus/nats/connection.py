@@ -75,7 +75,7 @@ class Connection:
         self._next_key = 0
         self._echoes: dict[bytes, asyncio.Future[None]] = {}
         self._echo_subject = ""
-        self._chores: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._was_up = False
         self._answers = 0
         self.last_error = ""
@@ -121,7 +121,7 @@ class Connection:
         """Connect for the first time; `TimeoutError` after `patience_s`."""
         await bounded(self._build(), patience_s)
         self._was_up = True
-        self._chores = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
+        self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
 
     def branch(self) -> Connection:
         """Return another connection to the same broker in the same loop; it connects by itself and stays."""
@@ -129,7 +129,7 @@ class Connection:
         branch = Connection(self.url, name, self.options, self.stats, trunk=self)
         self._branches.append(branch)
         branch._broken.set()  # the supervisor builds what is broken
-        branch._chores = [asyncio.create_task(branch._supervise()), asyncio.create_task(branch._watch())]
+        branch._tasks = [asyncio.create_task(branch._supervise()), asyncio.create_task(branch._watch())]
         return branch
 
     def movement(self) -> Callable[[], bool]:
