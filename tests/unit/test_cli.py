@@ -99,6 +99,9 @@ def test_help_lists_every_verb() -> None:
         (("archive", "show", "nowhere"), "there is no archive here"),
         (("archive", "show", "ftp://host/x"), "no place for an archive"),
         (("up", "--resume"), "no run to resume"),
+        (("tap", "foo bar"), "the tap is no filter of subjects"),
+        (("tap", ""), "the tap is no filter of subjects"),
+        (("tap", ">.x"), "the tap is no filter of subjects"),
     ],
 )
 def test_a_mistake_gets_one_screen_and_exit_code_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

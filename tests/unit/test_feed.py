@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from atoll.base.errors import PeerMisbehaved
 from atoll.base.loop_thread import LoopThread
+from atoll.client.data_leases import DataLeases
 from atoll.client.join import IslandHandle
 from atoll.protocol.data import DataGrant, Key, Progress
 from atoll_learner import feed
 from atoll_learner.data.batches import BatchReader
-from atoll_learner.feed import LeasedFeed
+from atoll_learner.feed import LeasedFeed, Supply
 
 
 class SilentLeases:
@@ -70,3 +73,49 @@ def test_what_does_not_answer_in_time_is_cancelled(home: LoopThread, monkeypatch
 
     assert not returned
     assert leases.given_up == ["resume 1", "take", "give_back"]
+
+
+class RefusingLeases(SilentLeases):
+    """A ledger that cannot be read for the first `refusals` times."""
+
+    def __init__(self, refusals: int) -> None:
+        """Refuse as often."""
+        super().__init__()
+        self.refusals = refusals
+
+    async def take(self, blocks: int) -> DataGrant:
+        """Return a grant once it can."""
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise PeerMisbehaved("not a DataLedger")
+        return DataGrant(0, 0, blocks, "a", 1)
+
+
+def test_a_ledger_that_cannot_be_read_is_asked_ever_more_slowly(
+    home: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request reads the ledger; without pauses a damaged one would fill the link. After a success all is forgotten."""
+    waited: list[int] = []
+
+    def pause_s(failures: int, *_: float) -> float:
+        waited.append(failures)
+        return 0.0
+
+    monkeypatch.setattr(feed, "pause_s", pause_s)
+    granted: list[tuple[int, int]] = []
+    reader = SimpleNamespace(
+        grant=lambda _epoch, start, stop, **_: granted.append((start, stop)),
+        ready=lambda: False,
+        progress=dict,
+        forget=frozenset,
+    )
+    leases = RefusingLeases(3)
+    supply = Supply(cast("DataLeases", leases), home.submit, cast("BatchReader", reader), 4)
+    for _ in range(5):
+        supply.want()
+        assert supply.pending is not None
+        wait([cast("Future[DataGrant]", supply.pending)], 240.0)
+        assert supply.poll() is None
+
+    assert granted == [(0, 4), (0, 4)]
+    assert waited == [1, 2, 3]

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.base.errors import SettingsError
 from atoll.bus.streams import stream_of, stream_plan
-from atoll.wire.subjects import Subjects, matches, token
+from atoll.wire.subjects import Subjects, filter_below, matches, token
 
 
 @pytest.mark.parametrize("bad", ["", "a.b", "a b", "*", ">", "ä", "a" * 65, "a\n"])
@@ -44,6 +44,19 @@ def test_a_good_token_is_returned() -> None:
 def test_patterns_cover_as_on_the_broker(pattern: str, subject: str, *, covered: bool) -> None:
     """`*` is one level, `>` is one or more, and a narrower pattern is covered by a wider one."""
     assert covered == matches(pattern, subject)
+
+
+@pytest.mark.parametrize("good", [">", "*", "ev.>", "gl.head.*", "ev.round.shard-0", "*.x_1.>"])
+def test_a_filter_below_a_level_is_returned(good: str) -> None:
+    """Wildcards stand for whole levels."""
+    assert filter_below(good, "the tap") == good
+
+
+@pytest.mark.parametrize("bad", ["", ".", "a..b", "a b", ">.a", "a>", "a*", "a.", ".a", "a\n", "ü"])
+def test_what_the_broker_would_refuse_is_no_filter(bad: str) -> None:
+    """It would close the connection, or be refused by the client without a word of what is allowed."""
+    with pytest.raises(SettingsError, match="the tap is no filter"):
+        filter_below(bad, "the tap")
 
 
 def test_every_subject_lies_in_the_run_and_core_messages_in_no_stream() -> None:

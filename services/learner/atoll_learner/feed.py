@@ -8,6 +8,7 @@ off for longer than a lease), the feed stops reading it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, wait
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from atoll.base.errors import AtollError
 from atoll.base.logs import get
+from atoll.base.retry import RETRY_S, RETRY_S_MAX, pause_s
 from atoll.client.data_leases import DataLeases
 from atoll.client.join import IslandHandle
 from atoll.protocol.data import DataGrant, Progress
@@ -61,6 +63,7 @@ class Supply:
         self._reader = reader
         self._lease_blocks = lease_blocks
         self.pending: Pending | None = None
+        self._failures = 0  # of requests, since the last that succeeded
 
     def poll(self) -> npt.NDArray[np.int32] | None:
         """Return the next batch, or None when nothing leased is left; the next lease is asked for before that."""
@@ -77,7 +80,13 @@ class Supply:
         """Ask for a lease unless one is on its way."""
         if self.pending is None:
             self.publish()
-            self.pending = self._call(self._leases.take(self._lease_blocks))
+            self.pending = self._call(self._taken())
+
+    async def _taken(self) -> DataGrant:
+        """Return a lease; the more requests in a row have failed, the longer the wait before the next one."""
+        if self._failures:
+            await asyncio.sleep(pause_s(self._failures, RETRY_S, RETRY_S_MAX))
+        return await self._leases.take(self._lease_blocks)
 
     def publish(self) -> None:
         """Tell the ledger's side how far we are, and stop reading what is lost."""
@@ -94,7 +103,10 @@ class Supply:
         try:
             self._grant(pending.result())
         except (AtollError, CancelledError) as error:
-            log.warning("data.no_lease", reason=str(error))
+            self._failures += 1
+            log.warning("data.no_lease", failures=self._failures, reason=str(error))
+        else:
+            self._failures = 0
 
     def _grant(self, grant: DataGrant) -> None:
         self._reader.grant(grant.epoch, grant.start, grant.stop, read=grant.read, of=grant.of)

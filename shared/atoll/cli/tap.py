@@ -50,11 +50,12 @@ def tap(  # noqa: PLR0913  (one option each)
 
 async def _follow(settings: Settings, tail: str, count: int | None, seconds: float | None) -> None:
     from atoll.run.record import read_run  # noqa: PLC0415
-    from atoll.wire.subjects import Subjects  # noqa: PLC0415
+    from atoll.wire.subjects import Subjects, filter_below  # noqa: PLC0415
 
     subjects = Subjects(settings.run)
+    wanted = subjects.tap(filter_below(tail, "the tap"))
     async with opened(settings, "tap") as bus:
-        feed = await bus.listen(subjects.tap(tail), len_max=FEED_LEN_MAX)
+        feed = await bus.listen(wanted, len_max=FEED_LEN_MAX)
         if await read_run(bus, subjects) is None:
             print(f"atoll: nobody has founded run {settings.run!r} here yet; waiting", file=sys.stderr)  # noqa: T201
         await print_taps(feed, subjects.tap(""), count=count, seconds=seconds)

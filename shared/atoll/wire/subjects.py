@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from atoll.base.errors import SettingsError
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FILTER = re.compile(r"(?:(?:[A-Za-z0-9_-]+|\*)\.)*(?:[A-Za-z0-9_-]+|\*|>)")
 
 
 def token(value: str, what: str) -> str:
@@ -39,6 +40,18 @@ def token(value: str, what: str) -> str:
             got=repr(value),
             allowed="1 to 64 letters, digits, '-' or '_'",
             todo=f"choose another {what}",
+        )
+    return value
+
+
+def filter_below(value: str, what: str) -> str:
+    """Return `value` if it is a filter of subjects below another level, else raise `SettingsError` naming `what`."""
+    if not _FILTER.fullmatch(value):
+        raise SettingsError(
+            f"{what} is no filter of subjects",
+            got=repr(value),
+            allowed="levels of letters, digits, '-' or '_' with dots between; '*' for one level, '>' at the end for the rest",
+            todo="quote it for the shell, as in 'ev.>'",
         )
     return value
 
