@@ -137,6 +137,18 @@ def learner_pid(out: Path, learner: str) -> int:
     raise AssertionError(f"no process runs {learner}")
 
 
+def test_a_text_that_cannot_be_used_leaves_the_folder_free_for_another(tmp_path: Path) -> None:
+    """The run has not begun: nothing in it is fixed yet."""
+    for number in (1, 2):
+        text = tmp_path / f"empty-{number}.txt"
+        text.touch()
+        process = start(tmp_path / "run", text)
+        said, _ = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 2, said
+        assert "this text is empty" in said
+        assert text.name in said
+
+
 def test_a_run_trains_reports_and_leaves_nothing_behind(run_dir: Path, corpus: Path) -> None:
     """A small run ends by itself with a lower loss, exact ledgers, a report, a model, its average and a sample."""
     asked = ["protocol.average_versions=4", "protocol.ending=together", "train.optimizer=muon"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.archive.object_store import FolderArchive
-from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RunLost, RunReplaced, StorageFull
+from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RunLost, RunReplaced, SettingsError, StorageFull
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.local import recovery
 from atoll.local.options import UpPlan, UpRequest, plan
@@ -83,3 +83,26 @@ def test_what_has_a_scheme_is_no_folder(url: str, tmp_path: Path, run: str) -> N
     settings = up.settings.model_copy(update={"archive": up.settings.archive.model_copy(update={"url": url})})
 
     assert recovery.archive_url(replace(up, settings=settings)) == url
+
+
+async def test_an_archive_that_keeps_nothing_is_told_at_the_beginning_and_at_the_end(tmp_path: Path, run: str) -> None:
+    """Else the first to learn of it would be who needs it."""
+
+    def planned(*assignments: str) -> UpPlan:
+        return plan(UpRequest(out=tmp_path / "out", assignments=(f"run={run}", *assignments)), {})
+
+    (tmp_path / "file").touch()
+    works, off = planned(f"archive.url={tmp_path / 'archive'}"), planned("archive.every_s=0")
+    broken = planned(f"archive.url={tmp_path / 'file' / 'x'}")
+    founded = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
+    await founded.found()
+    await founded.round()
+
+    assert "nothing can be kept in the archive" in recovery.try_archive(broken)
+    assert recovery.try_archive(works) == recovery.try_archive(off) == recovery.unarchived(off) == ""
+    assert "no complete checkpoint of this run" in recovery.unarchived(works)
+    assert "no complete checkpoint of this run" in recovery.unarchived(broken)
+    assert all(await founded.checkpoint())
+    assert recovery.unarchived(works) == ""
+    with pytest.raises(SettingsError, match="no place for an archive"):
+        recovery.try_archive(planned("archive.url=http://x"))

@@ -52,6 +52,23 @@ def test_an_unfinished_run_is_continued_as_it_was(tmp_path: Path) -> None:
     assert up.settings.protocol.fragments == 6
 
 
+def test_a_run_that_never_began_binds_nobody(tmp_path: Path) -> None:
+    """Its data could not be prepared, say: the next session has other text, other settings and nothing to resume."""
+    up = plan(UpRequest(out=tmp_path / "run", learners=2), {})
+    file = RunFile(run=up.settings.run, learners=2, settings=kept_settings(up), broker=EMBEDDED, begun=False)
+    with RunFolder(tmp_path / "run") as folder:
+        folder.save(file)
+    text = tmp_path / "text"
+    text.write_text("words", encoding="utf-8")
+    again = plan(UpRequest(out=tmp_path / "run", corpus=(text,), assignments=("protocol.fragments=5",)), {})
+
+    assert again.former is None
+    assert again.corpus == (text,)
+    assert len(again.learners) == 3
+    with pytest.raises(SettingsError, match="no run to resume"):
+        plan(UpRequest(out=tmp_path / "run", resume=True), {})
+
+
 def test_a_finished_run_is_refused_unless_told_to_begin_again(tmp_path: Path) -> None:
     """The message names both ways on; --again makes a new run of the defaults."""
     begun = former(tmp_path / "run", 1000)

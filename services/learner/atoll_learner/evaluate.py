@@ -25,6 +25,7 @@ from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.cli.reading import opened
 from atoll.protocol.ledger import Ledger
+from atoll.run.folder import unusable
 from atoll.run.heads import read_heads
 from atoll.run.merged_model import MergedModel, read_merged
 from atoll.run.record import founded_run, read_run
@@ -145,8 +146,12 @@ def export_run(settings: Settings, out: Path) -> None:
     from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (JAX only after the thread limits are set)
 
     enable_compile_cache(settings.learner.compile_cache)
-    run, merged = asyncio.run(_read_now(settings))
-    write_out(work, out, run, merged)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        run, merged = asyncio.run(_read_now(settings))
+        write_out(work, out, run, merged)
+    except OSError as error:
+        raise unusable(out, error) from error
 
 
 async def _read_now(settings: Settings) -> tuple[RunRecord, MergedModel]:
@@ -162,7 +167,6 @@ def write_out(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel)
     from atoll_learner.sample import generate  # noqa: PLC0415
     from atoll_learner.train import make_evaluator  # noqa: PLC0415
 
-    out.mkdir(parents=True, exist_ok=True)
     began_s = time.monotonic()
     metadata = {"run": run.run, "model": run.model, "versions": f"{merged.versions_min}..{merged.versions_max}"}
     save_safetensors(merged.params, out / "model.safetensors", metadata | {"values": "newest"})

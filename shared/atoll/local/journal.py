@@ -35,10 +35,16 @@ class Journal:
             broker=EMBEDDED if up.broker is None else redacted(up.broker),
             corpus=[str(path.absolute()) for path in up.corpus],
             created_at_s=clock.wall(),
+            begun=False,
         )
         self.file.learners, self.file.settings = len(up.learners), kept_settings(up)
         self.file.atoll = atoll.__version__
         self.file.sessions.append(self._session)
+
+    def begin(self) -> None:
+        """Note, before the first process of the run starts, that the run has begun."""
+        self.file.begun = True
+        self.save()
 
     def ended(self, how: str) -> None:
         """Note how the session ended."""

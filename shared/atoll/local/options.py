@@ -101,7 +101,7 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     out = request.out if request.out is not None else Path("runs") / run
     former = read_run_file(out)
     aside = request.again and former is not None and _is_finished(former, int(former.settings.get(_TARGET, 0)))
-    former = None if aside or request.fresh else former
+    former = None if aside or request.fresh or (former is not None and not former.begun) else former
     if former is not None and former.broker == SIMULATED:
         raise SettingsError(
             "this folder holds a simulated run, which has no broker to go on with", got=out, todo="choose another --out"

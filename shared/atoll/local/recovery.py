@@ -10,6 +10,7 @@ is slow, away or full has lost nothing, and the check ends with the broker's own
 from __future__ import annotations
 
 import itertools
+import secrets
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.object_store import open_archive, resolved
 from atoll.archive.rebuild import rebuild
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, EnvironmentFault, RunLost, RunReplaced
+from atoll.base.errors import ArchiveUnavailable, AtollError, EnvironmentFault, RunLost, RunReplaced
 from atoll.bus.open import open_bus
 from atoll.bus.options import DEFAULTS
 from atoll.local.options import UpPlan
@@ -123,6 +124,34 @@ def told(rebuilt: RebuiltRecord) -> str:
         f"rebuilt from checkpoint {rebuilt.checkpoint}: {rebuilt.versions} commits and {rebuilt.tokens:,} tokens; before the "
         f"loss {rebuilt.versions_before} commits and {rebuilt.tokens_before:,} tokens had been heard of, so at least {again:,} "
         "tokens are trained again"
+    )
+
+
+def try_archive(up: UpPlan) -> str:
+    """Write to the run's archive and remove that again; return why it cannot be done, or nothing.
+
+    Raises:
+        SettingsError: `archive.url` is no place for an archive.
+    """
+    url, path = archive_url(up), f"{up.settings.run}/writable-{secrets.token_hex(4)}"
+    if not url:
+        return ""
+    try:
+        archive = open_archive(url)
+        archive.put(path, b"")
+        archive.remove([path])
+    except ArchiveUnavailable as error:
+        return f"nothing can be kept in the archive ({error}); the shards will try again every {up.settings.archive.every_s} s"
+    return ""
+
+
+def unarchived(up: UpPlan) -> str:
+    """Return one sentence if the run's archive holds no complete checkpoint of it, or nothing."""
+    if not archive_url(up) or _checkpoints(up):
+        return ""
+    return (
+        f"no complete checkpoint of this run is in its archive, {archive_url(up)}: "
+        "if the broker's store is lost, so is the run"
     )
 
 

@@ -32,7 +32,7 @@ from atoll.local.environment import redacted
 from atoll.local.journal import Journal
 from atoll.local.options import UpPlan
 from atoll.local.processes import ChildPlan, ProcessGroup
-from atoll.local.recovery import find_loss, move_store_aside, rebuild_at, refuse, told
+from atoll.local.recovery import find_loss, move_store_aside, rebuild_at, refuse, told, try_archive, unarchived
 from atoll.local.run_probe import data_hash, kept_ledger, raise_target
 from atoll.local.services import BROKER, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
 from atoll.report.write import summary, write_report
@@ -100,6 +100,7 @@ class Supervisor:
             raise ProtocolMisuse("a supervisor runs as a task", todo="await it, or give it to asyncio.run")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, main)
+        self._say(await asyncio.to_thread(try_archive, self._up))
         self._journal.save()
         try:
             return await self._from_broker_to_report()
@@ -210,14 +211,19 @@ class Supervisor:
         return url
 
     async def _prepare_data(self) -> None:
-        """Make token shards, or check those that are there; a half-made folder has no meta.json and is made anew."""
-        if self._up.prepare and not (self._services.data_dir / "meta.json").exists():
+        """Make token shards, or check those that are there; a half-made folder has no meta.json and is made anew.
+
+        A run that has not begun may have another corpus than the folder's.
+        """
+        there = self._up.former is not None and (self._services.data_dir / "meta.json").exists()
+        if self._up.prepare and not there:
             await self._one_shot("preparing data", self._services.prepare(), PREPARE_S, needed=True)
         else:
             await self._one_shot("checking data", self._services.check_data(), PREPARE_S, needed=True)
 
     def _start_services(self, url: str) -> None:
         """Start everything that trains; an earlier session's measurements of the model are out of date now."""
+        self._journal.begin()
         self._folder.path("validation.json").unlink(missing_ok=True)
         for number, name in enumerate(self._services.shards):
             self._fleet.start(self._services.synchronizer(name, number))
@@ -293,6 +299,12 @@ class Supervisor:
         )
         self._journal.settle(report)
         self._face.say(summary(report, self._folder.out))
+        self._say(await asyncio.to_thread(unarchived, self._up))
+
+    def _say(self, text: str) -> None:
+        """Say something, if it is anything."""
+        if text:
+            self._face.say(text)
 
     # --- the means ------------------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class RunFile(msgspec.Struct, kw_only=True):
     """The content of `run.json`; `broker` is "embedded", "simulated" or a URL without secrets.
 
     `settings` are dotted names. `tokens` and `versions` are what the run had trained and committed (over all fragments)
-    at last sight.
+    at last sight. Until a run has `begun`, no process has agreed on anything, and the next session may change everything.
     """
 
     run: str
@@ -73,6 +73,7 @@ class RunFile(msgspec.Struct, kw_only=True):
     corpus: list[str] = msgspec.field(default_factory=list)
     atoll: str = ""
     created_at_s: float = 0.0
+    begun: bool = True
     tokens: int = 0
     versions: int = 0
     sessions: list[SessionRecord] = msgspec.field(default_factory=list)
