@@ -27,6 +27,10 @@ new_enough() {
 
 find_python() {
     local candidate
+    if [ -n "${PYTHON:-}" ] && ! new_enough "$PYTHON"; then
+        echo "setup: PYTHON=$PYTHON is no Python 3.11 or newer" >&2
+        return 1
+    fi
     for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python; do
         if new_enough "$candidate"; then
             "$candidate" -c 'import sys; print(sys.executable)'

@@ -38,6 +38,7 @@ from atoll.codec.formats import BF16, INT4, INT8
 from atoll.codec.formats.interface import BLOCK
 from atoll.codec.kernels import in_jax, kernels
 from atoll.merge.outer import MOMENTUM, NO_CARRY, Nesterov
+from benchmarks.lib.arguments import count, natural
 from benchmarks.lib.results import Figure, write
 
 ELEMENTS = 50_000_000 // 1024 * 1024
@@ -99,9 +100,9 @@ class ArithmeticBench:
 def main() -> int:
     """Measure and write `build/results/bench-arithmetic.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", type=int, default=ELEMENTS)
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--elements", type=count, default=ELEMENTS)
+    parser.add_argument("--repeats", type=count, default=REPEATS)
+    parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
     bench = ArithmeticBench.of(options.elements, options.repeats, options.seed)
     figures = []

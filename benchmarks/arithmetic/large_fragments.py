@@ -47,6 +47,7 @@ from atoll.run.heads import read_head
 from atoll.settings import LearnerSettings
 from atoll.wire.messages import Beat, Member, RunRecord, encode
 from atoll.wire.subjects import Subjects
+from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
 
 GIB = 1 << 30
@@ -71,8 +72,8 @@ def peak_bytes(pid: int) -> int:
 def main() -> int:
     """Measure and write `build/results/bench-memory.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=SIZE_BYTES / GIB, help="size of the fragment in float32")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--gib", type=positive, default=SIZE_BYTES / GIB, help="size of the fragment in float32")
+    parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
     size_bytes = int(options.gib * GIB) // 4096 * 4096
     figures = []

@@ -41,6 +41,7 @@ from atoll.merge.outer import Nesterov
 from atoll.model.layout import FragmentSlice
 from benchmarks.arithmetic.arithmetic import in_place, seconds
 from benchmarks.arithmetic.reference_merges import RivalRound, jitted, textbook
+from benchmarks.lib.arguments import count, natural
 from benchmarks.lib.peer_environments import PEERS, peer_seconds
 from benchmarks.lib.results import Figure, write
 
@@ -102,8 +103,8 @@ class MergeShard:
 def main() -> int:
     """Measure and write `build/results/bench-round.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=count, default=REPEATS)
+    parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument("--without-peers", action="store_true", help="make no environments")
     options = parser.parse_args()
     figures = []

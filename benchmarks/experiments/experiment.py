@@ -9,7 +9,6 @@ results`. The exit code is 1 when a cell failed or a goal is missed, 2 when a fi
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from benchmarks.experiments.experiment_lint import sensible
 from benchmarks.experiments.experiment_page import PREFIX, Raw, load, page, save, svgs
 from benchmarks.experiments.grid import GridCell, GridRow, rows
 from benchmarks.experiments.questions import FOLDER, Experiment, matches, read
+from benchmarks.lib.arguments import count, natural, positive
 from benchmarks.lib.results import write
 from benchmarks.lib.source_digest import source_digest
 
@@ -81,7 +81,7 @@ def _go(options: argparse.Namespace) -> int:
     names = options.names or sorted(path.stem for path in options.folder.glob("*.toml"))
     if not names:
         raise SettingsError("no experiments are there", got=options.folder, allowed="a folder with TOML files")
-    _in_range(options)
+    _check_sources(options)
     asked = [(*read(options.folder / f"{name}.toml"), name) for name in names]
     for experiment, _, name in asked:
         sensible(experiment, f"{name}.toml")
@@ -131,18 +131,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the TOML files are")
     parser.add_argument("--build", type=Path, default=BUILD, help="where cells are kept")
     parser.add_argument("--data", type=Path, help="token shards of `atoll data prepare`; default: Python's own source")
-    parser.add_argument("--seeds", type=int, default=0, help="how many seeds; default: as the file says")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=count, default=0, help="how many seeds; default: as the file says")
+    parser.add_argument("--seed", type=natural, default=0, help="the first seed")
     parser.add_argument(
         "--only", type=_where, action="append", default=[], help="only rows with AXIS=VALUE; repeatable"
     )
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="token budgets times this: a quick look, not published"
+        "--scale", type=positive, default=1.0, help="token budgets times this: a quick look, not published"
     )
     parser.add_argument("--set", action="append", default=[], help="a.b=c over every cell: a quick look, not published")
-    parser.add_argument("--minutes", type=float, default=0.0, help="start only cells that are expected to end in time")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cells at a time")
-    parser.add_argument("--threads", type=int, default=1, help="compute threads of a cell")
+    parser.add_argument(
+        "--minutes", type=positive, default=0.0, help="start only cells that are expected to end in time"
+    )
+    parser.add_argument("--jobs", type=count, default=os.cpu_count() or 1, help="cells at a time")
+    parser.add_argument("--threads", type=count, default=1, help="compute threads of a cell")
     parser.add_argument(
         "--also", action="append", default=[], help="cells of these sources count too (a folder's name)"
     )
@@ -153,13 +155,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _in_range(options: argparse.Namespace) -> None:
-    """Refuse numbers of the command line that no go has, and sources that were never there: all would train for nothing."""
-    least = {"jobs": 1, "threads": 1, "seeds": 0, "seed": 0, "minutes": 0.0}
-    for name, low in least.items():
-        got = getattr(options, name)
-        if not low <= got < math.inf:
-            raise SettingsError(f"--{name} is out of range", got=got, allowed=f"{low} or more")
+def _check_sources(options: argparse.Namespace) -> None:
+    """Refuse sources that were never there: everything would be trained again."""
     for other in options.also:
         if not other or not (options.build / other).is_dir():
             known = sorted(path.name for path in options.build.glob("*-*") if path.is_dir())

@@ -22,6 +22,7 @@ from rich.progress import Progress
 from atoll_learner.process import prepare_work
 from benchmarks.baselines.run import baseline_settings
 from benchmarks.experiments.experiment import prepare
+from benchmarks.lib.arguments import count, natural, positive
 from benchmarks.lib.results import Figure, sources, write
 
 FOLDER = Path("build/parity")
@@ -34,9 +35,9 @@ GAP_MAX = 0.12
 def main() -> int:
     """Run every cell that is not done yet and write `build/results/bench-parity.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=0.0, help="shorten: about this long for all cells")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=positive, default=0.0, help="shorten: about this long for all cells")
+    parser.add_argument("--seeds", type=count, default=1)
+    parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
     per_learner = int(options.minutes * TOKENS_PER_MINUTE / 12) if options.minutes else TOKENS_PER_LEARNER
     corpus = prepare(FOLDER / "corpus")

@@ -33,6 +33,7 @@ from pathlib import Path
 from benchmarks.faults.extracts import SCHEMA, Course, Extract, load, save
 from benchmarks.faults.fault_schedule import seconds_for
 from benchmarks.faults.metrics import figures
+from benchmarks.lib.arguments import count, natural, positive
 from benchmarks.lib.results import sources, write
 
 FOLDER = Path("build/chaos")
@@ -69,12 +70,12 @@ def parsed() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", type=numbers, default=list(RATES), help="faults per minute, as 1,4,16")
-    parser.add_argument("--kills", type=int, default=KILLS_MIN, help="kills at which the gauntlet ends")
-    parser.add_argument("--gauntlet", type=float, default=GAUNTLET, help="faults per minute of the gauntlet")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="length of every run but the gauntlet")
-    parser.add_argument("--partition", type=float, default=PARTITION_S, help="seconds of the partition")
+    parser.add_argument("--kills", type=count, default=KILLS_MIN, help="kills at which the gauntlet ends")
+    parser.add_argument("--gauntlet", type=positive, default=GAUNTLET, help="faults per minute of the gauntlet")
+    parser.add_argument("--minutes", type=positive, default=MINUTES, help="length of every run but the gauntlet")
+    parser.add_argument("--partition", type=positive, default=PARTITION_S, help="seconds of the partition")
     parser.add_argument("--only", action="append", default=[], help="do this run and no other; repeatable")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument("--seeds", type=numbers, default=[], help="several seeds, as 0,1,2; names get -seed1")
     options = parser.parse_args()
     options.seeds = [int(seed) for seed in options.seeds] or [options.seed]

@@ -38,6 +38,7 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.open import open_bus
 from atoll.wire.messages import Beat, decode
 from atoll.wire.subjects import Subjects
+from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.reports import loss_beside
 from benchmarks.lib.results import Figure, write
 
@@ -84,8 +85,8 @@ class Run:
 def main() -> int:
     """Do the three runs and write `build/results/bench-faults.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=0.0, help="shorten: about this long for all three runs")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=positive, default=0.0, help="shorten: about this long for all three runs")
+    parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
     tokens = int(options.minutes / 3 * TOKENS_PER_MINUTE) if options.minutes else TOKENS
     even = dict.fromkeys(LEARNERS, PACE)

@@ -42,6 +42,7 @@ from atoll.run.folder import read_run_file
 from atoll.run.heads import read_heads
 from atoll.wire.messages import Event, decode
 from atoll.wire.subjects import Subjects
+from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
 
 OUT = Path("build/rebuild")
@@ -68,8 +69,10 @@ class Known:
 def main() -> int:
     """Lose the disk, rebuild, and write `build/results/rebuild.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=2.0, help="about how long to train before the loss, and after")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--minutes", type=positive, default=2.0, help="about how long to train before the loss, and after"
+    )
+    parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
     shutil.rmtree(OUT, ignore_errors=True)
     before_s = max(WARM_UP_S, 30.0 * options.minutes)

@@ -44,6 +44,7 @@ from atoll_learner.data.shards import TokenShards
 from atoll_learner.model_settings import model_settings
 from atoll_learner.process import limit_threads
 from atoll_learner.train_settings import train_settings
+from benchmarks.lib.arguments import count, natural, positive
 
 CHECKPOINT_STEPS = 10
 COLLECTIVE_S = 10.0
@@ -333,14 +334,14 @@ def main() -> int:
     """Be the coordinator or a worker."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=("coordinator", "worker"))
-    parser.add_argument("--number", type=int, default=0)
-    parser.add_argument("--size", type=int, required=True)
+    parser.add_argument("--number", type=natural, default=0)
+    parser.add_argument("--size", type=count, required=True)
     parser.add_argument("--run", required=True)
     parser.add_argument("--url", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pace", type=float, default=1.0)
+    parser.add_argument("--seed", type=natural, default=0)
+    parser.add_argument("--pace", type=positive, default=1.0)
     options = parser.parse_args()
     if options.role == "coordinator":
         asyncio.run(coordinate(options.run, options.url, options.size, options.folder / "steps.jsonl"))

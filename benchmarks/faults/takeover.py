@@ -24,6 +24,7 @@ from benchmarks.faults.fault_schedule import Planned
 from benchmarks.faults.goodput import paces
 from benchmarks.faults.metrics import COMMIT_MAX_S, PACE_MIN, after, next_commit, quiet
 from benchmarks.faults.up_in_storm import SHARDS, run_up
+from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
 
 EVERY_S = 13.0
@@ -35,8 +36,8 @@ RESAMPLES = 2000
 def main() -> int:
     """Do the run and write `build/results/bench-takeover.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=MINUTES)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=positive, default=MINUTES)
+    parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
     seconds = 60.0 * options.minutes
     course = Course("takeovers", "atoll", 60.0 / EVERY_S, options.seed, seconds, 0.0, LEARNERS)

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 
+from benchmarks.lib.arguments import count, natural, positive
 from benchmarks.lib.results import Figure, write
 from schedules import campaign
 from schedules.long_campaign import begun
@@ -24,9 +25,9 @@ SHARE_PLAYED = 0.3
 def main() -> int:
     """Play, hunt, write; return 1 if a schedule failed or a mutant got away."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--schedules", type=int, help="play so many, however long it takes")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=positive, default=5.0)
+    parser.add_argument("--schedules", type=count, help="play so many, however long it takes")
+    parser.add_argument("--seed", type=natural, default=0)
     chosen = parser.parse_args()
     done, until_s = begun(chosen.seed), time.monotonic() + 60.0 * SHARE_PLAYED * chosen.minutes
     schedules, until_s = (chosen.schedules, math.inf) if chosen.schedules else (sys.maxsize, until_s)

@@ -31,6 +31,7 @@ import msgspec
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.wire.subjects import Subjects
+from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
 
 FOLDER = Path("build/fidelity")
@@ -97,8 +98,8 @@ class Pair:
 def main() -> int:
     """Run both and write `build/results/bench-fidelity.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="about this long for both runs")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=positive, default=MINUTES, help="about this long for both runs")
+    parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
     tokens = int(TOKENS_PER_MINUTE * options.minutes / MINUTES)
     shutil.rmtree(FOLDER, ignore_errors=True)

@@ -51,6 +51,7 @@ from atoll_simulator.fleet.parameters import Exchange, FleetParameters, changed
 from atoll_simulator.fleet.report_text import plot
 from atoll_simulator.fleet.rounds import RoundsReport, StepWindow, rounds
 from atoll_simulator.fleet.scavenging import EXTRAS, Budget, Scavenged, scavenge, stall_for
+from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import RESULTS, Figure, write
 
 PAPER: Final[Mapping[tuple[str, int], float]] = {
@@ -405,9 +406,9 @@ def main() -> int:
     """Fit, validate, predict, simulate a window and scavenging, write; return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--minutes", type=float, default=2.0, help="about how long; scales the seeds of fit and sensitivity"
+        "--minutes", type=positive, default=2.0, help="about how long; scales the seeds of fit and sensitivity"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=natural, default=0)
     chosen = parser.parse_args()
     seed = chosen.seed
     few = range(seed, seed + max(2, round(2.5 * chosen.minutes)))

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
 
 FOLDER = Path("build/simulator")
@@ -80,8 +81,8 @@ print(json.dumps(ran.steps_per_s))
 def main() -> int:
     """Measure in turns and write `build/results/bench-simulator.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=4.0, help="about this long in all")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=positive, default=4.0, help="about this long in all")
+    parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
     shutil.rmtree(FOLDER, ignore_errors=True)
     data, cache = (FOLDER / "data").absolute(), (FOLDER / "cache").absolute()

@@ -19,6 +19,7 @@ from atoll_simulator.planner.links import reached
 from atoll_simulator.planner.question import WANTED
 from atoll_simulator.planner.timeline import Stream
 from atoll_simulator.planner.traffic import bits_per_number, traffic
+from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
 from benchmarks.network.literature import (
     FIVE_B,
@@ -259,8 +260,8 @@ def _shortest_step(question: Question) -> float:
 def main() -> int:
     """Compute, write; return 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, help="taken for the sake of `make bench-...`; this takes seconds")
-    parser.add_argument("--seed", type=int, default=0, help="the same; nothing is drawn")
+    parser.add_argument("--minutes", type=positive, help="taken for the sake of `make bench-...`; this takes seconds")
+    parser.add_argument("--seed", type=natural, default=0, help="the same; nothing is drawn")
     chosen = parser.parse_args()
     return write("bench-bandwidth", chosen.seed, [*rows(), *eight_sites(), *others(), *twelve_b(), *predictions()])
 

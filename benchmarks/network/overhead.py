@@ -33,6 +33,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll_learner.model_settings import model_settings
 from atoll_learner.process import limit_threads
 from atoll_learner.train_settings import train_settings
+from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
 
 RUN = "overhead"
@@ -48,8 +49,8 @@ Step = Callable[[], tuple[float, float]]
 def main() -> int:
     """Measure for the given minutes and write `build/results/bench.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=3.0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=positive, default=3.0)
+    parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
     limit_threads(1)
     stay_on(OTHERS)

@@ -33,6 +33,7 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.client.join import IslandHandle, join
 from atoll.protocol.settings import ProtocolSettings
 from atoll_synchronizer.process import serve_run
+from benchmarks.lib.arguments import natural
 from benchmarks.lib.results import RESULTS, Figure, write
 
 CONTRIBUTIONS: Final = 20
@@ -139,7 +140,7 @@ def figures(way: dict[str, dict[str, int]]) -> Iterable[Figure]:
 def main() -> int:
     """Trace, write the figures and the table behind them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=natural, default=0)
     seed = parser.parse_args().seed
     way = traced()
     RESULTS.mkdir(parents=True, exist_ok=True)

@@ -31,4 +31,6 @@ def main(count: int, command: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    if not sys.argv[1].isdecimal():
+        sys.exit(f"LOAD is a number of processes, got {sys.argv[1]!r}")
     sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

@@ -38,7 +38,7 @@ def show(
     from atoll.base.errors import CheckpointError  # noqa: PLC0415
 
     object_store = open_archive(url)
-    found = {name.path.split("/")[0] for name in object_store.names("")}
+    found = {name.path.split("/")[0] for name in object_store.names("") if "/" in name.path}
     runs = sorted(found) if run is None else [run]
     if not found & set(runs):
         raise CheckpointError(
