@@ -117,8 +117,9 @@ def test_a_round_without_grace_says_that_there_was_none() -> None:
     told.due(4.0)
     told.push(4.5, "a")
     words = told.why.sentences()
+    little_slack = grace_window(ProtocolSettings(overlap_steps=2, grace_gamma=0.0), 1.0, 1.5, 0.25)
 
-    assert words["grace"] == "no grace: the run grants none (protocol.grace_gamma = 0)"
+    assert words["grace"] == little_slack.told() == "no grace: the run grants none (protocol.grace_gamma = 0)"
     assert words["end"] == "it ended 0 s after the quorum, because there was no grace to wait for; b had not answered"
 
 
@@ -199,6 +200,7 @@ def test_a_leaver_opens_the_round_before_its_beat_and_an_empty_run_is_not_called
         (0.0, 0.0, 1.0, "grace of 1 s, the cap"),
         (0.6, 0.4, 0.5, "grace of 0.5 s, a share of the slack of 1 s"),
         (1.5, 1.0, 0.0, "no grace: the overlap of 2 s is used up by 1.5 s to the quorum and 1 s to commit"),
+        (1.5, 0.5, 0.0, "no grace: the overlap of 2 s is used up by 1.5 s to the quorum and 0.5 s to commit"),
     ],
 )
 def test_a_grace_window_names_the_term_that_decided(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from atoll.protocol import invariants
 from atoll.protocol.events import (
@@ -37,9 +38,11 @@ class CommitDesk:
         invariants.check_shard(self.shard)
         return actions
 
-    def beat(self, learner: str, at_s: float = 0.0, *, training: bool = True, tokens: int = 100) -> list[Action]:
+    def beat(
+        self, learner: str, at_s: float = 0.0, *, training: bool = True, tokens: int = 100, step_s: float = 0.5
+    ) -> list[Action]:
         """Let a learner report."""
-        fact = LearnerBeat(at_s=at_s, learner=learner, incarnation=1, training=training, step_s=0.5, tokens=tokens)
+        fact = LearnerBeat(at_s=at_s, learner=learner, incarnation=1, training=training, step_s=step_s, tokens=tokens)
         return self.tell(fact)
 
     def arrives(self, learner: str, at_s: float, base: int = 0, *, push: int = 1, final: bool = False) -> PushKey:
@@ -100,18 +103,19 @@ def test_a_last_contribution_is_folded_as_soon_as_nothing_will_make_the_version_
     assert desk.shard.slots[0].parked == []
 
 
-def test_the_next_round_is_due_an_interval_after_the_beat_of_the_last() -> None:
+@pytest.mark.parametrize("step_s", [0.5, 2.0])
+def test_the_next_round_is_due_an_interval_after_the_beat_of_the_last(step_s: float) -> None:
     """However late its call came and however long its commit took."""
-    desk = CommitDesk()
-    desk.beat("a")
-    assert desk.shard.slots[0].due_s == 4.0
-    desk.called(5.0)
-    desk.ready(desk.arrives("a", 5.2), 5.3)
-    actions = desk.tell(Committed(at_s=6.0, fragment=0, version=1))
+    desk, interval_s = CommitDesk(), 8 * step_s
+    desk.beat("a", step_s=step_s)
+    assert desk.shard.slots[0].due_s == interval_s
+    desk.called(interval_s + 1.0)
+    desk.ready(desk.arrives("a", interval_s + 1.2), interval_s + 1.3)
+    actions = desk.tell(Committed(at_s=interval_s + 2.0, fragment=0, version=1))
 
     due = [action.due_s for action in actions if isinstance(action, ArmTimer) and action.name == "due/0"]
-    assert due[-1] == 8.0
-    assert (desk.shard.slots[0].called_s, desk.shard.slots[0].due_s) == (4.0, 8.0)
+    assert due[-1] == 2.0 * interval_s
+    assert (desk.shard.slots[0].called_s, desk.shard.slots[0].due_s) == (interval_s, 2.0 * interval_s)
 
 
 def test_a_run_that_ends_together_does_not_wait_for_who_is_in_quarantine() -> None:
