@@ -21,6 +21,7 @@ from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, BrokerUnavailab
 from atoll.base.retry import all_of
 from atoll.bus.memory import bus as _bus
 from atoll.client import data_leases as _leases
+from atoll.client import driver as _driver
 from atoll.client.peer_recovery import StateLender
 from atoll.client.pushing import Pusher
 from atoll.client.session import Session
@@ -45,6 +46,7 @@ from atoll.protocol.round import FragmentRound, FragmentSlot, Offer
 from atoll.protocol.shard import Shard
 from atoll.protocol.tenure import LeaseSeen, Tenure
 from atoll.run import delta_chain as _chain
+from atoll.run import heads as _heads
 from atoll.run.heads import head_info
 from atoll.wire.blobs import Download, Upload
 from atoll.wire.messages import Head, decode, encode
@@ -60,10 +62,12 @@ from schedules.schedule import play
 
 # Modules whose names are patched where they are used.
 data_leases: Any = _leases
+driver: Any = _driver
 rebuild: Any = _rebuild
 delta_chain: Any = _chain
 store_module: Any = _store
 memory_bus: Any = _bus
+heads: Any = _heads
 
 # What the patches build on, as production has it.
 HANDLE, FOLD_ALL, FOLD = Shard.handle, Shard._fold, FragmentRound.fold
@@ -444,9 +448,23 @@ def released_below(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
     return LEASE(*arguments, **named)
 
 
-LEASE = rebuild.Lease
+LEASE, RESTORE = rebuild.Lease, rebuild._restore_blob
 
 Patch = tuple[Any, str, Callable[..., Any]]
+
+
+async def restored_by_name(bus: Any, store: Any, kept: Any, ref: Any, stem: str) -> Any:  # noqa: ANN401
+    """A rebuilt chunk has its former name, which an owner of the former founding may be about to remove. It was real."""
+    del stem
+    return await RESTORE(bus, store, kept, ref, ref.stem)
+
+
+async def followed_back(bus: Any, run: Any, held: Any) -> Any:  # noqa: ANN401
+    """A learner follows a head that went back, as that of a rebuilt run does. It was real."""
+    head = await heads.read_head(bus, run, held.fragment)
+    if head is None:
+        raise BlobGone("the head is gone")
+    return await heads.fetch_frame(bus, run, head, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,6 +483,8 @@ FULL = {"disk full": 30.0, "requests lost": 20.0}
 COMING = {"join": 30.0, "leave": 20.0, "messages late": 30.0}
 DELTAS = {"codec_down": "int4", "keyframe_versions": 5}
 CROWD = {"grace_gamma": 0.0, "learners": 3, "quorum": 1, "interval_steps": 2, "ending": "apart"}
+LOST = {"store lost": 12.0, "messages slow": 30.0}
+ARCHIVED = {"archive_every_s": 2, "storm_s": 20.0}
 CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
 
 MUTANTS: dict[str, ScheduleMutant] = {
@@ -543,6 +563,8 @@ MUTANTS: dict[str, ScheduleMutant] = {
         ((LeaseWatch, "dead", bury_the_living),), {"join": 12.0}, {"learners": 3}
     ),
     "finished data stays leased": ScheduleMutant(((data_leases, "renew", finished_not_struck),)),
+    "a head that went back is followed": ScheduleMutant(((driver, "fetch_newest", followed_back),), LOST, ARCHIVED),
+    "rebuilt under former names": ScheduleMutant(((rebuild, "_restore_blob", restored_by_name),), LOST, ARCHIVED),
     "rebuilt lease below the heads": ScheduleMutant(
         ((rebuild, "Lease", released_below),),
         {"store lost": 10.0, "crash": 10.0},

@@ -18,7 +18,7 @@ from atoll.merge.outer import make_outer
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.delta_chain import DELTAS_BEHIND, continued, frames_of, read_values
-from atoll.run.heads import GlobalFragment, fetch_frame
+from atoll.run.heads import GlobalFragment, fetch_frame, fetch_newest
 from atoll.wire.messages import Delta, Head, RunRecord, encode
 from atoll_synchronizer.store import ShardStore
 from support.links import unique_run
@@ -151,6 +151,16 @@ async def test_who_holds_something_else_begins_again(founded: ChainRun) -> None:
         assert values.tobytes() == founded.values.tobytes()
         assert read_bytes > KEYFRAME_BYTES
     assert (await founded.read(GlobalFragment(0, 3, founded.values)))[1] == 0
+
+
+async def test_a_head_that_went_back_is_not_followed(founded: ChainRun) -> None:
+    """The run was lost and rebuilt from a checkpoint: its learners end, and adopt nothing older before they do."""
+    await founded.commit(2)
+    newest = await fetch_newest(founded.reader, founded.run, GlobalFragment(0, 2, drawn(0)))
+    assert newest.version == 2
+
+    with pytest.raises(BlobGone, match="older than what we hold"):
+        await fetch_newest(founded.reader, founded.run, GlobalFragment(0, 3, newest.values))
 
 
 async def test_a_head_that_does_not_add_up_is_refused(founded: ChainRun) -> None:

@@ -7,6 +7,9 @@ may go on where another died, and all write the same. Heads are created only whe
 written last, after the chunks it names. Shards and learners wait for all heads. No founder publishes fresh values while
 the record says that the run is being rebuilt.
 
+Chunks come back under names of the new founding. An owner of the former one may still be about to remove what its last
+commits superseded, by name or by tenure, and it would not know that a rebuilt head names just that.
+
 A process that survived the loss may have written a member record, a data ledger or a shard lease to the empty broker
 before us. Such a record knows nothing of the run and would give numbers out twice. So a record that is behind the archive
 is replaced by compare-and-set: the learner is dismissed and returns above its former incarnations; the shard's owner is
@@ -83,7 +86,7 @@ async def rebuild(bus: Bus, store: CheckpointStore, clock: Clock, *, first: int 
     await _restore_records(bus, there, manifests, clock)
     for manifest in sorted(manifests, key=lambda m: (m.shard - first) % len(manifests)):
         for piece in manifest.pieces:
-            await _restore_piece(bus, subjects, store, manifest.shard, piece)
+            await _restore_piece(bus, there, store, manifest.shard, piece)
     rebuilt = there.rebuilt
     if rebuilt is None:
         raise CheckpointError("a run that nobody is rebuilding was rebuilt", got=there.nonce)
@@ -259,45 +262,58 @@ def _replaceable(there: Record, ours: T, behind: Callable[[T, T], bool]) -> bool
         return True
 
 
-async def _restore_piece(bus: Bus, subjects: Subjects, store: CheckpointStore, shard: int, piece: Piece) -> None:
+async def _restore_piece(bus: Bus, run: RunRecord, store: CheckpointStore, shard: int, piece: Piece) -> None:
     """Store the blobs that a head names, then the head; skip a fragment that has a head."""
-    subject = subjects.head(piece.head.fragment)
+    subjects, head, reconnects = run.subjects, piece.head, bus.stats.reconnects
+    subject, nonce = subjects.head(head.fragment), f"{REBUILDER}.{run.nonce}"
     if await bus.get_record(subject) is not None:
         return
-    head, reconnects = piece.head, bus.stats.reconnects
-    written = [await _restore_blob(bus, store, shard, head.keyframe, (piece.frame, StoredFrame))]
-    for ref, found in ((head.state, piece.state), (head.fragment_ledger, piece.fragment_ledger)):
-        if ref is not None and found is not None:
-            written.append(await _restore_blob(bus, store, shard, ref, (found, Cut)))
-    head = msgspec.structs.replace(head, deltas=(), superseded=())
+
+    async def restored(
+        ref: BlobRef | None, stem: str, found: CheckpointObject | None, cut: Callable[[bytes], Pieces]
+    ) -> BlobRef | None:
+        return None if ref is None or found is None else await _restore_blob(bus, store, (shard, found, cut), ref, stem)
+
+    keyframe_stem = subjects.global_stem(head.fragment, head.version, nonce)
+    state_stem = subjects.state_stem(head.fragment, head.version, nonce)
+    ledger_stem = subjects.ledger_stem(head.fragment, nonce)
+    head = msgspec.structs.replace(
+        head,
+        keyframe=await restored(head.keyframe, keyframe_stem, piece.frame, StoredFrame),
+        state=await restored(head.state, state_stem, piece.state, Cut),
+        fragment_ledger=await restored(head.fragment_ledger, ledger_stem, piece.fragment_ledger, Cut),
+        deltas=(),
+        superseded=(),
+    )
     try:
         await bus.put_record(subject, encode(head), expected=0, info=head_info(head), reconnects=reconnects)
     except RecordConflict:
         # Somebody rebuilding beside us was faster, and the run may have gone on: what its head does not name is garbage.
         there = await bus.get_record(subject)
         kept = {ref.stem for ref in _refs(subjects, decode(Head, there.data))} if there is not None else set()
-        for ref in written:
-            if ref.stem not in kept:
-                await bus.purge(f"{ref.stem}.*")
+        for stem in (keyframe_stem, state_stem, ledger_stem):
+            if stem not in kept:
+                await bus.purge(f"{stem}.*")
 
 
 async def _restore_blob(
     bus: Bus,
     store: CheckpointStore,
-    shard: int,
+    kept: tuple[int, CheckpointObject, Callable[[bytes], Pieces]],
     ref: BlobRef,
-    found: tuple[CheckpointObject, Callable[[bytes], Pieces]],
+    stem: str,
 ) -> BlobRef:
-    """Store one blob, cut as it was, under the very name that its head uses."""
-    data = await asyncio.to_thread(store.get_object, shard, found[0])
-    stored = await bus.put_blob(ref.stem, Upload(found[1](data)))
+    """Store one blob of the archive (its shard, where it is, how it was cut) under a new name; `ref` is the archived one."""
+    shard, found, cut = kept
+    data = await asyncio.to_thread(store.get_object, shard, found)
+    stored = await bus.put_blob(stem, Upload(cut(data)))
     if (stored.size_bytes, stored.digest) != (ref.size_bytes, ref.digest):
         raise CheckpointError(
             "the archive holds other bytes than its head names",
             got=f"{stored.digest} for {ref.stem}",
             allowed=ref.digest,
         )
-    return ref
+    return stored
 
 
 def _refs(subjects: Subjects, head: Head) -> list[BlobRef]:

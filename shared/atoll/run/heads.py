@@ -65,11 +65,19 @@ async def read_head(bus: Bus, run: RunRecord, fragment: int) -> Head | None:
 
 
 async def fetch_newest(bus: Bus, run: RunRecord, held: GlobalFragment) -> GlobalFragment:
-    """Return the newest visible version of the fragment of `held`; raises as `read_head` and `fetch_frame` do."""
+    """Return the newest visible version of the fragment of `held`.
+
+    Raises:
+        BlobGone: the head is gone, or is older than `held`, which only a run that was rebuilt meanwhile has; or as
+            `read_head` and `fetch_frame`.
+    """
     head = await read_head(bus, run, held.fragment)
     if head is None:
         raise BlobGone("the head is gone", got=held.fragment)
-    return await fetch_frame(bus, run, head, held)
+    newest = await fetch_frame(bus, run, head, held)
+    if newest.version < held.version:
+        raise BlobGone("the head is older than what we hold", got=newest.version, allowed=held.version)
+    return newest
 
 
 async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment | None = None) -> GlobalFragment:

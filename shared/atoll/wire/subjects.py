@@ -2,7 +2,8 @@
 
 All subjects of run R begin with `atoll.R`. Tokens (run, learner, nonce) hold letters, digits, `-` and `_` only. A dot
 would open a new level, and the broker would refuse a space or wildcard, so `token` checks them once at the border.
-The nonce of what a shard's owner writes is two levels, `<epoch>.<hash>`; a founder's is one.
+The nonce of what a shard's owner writes is two levels, `<epoch>.<hash>`; a founder's is one; what is restored from an
+archive has `rebuilt.<founding>`.
 
     up.c.<learner>.<fragment>.<incarnation>-<push>.<chunk>   contribution chunks          stream UPC
     up.m.<shard>.<fragment>.<learner>                        contribution manifests       stream UPM (work queue)
