@@ -88,7 +88,8 @@ def test_a_logbook_reads_as_it_did(book: Path) -> None:
     """What the machines say is what the file says."""
     text = book.read_text(encoding="utf-8")
     got = played(text)
-    if os.environ.get("ATOLL_REWRITE_GOLDEN"):
+    if os.environ.get("ATOLL_REWRITE_GOLDEN") == "1":
         book.write_text(got, encoding="utf-8")
+        pytest.skip("rewritten, not checked")
 
-    assert got == text or os.environ.get("ATOLL_REWRITE_GOLDEN")
+    assert got == text

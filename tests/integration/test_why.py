@@ -146,6 +146,9 @@ async def test_the_command_says_why_a_round_of_a_real_broker_waited(broker: Embe
     missing = await asyncio.to_thread(asked, "why", "--fragment", "0", "--version", "999")
     assert missing.exit_code != 0
     assert "tells of no such round" in str(missing.exception)
+    missing = await asyncio.to_thread(asked, "why", "--fragment", "9")
+    assert "no round of this fragment" in str(missing.exception)
+    assert "fragments 0 to 1" in str(missing.exception)
 
 
 async def test_a_round_that_still_waits_is_told_by_its_last_call(run: str) -> None:

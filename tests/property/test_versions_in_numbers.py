@@ -20,12 +20,11 @@ from atoll.merge.global_update import AVERAGE, CARRY, GlobalUpdate, state_bytes_
 from atoll.merge.outer import MOMENTUM, OuterOptimizer, State, make_outer
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import BlobRef, Download
+from support.formats import FACTS
 
 Wide = npt.NDArray[np.float64]
 SIZE, VERSIONS = 300, 30
 LR, MOMENTUM_SHARE = 0.7, 0.6
-HALF_STEP = {"f32": 0.0, "bf16": 2.0**-9, "int8": 0.505 / 127, "int4": 0.505 / 7, "e3m0": 0.2525}
-"""What rounding takes of a number at most, as a share of the largest one that is sent with it."""
 CARRIED = 2.0**-9
 """What rounding to bfloat16 takes of what is carried."""
 
@@ -86,7 +85,7 @@ def test_learners_hold_the_shards_bits_and_nothing_that_rounding_took_is_lost(
 
         assert learner.tobytes() == values.tobytes()
         carried = state[CARRY].astype(np.float64) if CARRY in state else 0.0
-        lost = 2e-6 + version * (5e-7 + 1.5 * CARRIED * HALF_STEP[codec] * largest_step)
+        lost = 2e-6 + version * (5e-7 + 1.5 * CARRIED * FACTS[codec].error * largest_step)
         np.testing.assert_allclose(values + carried, exact, rtol=0, atol=lost)
         np.testing.assert_allclose(state[MOMENTUM], momentum, rtol=0, atol=1e-6)
         if LATEST in state:
@@ -97,7 +96,7 @@ def test_learners_hold_the_shards_bits_and_nothing_that_rounding_took_is_lost(
         np.testing.assert_allclose(state[AVERAGE], wanted, rtol=0, atol=1e-5)
     assert (AVERAGE in state) == bool(average)
     assert (CARRY in state) == (codec != "f32")
-    assert np.abs(values - exact).max() <= lost + HALF_STEP[codec] * largest_step
+    assert np.abs(values - exact).max() <= lost + FACTS[codec].error * largest_step
 
 
 @pytest.mark.parametrize("elements", [0, 1, 1000, 1 << 18])

@@ -22,6 +22,8 @@ class FormatFacts:
     digest: str
 
 
+RETIRED = {3}
+"""Numbers of formats that are gone: 3 was int8 with scales of float32."""
 FACTS = {
     "f32": FormatFacts(number=1, block_bytes=512, error=0.0, digest="f4ac6294d26d3f64"),
     "bf16": FormatFacts(number=2, block_bytes=256, error=2.0**-8, digest="298bb41db6bb267e"),

@@ -36,8 +36,9 @@ def atoll(words: str) -> Result:
 def test_a_plan_reads_like_the_one_that_was_reviewed() -> None:
     """`ATOLL_REWRITE_GOLDEN=1` writes it anew; a review reads the difference."""
     told = atoll(TWELVE).output
-    if os.environ.get(REWRITE):
+    if os.environ.get(REWRITE) == "1":
         GOLDEN.write_text(f"> atoll {TWELVE}\n----\n{told}", encoding="utf-8")
+        pytest.skip("rewritten, not checked")
 
     assert GOLDEN.read_text(encoding="utf-8").partition("\n----\n")[2] == told
 

@@ -33,7 +33,7 @@ from atoll.codec.kernels import (
 )
 from atoll.codec.kernels.in_numpy import STRETCH
 from atoll.protocol.settings import ProtocolSettings
-from support.formats import FACTS
+from support.formats import FACTS, RETIRED
 
 Wide = npt.NDArray[np.float64]
 BOTH: list[Callable[[Format], Kernels]] = [plain_kernels, fast_kernels]
@@ -114,14 +114,20 @@ def test_sizes_are_known_beforehand(form: Format, elements: int) -> None:
     assert back.flags.writeable
 
 
+def test_no_number_on_the_wire_is_used_twice() -> None:
+    """A reader of an old frame must never take it for a new format."""
+    numbers = [form.number for form in FORMATS.values()]
+    assert len({*numbers, *RETIRED}) == len(numbers) + len(RETIRED)
+
+
 def test_a_codec_that_does_not_exist_is_refused_by_its_setting() -> None:
     """Before a run is founded on it."""
     assert check_codecs(ProtocolSettings()) == ProtocolSettings()
     for setting in ("codec_up", "codec_down"):
         with pytest.raises(SettingsError, match=f"protocol.{setting}"):
-            check_codecs(msgspec.structs.replace(ProtocolSettings(), **{setting: "int5"}))
-    with pytest.raises(SettingsError, match="int5"):
-        format_of("int5")
+            check_codecs(msgspec.structs.replace(ProtocolSettings(), **{setting: "nonesuch"}))
+    with pytest.raises(SettingsError, match="nonesuch"):
+        format_of("nonesuch")
 
 
 # --- rounding ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 
 from atoll.base.errors import PeerMisbehaved, ProtocolMisuse
 from atoll.wire.blobs import BlobRef
-from atoll.wire.messages import COUNT_MAX, MESSAGE_BYTES_MAX, Beat, Call, Contribution, Head, decode, encode, event
+from atoll.wire.messages import (
+    COUNT_MAX,
+    MESSAGE_BYTES_MAX,
+    Beat,
+    Call,
+    Contribution,
+    Head,
+    decode,
+    encode,
+    event,
+    event_info,
+)
 
 MANIFEST = Contribution(
     learner="a",
@@ -122,3 +133,10 @@ def test_a_message_that_nests_deeply_is_refused_like_any_other(kind: type[msgspe
     for text in (b'{"x":' * 100_000, b"[" * 500_000, b'{"schema":1,"y":' + b"[" * 100_000):
         with pytest.raises(PeerMisbehaved, match=f"not a {kind.__name__}"):
             decode(kind, text)
+
+
+def test_taps_show_what_is_short_of_an_event() -> None:
+    """A tap carries no payload: numbers and short texts tell what happened, a list how much of it."""
+    shown = event_info("round", {"fragment": 3, "grace_s": 0.5, "contributors": [{"learner": "a"}], "why": "x" * 500})
+
+    assert shown == {"kind": "round", "fragment": 3, "grace_s": 0.5, "contributors": 1}

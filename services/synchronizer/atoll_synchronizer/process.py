@@ -26,7 +26,7 @@ from atoll.base.logs import configure, get
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.run.heads import read_heads
-from atoll.run.record import read_run
+from atoll.run.record import check_known, read_run
 from atoll.settings import Settings, bus_options
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
@@ -84,13 +84,17 @@ async def serve(settings: Settings) -> None:
 
 
 async def wait_for_run(bus: Bus, run: str, stop: asyncio.Event) -> RunRecord | None:
-    """Return the run record once every fragment has a head, or None when told to stop before."""
+    """Return the run record once every fragment has a head, or None when told to stop before.
+
+    Raises:
+        SettingsError: this Atoll cannot read the run's frames; a shard that it owned would be lost to all.
+    """
     subjects = Subjects(run)
     waited_s = 0.0
     while not stop.is_set():
         record = await read_run(bus, subjects)
         if record is not None and len(await read_heads(bus, record)) == len(record.layout.fragments):
-            return record
+            return check_known(record)
         if waited_s % SAY_S < POLL_S:
             log.info("run.awaited", founded=record is not None)
         waited_s += POLL_S

@@ -9,7 +9,7 @@ from __future__ import annotations
 from atoll.base.clock import Clock
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
-from atoll.wire.messages import RunRecord, encode, event
+from atoll.wire.messages import RunRecord, encode, event, event_info
 from atoll.wire.subjects import Subjects
 
 
@@ -44,4 +44,6 @@ class EventLog:
         line = encode(event(kind, self._who, self._clock.wall(), **fields))
         msg_id = f"{kind}-{self._who}-{self.epoch}-{self._written}"
         subject = self._subjects.event(kind, self._who)
-        await patiently(lambda: self._bus.publish(subject, line, msg_id=msg_id, info={"kind": kind}), "an event")
+        await patiently(
+            lambda: self._bus.publish(subject, line, msg_id=msg_id, info=event_info(kind, fields)), "an event"
+        )

@@ -17,10 +17,16 @@ from atoll.cli.options import Assignments, Broker, Config, Run
 from atoll.cli.reading import Out, opened, settings_of
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from atoll.protocol.data import DataLedger
     from atoll.run.ledger import IncarnationAccount
     from atoll.settings import Settings
     from atoll.wire.messages import Rebuilt
+
+
+TABLE_COLUMNS_MAX = 1000
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +70,6 @@ async def _print(settings: Settings, *, as_json: bool) -> None:
 
 def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | None = None) -> None:
     """Print a table, a row per incarnation and one for the run."""
-    from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
     from atoll.protocol.ledger import apportion  # noqa: PLC0415
@@ -84,7 +89,7 @@ def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | Non
     trained = sum(life.account.trained for life in lives)
     whole = apportion(sums, fragments)
     table.add_row("all", "", f"{trained:,}", *(f"{whole[fate]:,}" for fate in shown))
-    console = Console()
+    console = wide_enough(table)
     console.print(table)
     exact = sum(sums.values()) == fragments * trained
     whose = "every token has one fate" if rebuilt is None else "every token that this ledger knows has one fate"
@@ -99,7 +104,6 @@ def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | Non
 
 def show_data(data: DataLedger) -> None:
     """Print the state of the blocks of each recent epoch, and how much each learner has read."""
-    from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
     from atoll.protocol.data import sums_by_epoch, sums_by_learner  # noqa: PLC0415
@@ -110,8 +114,18 @@ def show_data(data: DataLedger) -> None:
     for sums in sums_by_epoch(data):
         counts = (sums.finished, sums.leased, sums.returned, sums.untouched)
         table.add_row(str(sums.epoch), *(f"{blocks:,}" for blocks in counts))
-    console = Console()
+    console = wide_enough(table)
     console.print(f"\nblocks of data, {data.blocks:,} to an epoch")
     console.print(table)
     read = ", ".join(f"{learner} {blocks:,}" for learner, blocks in sums_by_learner(data).items())
     console.print(f"read by: {read or 'nobody'}")
+
+
+def wide_enough(table: Table) -> Console:
+    """Return a console in which the table shows every digit, however narrow the terminal is: an account is never cut."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.measure import Measurement  # noqa: PLC0415
+
+    terminal = Console()
+    needed = Measurement.get(terminal, terminal.options.update(width=TABLE_COLUMNS_MAX), table).maximum
+    return Console(width=max(terminal.width, needed))

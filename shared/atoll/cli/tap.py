@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
-from atoll.cli.reading import opened
+from atoll.cli.options import Assignments, Broker, Config, Run
+from atoll.cli.reading import Out, opened, settings_of
 
 if TYPE_CHECKING:
     from atoll.bus.interface import CoreMessage, Subscription
@@ -34,6 +34,7 @@ def tap(  # noqa: PLR0913  (one option each)
     *,
     run: Run = None,
     broker: Broker = None,
+    out: Out = None,
     count: Annotated[int | None, typer.Option(min=1, help="Leave after this many lines.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0.0, help="Leave after this many seconds.")] = None,
     config: Config = None,
@@ -41,11 +42,10 @@ def tap(  # noqa: PLR0913  (one option each)
 ) -> None:
     """Print taps until told to stop, one line each."""
     from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.settings import load  # noqa: PLC0415
 
-    settings = load(config, with_flags(assignments, run=run, broker__url=broker)).settings
-    configure(settings.log.format, "error", role="tap", run=settings.run)
-    asyncio.run(_follow(settings, tail, count, seconds))
+    with settings_of(out, run, broker, config, assignments) as settings:
+        configure(settings.log.format, "error", role="tap", run=settings.run)
+        asyncio.run(_follow(settings, tail, count, seconds))
 
 
 async def _follow(settings: Settings, tail: str, count: int | None, seconds: float | None) -> None:

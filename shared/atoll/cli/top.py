@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
-from atoll.cli.reading import opened
+from atoll.cli.options import Assignments, Broker, Config, Run
+from atoll.cli.reading import Out, opened, settings_of
 
 if TYPE_CHECKING:
     from atoll.protocol.settings import ProtocolSettings
@@ -33,17 +33,17 @@ def top(
     *,
     run: Run = None,
     broker: Broker = None,
+    out: Out = None,
     once: Annotated[bool, typer.Option("--once", help="Print one table and leave.")] = False,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
     """Show a run until Ctrl-C, or once."""
     from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.settings import load  # noqa: PLC0415
 
-    settings = load(config, with_flags(assignments, run=run, broker__url=broker)).settings
-    configure(settings.log.format, "error", role="top", run=settings.run)
-    asyncio.run(_show(settings, once=once))
+    with settings_of(out, run, broker, config, assignments) as settings:
+        configure(settings.log.format, "error", role="top", run=settings.run)
+        asyncio.run(_show(settings, once=once))
 
 
 def _beat_s(protocol: ProtocolSettings) -> float:

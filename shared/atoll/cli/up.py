@@ -46,7 +46,8 @@ def up(  # noqa: PLR0913  (one option each)
     config: Config = None,
     assignments: Assignments = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Begin anew where --out holds a finished run, which is moved aside.")
+        bool,
+        typer.Option("--again", help="Begin anew, as set now, where --out holds a finished run, which is moved aside."),
     ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Rebuild the run of --out from its archive if the broker has lost it.")

@@ -80,6 +80,13 @@ def lines(history: RoundHistory, fragment: int | None, version: int | None) -> l
     if still is not None:
         return [f"fragment {fragment}: version {version or 1} is not there yet; {still.why} ({still.cause_id})"]
     there = [line.round.version for line in history.rounds if line.round.fragment == fragment]
+    fragments = sorted({line.round.fragment for line in history.rounds})
+    if not there and fragments:
+        raise SettingsError(
+            "the event log tells of no round of this fragment",
+            got=fragment,
+            allowed=f"fragments {fragments[0]} to {fragments[-1]}",
+        )
     raise SettingsError(
         "the event log tells of no such round",
         got=f"fragment {fragment}, version {'newest' if version is None else version}",

@@ -34,7 +34,7 @@ from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
 from atoll.run.record import is_over
-from atoll.wire.messages import Beat, Member, RunRecord, encode, event
+from atoll.wire.messages import Beat, Member, RunRecord, encode, event, event_info
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 
 log = get(__name__)
@@ -154,7 +154,9 @@ class Session:
         who = self.member.learner
         line = event(kind, who, self._clock.wall(), **fields)
         msg_id = f"{kind}-{who}-{self.member.incarnation}-{self._clock.monotonic():.6f}"
-        await self.bus.publish(self.run.subjects.event(kind, who), encode(line), msg_id=msg_id, info={"kind": kind})
+        await self.bus.publish(
+            self.run.subjects.event(kind, who), encode(line), msg_id=msg_id, info=event_info(kind, fields)
+        )
 
     async def drain(self, within_s: float) -> None:
         """Make everything durable and say goodbye; raise `TimeoutError` when that takes longer than `within_s`."""

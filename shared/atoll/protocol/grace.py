@@ -9,8 +9,9 @@ is left for waiting is
     \xi_{slack} = \tau \xi_{step} - (\xi_{quorum} + \xi_{sync}), \qquad
     \xi_{grace} = \mathrm{clamp}(\gamma \xi_{slack},\ 0,\ c\,\xi_{step})
 
-with gamma < 1 and a cap of c steps. Until a first round has been timed, xi_quorum and xi_sync are zero: the first grace
-is the cap. xi_step is the *median* over live learners, so one slow island cannot lengthen everybody's window.
+with gamma < 1 and a cap of c steps. The average of xi_quorum holds the present round already, since its quorum is met;
+xi_sync is zero until a first version is visible. xi_step is the *median* over live learners, so one slow island cannot
+lengthen everybody's window.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from atoll.base.errors import BrokerUnavailable, LayoutMismatch, RunReplaced, SettingsError
 from atoll.bus.interface import Bus
+from atoll.codec import FORMATS
 from atoll.model.layout import Layout, first_difference
 from atoll.wire.messages import Lease, RunRecord, decode
 from atoll.wire.subjects import Subjects
@@ -44,6 +45,7 @@ async def check_run(bus: Bus, subjects: Subjects, layout: Layout, data: str) -> 
     run = await read_run(bus, subjects)
     if run is None:
         raise BrokerUnavailable("the run record vanished", todo="was the broker's store deleted? start a new run")
+    check_known(run)
     if run.layout.fingerprint != layout.fingerprint:
         raise LayoutMismatch(
             f"this model is not the model of run {run.run!r}",
@@ -58,6 +60,19 @@ async def check_run(bus: Bus, subjects: Subjects, layout: Layout, data: str) -> 
             allowed=run.data,
             todo="copy the run's token shards here, or choose another run id",
         )
+    return run
+
+
+def check_known(run: RunRecord) -> RunRecord:
+    """Return the record of a run whose frames this Atoll can read; raise `SettingsError` for any other."""
+    for codec in (run.protocol.codec_up, run.protocol.codec_down):
+        if codec not in FORMATS:
+            raise SettingsError(
+                f"this Atoll does not know a codec of run {run.run!r}",
+                got=codec,
+                allowed=", ".join(FORMATS),
+                todo="use the version of Atoll that the run was founded with",
+            )
     return run
 
 

@@ -11,6 +11,7 @@ arXiv 2604.21428: c_tokens, c_steps).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Final, TypeVar
 
@@ -29,6 +30,7 @@ SCHEMA: Final = 1
 MESSAGE_BYTES_MAX: Final = 1 << 20
 COUNT_MAX: Final = 1 << 53
 NAME_CHARS_MAX: Final = 256
+SHOWN_CHARS_MAX: Final = 120
 NORMS_MAX: Final = 1 << 16
 
 # A peer's claims stay within exact arithmetic: counts are exact as doubles, and so are sums of squares.
@@ -313,6 +315,13 @@ def decode(kind: type[M], data: bytes) -> M:
             f"a {kind.__name__} of another schema", got=schema, allowed=SCHEMA, todo="run the same Atoll everywhere"
         )
     return message
+
+
+def event_info(kind: str, fields: Mapping[str, object]) -> dict[str, str | int | float | bool]:
+    """Return what taps show of an event: its kind, its numbers and short texts, and of lists how long they are."""
+    counted = {name: len(value) if isinstance(value, list | tuple) else value for name, value in fields.items()}
+    shown = {name: value for name, value in counted.items() if isinstance(value, int | float | str)}
+    return {"kind": kind, **{name: value for name, value in shown.items() if len(str(value)) <= SHOWN_CHARS_MAX}}
 
 
 def event(kind: str, who: str, at_s: float, **fields: object) -> Event:
