@@ -22,6 +22,7 @@ from atoll.client.data_leases import DataLeases
 from atoll.client.membership import claim, dismissal
 from atoll.codec import pack_arrays
 from atoll.protocol.data import DataGrant, DataLedger
+from atoll.run.heads import read_heads
 from atoll.run.record import read_run
 from atoll.wire.messages import Lease, decode, encode
 from atoll.wire.subjects import Subjects
@@ -179,6 +180,11 @@ async def test_a_run_is_rebuilt_bit_for_bit(founded: FoundedRun) -> None:
 
     assert outcome.rebuilt
     assert await founded.contents(broker) == archived
+    for head in (await read_heads(bus, outcome.record)).values():
+        for ref in (head.keyframe, head.state, head.fragment_ledger):
+            assert ref is not None
+            # An owner of the former founding removes by the name that it gave, or by its tenure.
+            assert ref.stem.endswith(f".rebuilt.{outcome.record.nonce}")
     assert rebuilt is not None
     assert (rebuilt.source, rebuilt.checkpoint, rebuilt.generation) == ("first", 0, 1)
     assert (rebuilt.tokens, rebuilt.versions) == (2 * FRAGMENTS * TOKENS, 2 * FRAGMENTS)

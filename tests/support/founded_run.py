@@ -199,13 +199,17 @@ class FoundedRun:
         return outcome, broker
 
     async def contents(self, broker: MemoryBroker | None = None) -> dict[int, tuple[Head, list[bytes]]]:
-        """Return every head (less its previous frame, which is not archived) and the bytes of what it names."""
+        """Return every head (less its previous frame, which is not archived, and names) and the bytes of what it names."""
         bus = MemoryBus(self.run, broker or self.broker)
         found = {}
         for fragment, head in (await read_heads(bus, self.record)).items():
             refs: list[BlobRef | None] = [head.keyframe, head.state, head.fragment_ledger]
             named = [await bus.get_blob(ref, 1 << 20) for ref in refs if ref is not None]
-            found[fragment] = msgspec.structs.replace(head, superseded=()), named
+            nameless = {
+                field: None if ref is None else msgspec.structs.replace(ref, stem="")
+                for field, ref in (("keyframe", refs[0]), ("state", refs[1]), ("fragment_ledger", refs[2]))
+            }
+            found[fragment] = msgspec.structs.replace(head, superseded=(), **nameless), named
         return found
 
     def newest(self) -> list[Manifest]:

@@ -279,7 +279,7 @@ def simulate(
     async def main() -> SimulationOutcome:
         simulation = Simulation(up, scenario, trade, view=view, face=face, interrupted=interrupted)
         journal = Journal(replace(up, broker=SIMULATED), folder, view, simulation.clock)
-        journal.save()
+        journal.begin()
         try:
             outcome = await simulation.run()
             journal.ended(outcome.ended)

@@ -42,7 +42,7 @@ class Journal:
         self.file.sessions.append(self._session)
 
     def begin(self) -> None:
-        """Note, before the first process of the run starts, that the run has begun."""
+        """Note, before anything of the run starts, that the run has begun."""
         self.file.begun = True
         self.save()
 
