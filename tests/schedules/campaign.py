@@ -25,6 +25,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from multiprocessing import get_context
 from pathlib import Path
 
+from benchmarks.lib.arguments import count, natural, positive
 from benchmarks.lib.results import Figure, write
 from schedules.faults import KINDS
 from schedules.long_campaign import PART, Campaign, MixedSources, begun, resumed, save
@@ -272,15 +273,15 @@ def say(text: str) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Do what the command line says and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m schedules", description="Deterministic simulation of a run.")
-    parser.add_argument("--minutes", type=_positive, help="how long to play")
-    parser.add_argument("--schedules", type=_count, help=f"how many to play (default {SCHEDULES})")
-    parser.add_argument("--first", type=_seed, default=0, help="the first seed (default 0)")
-    parser.add_argument("--seed", type=_seed, help="play this one schedule and print its whole log")
+    parser.add_argument("--minutes", type=positive, help="how long to play")
+    parser.add_argument("--schedules", type=count, help=f"how many to play (default {SCHEDULES})")
+    parser.add_argument("--first", type=natural, default=0, help="the first seed (default 0)")
+    parser.add_argument("--seed", type=natural, help="play this one schedule and print its whole log")
     parser.add_argument("--only", type=_numbers, help="with --seed: only these happenings, 'none' for none")
     parser.add_argument("--resume", type=Path, help="go on with the campaign in this file")
     parser.add_argument("--results", action="store_true", help="write the figures to build/results/dst.json")
     parser.add_argument("--mutants", nargs="?", const="all", choices=["all", *MUTANTS], metavar="NAME")
-    parser.add_argument("--workers", type=_count, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    parser.add_argument("--workers", type=count, default=os.cpu_count() or 1, help="processes (default: one per core)")
     chosen = parser.parse_args(arguments)
     if chosen.seed is not None:
         return replay(chosen.seed, chosen.only)
@@ -291,24 +292,6 @@ def main(arguments: list[str] | None = None) -> int:
     except MixedSources as error:
         say(str(error))
         return 2
-
-
-def _positive(text: str) -> float:
-    if not 0.0 < float(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return float(text)
-
-
-def _count(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if int(text) < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
-    return int(text)
 
 
 def _numbers(text: str) -> frozenset[int]:

@@ -59,7 +59,7 @@ class Campaign(msgspec.Struct, kw_only=True):
 
 def begun(first: int) -> Campaign:
     """Return a campaign of the present sources that has played nothing."""
-    return Campaign(sources=source_digest(["schedules"]), first=first)
+    return Campaign(sources=source_digest(["schedules.schedule"]), first=first)
 
 
 def resumed(path: Path, first: int) -> Campaign:

@@ -464,7 +464,7 @@ async def followed_back(bus: Any, run: Any, held: Any) -> Any:  # noqa: ANN401
     head = await heads.read_head(bus, run, held.fragment)
     if head is None:
         raise BlobGone("the head is gone")
-    return await heads.fetch_frame(bus, run, head, held)
+    return await heads.fetch_frame(bus, run, head)
 
 
 @dataclass(frozen=True, slots=True)

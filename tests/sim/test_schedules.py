@@ -168,7 +168,9 @@ def test_a_campaign_goes_on_and_refuses_other_sources(
 ) -> None:
     """The next seeds follow those that were played; sources are not mixed, and what failed stays in the figures."""
     file = tmp_path / "campaign.json"
-    monkeypatch.setattr(long_campaign, "source_digest", lambda packages: "abc" if packages == ["schedules"] else "")
+    monkeypatch.setattr(
+        long_campaign, "source_digest", lambda packages: "abc" if packages == ["schedules.schedule"] else ""
+    )
     failed = Outcome(1, "a promise is broken\nhere", "safety", Counter(), [])
     for next_one, failures in ((0, [failed]), (2, [])):
         known = long_campaign.resumed(file, 0)

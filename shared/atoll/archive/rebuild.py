@@ -268,30 +268,31 @@ async def _restore_piece(bus: Bus, run: RunRecord, store: CheckpointStore, shard
     subject, nonce = subjects.head(head.fragment), f"{REBUILDER}.{run.nonce}"
     if await bus.get_record(subject) is not None:
         return
-
-    async def restored(
-        ref: BlobRef | None, stem: str, found: CheckpointObject | None, cut: Callable[[bytes], Pieces]
-    ) -> BlobRef | None:
-        return None if ref is None or found is None else await _restore_blob(bus, store, (shard, found, cut), ref, stem)
-
-    keyframe_stem = subjects.global_stem(head.fragment, head.version, nonce)
-    state_stem = subjects.state_stem(head.fragment, head.version, nonce)
-    ledger_stem = subjects.ledger_stem(head.fragment, nonce)
-    head = msgspec.structs.replace(
-        head,
-        keyframe=await restored(head.keyframe, keyframe_stem, piece.frame, StoredFrame),
-        state=await restored(head.state, state_stem, piece.state, Cut),
-        fragment_ledger=await restored(head.fragment_ledger, ledger_stem, piece.fragment_ledger, Cut),
-        deltas=(),
-        superseded=(),
+    blobs = (
+        ("keyframe", head.keyframe, piece.frame, StoredFrame, subjects.global_stem(head.fragment, head.version, nonce)),
+        ("state", head.state, piece.state, Cut, subjects.state_stem(head.fragment, head.version, nonce)),
+        (
+            "fragment_ledger",
+            head.fragment_ledger,
+            piece.fragment_ledger,
+            Cut,
+            subjects.ledger_stem(head.fragment, nonce),
+        ),
     )
+    restored: dict[str, BlobRef | None] = {}
+    for name, ref, found, cut, stem in blobs:
+        if ref is not None and found is not None:
+            restored[name] = await _restore_blob(bus, store, (shard, found, cut), ref, stem)
+        else:
+            restored[name] = None
+    head = msgspec.structs.replace(head, **restored, deltas=(), superseded=())
     try:
         await bus.put_record(subject, encode(head), expected=0, info=head_info(head), reconnects=reconnects)
     except RecordConflict:
         # Somebody rebuilding beside us was faster, and the run may have gone on: what its head does not name is garbage.
         there = await bus.get_record(subject)
         kept = {ref.stem for ref in _refs(subjects, decode(Head, there.data))} if there is not None else set()
-        for stem in (keyframe_stem, state_stem, ledger_stem):
+        for *_, stem in blobs:
             if stem not in kept:
                 await bus.purge(f"{stem}.*")
 

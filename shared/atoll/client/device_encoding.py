@@ -76,7 +76,7 @@ class Encoder:
                     if shapes[tensor_slice.tensor_name]
                     else ()
                 )
-                here = values[tensor_slice.offset : tensor_slice.offset + tensor_slice.size].reshape(shape)
+                here = values[slice(*tensor_slice.bounds)].reshape(shape)
                 rows.append(jax.device_put(here, home if self.committed else None, may_alias=False))
             for placed in rows:
                 if placed is not None:

@@ -38,9 +38,7 @@ class _Measured:
     def __init__(self, framing: Framing, slices: Sequence[FragmentSlice]) -> None:
         """Begin with nothing measured."""
         self.framing = framing
-        self._bounds = [(tensor_slice.offset, tensor_slice.offset + tensor_slice.size) for tensor_slice in slices] or [
-            (0, framing.elements)
-        ]
+        self._bounds = [tensor_slice.bounds for tensor_slice in slices] or [(0, framing.elements)]
         self._ends = [stop for _, stop in self._bounds]
         self._squares: dict[int, list[tuple[int, float]]] = {}
 

@@ -72,9 +72,7 @@ class BatchedAccumulation:
                 total[:] = 0.0
         entries, self._waiting = self._waiting, []
         pieces = [
-            (number, *part)
-            for number, tensor_slice in enumerate(self._slices)
-            for part in parts(tensor_slice.offset, tensor_slice.offset + tensor_slice.size)
+            (number, *part) for number, tensor_slice in enumerate(self._slices) for part in parts(*tensor_slice.bounds)
         ]
 
         def enter_all(piece: tuple[int, int, int]) -> None:

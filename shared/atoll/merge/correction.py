@@ -83,7 +83,7 @@ class Heloco:
         slices: Sequence[FragmentSlice],
     ) -> Corrections:
         """Return the correction of each slice of a pseudo-gradient whose slices have the lengths `norms`."""
-        bounds = [(tensor_slice.offset, tensor_slice.offset + tensor_slice.size) for tensor_slice in slices]
+        bounds = [tensor_slice.bounds for tensor_slice in slices]
         products = pseudo_gradient.products(bounds, momentum_reference.momentum)
         by_slice = [self._bend(*of_slice) for of_slice in zip(norms, momentum_reference.norms, products, strict=True)]
         return Corrections(momentum_reference.momentum, by_slice)

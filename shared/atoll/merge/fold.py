@@ -140,7 +140,7 @@ class FragmentFold:
             correction = None if corrections is None else corrections.by_slice[number]
             take = self._share(number, norms[number] if correction is None else correction.norm, share)
             if self._radially[number] and tensor_slice.size <= SMALL:
-                values = pseudo_gradient.part(tensor_slice.offset, tensor_slice.offset + tensor_slice.size)
+                values = pseudo_gradient.part(*tensor_slice.bounds)
                 self._keep(number, values, share, (corrections, correction))
             if correction is not None:
                 steps.append(AccumulateStep(1.0 - share, take * correction.keep, take * correction.add))
@@ -165,7 +165,7 @@ class FragmentFold:
         lengths = self._lengths(merged) if self.count > 1 else [1.0] * len(self._slices)
         pieces: list[tuple[tuple[int, int], np.float32]] = []
         for number, tensor_slice in enumerate(self._slices):
-            start, stop = tensor_slice.offset, tensor_slice.offset + tensor_slice.size
+            start, stop = tensor_slice.bounds
             if lengths[number] == 0.0 and number in self._values:
                 merged[start:stop], lengths[number] = self._values[number], 1.0
             factor = self._freshest * lengths[number]
@@ -198,7 +198,7 @@ class FragmentFold:
         """Enter a small slice into the mean of its values."""
         tensor_slice, (corrections, correction) = self._slices[number], bent
         if corrections is not None and correction is not None:
-            towards = corrections.momentum[tensor_slice.offset : tensor_slice.offset + tensor_slice.size]
+            towards = corrections.momentum[slice(*tensor_slice.bounds)]
             values = np.float32(correction.keep) * values + np.float32(correction.add) * towards
         before = self._values.get(number)
         if before is not None and share != 1.0:
@@ -219,7 +219,7 @@ class FragmentFold:
 
 def slice_norms(slices: Sequence[FragmentSlice], pseudo_gradient: Encoded) -> list[float]:
     """Return the L2 norm of each slice, accumulated in float64."""
-    bounds = [(tensor_slice.offset, tensor_slice.offset + tensor_slice.size) for tensor_slice in slices]
+    bounds = [tensor_slice.bounds for tensor_slice in slices]
     return [math.sqrt(squares) for squares in pseudo_gradient.products(bounds)]
 
 

@@ -71,6 +71,11 @@ class FragmentSlice:
     direct: bool
     floating: bool
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Return where it begins in the fragment's vector, and where it ends."""
+        return self.offset, self.offset + self.size
+
 
 class Layout(msgspec.Struct, frozen=True):
     """The division of a model: tensors in pytree order, slices by fragment, names merged by the direct mean."""

@@ -66,11 +66,7 @@ def scatter(layout: Layout, fragment: int, vector: Vector, leaves: Mapping[str, 
             continue
         leaf = leaves[tensor_slice.tensor_name]
         shape = (tensor_slice.stop - tensor_slice.start, *leaf.shape[1:]) if leaf.ndim else ()
-        rows = (
-            vector[tensor_slice.offset : tensor_slice.offset + tensor_slice.size]
-            .reshape(shape)
-            .astype(leaf.dtype, copy=False)
-        )
+        rows = vector[slice(*tensor_slice.bounds)].reshape(shape).astype(leaf.dtype, copy=False)
         pieces.setdefault(tensor_slice.tensor_name, []).append((tensor_slice.start, tensor_slice.stop, rows))
     return pieces
 

@@ -68,16 +68,12 @@ async def fetch_newest(bus: Bus, run: RunRecord, held: GlobalFragment) -> Global
     """Return the newest visible version of the fragment of `held`.
 
     Raises:
-        BlobGone: the head is gone, or is older than `held`, which only a run that was rebuilt meanwhile has; or as
-            `read_head` and `fetch_frame`.
+        BlobGone: the head is gone; or as `read_head` and `fetch_frame`.
     """
     head = await read_head(bus, run, held.fragment)
     if head is None:
         raise BlobGone("the head is gone", got=held.fragment)
-    newest = await fetch_frame(bus, run, head, held)
-    if newest.version < held.version:
-        raise BlobGone("the head is older than what we hold", got=newest.version, allowed=held.version)
-    return newest
+    return await fetch_frame(bus, run, head, held)
 
 
 async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment | None = None) -> GlobalFragment:
@@ -86,10 +82,13 @@ async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment
     If the caller has `held` the fragment at an earlier version, and only deltas were added since, only those are read.
 
     Raises:
-        BlobGone: the frame vanished faster than it could be read, several times.
+        BlobGone: the frame vanished faster than it could be read, several times; or the head is older than `held`, which
+            only that of a run that was rebuilt meanwhile is.
     """
     known = None if held is None else (held.version, held.values)
     for _ in range(READ_ATTEMPTS):
+        if held is not None and head.version < held.version:
+            raise BlobGone("the head is older than what we hold", got=head.version, allowed=held.version)
         try:
             values = await read_values(bus, run, head, known)
         except (BlobGone, BlobCorrupt):

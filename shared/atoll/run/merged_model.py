@@ -63,7 +63,7 @@ def _assembled(layout: Layout, values: Mapping[int, Vector]) -> dict[str, Any]:
         for tensor_slice in layout.slices(fragment):
             rows = tensors[tensor_slice.tensor_name]
             target = rows[tensor_slice.start : tensor_slice.stop] if rows.ndim else rows
-            target[...] = vector[tensor_slice.offset : tensor_slice.offset + tensor_slice.size].reshape(target.shape)
+            target[...] = vector[slice(*tensor_slice.bounds)].reshape(target.shape)
     return {t.name: jnp.array(tensors[t.name], dtype=t.dtype) for t in layout.tensors}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.base.errors import BrokerUnavailable, LayoutMismatch, RunReplaced, SettingsError
 from atoll.bus.interface import Bus
-from atoll.codec import FORMATS
+from atoll.codec import check_codecs
 from atoll.model.layout import Layout, first_difference
 from atoll.wire.messages import Lease, RunRecord, decode
 from atoll.wire.subjects import Subjects
@@ -65,14 +65,15 @@ async def check_run(bus: Bus, subjects: Subjects, layout: Layout, data: str) -> 
 
 def check_known(run: RunRecord) -> RunRecord:
     """Return the record of a run whose frames this Atoll can read; raise `SettingsError` for any other."""
-    for codec in (run.protocol.codec_up, run.protocol.codec_down):
-        if codec not in FORMATS:
-            raise SettingsError(
-                f"this Atoll does not know a codec of run {run.run!r}",
-                got=codec,
-                allowed=", ".join(FORMATS),
-                todo="use the version of Atoll that the run was founded with",
-            )
+    try:
+        check_codecs(run.protocol)
+    except SettingsError as error:
+        raise SettingsError(
+            f"this Atoll does not know a codec of run {run.run!r}",
+            got=error.got,
+            allowed=error.allowed,
+            todo="use the version of Atoll that the run was founded with",
+        ) from error
     return run
 
 
