@@ -100,7 +100,6 @@ class Supervisor:
             raise ProtocolMisuse("a supervisor runs as a task", todo="await it, or give it to asyncio.run")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, main)
-        self._say(await asyncio.to_thread(try_archive, self._up))
         self._journal.save()
         try:
             return await self._from_broker_to_report()
@@ -133,6 +132,7 @@ class Supervisor:
     # --- the sequence ---------------------------------------------------------------------------------------------
 
     async def _from_broker_to_report(self) -> int:
+        self._say(await asyncio.to_thread(try_archive, self._up))
         url = await self._whole(await self._start_broker())
         self._services = Services(self._up, self._folder, url)
         await self._prepare_data()
