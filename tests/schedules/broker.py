@@ -95,6 +95,8 @@ class ScheduleBroker(MemoryBroker):
         self.witness = witness
         self.tally = tally
         self.up = True
+        self.life = 0
+        """How often it has died: with it die its connections, and what was on its way over them."""
         self.full = False
         self.on_restart: list[Callable[[], None]] = []
         self._held: dict[tuple[int, int], int] = {}
@@ -174,6 +176,7 @@ class ScheduleBroker(MemoryBroker):
     def crash(self) -> None:
         """Be away; who waits for a message waits in vain."""
         self.up = False
+        self.life += 1
         for stream in self.streams.values():
             for place in stream.places.values():
                 for news in place.waiting:

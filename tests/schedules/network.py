@@ -271,7 +271,8 @@ class ScheduleBus(MemoryBus):
                 network.tally["records of a former connection"] += 1
                 raise BrokerUnavailable("the connection was lost before the record was written")
             answer: asyncio.Future[Any] = loop.create_future()
-            network.send(self.process, UP, network.link_faults.lost_requests, self._serve, effect, answer)
+            life = self.broker.life
+            network.send(self.process, UP, network.link_faults.lost_requests, self._serve, life, effect, answer)
             timer = loop.call_later(TRY_S, _silence, answer)
             try:
                 found = await answer
@@ -288,9 +289,9 @@ class ScheduleBus(MemoryBus):
                 network.tally["requests given up"] += 1
                 raise BrokerUnavailable("the broker does not answer")
 
-    def _serve(self, effect: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
-        """Do what a request asks for, at the broker, and answer."""
-        if not self.broker.up:
+    def _serve(self, life: int, effect: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
+        """Do what a request asks for, at the broker, and answer; what was sent to a former life of it is lost."""
+        if not self.broker.up or life != self.broker.life:
             return
         result, error = None, None
         try:
@@ -310,10 +311,11 @@ class ScheduleBus(MemoryBus):
     def say(self, effect: Callable[..., object], *arguments: object) -> None:
         """Have `effect` happen at the broker at most once, or twice; nobody answers."""
         if not self._closed:
-            self.network.send(self.process, UP, self.network.link_faults.lost_messages, self._if_up, effect, arguments)
+            lost, life = self.network.link_faults.lost_messages, self.broker.life
+            self.network.send(self.process, UP, lost, self._if_up, life, effect, arguments)
 
-    def _if_up(self, effect: Callable[..., object], arguments: tuple[object, ...]) -> None:
-        if self.broker.up:
+    def _if_up(self, life: int, effect: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        if self.broker.up and life == self.broker.life:
             effect(*arguments)
 
     def _on(self, subject: str) -> WatchedStream:
