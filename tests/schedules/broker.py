@@ -96,7 +96,7 @@ class ScheduleBroker(MemoryBroker):
         self.tally = tally
         self.up = True
         self.life = 0
-        """How often it has died: with it die its connections, and what was on its way over them."""
+        """Counts its deaths and its returns: what is sent while it is away reaches no later life of it, either."""
         self.full = False
         self.on_restart: list[Callable[[], None]] = []
         self._held: dict[tuple[int, int], int] = {}
@@ -188,6 +188,7 @@ class ScheduleBroker(MemoryBroker):
         if self.up:
             return
         self.up = True
+        self.life += 1
         for each in self.on_restart:
             each()
 
