@@ -171,7 +171,8 @@ class Safety:
         if self.data is not None:
             before = (self.data.epoch, self.data.next_position)
             require((ledger.epoch, ledger.next_position) >= before, "data is not granted anew", (before, ledger))
-            self._see_progress(self.data, ledger)
+            if not self.tally["stores lost"]:  # a run that is rebuilt goes back to marks of its checkpoint
+                self._see_progress(self.data, ledger)
         self.tally["changes of the data ledger"] += 1
         self.data = ledger
 
