@@ -112,7 +112,7 @@ def _averaged(settings: ProtocolSettings, piece: FragmentSlice, parts: list[Numb
         return np.zeros(piece.size)
     heard = [(part, weight) for part, weight in zip(parts, weights, strict=True) if weight > 0.0]
     mean: Numbers = np.sum([weight * part for part, weight in heard], axis=0) / total
-    if settings.merge == "mean" or piece.direct or len(parts) == 1:
+    if settings.merge == "mean" or piece.direct or len(parts) == 1 or np.isnan(mean).any():
         return mean
     lengths = [float(np.linalg.norm(part)) for part, _ in heard]
     radial = sum(weight * length for length, (_, weight) in zip(lengths, heard, strict=True)) / total

@@ -24,7 +24,7 @@ from schedules.world import World
 SCHEDULES = int(os.environ.get("SCHEDULES", "12"))
 AT_ONCE = ("head before chunks", "no fence", "counted twice", "tokens of one commit", "downlink not settled")
 """Mutants that the first schedules catch; `make bench-dst` hunts all of them."""
-ONCE_BROKEN = (3, 22, 5023, 6332, 12823)
+ONCE_BROKEN = (3, 22, 5023, 6332, 12823, 13115)
 """Seeds that found something; others are in the lab log."""
 OFTEN = (
     "tenures",
