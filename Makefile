@@ -24,7 +24,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses 2 --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all coverage lines docs docs-build lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all coverage lines docs docs-build lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst fuzz bench-hostile experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -34,7 +34,7 @@ help:  ## list the targets and the variables
 #: PYTHON=python3.12   the interpreter of the environment (setup); 3.11 or newer
 #: OUT=runs/mine       where the run writes (demo)
 #: MINUTES=5           about how long a benchmark may take (bench and every bench-..., experiment, experiments), each run
-#:                     (chaos), or a simulation (dst)
+#:                     (chaos), a simulation (dst) or a search (fuzz)
 #: SEEDS=3             how many seeds are compared (bench-parity, experiment, experiments)
 #: NAME=m-scaling      which experiment (experiment)
 #: SCALE=0.02          token budgets times this: a quick look that is not published (experiment, experiments)
@@ -169,6 +169,12 @@ dst: $(READY)  ## play simulated schedules of faults on all cores until one fail
 
 bench-dst: $(READY)  ## plant every mutant and measure how many simulated schedules it takes to catch it
 	$(BENCH) -m benchmarks.fleet.dst $(BENCH_FLAGS) $(if $(SCHEDULES),--schedules $(SCHEDULES))
+
+fuzz: $(READY)  ## feed every decoder and every handler of messages wrong inputs, and keep what breaks something
+	$(BENCH) -m fuzzing $(BENCH_FLAGS)
+
+bench-hostile: $(READY)  ## measure what hostile messages cost a run: pace, memory, loss
+	$(BENCH) -m benchmarks.faults.hostile $(BENCH_FLAGS)
 
 experiment: $(READY)  ## run one experiment of benchmarks/experiments, or go on with it
 	$(BENCH) -m benchmarks.experiments.experiment $(or $(NAME),$(error give NAME=…, one of $(EXPERIMENTS))) $(EXPERIMENT_FLAGS)

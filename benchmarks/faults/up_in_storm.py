@@ -292,7 +292,7 @@ class CourseRecorder:
         began_s = extract.began_s
         events = {kind: await self._events(kind) for kind in ("round", "refused", "ledger")}
         extract.rounds = [round_of(event, began_s) for event in events["round"]]
-        extract.refusals = [refusal_of(event, began_s) for event in events["refused"]]
+        extract.refusals = [each for event in events["refused"] for each in refusals_of(event, began_s)]
         extract.ledger = closing_ledger(events["ledger"])
         run = await read_run(self._bus, self._subjects)
         if run is None:
@@ -337,9 +337,10 @@ def round_of(event: Event, began_s: float) -> ExtractRound:
     return ExtractRound(round(event.at_s - began_s, 3), event.who, fields["fragment"], fields["version"], found)
 
 
-def refusal_of(event: Event, began_s: float) -> Refusal:
-    """Return a `refused` event as the extract keeps it; one of a malformed message names only its learner."""
-    fields = {name: msgspec.json.decode(raw) for name, raw in event.fields.items()}
-    incarnation, fragment, push = (int(fields.get(name, -1)) for name in ("incarnation", "fragment", "push"))
+def refusals_of(event: Event, began_s: float) -> list[Refusal]:
+    """Return a `refused` event as the extract keeps it."""
     at_s = round(event.at_s - began_s, 3)
-    return Refusal(at_s, fields.get("learner", ""), incarnation, fragment, push, fields["reason"])
+    rows = msgspec.json.decode(event.fields["refusals"])
+    return [
+        Refusal(at_s, row["learner"], row["incarnation"], row["fragment"], row["push"], row["reason"]) for row in rows
+    ]

@@ -44,7 +44,7 @@ from atoll.wire.subjects import Subjects
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.commit_attempt import CommitAttempt
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.intake import PendingAcknowledgements
+from atoll_synchronizer.pending import PendingAcknowledgements
 from atoll_synchronizer.process import serve_run
 from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import ShardStore
@@ -106,7 +106,7 @@ LEARNER = (
     Watched(IslandDriver, "_reader", "gather"),
     Watched(Pusher, "_stored", "encode and push", lambda _, __, action, *___: action.base_version),
     Watched(Pusher, "_queue", "manifest", lambda _, __, action, *___: action.base_version),
-    Watched(driver, "fetch_newest", "read", lambda frame, *_: frame.version - 1),
+    Watched(driver, "fetch_newest", "read", lambda frame, *_: frame.version - 1 if frame else -1),
     Watched(step_hook, "adopt", "adopt", lambda _, __, ___, ____, ready: ready[0].frame.version - 1),
 )
 

@@ -17,7 +17,7 @@ import pytest
 
 from atoll.base.errors import BrokerUnavailable, RecordConflict, SettingsError, StorageFull
 from atoll.bus.nats.bus import JetStreamBus
-from atoll.bus.nats.jetstream_api import ApiRefusal
+from atoll.bus.nats.jetstream_api import ApiError, ApiRefusal
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.wire.subjects import Subjects
@@ -340,7 +340,7 @@ async def test_jetstream_off_is_refused(open_bus: OpenBus, tmp_path: Path) -> No
 def test_a_purge_that_a_full_disk_refuses_is_a_full_disk() -> None:
     """nats-server says so in words only; taken for a mistake of ours, it would end the process."""
     words = "write msgs/4.blk: no space left on device"
-    refused = ApiRefusal({"code": 500, "err_code": 10051, "description": words})
+    refused = ApiRefusal(ApiError(code=500, err_code=10051, description=words))
 
     assert refused.is_passing
     assert isinstance(refused.public("a.stream"), StorageFull)

@@ -21,7 +21,7 @@ from atoll.wire.subjects import Subjects
 pieces_of_blobs = st.lists(st.binary(min_size=1, max_size=6), min_size=2, max_size=6)
 
 
-class Kept:
+class KeptPieces:
     """Pieces in memory, the sender's side of a blob."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
@@ -55,7 +55,7 @@ class Arriving:
 
 def sent(pieces: Sequence[bytes], order: Sequence[int]) -> BlobRef:
     """Return the reference of a blob whose pieces were made in this order."""
-    upload = Upload(Kept(pieces))
+    upload = Upload(KeptPieces(pieces))
     for number in order:
         upload.make(number)
         upload.stored.add(number)
@@ -81,7 +81,7 @@ async def test_what_a_broker_lost_is_there_again_after_it_is_sent_again() -> Non
     """A broker knows the ids of what it was given, not that it has lost it: the same ids would be taken for granted."""
     bus, pieces = MemoryBus("r", MemoryBroker()), [b"one", b"two"]
     stem = Subjects("r").state_stem(0, 1, "n")
-    upload = Upload(Kept(pieces))
+    upload = Upload(KeptPieces(pieces))
     ref = await bus.put_blob(stem, upload)
     await bus.purge(f"{stem}.>")
 

@@ -36,8 +36,11 @@ from atoll.protocol.events import (
     Finish,
     FragmentFetched,
     HeadHeard,
+    Keep,
+    Kept,
     LearnerBeat,
     LearnerLeft,
+    NothingNewer,
     Push,
     PushKey,
     PushRefused,
@@ -106,6 +109,7 @@ class IslandAtRandom:
         self.pushes: list[tuple[int, int]] = []
         self.sent: list[tuple[int, int]] = []
         self.asked: list[FetchFragment] = []
+        self.now_s = 0.0
 
     def tell(self, fact: Event) -> list[Action]:
         """Hand a fact over and compare."""
@@ -120,47 +124,56 @@ class IslandAtRandom:
     def act(self) -> None:
         """Let one thing happen."""
         chance, fragment = self.chance, self.chance.randrange(2)
+        self.now_s += chance.choice([0.0, 0.05, 0.3, 1.0])
         anchor, kind = self.island.intervals[fragment].anchor, self.chance.randrange(20)
         if kind < 5 and not self.island.draining:
-            self.tell(StepDone(at_s=0.0, tokens=chance.choice([1, 7, 10])))
+            self.tell(StepDone(at_s=self.now_s, tokens=chance.choice([1, 7, 10])))
         elif kind < 9:
             version = max(0, anchor + chance.choice([-1, 0, 0, 0, 1, 3]))
-            self.tell(CallHeard(at_s=0.0, fragment=fragment, version=version, attempt=1, cause_id="c"))
+            self.tell(CallHeard(at_s=self.now_s, fragment=fragment, version=version, attempt=1, cause_id="c"))
         elif kind < 11:
-            self.tell(HeadHeard(at_s=0.0, fragment=fragment, version=max(0, anchor + chance.choice([-1, 0, 1, 2]))))
+            version = max(0, anchor + chance.choice([-1, 0, 1, 2, 1 << 40]))
+            proven = version < 1 << 40 and chance.random() < 0.5
+            self.tell(HeadHeard(at_s=self.now_s, fragment=fragment, version=version, proven=proven))
         elif kind < 15 and self.pushes:
             settled = self.pushes.pop(chance.randrange(len(self.pushes)))
             reason = chance.choice(["", "", "", "gave_up", "not_finite"])
             self.sent += [] if reason else [settled]
-            self.tell(PushSettled(at_s=0.0, fragment=settled[0], push=settled[1], reason=reason))
+            self.tell(PushSettled(at_s=self.now_s, fragment=settled[0], push=settled[1], reason=reason))
         elif kind < 16 and self.sent:
             refused = chance.choice(self.sent)
-            self.tell(PushRefused(at_s=0.0, fragment=refused[0], push=refused[1], reason="stale"))
+            self.tell(PushRefused(at_s=self.now_s, fragment=refused[0], push=refused[1], reason="stale"))
         elif kind < 18 and self.asked:
             self.fetched(self.asked.pop(chance.randrange(len(self.asked))))
         elif kind == 18:
             ready = self.island.intervals[fragment].ready
             ready = anchor if ready is None else max(anchor, ready)
-            self.tell(Adopted(at_s=0.0, fragment=fragment, version=chance.choice([anchor, ready, ready, ready + 1])))
+            self.tell(
+                Adopted(at_s=self.now_s, fragment=fragment, version=chance.choice([anchor, ready, ready, ready + 1]))
+            )
         elif chance.random() < 0.1:
-            self.tell(DrainOrdered(at_s=0.0))
+            self.tell(DrainOrdered(at_s=self.now_s))
 
     def fetched(self, asked: FetchFragment) -> None:
         """Let a frame come, of the version that was asked for or a later one, or not at all."""
         if self.chance.random() < 0.3:
-            self.tell(FetchFailed(at_s=0.0, fragment=asked.fragment, version=asked.version, reason="away"))
+            self.tell(FetchFailed(at_s=self.now_s, fragment=asked.fragment, version=asked.version, reason="away"))
             return
-        version = max(asked.version, self.island.intervals[asked.fragment].anchor) + self.chance.randrange(2)
-        self.tell(FragmentFetched(at_s=0.0, fragment=asked.fragment, version=version))
+        here = self.island.intervals[asked.fragment].newest
+        version = max(here, asked.version - self.chance.choice([0, 0, 3])) + self.chance.randrange(2)
+        if version == here and not asked.again:
+            self.tell(NothingNewer(at_s=self.now_s, fragment=asked.fragment))
+        else:
+            self.tell(FragmentFetched(at_s=self.now_s, fragment=asked.fragment, version=version))
 
     def end(self) -> None:
         """Drain, settle everything, and leave."""
-        self.tell(DrainOrdered(at_s=0.0))
+        self.tell(DrainOrdered(at_s=self.now_s))
         while self.pushes:
             fragment, push = self.pushes.pop(0)
-            self.tell(PushSettled(at_s=0.0, fragment=fragment, push=push))
+            self.tell(PushSettled(at_s=self.now_s, fragment=fragment, push=push))
         assert self.island.left
-        assert self.tell(CallHeard(at_s=0.0, fragment=0, version=99, attempt=1)) == []
+        assert self.tell(CallHeard(at_s=self.now_s, fragment=0, version=99, attempt=1)) == []
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
@@ -217,7 +230,7 @@ class ShardAtRandom:
         self.now_s, self.pushes = 100.0, itertools.count(1)
         self.timers: dict[str, float] = {}
         self.reading: list[PushKey] = []
-        self.commits: list[Commit] = []
+        self.writes: dict[int, list[Commit | Keep]] = {fragment: [] for fragment in self.versions}
         self.arrived: list[ContributionArrived] = []
 
     def tell(self, fact: Event) -> list[Action]:
@@ -233,8 +246,8 @@ class ShardAtRandom:
                 self.timers[action.name] = action.due_s
             elif isinstance(action, Fetch):
                 self.reading.append(action.key)
-            elif isinstance(action, Commit):
-                self.commits.append(action)
+            elif isinstance(action, Commit | Keep):
+                self.writes[action.fragment].append(action)
         return actions
 
     def act(self) -> None:
@@ -252,10 +265,9 @@ class ShardAtRandom:
                 self.tell(ContributionSpoiled(at_s=self.now_s, key=key, reason=reason))
             else:
                 self.tell(ContributionReady(at_s=self.now_s, key=key))
-        elif kind < 14 and self.commits:
+        elif kind < 14 and any(self.writes.values()):
             self.now_s += chance.choice([0.0, 0.2, 1.0])
-            done = self.commits.pop(0)
-            self.tell(Committed(at_s=self.now_s, fragment=done.fragment, version=done.base_version + 1))
+            self.write()
         elif kind < 15 and self.arrived:
             self.tell(chance.choice(self.arrived))
         elif kind < 16 and chance.random() < 0.3:
@@ -264,6 +276,15 @@ class ShardAtRandom:
             self.tell(LearnerLeft(at_s=self.now_s, learner=name, incarnation=self.lives[name]))
         else:
             self.wait(chance.choice([0.05, 0.3, 1.0, 8.0]))
+
+    def write(self) -> None:
+        """Let one fragment's next commit or ledger become durable."""
+        lane = self.chance.choice([lane for lane in self.writes.values() if lane])
+        done = lane.pop(0)
+        if isinstance(done, Commit):
+            self.tell(Committed(at_s=self.now_s, fragment=done.fragment, version=done.base_version + 1))
+        else:
+            self.tell(Kept(at_s=self.now_s, fragment=done.fragment))
 
     def beat(self, name: str) -> None:
         """Let a learner report, perhaps one of its former lives."""
@@ -314,9 +335,8 @@ class ShardAtRandom:
             while self.reading:
                 self.tell(ContributionReady(at_s=self.now_s, key=self.reading.pop(0)))
             self.wait(8.0)
-            if self.commits:
-                done = self.commits.pop(0)
-                self.tell(Committed(at_s=self.now_s, fragment=done.fragment, version=done.base_version + 1))
+            while any(self.writes.values()):
+                self.write()
         held = [key for slot in self.shard.slots.values() for key in (*slot.offers, *slot.parked)]
         assert held == []
         assert self.tell(QueueDrained(at_s=self.now_s, proven=False)) == []

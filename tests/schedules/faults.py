@@ -50,8 +50,15 @@ KINDS: Final[dict[str, Kind]] = {
     "chunk damaged": Kind((3.0, 15.0)),
     "archive away": Kind((3.0, 8.0), (2.0, 6.0)),
     "store lost": Kind((1.5,), (0.5,)),
+    "hostile messages": Kind((3.0, 10.0), (3.0, 10.0), (5.0, 40.0)),
+    "hostile learner": Kind((3.0, 10.0), (3.0, 10.0), (2.0, 10.0)),
+    "hostile records": Kind((3.0, 10.0), (3.0, 10.0), (0.5, 2.0)),
 }
-"""Every kind there is. `store lost` happens once at most, and only where there is an archive to rebuild from."""
+"""Every kind there is. `store lost` happens once at most, and only where there is an archive to rebuild from.
+
+The hostile kinds last to the end of the schedule once they have begun: what must happen must happen while they are there.
+Their strength is how many messages come a second.
+"""
 
 ALWAYS: Final = ("join",)
 

@@ -33,11 +33,13 @@ from atoll.protocol.events import (
     ArmTimer,
     Commit,
     ContributionReady,
+    Dismiss,
     Event,
     Keep,
     LearnerLeft,
     PushKey,
     QueueDrained,
+    Refuse,
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
@@ -115,13 +117,20 @@ def open_too_early(self: Shard, slot: FragmentSlot, ready: list[Offer], at_s: fl
 def acknowledge_unkept(self: Shard, event: Event) -> list[Action]:
     """Refusals are acknowledged before anything durable knows of them."""
     actions = HANDLE(self, event)
-    return actions if isinstance(event, LearnerLeft) else [each for each in actions if not isinstance(each, Keep)]
+    if isinstance(event, LearnerLeft):
+        return actions
+    refused = [each for each in actions if isinstance(each, Refuse)]
+    early = [Acknowledge(key=each.key, fate="refused", reason=each.reason) for each in refused]
+    return [*(each for each in actions if not isinstance(each, Keep)), *early]
 
 
 def dismiss_unkept(self: Shard, event: Event) -> list[Action]:
     """Farewells are dismissed before anything durable knows of them."""
     actions = HANDLE(self, event)
-    return [each for each in actions if not isinstance(each, Keep)] if isinstance(event, LearnerLeft) else actions
+    if not isinstance(event, LearnerLeft):
+        return actions
+    early = Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=next(iter(self.slots)))
+    return [*(each for each in actions if not isinstance(each, Keep)), early]
 
 
 def ledger_of_later(self: Shard, event: Event) -> list[Action]:
@@ -267,7 +276,7 @@ async def removed_reader_waits(self: FactIntake) -> None:
 def acknowledge_apart(self: ShardService, action: Action) -> None:
     """Acknowledgements do not wait in the lane behind the commit and the ledger that they rest on."""
     if isinstance(action, Acknowledge):
-        self.background.spawn(self.lanes._execute(action, self.clock.monotonic()))
+        self.background.spawn(self.pending.acknowledge([action]))
         return
     DO(self, action)
 

@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import random
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RecordConflict
 from atoll.base.retry import all_of
-from atoll.bus.interface import CoreMessage, Record, StoredEvent
+from atoll.bus.interface import CoreMessage, Delivery, Record, StoredEvent
 from atoll.bus.memory.bus import MemoryBus
 from atoll.bus.memory.streams import QueuePlace, StoredMessage
 from atoll.bus.streams import check_size, info_header, stream_of
@@ -162,6 +162,7 @@ class ScheduleConsumer:
         self.place = place
         self._takeover = takeover
         self.unsettled: dict[int, ScheduleDelivery] = {}
+        self._newest_then = 0
         self._arrived: deque[tuple[StoredMessage, bool]] = deque()
         self._news = asyncio.Event()
         self._closed = False
@@ -200,6 +201,26 @@ class ScheduleConsumer:
         self._arrived.append((kept, before))
         self._news.set()
 
+    async def arrived(self, most: int) -> list[ScheduleDelivery]:
+        """Return messages that are here already."""
+        found: list[ScheduleDelivery] = []
+        while self._arrived and len(found) < most:
+            kept, before = self._arrived.popleft()
+            found.append(ScheduleDelivery(self, kept, redelivered=before))
+            self.unsettled[kept.sequence] = found[-1]
+        return found
+
+    async def discard(self, deliveries: Sequence[Delivery]) -> None:
+        """Ask for messages to be removed; nobody answers."""
+        for delivery in deliveries:
+            assert isinstance(delivery, ScheduleDelivery)
+            self.unsettled.pop(delivery.sequence, None)
+            self.bus.say(self._settle, delivery.sequence)
+
+    def _settle(self, sequence: int) -> None:
+        if not self.place.gone:
+            self.stream.settle(sequence)
+
     async def drained(self) -> bool:
         """Return whether nothing is queued and nothing unsettled; raise `RecordConflict` for a removed reader."""
 
@@ -207,7 +228,9 @@ class ScheduleConsumer:
             if self.place.gone and self._takeover:
                 self.bus.broker.tally["readers that found themselves removed"] += 1
                 raise RecordConflict("somebody else reads this queue", got=self.place.subject_filter)
-            return not self.place.gone and not self.stream.select(self.place.subject_filter)
+            oldest = next((kept.sequence for kept in self.stream.select(self.place.subject_filter)), None)
+            before, self._newest_then = self._newest_then, self.stream.newest
+            return not self.place.gone and (oldest is None or 0 < before < oldest)
 
         try:
             return await self.bus.request(effect)
@@ -483,6 +506,15 @@ class ScheduleBus(MemoryBus):
         await self._give_way()
         self._count_up(data)
         self.say(self.broker.core_message, CoreMessage(subject, bytes(data)))
+
+    async def reach(self, timeout_s: float) -> bool:
+        """Return whether the broker answers in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.request(lambda: None)
+        except (TimeoutError, BrokerUnavailable):
+            return False
+        return True
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
         """Hear messages from now on."""

@@ -26,9 +26,11 @@ from atoll.wire.messages import Beat, Contribution, Head, Included, Lease, Membe
 from atoll.wire.subjects import Subjects
 from schedules import values
 from schedules.broker import ScheduleBroker
+from schedules.hostile import HOSTILE
 from schedules.values import Vector, Version
 
 LEASE_LOST = (
+    "records spoiled",
     "crashes of hosts",
     "freezes",
     "clock ahead",
@@ -75,6 +77,8 @@ class Safety:
 
     def stored(self, kept: StoredMessage) -> None:
         """Check a message that is about to be stored."""
+        if kept.msg_id.startswith(HOSTILE):
+            return
         kind = kept.subject[self._tail :].split(".")
         if kind[0] == "gl" and kind[1] == "head":
             self._see_head(decode(Head, kept.data))
@@ -103,6 +107,8 @@ class Safety:
 
     def settled(self, kept: StoredMessage) -> None:
         """Check a queued message that leaves its queue for good."""
+        if kept.msg_id.startswith(HOSTILE):
+            return
         kind = kept.subject[self._tail :].split(".")
         if kind[3] == "bye":
             beat = decode(Beat, kept.data)

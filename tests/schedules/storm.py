@@ -60,6 +60,9 @@ class FaultStorm:
             "chunk damaged": self._damage,
             "archive away": self._archive_away,
             "store lost": self._lose_store,
+            "hostile messages": self._send_hostile,
+            "hostile learner": self._send_hostile,
+            "hostile records": self._send_hostile,
         }
 
     def begin(self) -> None:
@@ -164,6 +167,10 @@ class FaultStorm:
             data = bytearray(kept.data)
             data[int(happening.who * 7919) % len(data)] ^= 4
             stream.kept[kept.sequence] = replace(kept, data=bytes(data))
+
+    def _send_hostile(self, happening: Happening) -> None:
+        """A peer begins to send what no correct peer sends."""
+        self.world.hostile.begin(happening.kind, max(0.2, happening.strong))
 
     def _archive_away(self, happening: Happening) -> None:
         self.world.object_store.away = True

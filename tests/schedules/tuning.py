@@ -27,6 +27,8 @@ TUNED: Final[dict[str, float]] = {
     "HOLD_S": 2.0,
     "PAGE_PIECES": 1,
     "LAST_MARK_S": 8.0,
+    "OVERDUE_S": 20.0,
+    "PATIENCE_S_MAX": 10.0,
 }
 """Constants by name, wherever production has them, and what they are in a schedule."""
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.rebuild import rebuild
-from atoll.base.errors import AtollError, IdentityTaken, ProtocolMisuse
+from atoll.base.errors import AtollError, IdentityTaken, ProtocolMisuse, on_one_line
 from atoll.base.identity import Identity
 from atoll.bus.memory.streams import StoredMessage
 from atoll.client.join import Borrowed
@@ -35,6 +35,7 @@ from schedules.archive import MemoryArchive
 from schedules.broker import ScheduleBroker
 from schedules.drawing import Plan
 from schedules.faults import Happening
+from schedules.hostile import HOSTILE, LIAR, HostilePeers
 from schedules.learners import BLOCK_TOKENS, SEQUENCE, Learner
 from schedules.network import Network, ScheduleBus
 from schedules.processes import OUTSIDE, Process, ProcessLoop
@@ -140,6 +141,7 @@ class World:
         self.windows: Counter[tuple[int, int]] = Counter()
         self.data_blocks, self.lease_blocks = plan.data_blocks, plan.lease_blocks
         self.storm = FaultStorm(self, happenings)
+        self.hostile = HostilePeers(self)
         self.layout: Layout = planned(self.params(random.Random(seed)), settings.fragments, ("e",))[0]
         self._numbers: Counter[str] = Counter()
         self._steps_s = {name: 0.25 * 2.0 ** self.dice.uniform(-1.0, 1.0) for name in NAMES}
@@ -149,7 +151,8 @@ class World:
     def note(self, who: str, *said: object) -> None:
         """Write a line into the log, if one is kept."""
         if self.log is not None:
-            self.log.append(f"{self.loop.now_s:9.4f} {who:10} " + " ".join(str(each) for each in said))
+            line = " ".join(str(each) for each in said)
+            self.log.append(f"{self.loop.now_s:9.4f} {who:10} " + on_one_line(line))
 
     def fail(self, error: BaseException) -> None:
         """End the schedule with what must not be."""
@@ -416,6 +419,7 @@ class World:
             for stream in self.broker.streams.values()
             if stream.plan.retention == "workqueue"
             for kept in stream.kept.values()
+            if not kept.msg_id.startswith(HOSTILE)
         ]
 
     def _is_over(self) -> bool:
@@ -441,6 +445,7 @@ class World:
                 told.learn(lease.ledger)
         whole.learn(told)
         former = self.safety.archived
+        whole.accounts.pop(f"{LIAR}/1", None)
         for name, account in list(whole.accounts.items()):
             require(account.settled == self.safety.pushed[name], "every durable push has one fate", (name, account))
             if name in former:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved, QueueFull, RecordConflict, StorageFull
-from atoll.bus.interface import Bus
+from atoll.bus.interface import Bus, Delivery
 from atoll.wire.blobs import BlobRef
 from atoll.wire.subjects import Subjects
 
@@ -247,6 +247,44 @@ class QueueContract:
             await delivery.ack()
         assert await heir.next(NEVER_S) is None
         assert await heir.drained()
+
+    async def test_a_long_queue_is_read_and_removed_many_at_a_time(self, make_bus: MakeBus, run: str) -> None:
+        """What has arrived is there without waiting, in order; what is discarded is gone, without a word of the broker."""
+        bus, subjects = await make_bus(), Subjects(run)
+        for i in range(40):
+            await bus.publish(subjects.contribution(0, i, "a"), str(i).encode(), msg_id=f"m{i}")
+        consumer = await bus.consume(subjects.contributions_of(0), durable="shard-0")
+        found: list[Delivery] = []
+        while len(found) < 40:
+            delivery = await consumer.next(SOON_S)
+            assert delivery is not None
+            found += [delivery, *await consumer.arrived(7)]
+        assert [each.data for each in found] == [str(i).encode() for i in range(40)]
+        assert list(await consumer.arrived(7)) == []
+
+        await consumer.discard(found)
+        async with asyncio.timeout(SOON_S):
+            while not await consumer.drained():  # noqa: ASYNC110  (the broker says it when it is asked)
+                await asyncio.sleep(0.02)
+        assert await consumer.next(NEVER_S) is None
+
+    async def test_a_queue_that_is_never_empty_is_drained_of_what_was_there(self, make_bus: MakeBus, run: str) -> None:
+        """A message that comes later does not hide that all is settled that was queued when it was asked last."""
+        bus, subjects = await make_bus(), Subjects(run)
+        consumer = await bus.consume(subjects.contributions_of(0), durable="shard-0")
+        await bus.publish(subjects.contribution(0, 0, "a"), b"0", msg_id="m0")
+        first = await consumer.next(SOON_S)
+        assert first is not None
+        assert [await consumer.drained() for _ in range(2)] == [False, False]
+        await first.ack()
+        await bus.publish(subjects.contribution(0, 1, "a"), b"1", msg_id="m1")
+
+        assert await consumer.drained()
+        assert not await consumer.drained()
+
+    async def test_a_broker_that_is_there_is_reached(self, make_bus: MakeBus) -> None:
+        """An answer means that what was sent before has come through."""
+        assert await (await make_bus()).reach(SOON_S)
 
     async def test_a_released_message_comes_again(self, make_bus: MakeBus, run: str) -> None:
         """Release is a refusal for now, not for ever."""

@@ -36,15 +36,18 @@ from atoll.protocol.events import (
     FragmentFetched,
     HeadHeard,
     Keep,
+    Kept,
     LearnerBeat,
     LearnerLeft,
     Leave,
+    NothingNewer,
     PublishCall,
     Push,
     PushKey,
     PushRefused,
     PushSettled,
     QueueDrained,
+    Refuse,
     Share,
     StepDone,
     TimerFired,
@@ -242,6 +245,9 @@ class ProtocolWorld:
         if self.fetching:
             life, wanted = self.fetching.pop(index % len(self.fetching))
             fragment, version = wanted.fragment, self.heads[wanted.fragment]
+            if version <= max(life.island.intervals[fragment].anchor, life.ready.get(fragment, 0)) and not wanted.again:
+                self._tell(life, NothingNewer(at_s=self.now_s, fragment=fragment))
+                return
             if fail:
                 self._tell(life, FetchFailed(at_s=self.now_s, fragment=fragment, version=version, reason="away"))
                 return
@@ -349,6 +355,10 @@ class ProtocolWorld:
                 self._tell_call(life, action)
         elif isinstance(action, Acknowledge):
             self.lanes[action.key.fragment].append(action)
+        elif isinstance(action, Refuse):
+            sender = self.lives.get(action.key.learner)
+            if sender is not None and sender.incarnation == action.key.incarnation:
+                self._tell_refusal(sender, action)
         elif isinstance(action, Finish):
             self.finished = action.reason
 
@@ -363,15 +373,13 @@ class ProtocolWorld:
             self._tell_shard(Committed(at_s=self.now_s, fragment=action.fragment, version=version))
         elif isinstance(action, Keep):
             self.durable.see_books(action.fragment, action.fragment_ledger)
+            self._tell_shard(Kept(at_s=self.now_s, fragment=action.fragment))
         elif isinstance(action, Dismiss):
             self.durable.see_dismissed(action)
             dismissed = action.learner, action.incarnation
             self.farewells = [one for one in self.farewells if (one.learner, one.incarnation) != dismissed]
         elif isinstance(action, Acknowledge):
             self.durable.see_acknowledged(action)
-            sender = self.lives.get(action.key.learner)
-            if action.fate == "refused" and sender is not None and sender.incarnation == action.key.incarnation:
-                self._tell_refusal(sender, action)
 
     def _do_for(self, life: LearnerIncarnation, action: Action) -> None:
         if isinstance(action, Push):
@@ -405,6 +413,7 @@ class ProtocolWorld:
             incarnation=life.incarnation,
             training=training,
             step_s=self.step_s * self.paces.get(life.name, 1.0),
+            steps=life.island.steps,
             tokens=life.island.tokens,
             pushed=life.island.pushed,
             superseded=life.island.superseded,
@@ -426,7 +435,7 @@ class ProtocolWorld:
 
         self.core_messages.append(heard)
 
-    def _tell_refusal(self, life: LearnerIncarnation, refusal: Acknowledge) -> None:
+    def _tell_refusal(self, life: LearnerIncarnation, refusal: Refuse) -> None:
         def heard() -> None:
             if self.lives.get(life.name) is life:
                 fact = PushRefused(

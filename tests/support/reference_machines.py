@@ -39,11 +39,13 @@ from atoll.protocol.events import (
     LearnerBeat,
     LearnerLeft,
     Leave,
+    NothingNewer,
     PublishCall,
     Push,
     PushKey,
     PushRefused,
     PushSettled,
+    Refuse,
     StepDone,
 )
 from atoll.protocol.invariants import require
@@ -86,6 +88,16 @@ class _Heard:
     at_s: float
     training: bool = False
     step_s: float | None = None
+    beats: list[tuple[float, int]] = field(default_factory=list)
+
+    def slowest_s(self) -> float:
+        """Return the longest step time that its heartbeats allow for, from the last moment but one at which one was marked."""
+        marks = self.beats[:1]
+        for at_s, steps in self.beats:
+            if at_s - marks[-1][0] > 20.0:
+                marks.append((at_s, steps))
+        (then_s, before), (now_s, after) = marks[-2:][0], self.beats[-1]
+        return 4.0 * max(2.0, now_s - then_s) / max(1, after - before)
 
 
 @dataclass(slots=True)
@@ -128,7 +140,10 @@ class RoundModel:
                 self._held.add(action.key)
                 self._loading.add(action.key)
             elif isinstance(action, Acknowledge):
-                self._see_acknowledge(action)
+                self._held.discard(action.key)
+                self._loading.discard(action.key)
+            elif isinstance(action, Refuse):
+                self._see_refusal(action)
             elif isinstance(action, Fold):
                 self._rounds[action.key.fragment].folded.append(action.key)
                 self._loading.discard(action.key)
@@ -183,8 +198,9 @@ class RoundModel:
             heard = self._learners[beat.learner] = _Heard(beat.incarnation, beat.at_s)
         if beat.incarnation == heard.incarnation:
             heard.at_s, heard.training = beat.at_s, beat.training
+            heard.beats.append((beat.at_s, beat.steps))
             if beat.training and beat.step_s > 0.0:
-                heard.step_s = beat.step_s
+                heard.step_s = min(beat.step_s, heard.slowest_s())
 
     # --- what follows from them -----------------------------------------------------------------------------------------
 
@@ -194,7 +210,7 @@ class RoundModel:
             name
             for name, heard in self._learners.items()
             if heard.training
-            and at_s - heard.at_s <= max(self._settings.silence_s, SILENT_STEPS * (heard.step_s or 0.0))
+            and at_s - heard.at_s <= max(self._settings.silence_s, min(120.0, SILENT_STEPS * (heard.step_s or 0.0)))
             and (isolated or not 0 < self._settings.offences_max <= self._offences[name, heard.incarnation])
         }
 
@@ -213,15 +229,14 @@ class RoundModel:
 
     # --- commands -------------------------------------------------------------------------------------------------------
 
-    def _see_acknowledge(self, acknowledge: Acknowledge) -> None:
-        key = acknowledge.key
-        self._held.discard(key)
+    def _see_refusal(self, refusal: Refuse) -> None:
+        key = refusal.key
+        self._held.add(key)
         self._loading.discard(key)
-        if acknowledge.fate == "refused" and key.fragment in self._rounds:
-            self._offences[key.learner, key.incarnation] += acknowledge.reason in OFFENCES
-            now = self._rounds[key.fragment]
-            if self._bases.get(key) == now.version:
-                now.answered.add(key.learner)
+        self._offences[key.learner, key.incarnation] += refusal.reason in OFFENCES
+        now = self._rounds[key.fragment]
+        if self._bases.get(key) == now.version:
+            now.answered.add(key.learner)
 
     def _see_call(self, call: PublishCall, at_s: float, actions: list[Action]) -> None:
         now = self._rounds[call.fragment]
@@ -297,6 +312,8 @@ class FateModel:
                 self._see_fold(action)
             elif isinstance(action, Commit):
                 self._see_commit(action)
+            elif isinstance(action, Refuse):
+                self._see_refusal(action)
             elif isinstance(action, Acknowledge):
                 self._see_acknowledge(action)
 
@@ -321,7 +338,10 @@ class FateModel:
             return "future_base"
         if age > self._settings.age_max:
             return "stale"
-        return "empty" if min(arrived.tokens, arrived.steps) < 1 else ""
+        if min(arrived.tokens, arrived.steps) < 1:
+            return "empty"
+        believed = self._settings.step_tokens_max or math.inf
+        return "implausible" if arrived.tokens / arrived.steps > believed else ""
 
     def _see_fold(self, fold: Fold) -> None:
         arrived, key, limit = self._arrived[fold.key], fold.key, self._settings.age_max + 1
@@ -353,16 +373,16 @@ class FateModel:
             require(key.fragment not in self._versions, "another shard's fragment is not ours", acknowledge)
         elif acknowledge.fate == "known":
             require(key in self.fates, "what is known has a fate", acknowledge)
-        elif acknowledge.fate == "refused":
-            unfit = self._unfit(key)
-            known = ("future_base", "stale", "empty")
-            require(
-                not unfit or acknowledge.reason in (unfit, "quarantined"), "what cannot be merged is refused", unfit
-            )
-            require(bool(unfit) or acknowledge.reason not in known, "what could be merged is not refused", acknowledge)
-            self._give(key, f"refused:{acknowledge.reason}")
         else:
-            require(self.fates[key][0] == acknowledge.fate, "the fate that is told is the one it had", acknowledge)
+            told = f"refused:{acknowledge.reason}" if acknowledge.fate == "refused" else acknowledge.fate
+            require(self.fates[key][0] == told, "the fate that is told is the one it had", acknowledge)
+
+    def _see_refusal(self, refusal: Refuse) -> None:
+        unfit = self._unfit(refusal.key)
+        known = ("future_base", "stale", "empty", "implausible")
+        require(not unfit or refusal.reason in (unfit, "quarantined"), "what cannot be merged is refused", unfit)
+        require(bool(unfit) or refusal.reason not in known, "what could be merged is not refused", refusal)
+        self._give(refusal.key, f"refused:{refusal.reason}")
 
     def _give(self, key: PushKey, fate: str) -> None:
         require(key not in self.fates, "a contribution has one fate", (key, fate, self.fates.get(key)))
@@ -383,8 +403,19 @@ class _Own:
     sent: int | None = None
     pushes: int = 0
     calls: int = 0
+    called_s: float = -math.inf
     fetching: bool = False
+    hint: int = 0
     ready: int | None = None
+    in_vain: int = 0
+    not_before_s: float = -math.inf
+    anew: int = 0
+    not_anew_before_s: float = -math.inf
+
+    @property
+    def here(self) -> int:
+        """Return the newest version that is here."""
+        return max(self.anchor, self.ready or 0)
 
 
 class IslandModel:
@@ -451,51 +482,70 @@ class IslandModel:
         """Take a fact of one fragment."""
         wanted: list[object] = []
         if isinstance(fact, CallHeard):
-            wanted = self._called(fragment, own, fact.version)
+            wanted = self._called(fragment, own, fact)
         elif isinstance(fact, HeadHeard):
-            wanted = self._learned(fragment, own, fact.version)
+            own.known = max(own.known, fact.version) if fact.proven else own.known
+            wanted = self._heard(fragment, own, fact.version, fact.at_s)
         elif isinstance(fact, Adopted):
             wanted = self._adopted(fragment, own, fact.version)
         elif isinstance(fact, PushSettled):
             wanted = self._settled(fragment, own, fact)
         elif isinstance(fact, PushRefused):
-            wanted = self._fetch(fragment, own) if own.sent == fact.push else []
-        elif isinstance(fact, FragmentFetched | FetchFailed):
+            wanted = self._anew(fragment, own, fact.at_s) if own.sent == fact.push else []
+        elif isinstance(fact, FragmentFetched | FetchFailed | NothingNewer):
             own.fetching = False
-            wanted = self._fetched(fragment, own, fact.version) if isinstance(fact, FragmentFetched) else []
+            wanted = self._fetched(fragment, own, fact)
         else:
             raise TypeError(f"the model does not know {fact}")
         return wanted
 
-    def _fetched(self, fragment: int, own: _Own, version: int) -> list[object]:
-        own.known = max(own.known, version)
-        if self._draining:
+    def _fetched(self, fragment: int, own: _Own, fact: Event) -> list[object]:
+        if isinstance(fact, FetchFailed):
             return []
-        own.ready = version
-        return self._fetch(fragment, own) if own.known > version else []
+        if isinstance(fact, NothingNewer):
+            own.in_vain += 1
+            own.not_before_s = fact.at_s + min(1.0, 0.1 * 2**own.in_vain)
+        elif isinstance(fact, FragmentFetched):
+            if fact.version > own.here:
+                own.in_vain, own.not_before_s = 0, -math.inf
+            own.known = max(own.known, fact.version)
+            own.ready = own.ready if self._draining else fact.version
+        return self._heard(fragment, own, own.hint, fact.at_s)
 
-    def _called(self, fragment: int, own: _Own, version: int) -> list[object]:
-        if own.anchor > version or self._draining:
+    def _called(self, fragment: int, own: _Own, call: CallHeard) -> list[object]:
+        if own.anchor > call.version or self._draining:
             return []
-        wanted = self._learned(fragment, own, version)
+        wanted = self._heard(fragment, own, call.version, call.at_s)
         if own.sent is None:
             return wanted + self._push(fragment, own)
-        if own.anchor == version and (fragment, own.sent) not in self._flying:
-            own.calls += 1
+        counts = own.anchor == call.version and (fragment, own.sent) not in self._flying
+        if counts and call.at_s - own.called_s >= 0.25:
+            own.calls, own.called_s = own.calls + 1, call.at_s
             if own.calls % CALLS_UNHEARD == 0:
-                wanted += self._fetch(fragment, own)
+                wanted += self._anew(fragment, own, call.at_s)
         return wanted
 
-    def _learned(self, fragment: int, own: _Own, version: int) -> list[object]:
-        own.known = max(own.known, version)
-        here = own.anchor if own.ready is None else max(own.anchor, own.ready)
-        return self._fetch(fragment, own) if own.known > here else []
-
-    def _fetch(self, fragment: int, own: _Own) -> list[object]:
-        if own.fetching or self._draining:
+    def _heard(self, fragment: int, own: _Own, version: int, at_s: float) -> list[object]:
+        """Look for a version that is not here: at once if a record has shown one, else not too often in vain."""
+        if self._draining or max(version, own.known) <= own.here:
             return []
-        own.fetching = True
-        return [("fetch", fragment, max(own.known, own.anchor))]
+        if own.fetching:
+            own.hint = max(own.hint, version)
+            return []
+        if own.known <= own.here and at_s < own.not_before_s:
+            return []
+        return self._fetch(fragment, own, version)
+
+    def _anew(self, fragment: int, own: _Own, at_s: float) -> list[object]:
+        if own.fetching or self._draining or at_s < own.not_anew_before_s:
+            return []
+        own.anew += 1
+        own.not_anew_before_s = at_s + min(60.0, 0.5 * 2**own.anew)
+        return self._fetch(fragment, own, 0, again=True)
+
+    def _fetch(self, fragment: int, own: _Own, version: int, *, again: bool = False) -> list[object]:
+        own.fetching, own.hint = True, 0
+        return [("fetch", fragment, max(own.known, own.anchor, version), again)]
 
     def _adopted(self, fragment: int, own: _Own, version: int) -> list[object]:
         carry, wanted = self._settings.adoption == "carry", list[object]()
@@ -506,7 +556,10 @@ class IslandModel:
         else:
             own.fates = ["superseded" if fate == "open" else fate for fate in own.fates]
             own.begin = len(own.fates)
+        if version > own.anchor:
+            own.anew, own.not_anew_before_s = 0, -math.inf
         own.anchor, own.known, own.sent, own.calls = version, max(own.known, version), None, 0
+        own.called_s = -math.inf
         own.ready = own.ready if own.ready is not None and own.ready > version else None
         return wanted
 
@@ -519,7 +572,7 @@ class IslandModel:
             fate = "local" if fact.reason == "not_finite" else "open" if ours else "superseded"
             own.fates = [fate if step == fact.push else step for step in own.fates]
             if fate == "local" and ours:
-                wanted = self._fetch(fragment, own)
+                wanted = self._anew(fragment, own, fact.at_s)
             elif ours:
                 own.sent = None
         return wanted + self._leave()
@@ -560,7 +613,7 @@ class IslandModel:
         if not steps or not any(self._tokens[at] for at in steps):
             return []
         own.pushes += 1
-        own.sent, own.calls = own.pushes, 0
+        own.sent, own.calls, own.called_s = own.pushes, 0, -math.inf
         for at in steps:
             own.fates[at] = own.pushes
         self._flying.add((fragment, own.pushes))
@@ -582,7 +635,7 @@ def _told(action: Action) -> object:
         told = action.fragment, action.push, action.base_version, action.tokens, action.steps, action.trained_tokens
         return ("push", *told, action.final, action.onward)
     if isinstance(action, FetchFragment):
-        return ("fetch", action.fragment, action.version)
+        return ("fetch", action.fragment, action.version, action.again)
     return ("leave",) if isinstance(action, Leave) else action
 
 

@@ -65,7 +65,9 @@ async def test_an_outage_fills_no_memory_and_costs_no_piece_twice(monkeypatch: p
         norms=tuple(encoder.norms()), layout=layout.fingerprint, run_nonce=run.nonce, blob=blob,
     )  # fmt: skip
     bench, queued = Aggregator(bus, run), 3 * READS_AT_ONCE
-    fetching = [asyncio.create_task(bench.fetch(PushKey("a", 1, 0, push), manifest)) for push in range(queued)]
+    fetching = [
+        asyncio.create_task(bench.fetch(PushKey(f"l{push % 12}", 1, 0, push), manifest)) for push in range(queued)
+    ]
     await bus.enough.wait()
     assert len(made) == READS_AT_ONCE
     bus.back = True

@@ -14,6 +14,7 @@ import pytest
 from atoll.archive import checkpoint_store
 from atoll.archive.checkpoints import INCOMPLETE_MAX, founding, next_checkpoint_s
 from atoll.archive.object_store import FolderArchive
+from atoll.base.errors import CheckpointError
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer import archivist
 from support.founded_run import EVERY_S, SHARDS, BrokenObjectStore, FoundedRun, TurnedClock, run_record
@@ -173,13 +174,28 @@ async def test_a_store_that_hangs_keeps_no_process_from_ending(founded: FoundedR
     try:
         assert await asyncio.to_thread(object_store.hanging.wait, 20.0)
         hung = [thread for thread in threading.enumerate() if thread.name.startswith("archive")]
-        assert [thread.daemon for thread in hung] == [True]
+        assert hung
+        assert all(thread.daemon for thread in hung)  # one of an earlier test may be about to end
     finally:
         object_store.release_pages.set()
     assert await marking
 
 
 # --- what others wrote ----------------------------------------------------------------------------------------------
+
+
+async def test_a_manifest_that_was_changed_is_not_believed(founded: FoundedRun) -> None:
+    """It says the run's outer rate, among much else: one digit of it would change the run that is rebuilt."""
+    await founded.checkpoint()
+    store = founded.checkpoint_store
+    part = store.checkpoints()[-1].parts[0]
+    data = founded.object_store.get(part.path, 1 << 26)
+    changed = data.replace(b'"outer_lr":', b'"outer_lr":1')
+    assert changed != data
+    founded.object_store.put(part.path, changed)
+
+    with pytest.raises(CheckpointError, match="damaged"):
+        store.read(part)
 
 
 async def test_records_that_nobody_can_read_cost_no_checkpoint(founded: FoundedRun) -> None:

@@ -156,7 +156,8 @@ async def test_who_holds_something_else_begins_again(founded: ChainRun) -> None:
 async def test_a_head_that_went_back_is_not_followed(founded: ChainRun) -> None:
     """The run was lost and rebuilt from a checkpoint: its learners end, and adopt nothing older before they do."""
     await founded.commit(2)
-    newest = await fetch_newest(founded.reader, founded.run, GlobalFragment(0, 2, drawn(0)))
+    newest = await fetch_newest(founded.reader, founded.run, GlobalFragment(0, 2, drawn(0)), again=True)
+    assert newest is not None
     assert newest.version == 2
 
     with pytest.raises(BlobGone, match="older than what we hold"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.codec import FrameEncoder, Framing, frame_bytes
 from atoll.run.delta_chain import FrameReader
 from atoll.wire.blobs import BlobRef, Upload
+from atoll.wire.messages import decode
 from atoll.wire.subjects import Subjects
 
 SIZE = 600_000
@@ -38,7 +40,9 @@ def test_what_no_honest_sender_names_is_refused(chunks: int, size_bytes: int, re
     assert caught.value.reason == reason
 
 
-def test_a_reference_to_no_subject_is_refused() -> None:
-    """A wildcard would read what others wrote."""
-    with pytest.raises(PeerMisbehaved, match="not a subject"):
-        FrameReader.of(BlobRef("a.*", 3, 100, ""), SIZE, "f32")
+@pytest.mark.parametrize("stem", ["a.*", "a.>", "", "a..b", ".a", "a b", "a\n", "a" * 600])
+def test_a_reference_to_no_subject_is_refused(stem: str) -> None:
+    """A wildcard would read, and remove, what others wrote."""
+    data = msgspec.json.encode(BlobRef(stem, 3, 100, "d" * 32))
+    with pytest.raises(PeerMisbehaved, match="stem"):
+        decode(BlobRef, data)

@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
 from atoll.base.clock import SystemClock
 from atoll.base.health import live, show_life, silent_s
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.cli.main import build
+from atoll.client.join import JoinOptions, join
+from atoll.protocol.settings import ProtocolSettings
+
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +74,45 @@ def test_the_verb_leaves_with_the_answer(tmp_path: Path, age: float, code: int) 
     os.utime(file, (then_s, then_s))
 
     assert CliRunner().invoke(build(), ["health", "--file", str(file)]).exit_code == code
+
+
+class CutBus(MemoryBus):
+    """A bus that takes everything, and whose broker answers nothing until the test says so."""
+
+    answers = False
+
+    async def reach(self, timeout_s: float) -> bool:
+        """Return whether the broker answers."""
+        return self.answers and await super().reach(timeout_s)
+
+
+def test_a_learner_that_is_cut_off_is_not_healthy(tmp_path: Path) -> None:
+    """What it sends lies in a buffer for minutes; `atoll health` once called it healthy all that time."""
+    bus, file = CutBus("r", MemoryBroker()), tmp_path / "health"
+
+    async def opener() -> CutBus:
+        return bus
+
+    def wait(holds: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + DEADLINE_S
+        while not holds() and time.monotonic() < until_s:
+            time.sleep(0.01)
+
+    agreed = ProtocolSettings(fragments=1, shards=1, silence_s=0.5)
+    island = join(
+        opener,
+        run="r",
+        learner="a",
+        params={"w": jnp.zeros(4)},
+        protocol=agreed,
+        options=JoinOptions(health_file=file),
+    )
+    sent = bus.stats.messages_up
+    wait(lambda: bus.stats.messages_up > sent + 4)
+    cut_off = file.exists()
+    bus.answers = True
+    wait(file.exists)
+
+    assert not cut_off
+    assert file.exists()
+    island.close()

@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 import structlog
 
 from atoll.base.clock import SystemClock
+from atoll.base.quantities import EPOCH_MAX
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.protocol.ledger import ACCOUNTS_MAX, Account, Ledger, newest
 from atoll.protocol.settings import ProtocolSettings
-from atoll.wire.messages import MESSAGE_BYTES_MAX, Lease, decode
+from atoll.wire.blobs import BlobRef
+from atoll.wire.messages import MESSAGE_BYTES_MAX, Head, Lease, decode, encode
 from atoll.wire.subjects import Subjects
-from atoll_synchronizer.lease import LeaseKeeper
+from atoll_synchronizer.lease import EPOCH_BELIEVED_MAX, LeaseKeeper
 from support.clocks import HandClock
 
 DEADLINE_S = 240.0
 REASONS = (
     "malformed",
-    "not finite",
-    "too old",
-    "from the future",
-    "too large a pseudo-gradient",
-    "of another founding",
+    "not_finite",
+    "stale",
+    "future_base",
+    "oversized",
+    "quarantined",
 )
 PROTOCOL = msgspec.convert({"fragments": 1, "shards": 1, "lease_s": 0.5, "silence_s": 0.25}, ProtocolSettings)
 
@@ -37,6 +40,22 @@ def crowded(incarnations: int) -> Ledger:
         account.trained = account.pushed = account.merged = account.superseded = 1 << 40
         account.refused = dict.fromkeys(REASONS, 1 << 30)
     return ledger
+
+
+async def put_head(bus: MemoryBus, run: str, epoch: int) -> None:
+    """Write a head of the only fragment, as an owner of that epoch did."""
+    keyframe = BlobRef(Subjects(run).global_stem(0, 1, "n"), 1, 8, "d" * 32)
+    head = Head(
+        fragment=0,
+        version=1,
+        epoch=epoch,
+        nonce="n",
+        layout="f" * 16,
+        keyframe=keyframe,
+        key_version=1,
+        digest="d" * 32,
+    )
+    await bus.put_record(Subjects(run).head(0), encode(head), expected=0)
 
 
 def keeper(bus: MemoryBus, run: str) -> LeaseKeeper:
@@ -93,22 +112,53 @@ async def test_a_lease_stays_readable_however_many_incarnations_there_were(run: 
     await bus.close()
 
 
-async def test_a_lease_that_cannot_be_read_is_said_and_waited_for(run: str) -> None:
-    """A candidate neither dies of it nor takes it over nor overwrites it, and one error line is enough."""
-    bus, subject = MemoryBus(run, MemoryBroker()), Subjects(run).lease(0)
-    candidate = keeper(bus, run)
-    revision = await bus.put_record(subject, b'{"schema": 99}', expected=None)
+@pytest.mark.parametrize("junk", [b'{"schema": 99}', b"", b"[" * 5000], ids=["another schema", "empty", "deep"])
+async def test_a_lease_that_cannot_be_read_is_taken_over_once_it_stands_still(run: str, junk: bytes) -> None:
+    """One error line is enough; the new owner's epoch is above those of the heads, which are the fence."""
+    bus, subject, clock = MemoryBus(run, MemoryBroker()), Subjects(run).lease(0), HandClock()
+    await put_head(bus, run, epoch=6)
+    candidate = LeaseKeeper(bus, Subjects(run), 0, PROTOCOL, clock)
+    await bus.put_record(subject, junk, expected=None)
     with structlog.testing.capture_logs() as said:
-        for _ in range(3):
-            await candidate._look(None)
-        await candidate.release(Ledger(), closed=False)
+        await candidate._look(None)
+        early = candidate.epoch
+        clock.now_s += PROTOCOL.lease_s
+        await candidate._look(None)
 
     assert [(line["event"], line["log_level"]) for line in said] == [("lease.undecodable", "error")]
-    assert subject in said[0]["subject"]
-    assert candidate.epoch == 0
+    assert (early, candidate.epoch) == (0, 7)
+    await bus.close()
+
+
+async def test_an_owner_writes_its_lease_over_one_that_nobody_can_read(run: str) -> None:
+    """Junk takes no shard from its owner."""
+    bus, subject, clock = MemoryBus(run, MemoryBroker()), Subjects(run).lease(0), HandClock()
+    owner = LeaseKeeper(bus, Subjects(run), 0, PROTOCOL, clock)
+    await owner.win()
+    await bus.put_record(subject, b"junk", expected=None)
+    for _ in range(4):
+        clock.now_s += PROTOCOL.lease_s / 3.0
+        await owner._look(Ledger())
     record = await bus.get_record(subject)
+
     assert record is not None
-    assert record.revision == revision
+    assert decode(Lease, record.data).epoch == owner.epoch == 1
+    await bus.close()
+
+
+@pytest.mark.parametrize("epoch", [EPOCH_BELIEVED_MAX, EPOCH_MAX])
+async def test_an_absurd_epoch_is_not_gone_on_from(run: str, epoch: int) -> None:
+    """The heirs count from the heads, so that what they write stays readable, however often that happens."""
+    bus, subject, clock = MemoryBus(run, MemoryBroker()), Subjects(run).lease(0), HandClock()
+    await put_head(bus, run, epoch=2)
+    absurd = Lease(shard=0, epoch=epoch, nonce="x", host="h", pid=1)
+    for _ in range(3):
+        await bus.put_record(subject, encode(absurd), expected=None)
+        heir = LeaseKeeper(bus, Subjects(run), 0, PROTOCOL, clock)
+        await heir._look(None)
+        clock.now_s += PROTOCOL.lease_s
+        await heir._look(None)
+        assert heir.epoch == 3
     await bus.close()
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.base.errors import PeerMisbehaved, ProtocolMisuse
+from atoll.base.quantities import TOKENS_MAX
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import (
-    COUNT_MAX,
     MESSAGE_BYTES_MAX,
     Beat,
     Call,
@@ -37,9 +37,9 @@ MANIFEST = Contribution(
     trained_tokens=1024,
     loss=5.5,
     norms=(1.0,),
-    layout="f",
+    layout="f" * 16,
     run_nonce="n",
-    blob=BlobRef(stem="stem", size_bytes=10, chunks=1, digest="d"),
+    blob=BlobRef(stem="stem", size_bytes=10, chunks=1, digest="d" * 32),
 )
 
 
@@ -59,7 +59,7 @@ def test_a_message_survives_the_wire() -> None:
     [
         {"tokens": -1},
         {"tokens": 10**300},
-        {"tokens": COUNT_MAX + 1},
+        {"tokens": TOKENS_MAX + 1},
         {"steps": -5},
         {"steps": 1.5},
         {"push": "1"},

@@ -28,7 +28,16 @@ from atoll.protocol.events import (
     PushKey,
     TimerFired,
 )
-from atoll.protocol.pacing import RECALL_S_MIN, STEP_S_MAX, beat_s, comes_earlier, plausible, recall_s
+from atoll.protocol.pacing import (
+    RECALL_S_MIN,
+    SEEN_S_MIN,
+    SLOWER_MAX,
+    STEP_S_MAX,
+    beat_s,
+    comes_earlier,
+    plausible,
+    recall_s,
+)
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 
@@ -178,7 +187,7 @@ def test_absurd_step_times_neither_end_a_rhythm_nor_keep_a_learner_alive(absurd_
         fleet.shard.handle(beat)
     known = fleet.shard.learners["x"]
 
-    assert known.step_s == plausible(absurd_s)
+    assert known.step_s == plausible(min(absurd_s, SLOWER_MAX * SEEN_S_MIN))
     assert not known.heard(10.0 * STEP_S_MAX + 10.0, silence_s=5.0)
     fleet.shard.handle(LearnerBeat(at_s=20.0, learner="a", incarnation=1, training=True, step_s=STEP_S, tokens=0))
     for fragment in range(FRAGMENTS):

@@ -29,6 +29,7 @@ from atoll.protocol.ledger import Ledger
 from atoll.protocol.quarantine import MEASURES_MAX, MEASURES_MIN, Measure, is_outlier, stands_alone
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from support.shards import told
 
 USUAL = [Measure(1.0, 8, "good")] * MEASURES_MIN
 
@@ -52,10 +53,11 @@ class QuarantineBench:
     def beat(self, learner: str, incarnation: int = 1) -> None:
         """Let a learner report."""
         self.at_s += 0.1
-        self.shard.handle(
+        told(
+            self.shard,
             LearnerBeat(
                 at_s=self.at_s, learner=learner, incarnation=incarnation, training=True, step_s=1.0, tokens=10_000
-            )
+            ),
         )
 
     def push(self, learner: str, norm: float = 1.0, spoil: str = "", incarnation: int = 1) -> list[Action]:
@@ -65,13 +67,14 @@ class QuarantineBench:
         self.at_s += 1.0
         self.beat(learner, incarnation)
         base = self.shard.slots[0].round.version
-        actions = self.shard.handle(
-            ContributionArrived(at_s=self.at_s, key=key, base_version=base, tokens=80, steps=8, trained_tokens=80)
+        actions = told(
+            self.shard,
+            ContributionArrived(at_s=self.at_s, key=key, base_version=base, tokens=80, steps=8, trained_tokens=80),
         )
         if any(isinstance(action, Fetch) for action in actions):
             spoiled = ContributionSpoiled(at_s=self.at_s, key=key, reason=spoil)
             ready = ContributionReady(at_s=self.at_s, key=key, norm=norm)
-            actions = actions + self.shard.handle(spoiled if spoil else ready)
+            actions = actions + told(self.shard, spoiled if spoil else ready)
         return actions
 
     def commit(self) -> None:
@@ -79,13 +82,13 @@ class QuarantineBench:
         self.at_s += 10.0
         slot = self.shard.slots[0]
         slot.due_s = self.at_s
-        decided = self.shard.handle(TimerFired(at_s=self.at_s, name="due/0"))
+        decided = told(self.shard, TimerFired(at_s=self.at_s, name="due/0"))
         self.at_s += 100.0
-        decided += self.shard.handle(TimerFired(at_s=self.at_s, name="grace/0"))
+        decided += told(self.shard, TimerFired(at_s=self.at_s, name="grace/0"))
         for action in decided:
             if isinstance(action, Commit):
                 version = action.base_version + 1
-                self.shard.handle(Committed(at_s=self.at_s, fragment=0, version=version))
+                told(self.shard, Committed(at_s=self.at_s, fragment=0, version=version))
 
 
 def refusals(actions: list[Action]) -> list[str]:

@@ -12,14 +12,16 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
-from atoll.protocol.events import Acknowledge, ContributionArrived, Event
+from atoll.client.membership import claim
+from atoll.protocol.events import ContributionArrived, Event, Refuse
 from atoll.protocol.shard import Shard
 from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Rebuilt, RunRecord, encode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.intake import FactIntake, PendingAcknowledgements, read_beat, read_manifest
+from atoll_synchronizer.intake import FactIntake, read_beat, read_manifest
+from atoll_synchronizer.pending import PendingAcknowledgements
 from atoll_synchronizer.shard_assignment import Host
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from support.founded_run import FRAGMENTS, run_record
@@ -73,7 +75,7 @@ def contribution(record: RunRecord, run_nonce: str, base_version: int) -> Queued
         norms=(1.0,),
         layout=record.layout.fingerprint,
         run_nonce=run_nonce,
-        blob=BlobRef(subjects.contribution_stem("a", 0, 1, 9), 1, 10, "d"),
+        blob=BlobRef(subjects.contribution_stem("a", 0, 1, 9), 1, 10, "d" * 32),
     )
     return Queued(subjects.contribution(0, 0, "a"), encode(manifest))
 
@@ -95,13 +97,16 @@ async def test_a_base_that_the_rebuilt_run_does_not_have_yet_is_refused(run: str
     context, told = ShardContext(MemoryBus(run, MemoryBroker()), record, 0, SystemClock()), list[Event]()
     event_log = EventLog(context.bus, context.subjects, context.name, context.clock)
     pending = PendingAcknowledgements(context.bus, context.subjects, event_log, GarbageCollector(context.bus))
-    await FactIntake(context, pending, event_log, told.append)._on_delivery(contribution(record, "second", 8))
+    await claim(context.bus, context.subjects, "a", SystemClock())
+    intake = FactIntake(context, pending, event_log, told.append)
+    await intake.open(1)
+    await intake._on_delivery(contribution(record, "second", 8))
     (fact,) = told
     assert isinstance(fact, ContributionArrived)
 
-    refused = [action for action in shard.handle(fact) if isinstance(action, Acknowledge)]
+    refused = [action for action in shard.handle(fact) if isinstance(action, Refuse)]
 
-    assert [(action.fate, action.reason) for action in refused] == [("refused", "future_base")]
+    assert [action.reason for action in refused] == ["future_base"]
 
 
 def test_a_heartbeat_of_the_lost_founding_is_not_heard(run: str) -> None:

@@ -21,7 +21,12 @@ async def test_a_run_with_a_codec_of_another_version_is_refused_before_anything_
     """A shard that cannot read the run's frames would take it from an owner that can; a learner would stay a ghost."""
     layout = plan_layout([TensorSpec("w", (8,), "float32")], 1)
     ours = RunRecord(
-        run=run, founder="a", nonce="n", founded_at_s=0.0, layout=layout, protocol=ProtocolSettings(fragments=1)
+        run=run,
+        founder="a",
+        nonce="n",
+        founded_at_s=0.0,
+        layout=layout,
+        protocol=ProtocolSettings(fragments=1, shards=1),
     )
     newer = msgspec.structs.replace(ours, protocol=msgspec.structs.replace(ours.protocol, codec_up="newer"))
     bus = MemoryBus(run, MemoryBroker())

@@ -44,6 +44,7 @@ DEFAULTS = {
     "silence_s": 5.0,
     "norm_max": 1e4,
     "outlier_ratio": 10.0,
+    "step_tokens_max": 0,
     "offences_max": 3,
 }
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -59,11 +60,12 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "average_versions": (0, 1 << 20),
     "blend_alpha": (0.0, 1.0),
     "keyframe_versions": (1, 1024),
-    "tokens_target": (0, 1 << 62),
+    "tokens_target": (0, 1 << 53),
     "lease_s": (0.2, 3600.0),
     "silence_s": (0.2, 3600.0),
     "norm_max": (1e-6, 1e12),
     "outlier_ratio": (0.0, 1e9),
+    "step_tokens_max": (0, 1 << 48),
     "offences_max": (0, 1 << 20),
 }
 ROOMY = {"fragments": 1, "shards": 1, "overlap_steps": 1, "grace_cap_steps": 1.0, "correction": "none"}

@@ -7,8 +7,9 @@ from typing import Any
 from atoll.protocol.ledger import ACCOUNTS_MAX, Ledger, parts, settle
 from atoll.report.collect import Facts, believe_the_dead, collect
 from atoll.report.html import page
+from atoll.run.event_fields import QuarantineEvent
 from atoll.run.ledger import closing_ledger
-from atoll.run.view import LearnerLife, LearnerView, QuarantineEvent, RunView
+from atoll.run.view import LearnerLife, LearnerView, RunView
 from atoll.wire.messages import MESSAGE_BYTES_MAX, encode, event
 from atoll.wire.traffic import LinkTraffic
 

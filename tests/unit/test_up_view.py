@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from atoll.run.view import RunView
-from atoll.wire.messages import Beat
+from atoll.wire.messages import Beat, LearnerState
 
 
-def beat(step: int, step_s: float, *, incarnation: int = 1, state: str = "training") -> Beat:
+def beat(step: int, step_s: float, *, incarnation: int = 1, state: LearnerState = "training") -> Beat:
     """Return a heartbeat that says how many steps have ended."""
     return Beat(
         learner="a",

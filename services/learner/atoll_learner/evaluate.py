@@ -24,13 +24,12 @@ from atoll.base.logs import configure, get
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.cli.reading import opened
-from atoll.protocol.ledger import Ledger
 from atoll.run.folder import unusable
 from atoll.run.heads import read_heads
 from atoll.run.merged_model import MergedModel, read_merged
-from atoll.run.record import founded_run, read_run
+from atoll.run.record import founded_run, read_run, recorded_progress
 from atoll.settings import Settings, bus_options
-from atoll.wire.messages import Beat, RunRecord, decode, encode, event
+from atoll.wire.messages import RunRecord, encode, event
 from atoll.wire.subjects import Subjects
 from atoll_learner.process import LearnerWork, limit_threads, prepare_work
 
@@ -65,18 +64,15 @@ async def _follow(settings: Settings, work: LearnerWork, every_s: float) -> None
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     measure = make_evaluator(work.model, work.train, work.shards, FOLLOW_TOKENS_MAX)
     bus = await open_bus(settings.broker.url, settings.run, name=WHO, options=bus_options(settings))
-    ledger = Ledger()
     try:
-        beats = asyncio.create_task(_count_tokens(bus, settings.run, ledger))
         life = asyncio.create_task(live(settings.health_file))
         while not stop.is_set():
             run = await read_run(bus, Subjects(settings.run))
             if run is None or await _incomplete(bus, run):
                 await _pause(stop, POLL_S)
                 continue
-            await _evaluate_once(bus, run, measure, ledger)
+            await _evaluate_once(bus, run, measure)
             await _pause(stop, every_s)
-        beats.cancel()
         life.cancel()
     finally:
         await bus.close()
@@ -86,10 +82,10 @@ async def _incomplete(bus: Bus, run: RunRecord) -> bool:
     return len(await read_heads(bus, run)) < len(run.layout.fragments)
 
 
-async def _evaluate_once(bus: Bus, run: RunRecord, measure: Any, ledger: Ledger) -> None:  # noqa: ANN401  (jitted)
+async def _evaluate_once(bus: Bus, run: RunRecord, measure: Any) -> None:  # noqa: ANN401  (jitted)
     began_s = time.monotonic()
-    tokens = ledger.run_tokens
     try:
+        tokens = (await recorded_progress(bus, run)).tokens
         merged = await read_merged(bus, run)
         fields = await asyncio.to_thread(measured, merged, measure, tokens)
         fields["took_s"] = round(time.monotonic() - began_s, 3)
@@ -116,18 +112,6 @@ def measured(
         "versions_min": merged.versions_min,
         "versions_max": merged.versions_max,
     }
-
-
-async def _count_tokens(bus: Bus, run: str, ledger: Ledger) -> None:
-    """Keep the run's trained tokens from everybody's heartbeats."""
-    beats = await bus.listen(Subjects(run).beat("*"))
-    async for core_message in beats:
-        try:
-            beat = decode(Beat, core_message.data)
-        except PeerMisbehaved as error:
-            log.warning("beat.refused", subject=core_message.subject, reason=str(error))
-            continue
-        ledger.reported(beat.learner, beat.incarnation, beat.tokens, 0, 0, 0)
 
 
 async def _pause(stop: asyncio.Event, for_s: float) -> None:

@@ -30,6 +30,7 @@ from atoll.base import fact_dumps, scratch_arrays
 from atoll.base.logs import configure, get
 from atoll.bus.open import open_bus
 from atoll.client.join import IslandHandle, JoinOptions, join
+from atoll.protocol.claims import with_declared_batch
 from atoll.settings import Settings, bus_options
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.shards import TokenShards
@@ -113,7 +114,7 @@ def train(settings: Settings) -> None:
         run=settings.run,
         learner=learner,
         params=params,
-        protocol=settings.protocol,
+        protocol=with_declared_batch(settings.protocol, work.train.tokens_per_step),
         options=JoinOptions(
             direct=embedding_names(work.model),
             model=work.model.describe(),

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from atoll.base.errors import BrokerUnavailable
-from atoll.bus.interface import CoreMessage, Record, StoredEvent
+from atoll.bus.interface import CoreMessage, Delivery, Record, StoredEvent
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus, MemoryConsumer, MemoryDelivery
 from atoll.bus.options import DEFAULTS
 from atoll.bus.streams import check_size
@@ -201,6 +201,15 @@ class LinkedConsumer:
         await self._link.carry(self._link.down, len(delivery.data), None)
         return LinkedDelivery(delivery, self._link)
 
+    async def arrived(self, most: int) -> list[LinkedDelivery]:  # noqa: ARG002  (the link carries one at a time)
+        """Return nothing: each message travels alone."""
+        return []
+
+    async def discard(self, deliveries: Sequence[Delivery]) -> None:
+        """Remove messages from the queue."""
+        for delivery in deliveries:
+            await delivery.ack()
+
     async def drained(self) -> bool:
         """Return whether nothing is queued and nothing unsettled."""
         await self._link.carry(self._link.up, 0)
@@ -327,6 +336,16 @@ class LinkedBus(MemoryBus):
         await self._give_way()
         self._count_up(data)
         self.link.core_message(self.link.up, len(data), self._broker.core_message, CoreMessage(subject, bytes(data)))
+
+    async def reach(self, timeout_s: float) -> bool:
+        """Return whether the link carries a message there and back in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._up(0)
+                await self._down(0)
+        except TimeoutError:
+            return False
+        return True
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
         """Receive core messages; see `Bus`."""

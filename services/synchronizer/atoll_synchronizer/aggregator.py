@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +29,8 @@ from atoll.run.delta_chain import FrameReader
 from atoll.wire.messages import Contribution, RunRecord
 
 READS_AT_ONCE = 8
+READS_PER_LEARNER = 2
+"""Of those: a learner whose chunks never come must not take the places of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Aggregator:
         self._momentum_references: dict[int, MomentumReference] = {}
         self._folds: dict[int, FragmentFold] = {}
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
+        self._reads_of: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(READS_PER_LEARNER))
 
     async def fetch(self, key: PushKey, manifest: Contribution) -> tuple[str, float]:
         """Read, validate and keep a contribution; return why it cannot be used (empty if it can) and its L2 norm.
@@ -60,7 +64,7 @@ class Aggregator:
         elements, slices = self._sizes[key.fragment], self._run.layout.slices(key.fragment)
         protocol = self._run.protocol
         try:
-            async with self._reading:
+            async with self._reads_of[key.learner], self._reading:
                 begun = partial(off_loop, elements, FrameReader.of, manifest.blob, elements, protocol.codec_up, slices)
                 arrival = await patiently(begun, "a contribution")
                 await patiently(lambda: arrival.receive(self._bus), "a contribution")

@@ -27,22 +27,22 @@ from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.checkpoints import CheckpointObject, Manifest, Piece, due_number, founding, next_checkpoint_s, number
 from atoll.archive.object_store import open_archive
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, PeerMisbehaved, ProtocolMisuse
+from atoll.base.errors import AtollError, ProtocolMisuse
 from atoll.base.logs import get
-from atoll.bus.interface import Bus, Record
+from atoll.bus.interface import Bus
 from atoll.codec import PackedArrays
 from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
 from atoll.run.delta_chain import digest_of_values, keyframe_of
+from atoll.run.record import read_members, readable
 from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef, Cut, Pieces, Upload, digest_of
-from atoll.wire.messages import Head, Member, RunRecord, decode
+from atoll.wire.messages import Head, RunRecord
 from atoll_synchronizer.store import Holding, ShardStore
 
 log = get(__name__)
 
 T = TypeVar("T")
-R = TypeVar("R", Member, DataLedger)
 
 LAST_MARK_S = 30.0
 SLOW_BYTES_PER_S = 10e6
@@ -150,7 +150,6 @@ class Archivist:
         known.learn(reports())
         target = self._run.protocol.tokens_target
         subjects = self._run.subjects
-        read = [_decoded(Member, record) for record in await bus.get_records(subjects.member("*"))]
         data = await bus.get_record(subjects.data)
         manifest = Manifest(
             run=self._run,
@@ -161,8 +160,8 @@ class Archivist:
             tokens=known.run_tokens,
             pieces=tuple(pieces[fragment] for fragment in self._run.protocol.fragments_of(self._shard)),
             ledger=known,
-            members=tuple(member for member in read if member is not None),
-            data=None if data is None else _decoded(DataLedger, data),
+            members=tuple(await read_members(bus, subjects)),
+            data=None if data is None else readable(DataLedger, data),
             final=final,
             closed=final and bool(target) and known.known_tokens >= target,
         )
@@ -250,15 +249,6 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=act, name="archive", daemon=True).start()
     return await asyncio.wrap_future(done)
-
-
-def _decoded(kind: type[R], record: Record) -> R | None:
-    """Return a record as a `kind`, or None with a warning: a foreign record costs no run checkpoint."""
-    try:
-        return decode(kind, record.data)
-    except PeerMisbehaved as error:
-        log.warning("record.refused", subject=record.subject, reason=str(error))
-        return None
 
 
 def make_archivist(settings: ArchiveSettings, run: RunRecord, shard: int, clock: Clock) -> Archivist | None:

@@ -1,128 +1,58 @@
 """Facts in: the messages that one owner of a shard receives and accepts, as facts for its machine.
 
-    hb.*  ── at-most-once ──► LearnerBeat
-    queue ── durable ───────► ContributionArrived │ LearnerBeat, LearnerLeft │ QueueDrained
+    hb.*  ── at-most-once ──┐   member?        ┌─► LearnerBeat
+    queue ── durable ───────┴─► decode, check ─┼─► ContributionArrived │ LearnerBeat, LearnerLeft │ QueueDrained
+                                               └─► junk: dropped without a round trip, counted, told now and then
 
-A shard believes a manifest only if it came on the subject of the learner and fragment that it names, carries the run's
-layout, and points at that learner's own chunks. A broker can protect subjects, so everything else must agree with them.
-If no correct peer would send a message, the intake removes it from the queue, records it and counts it; nothing of it
-reaches the machine.
+A shard listens to members only (`member_roll`). It believes a manifest only if it came on the subject of the learner and
+fragment that it names, carries the run's layout, and points at that learner's own chunks. A broker can protect subjects, so
+everything else must agree with them. If no correct peer would send a message, it is junk: nothing of it reaches the machine.
 
-`PendingAcknowledgements` keeps each delivery of the queue until its fate is durable. The shard settles a contribution
-last of all: it tells the learner of a refusal, empties the contribution's place in line, and leaves the chunks to the
-garbage collector. After a crash before that, the queue delivers the contribution once more, and the shard finds it in
-the fragment's ledger.
+**A message that breaks us.** A fact that the machine cannot take is a mistake of ours, and the machine must not go on. But
+the queue would deliver the message to the next owner, too. So the failure names the message (`MessageFailed`); the host
+begins a new candidacy, and from the `SET_ASIDE_AFTER`-th failure on sets the message aside (`shard_assignment`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import NamedTuple
+import hashlib
+import itertools
+from collections.abc import Callable, Collection
+from functools import partial
 
-from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
+from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
 from atoll.base.logs import get
 from atoll.base.retry import patiently
-from atoll.bus.interface import Bus, Consumer, CoreMessage, Delivery, Subscription
-from atoll.protocol.events import (
-    Acknowledge,
-    ContributionArrived,
-    Dismiss,
-    Event,
-    Isolate,
-    LearnerBeat,
-    LearnerLeft,
-    PushKey,
-    QueueDrained,
-)
-from atoll.wire.messages import Beat, Contribution, RunRecord, Verdict, decode, encode
+from atoll.bus.interface import Consumer, CoreMessage, Delivery, Subscription
+from atoll.protocol.claims import Claim, ClaimJudge
+from atoll.protocol.events import ContributionArrived, Event, LearnerBeat, LearnerLeft, PushKey, QueueDrained
+from atoll.run.member_roll import MemberRoll, Strangers
+from atoll.wire.messages import Beat, Contribution, RunRecord, decode
 from atoll.wire.subjects import Subjects
-from atoll_synchronizer.garbage_collector import GarbageCollector
+from atoll_synchronizer.junk import JunkReport
+from atoll_synchronizer.pending import PendingAcknowledgements, PendingManifest
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 
 log = get(__name__)
 
 QUEUE_POLL_S = 0.5
-HOLD_S = 20.0
+QUEUE_ASK_S = 2.0
+"""How often the broker is asked whether the queue is empty while messages keep coming: junk must not keep a run from ending."""
+BATCH = 256
 
 
-class PendingManifest(NamedTuple):
-    """A contribution that is not settled yet."""
+class MessageFailed(AtollError):
+    """A message that nothing is wrong with by our rules has broken the machine; `digest` is its name."""
 
-    delivery: Delivery
-    manifest: Contribution
-
-
-class PendingAcknowledgements:
-    """The unsettled deliveries of one tenure: `contributions` by key, `farewells` by learner and incarnation."""
-
-    def __init__(self, bus: Bus, subjects: Subjects, event_log: EventLog, garbage_collector: GarbageCollector) -> None:
-        """Hold nothing yet."""
-        self._bus = bus
-        self._subjects = subjects
-        self._event_log = event_log
-        self._garbage_collector = garbage_collector
-        self.contributions: dict[PushKey, PendingManifest] = {}
-        self.farewells: dict[tuple[str, int], Delivery] = {}
-
-    async def acknowledge(self, action: Acknowledge) -> None:
-        """Settle one contribution for good."""
-        if action.key not in self.contributions:
-            # Delivered again while we settled the first delivery: one acknowledgement was enough.
-            return
-        delivery, manifest = self.contributions.pop(action.key)
-        if action.fate == "refused":
-            log.warning("contribution.refused", **action.key._asdict(), reason=action.reason)
-            await self._tell(action.key, action.reason)
-            await self._event_log.record("refused", **action.key._asdict(), reason=action.reason)
-        await patiently(delivery.ack)
-        self._garbage_collector.leave(action.key.fragment, f"{manifest.blob.stem}.*")
-
-    async def dismiss(self, action: Dismiss) -> None:
-        """Remove a farewell from the queue."""
-        farewell = self.farewells.pop((action.learner, action.incarnation), None)
-        if farewell is not None:
-            await patiently(farewell.ack)
-
-    async def isolate(self, action: Isolate) -> None:
-        """Log, and record in the event log, that an incarnation is in quarantine; its next push learns so."""
-        log.error(
-            "learner.quarantined",
-            learner=action.learner,
-            incarnation=action.incarnation,
-            offences=action.offences,
-            reason=action.reason,
-            todo="look at that machine; its next incarnation begins with a clean record",
-        )
-        await self._event_log.record(
-            "quarantined",
-            learner=action.learner,
-            incarnation=action.incarnation,
-            offences=action.offences,
-            reason=action.reason,
-        )
-
-    async def keep_holding(self) -> None:
-        """Tell the queue at intervals that we still work on the pending deliveries."""
-        while True:
-            await asyncio.sleep(HOLD_S)
-            for delivery, _ in list(self.contributions.values()):
-                await patiently(delivery.hold)
-
-    async def _tell(self, key: PushKey, reason: str) -> None:
-        verdict = Verdict(
-            learner=key.learner,
-            incarnation=key.incarnation,
-            fragment=key.fragment,
-            push=key.push,
-            fate="refused",
-            reason=reason,
-        )
-        await patiently(lambda: self._bus.tell(self._subjects.verdict(key.learner), encode(verdict)))
+    def __init__(self, delivery: Delivery, error: BaseException) -> None:
+        """Name the message."""
+        self.digest = digest_of(delivery)
+        super().__init__(f"a message broke the shard's machine: {error!r}", got=delivery.subject)
 
 
 class FactIntake:
-    """The two subscriptions of one tenure; every fact goes to `tell`."""
+    """The two subscriptions of one tenure; every fact goes to `tell`. Messages with a digest in `aside` are not read."""
 
     def __init__(
         self,
@@ -136,12 +66,21 @@ class FactIntake:
         self._pending = pending
         self._event_log = event_log
         self._tell = tell
+        self.aside: Collection[str] = ()
         self._beats: Subscription | None = None
         self._queue: Consumer | None = None
+        self._claims = ClaimJudge(context.run.protocol)
+        self._roll = MemberRoll(context.bus, context.subjects)
+        self._waiting_beats = Strangers[CoreMessage]()
+        self._waiting = Strangers[Delivery]()
+        self._numbers = itertools.count()
+        self._dropped: list[Delivery] = []
+        self.junk = JunkReport(event_log)
 
     async def open(self, epoch: int) -> None:
-        """Subscribe to heartbeats, and take the shard's queue over as the owner of this epoch."""
+        """Read who is a member, subscribe to heartbeats, and take the shard's queue over as the owner of this epoch."""
         bus, subjects, shard = self._context.bus, self._context.subjects, self._context.shard
+        await patiently(self._roll.read, "the members")
         self._beats = await patiently(lambda: bus.listen(subjects.beat("*")), "heartbeats")
         queue, durable = subjects.contributions_of(shard), f"{self._context.name}-{epoch}"
         self._queue = await patiently(lambda: bus.consume(queue, durable=durable, takeover=True), "the queue")
@@ -157,54 +96,130 @@ class FactIntake:
         if self._beats is None:
             return
         async for core_message in self._beats:
-            try:
-                self._on_beat(core_message)
-            except PeerMisbehaved as error:
-                log.warning("beat.refused", subject=core_message.subject, reason=str(error))
+            self._on_beat(core_message)
 
     async def read_queue(self) -> None:
         """Turn queued messages into facts until closed.
 
         Raises:
             RecordConflict: a candidate that was frozen while it took the shard over removed our reader: we own nothing.
+            MessageFailed: a message broke the machine.
         """
-        queue = self._queue
+        queue, asked_s = self._queue, self._context.clock.monotonic()
         while queue is not None:
             try:
                 delivery = await queue.next(QUEUE_POLL_S)
-                if delivery is None:
-                    self._tell(QueueDrained(at_s=self._context.clock.monotonic(), proven=await queue.drained()))
-                else:
-                    await self._on_delivery(delivery)
+                if delivery is not None:
+                    for each in (delivery, *await queue.arrived(BATCH)):
+                        await self._on_delivery(each)
+                await self._discard()
+                now_s = self._context.clock.monotonic()
+                if delivery is None or now_s - asked_s >= QUEUE_ASK_S:
+                    asked_s = now_s
+                    self._tell(QueueDrained(at_s=now_s, proven=await queue.drained()))
             except RecordConflict:
                 raise
             except (BusError, BrokerUnavailable) as error:
                 log.warning("queue.unreadable", reason=str(error))
                 await asyncio.sleep(QUEUE_POLL_S)
 
-    def _on_beat(self, core_message: CoreMessage) -> None:
-        beat = read_beat(core_message.data, self._context.run)
+    async def keep_roll(self) -> None:
+        """Read the members whenever there are strangers, and judge what waited for that."""
+        await self._roll.keep_reading(self._on_roll)
+
+    async def _discard(self) -> None:
+        """Remove junk from the queue."""
+        if self._dropped and self._queue is not None:
+            dropped, self._dropped = self._dropped, []
+            await self._queue.discard(dropped)
+
+    def _on_roll(self, began_s: float) -> bool:
+        """Take what waited for the members to be read and comes from one of them, drop the rest; say if any was taken."""
+        taken = False
+        for core_message in self._waiting_beats.before(began_s):
+            taken |= self._on_beat(core_message, settled=True)
+        for delivery in self._waiting.before(began_s):
+            taken |= self._take(delivery, settled=True)
+        return taken
+
+    def _on_beat(self, core_message: CoreMessage, *, settled: bool = False) -> bool:
+        """Take a member's heartbeat; a stranger's waits, unless it is `settled` who is one. Say whether it was taken."""
+        sender = sender_of(core_message.subject)
+        if sender not in self._roll:
+            return self._wait_for_roll(core_message, sender, settled=settled)
+        try:
+            beat = self._beat(core_message.data, core_message.subject, self._context.subjects.beat)
+        except PeerMisbehaved as error:
+            log.debug("beat.refused", subject=core_message.subject, reason=str(error))
+            self.junk.count("beat", sender)
+            return False
+        if beat is None:
+            return self._wait_for_roll(core_message, sender, settled=settled)
         # A farewell comes through the queue, behind the learner's last push; a heartbeat may overtake that push.
         if beat.state != "left":
             self._tell(beat_fact(beat, self._context.clock.monotonic()))
+        return True
+
+    def _wait_for_roll(self, core_message: CoreMessage, sender: str, *, settled: bool) -> bool:
+        if settled or not self._waiting_beats.put(sender, core_message):
+            self.junk.count("stranger", sender)
+        else:
+            self._roll.ask()
+        return False
 
     async def _on_delivery(self, delivery: Delivery) -> None:
-        """Turn a queued message into a fact; remove and record one that no correct peer sends."""
-        context = self._context
+        """Take a member's queued message; a stranger's waits until the members were read."""
+        # The queue waits, too: a newcomer's manifest must not be dropped because there are many strangers.
+        await self._waiting.room.wait()
+        self._take(delivery)
+
+    def _take(self, delivery: Delivery, *, settled: bool = False) -> bool:
+        """Turn a member's queued message into facts; drop one that no correct peer sends. Say whether it was taken.
+
+        A stranger's waits, unless it is `settled` who is a member.
+        """
+        if self.aside and digest_of(delivery) in self.aside:
+            log.error("message.set_aside", subject=delivery.subject, bytes=len(delivery.data))
+            return self._drop(delivery, "set_aside")
         try:
-            if ".bye." in delivery.subject:
-                self._on_farewell(delivery)
-                return
-            manifest = read_manifest(delivery, context.subjects, context.run, context.shard)
+            facts = self._facts(delivery) if sender_of(delivery.subject) in self._roll else None
         except PeerMisbehaved as error:
-            log.warning("contribution.malformed", subject=delivery.subject, reason=str(error))
-            learner = delivery.subject.rpartition(".")[2]
-            await self._event_log.record("refused", learner=learner, reason="malformed")
-            await delivery.ack()
-            return
+            log.debug("contribution.malformed", subject=delivery.subject, reason=str(error))
+            return self._drop(delivery, "malformed")
+        if facts is None and settled:
+            return self._drop(delivery, "stranger")
+        if facts is None:
+            self._roll.ask()
+            self._waiting.put(next(self._numbers), delivery)
+            return False
+        for fact in facts:
+            try:
+                self._tell(fact)
+            except Exception as error:
+                raise MessageFailed(delivery, error) from error
+        return True
+
+    def _drop(self, delivery: Delivery, reason: str) -> bool:
+        """Have a message removed from the queue, and count it; return False."""
+        self.junk.count(reason, sender_of(delivery.subject))
+        self._dropped.append(delivery)
+        return False
+
+    def _facts(self, delivery: Delivery) -> list[Event] | None:
+        """Return what a queued message says; None where its incarnation is not known to be a member's."""
+        return self._farewell(delivery) if ".bye." in delivery.subject else self._arrived(delivery)
+
+    def _arrived(self, delivery: Delivery) -> list[Event] | None:
+        context = self._context
+        manifest = read_manifest(delivery, context.subjects, context.run, context.shard)
+        if not self._roll.admits(manifest.learner, manifest.incarnation):
+            return None
+        key = PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push)
+        # A second delivery replaces the first.
+        self._pending.contributions[key] = PendingManifest(delivery, manifest)
         arrived = ContributionArrived(
             at_s=context.clock.monotonic(),
-            key=PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push),
+            key=key,
             base_version=manifest.base_version,
             tokens=manifest.tokens,
             steps=manifest.steps,
@@ -212,20 +227,46 @@ class FactIntake:
             final=manifest.final,
             cause_id=manifest.cause_id,
         )
-        # A second delivery replaces the first.
-        self._pending.contributions[arrived.key] = PendingManifest(delivery, manifest)
-        self._tell(arrived)
+        return [arrived]
 
-    def _on_farewell(self, delivery: Delivery) -> None:
+    def _farewell(self, delivery: Delivery) -> list[Event] | None:
         context = self._context
-        beat = read_beat(delivery.data, context.run)
-        ours = context.subjects.farewell(context.shard, beat.learner)
-        if delivery.subject != ours:
-            raise PeerMisbehaved("a farewell of somebody else", got=delivery.subject, allowed=ours)
+        beat = self._beat(delivery.data, delivery.subject, partial(context.subjects.farewell, context.shard))
+        if beat is None:
+            return None
         now_s = context.clock.monotonic()
         self._pending.farewells[beat.learner, beat.incarnation] = delivery
-        self._tell(beat_fact(beat, now_s))
-        self._tell(LearnerLeft(at_s=now_s, learner=beat.learner, incarnation=beat.incarnation))
+        left = LearnerLeft(at_s=now_s, learner=beat.learner, incarnation=beat.incarnation)
+        return [beat_fact(beat, now_s), left]
+
+    def _beat(self, data: bytes, subject: str, subject_of: Callable[[str], str]) -> Beat | None:
+        """Return a heartbeat or farewell; None of an incarnation that is not known to be a member's.
+
+        Raises:
+            PeerMisbehaved: it is another learner's, or claims what cannot be.
+        """
+        beat = read_beat(data, self._context.run)
+        if subject != (ours := subject_of(beat.learner)):
+            raise PeerMisbehaved("a heartbeat of somebody else", got=subject, allowed=ours)
+        return beat if self._roll.admits(beat.learner, beat.incarnation) and self._judged(beat) else None
+
+    def _judged(self, beat: Beat) -> bool:
+        """Return True; raise `PeerMisbehaved` where a member says of itself what cannot be."""
+        claim = Claim(beat.step, beat.tokens, beat.pushed + beat.superseded + beat.refused_local)
+        fault = self._claims.fault(beat.learner, beat.incarnation, claim, self._context.clock.monotonic())
+        if fault:
+            raise PeerMisbehaved("a claim that cannot be", got=fault)
+        return True
+
+
+def sender_of(subject: str) -> str:
+    """Return the learner whose subject it is: the last level."""
+    return subject.rpartition(".")[2]
+
+
+def digest_of(delivery: Delivery) -> str:
+    """Return a name for a queued message that is the same for each owner."""
+    return hashlib.blake2b(delivery.data, digest_size=16, key=delivery.subject.encode()[-64:]).hexdigest()
 
 
 def read_manifest(delivery: Delivery, subjects: Subjects, run: RunRecord, shard: int) -> Contribution:
@@ -260,6 +301,7 @@ def beat_fact(beat: Beat, at_s: float) -> LearnerBeat:
         incarnation=beat.incarnation,
         training=beat.state == "training",
         step_s=beat.step_s,
+        steps=beat.step,
         tokens=beat.tokens,
         pushed=beat.pushed,
         superseded=beat.superseded,

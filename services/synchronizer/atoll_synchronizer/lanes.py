@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from atoll.base.clock import Clock
 from atoll.base.errors import RecordConflict
 from atoll.base.retry import patiently
-from atoll.protocol.events import Acknowledge, Commit, CommitRefused, Committed, Dismiss, Event, Fold, Keep
+from atoll.protocol.events import Acknowledge, Commit, CommitRefused, Committed, Dismiss, Event, Fold, Keep, Kept
 from atoll_synchronizer.aggregator import Aggregator
-from atoll_synchronizer.intake import PendingAcknowledgements
+from atoll_synchronizer.pending import PendingAcknowledgements
 from atoll_synchronizer.round_report import CommitSize, CommitTimes, RoundReporter
 from atoll_synchronizer.store import ShardStore
 
@@ -54,12 +54,30 @@ class FragmentLanes:
         await asyncio.gather(*(lane.join() for lane in self._lanes.values()))
 
     async def work(self, fragment: int) -> None:
-        """Execute one fragment's commands; when a write is refused, tell the machine and raise `RecordConflict`."""
+        """Execute one fragment's commands; when a write is refused, tell the machine and raise `RecordConflict`.
+
+        Acknowledgements that follow each other are done together.
+        """
         lane = self._lanes[fragment]
+        ahead: tuple[LaneCommand, float] | None = None
         try:
             while True:
-                await self._execute(*await lane.get())
-                lane.task_done()
+                command, put_s = ahead or await lane.get()
+                ahead = None
+                if not isinstance(command, Acknowledge):
+                    await self._execute(command, put_s)
+                    lane.task_done()
+                    continue
+                settled = [command]
+                while ahead is None and not lane.empty():
+                    following = lane.get_nowait()
+                    if isinstance(following[0], Acknowledge):
+                        settled.append(following[0])
+                    else:
+                        ahead = following
+                await self._tools.pending.acknowledge(settled)
+                for _ in settled:
+                    lane.task_done()
         except RecordConflict as error:
             self._tell(CommitRefused(at_s=self._clock.monotonic(), fragment=fragment, reason=str(error)))
             raise
@@ -68,14 +86,12 @@ class FragmentLanes:
         tools = self._tools
         if isinstance(command, Fold):
             await tools.aggregator.fold(command, tools.store.holdings[command.key.fragment].state)
-        elif isinstance(command, Acknowledge):
-            tools.aggregator.forget(command.key)
-            await tools.pending.acknowledge(command)
         elif isinstance(command, Dismiss):
             await tools.pending.dismiss(command)
         elif isinstance(command, Keep):
             await patiently(lambda: tools.store.keep(command.fragment, command.fragment_ledger), "a fragment's ledger")
-        else:
+            self._tell(Kept(at_s=self._clock.monotonic(), fragment=command.fragment, cause_id=command.cause_id))
+        elif isinstance(command, Commit):
             await self._commit(command, put_s)
 
     async def _commit(self, command: Commit, decided_s: float) -> None:

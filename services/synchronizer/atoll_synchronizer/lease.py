@@ -5,9 +5,13 @@ owner sees whether the lease is still its own or another process's.
 
 The lease carries the reports of the learners, so that the next owner also knows what no commit has recorded yet. It is
 one small record: beyond `ledger.ACCOUNTS_MAX` incarnations it leaves out the oldest ended ones (`ledger.newest`),
-because a record too large to be read would leave the shard without an owner for ever. A candidate never takes over a
-lease that it cannot read, because its epoch is unknown. It logs that and looks again; an owner goes on behind its
-fences.
+because a record too large to be read would leave the shard without an owner for ever.
+
+**A lease that says nothing usable.** What fences is a head's epoch, and a new owner's must be above those of all heads of
+the shard. A lease says the last epoch, which saves a look at the heads. One that cannot be read, or that says an epoch that
+no run comes to (`EPOCH_BELIEVED_MAX`), does not: then the heads themselves are read. It is taken over like any other, once
+it has stood still for `lease_s`; the reports in it are lost, those of the last commit are not. The owner, if there is one,
+writes its own lease over it.
 """
 
 from __future__ import annotations
@@ -23,18 +27,21 @@ from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
-from atoll.bus.interface import Bus
+from atoll.base.quantities import EPOCH_MAX
+from atoll.bus.interface import Bus, Record
 from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
 from atoll.protocol.ledger import Ledger, newest
 from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
-from atoll.wire.messages import Lease, decode, encode
+from atoll.wire.messages import Head, Lease, decode, encode
 from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 
 SAY_S = 30.0
+EPOCH_BELIEVED_MAX = EPOCH_MAX // 2
+"""Below the bound of what can be read, so that the epochs above it are left for owners after an absurd lease."""
 
 
 class LeaseKeeper:
@@ -52,7 +59,9 @@ class LeaseKeeper:
         """Want the shard on behalf of a process; `win` waits for it."""
         self._bus = bus
         self._subject = subjects.lease(shard)
+        self._heads = subjects.head("*")
         self._shard = shard
+        self._shards = settings.shards
         self._target = settings.tokens_target
         self._clock = clock
         self._identity = identity or this_process()
@@ -117,7 +126,8 @@ class LeaseKeeper:
         released = msgspec.structs.replace(self._lease(ledger), released=True, closed=closed, to=to)
         while True:
             record = await self._bus.get_record(self._subject)
-            if record is None or not self._is_ours(record.data):
+            lease = None if record is None else self._decoded(record)
+            if record is None or (lease is not None and lease.nonce != self._nonce):
                 return
             with contextlib.suppress(RecordConflict):
                 await self._bus.put_record(self._subject, encode(released), expected=record.revision)
@@ -127,41 +137,49 @@ class LeaseKeeper:
         """Read the lease and do what the machine decides; return the lease."""
         try:
             record = await self._bus.get_record(self._subject)
-            lease = None if record is None else decode(Lease, record.data)
+            lease = None if record is None else self._decoded(record)
             if lease is not None and lease.nonce != self._nonce:
                 self._ledger = lease.ledger
             seen = LeaseSeen(
                 at_s=self._clock.monotonic(),
                 revision=0 if record is None else record.revision,
-                epoch=0 if lease is None else lease.epoch,
+                epoch=0 if record is None else await self._epoch_of(lease),
                 released=lease is not None and self._is_free(lease),
-                ours=lease is not None and lease.nonce == self._nonce,
+                # An owner writes its own lease over one that nobody can read: nobody can have taken the shard by it.
+                ours=lease.nonce == self._nonce if lease is not None else record is not None and self.epoch > 0,
             )
             for action in self.recorder.handle(seen):
                 await self._do(action, self._ledger if ledger is None else ledger)
-        except (BusError, BrokerUnavailable, StorageFull) as error:
+        except (BusError, BrokerUnavailable, StorageFull, PeerMisbehaved) as error:
             log.warning("lease.unreadable", reason=str(error))
-            return None
-        except PeerMisbehaved as error:
-            self._say_undecodable(error)
             return None
         return lease
 
-    def _is_ours(self, data: bytes) -> bool:
-        """Return whether a lease is ours; one that cannot be decoded is not."""
+    def _decoded(self, record: Record) -> Lease | None:
+        """Return the lease in a record; None, logged now and then, for one that cannot be read."""
         try:
-            return decode(Lease, data).nonce == self._nonce
+            return decode(Lease, record.data)
         except PeerMisbehaved as error:
-            self._say_undecodable(error)
-            return False
+            now_s = self._clock.monotonic()
+            if self._undecodable_s is None or now_s - self._undecodable_s >= SAY_S:
+                self._undecodable_s = now_s
+                todo = "run the same Atoll on all machines; a lease that stands still is taken over"
+                log.error("lease.undecodable", subject=self._subject, reason=str(error), todo=todo)  # noqa: TRY400  (no bug)
+            return None
 
-    def _say_undecodable(self, error: PeerMisbehaved) -> None:
-        """Log it now and then, not at every look."""
-        now_s = self._clock.monotonic()
-        if self._undecodable_s is None or now_s - self._undecodable_s >= SAY_S:
-            self._undecodable_s = now_s
-            todo = "run the same Atoll on all machines; until the lease can be read nobody takes this shard over"
-            log.error("lease.undecodable", subject=self._subject, reason=str(error), todo=todo)
+    async def _epoch_of(self, lease: Lease | None) -> int:
+        """Return the last epoch of the shard: by its lease, or by its heads where that says none that can be believed.
+
+        Raises `PeerMisbehaved` for a head that cannot be read: nobody could serve the fragment.
+        """
+        if lease is not None and lease.epoch < EPOCH_BELIEVED_MAX:
+            return lease.epoch
+        newest = 0
+        for record in await self._bus.get_records(self._heads):
+            head = decode(Head, record.data)
+            if head.fragment % self._shards == self._shard:
+                newest = max(newest, head.epoch)
+        return newest
 
     async def _do(self, action: Action, ledger: Ledger | None) -> None:
         if isinstance(action, StandDown):

@@ -41,6 +41,7 @@ from atoll.protocol.events import (
     Isolate,
     Keep,
     PublishCall,
+    Refuse,
     StandDown,
     TimerFired,
 )
@@ -50,9 +51,10 @@ from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist
-from atoll_synchronizer.intake import FactIntake, PendingAcknowledgements
+from atoll_synchronizer.intake import FactIntake
 from atoll_synchronizer.lanes import FragmentLanes, LaneTools
 from atoll_synchronizer.lease import LeaseKeeper
+from atoll_synchronizer.pending import PendingAcknowledgements
 from atoll_synchronizer.round_report import RoundReporter
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from atoll_synchronizer.store import ShardStore
@@ -121,6 +123,8 @@ class ShardService:
             await self._unless_deposed(self._take_over(former))
             reason = await self._ended
             await self.background.stop()
+            await self.pending.tell_refusals()
+            await self.intake.junk.tell()
             ledger = self.store.ledger(self.machine.ledger)
             if reason != HANDED_OVER:
                 await self._record_ledger(ledger, reason)
@@ -152,7 +156,8 @@ class ShardService:
         self.lanes = FragmentLanes(versions, tools, self.clock, self._on_fact)
         self.background.spawn(*(self.lanes.work(fragment) for fragment in versions))
         await self.intake.open(epoch)
-        self.background.spawn(self.intake.hear_beats(), self.intake.read_queue())
+        self.background.spawn(self.intake.hear_beats(), self.intake.read_queue(), self.intake.keep_roll())
+        self.background.spawn(self.pending.keep_telling(), self.intake.junk.keep_telling())
         self.background.spawn(self.pending.keep_holding(), self.store.garbage_collector.keep_sweeping())
         if self.archivist:
             self.background.spawn(self.archivist.keep(self.bus, self.store, lambda: self.machine.ledger))
@@ -223,6 +228,9 @@ class ShardService:
             self.background.spawn(self._fetch(action))
         elif isinstance(action, Fold | Commit | Keep | Acknowledge | Dismiss):
             self.lanes.put(action)
+        elif isinstance(action, Refuse):
+            self.aggregator.forget(action.key)
+            self.pending.refuse(action)
         elif isinstance(action, Isolate):
             self.background.spawn(self.pending.isolate(action))
         elif isinstance(action, Finish) and not self._ended.done():

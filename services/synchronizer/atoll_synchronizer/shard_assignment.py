@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from typing import Any
 
 from atoll.base import fact_dumps
@@ -30,12 +31,15 @@ from atoll.settings import ArchiveSettings
 from atoll.wire.messages import Presence, RunRecord, decode, encode
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 from atoll_synchronizer.archivist import make_archivist
+from atoll_synchronizer.intake import MessageFailed
 from atoll_synchronizer.service import HANDED_OVER, ShardService
 from atoll_synchronizer.shard_context import EventLog
 
 log = get(__name__)
 
 LEAVE_S = 20.0
+SET_ASIDE_AFTER = 3
+"""Failures by one message after which its shard goes on without it."""
 CLOSE_S = 5.0
 HEAR_S = 0.2
 
@@ -100,13 +104,15 @@ class Host:
     # --- one shard ----------------------------------------------------------------------------------------------------
 
     async def _want(self, shard: int) -> None:
-        """Be a candidate for the shard, and again each time after another process has taken it."""
+        """Be a candidate for the shard, and again each time after another process has taken it, or a message broke us."""
         say_in_this_task(shard=shard)
+        failed: Counter[str] = Counter()
         while True:
             archivist = make_archivist(self._archive, self._run, shard, self._clock)
             service = ShardService(
                 self._bus, self._run, shard, self._clock, identity=self.identity, archivist=archivist
             )
+            service.intake.aside = _aside(failed)
             self._services[shard] = service
             if self._leaving:
                 service.order_drain()
@@ -115,7 +121,11 @@ class Host:
             except RecordConflict as error:
                 log.warning("shard.deposed", reason=str(error), commits=service.commits)
                 reason = "deposed"
-            if reason not in (HANDED_OVER, "deposed") or self._leaving:
+            except MessageFailed as error:
+                failed[error.digest] += 1
+                log.error("message.failed", message=error.digest, times=failed[error.digest], reason=str(error))  # noqa: TRY400
+                reason = "broken"
+            if reason not in (HANDED_OVER, "deposed", "broken") or self._leaving:
                 log.info("shard.finished", reason=reason, commits=service.commits)
                 del self._services[shard]
                 return
@@ -236,3 +246,8 @@ class Host:
             await self._bus.tell(self._subjects.presence(self.name), encode(presence))
         except (BusError, BrokerUnavailable) as error:
             log.warning("presence.unsent", reason=str(error))
+
+
+def _aside(failed: Counter[str]) -> frozenset[str]:
+    """Return the messages that have failed too often."""
+    return frozenset(digest for digest, times in failed.items() if times >= SET_ASIDE_AFTER)

@@ -33,6 +33,7 @@ from atoll.base.errors import (
     BlobGone,
     BrokerUnavailable,
     BusError,
+    PeerMisbehaved,
     ProtocolMisuse,
     RecordConflict,
     StorageFull,
@@ -40,6 +41,7 @@ from atoll.base.errors import (
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop
 from atoll.base.parsing import parsed
+from atoll.base.quantities import RUN_TOKENS_MAX, at_most
 from atoll.bus.interface import Bus
 from atoll.codec import ArraysDecoder, EncodedFrame, PackedArrays
 from atoll.merge.fold import l2_norm
@@ -50,6 +52,7 @@ from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Ledger
 from atoll.run.delta_chain import continued, frames_of, keyframe_of, read_values
 from atoll.run.heads import head_info
+from atoll.run.ledger import read_fragment_ledger
 from atoll.run.record import the_run
 from atoll.wire.blobs import BlobRef, Cut, Download, Upload
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
@@ -278,7 +281,7 @@ class ShardStore:
             head, revision = await self._fence(fragment)
             try:
                 return await self._read(fragment, head, revision)
-            except (BlobGone, BlobCorrupt) as error:
+            except (BlobGone, BlobCorrupt, PeerMisbehaved) as error:
                 log.warning("head.unreadable", fragment=fragment, version=head.version, reason=str(error))
         raise BrokerUnavailable(
             f"fragment {fragment} cannot be read", todo="is its stream damaged? restore the broker's store"
@@ -293,7 +296,7 @@ class ShardStore:
             None if head.fragment_ledger is None else await self._bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)
         )
         if fragment_ledger is not None:
-            self.fragment_ledger[fragment] = parsed(fragment_ledger, FragmentLedger)
+            self.fragment_ledger[fragment] = read_fragment_ledger(fragment_ledger)
         norm = await asyncio.to_thread(l2_norm, values)
         return Holding(head, revision, values, state, norm, fragment_ledger)
 
@@ -338,7 +341,7 @@ class ShardStore:
                 )
                 for share in command.shares
             ),
-            tokens_merged=former.tokens_merged + sum(share.tokens for share in command.shares),
+            tokens_merged=at_most(RUN_TOKENS_MAX, former.tokens_merged + sum(share.tokens for share in command.shares)),
             cause_id=command.cause_id,
         )
         kept = frames_of(self._subjects, head)

@@ -63,7 +63,8 @@ class CheckpointStore:
 
     def publish(self, manifest: Manifest) -> None:
         """Make one shard's part of a checkpoint visible; every object that it names is stored already."""
-        data = msgspec.json.encode(manifest)
+        text = msgspec.json.encode(manifest)
+        data = _digest(text).encode() + b"\n" + text
         if len(data) > MANIFEST_BYTES_MAX:
             raise ProtocolMisuse(
                 "a manifest is larger than any reader takes", got=len(data), allowed=MANIFEST_BYTES_MAX
@@ -139,11 +140,15 @@ class CheckpointStore:
 
     def read(self, part: Part) -> Manifest:
         """Return a manifest; raise `CheckpointError` when it is not what its name says."""
-        data = self.object_store.get(part.path, MANIFEST_BYTES_MAX)
+        digest, _, text = self.object_store.get(part.path, MANIFEST_BYTES_MAX).partition(b"\n")
+        if digest != _digest(text).encode():
+            raise CheckpointError("a manifest of the archive is damaged", got=part.path, allowed="bytes of its digest")
         try:
-            manifest = parsed(data, Manifest)
+            manifest = parsed(text, Manifest)
         except msgspec.MsgspecError as error:
             raise CheckpointError("a manifest of the archive is damaged", got=f"{part.path}: {error}") from error
+        if fault := manifest.run.fault():
+            raise CheckpointError("a manifest of the archive has no usable run", got=f"{part.path}: {fault}")
         if manifest.schema != SCHEMA or manifest.path != part.path:
             raise CheckpointError(
                 "a manifest of the archive is not what its name says", got=manifest.path, allowed=part.path

@@ -8,7 +8,8 @@ checkpoint is *complete* when every shard has written its part. A run is rebuilt
 Numbers never decrease, whatever the clocks do (`due_number`), as with Lamport's clocks: a shard whose clock is behind the
 newest checkpoint joins that checkpoint, or makes the next one if it has joined already.
 
-    RUN/checkpoints/FOUNDING/NUMBER/SHARD.SHARDS.EPOCH.json        a manifest, written last; `.final.json` at the end
+    RUN/checkpoints/FOUNDING/NUMBER/SHARD.SHARDS.EPOCH.json        a manifest, written last, behind its own digest on a line;
+                                                              `.final.json` at the end
     RUN/checkpoints/FOUNDING/NUMBER/SHARD.SHARDS.EPOCH.open.json   empty: the finished shard goes on in this epoch
     RUN/shard-S/DIGEST                                        an object, named by the blake2b of its bytes
 
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from atoll.base.quantities import Count, Epoch, ObjectDigest, RunTokens, Seconds, ShardNumber, SizeBytes
 from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
 from atoll.wire.messages import SCHEMA, Head, Member, RunRecord
@@ -39,8 +41,8 @@ _NAME = re.compile(r"checkpoints/([^/]+)/(\d+)/(\d+)\.(\d+)\.(\d+)(\.final|\.ope
 class CheckpointObject(msgspec.Struct, frozen=True):
     """An object by its content: blake2b-256 in hex, and size."""
 
-    digest: str
-    size_bytes: int
+    digest: ObjectDigest
+    size_bytes: SizeBytes
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,11 +67,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     run: RunRecord
-    shard: int
-    epoch: int
-    number: int
-    made_at_s: float
-    tokens: int
+    shard: ShardNumber
+    epoch: Epoch
+    number: Count
+    made_at_s: Seconds
+    tokens: RunTokens
     pieces: tuple[Piece, ...]
     ledger: Ledger
     members: tuple[Member, ...] = ()

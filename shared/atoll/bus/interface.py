@@ -19,7 +19,7 @@ The same contract suite runs against every implementation.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -79,8 +79,17 @@ class Consumer(Protocol):
     async def next(self, timeout_s: float) -> Delivery | None:
         """Return the next message, or None if none came within `timeout_s`."""
 
+    async def arrived(self, most: int) -> Sequence[Delivery]:
+        """Return up to `most` further messages that are here already; do not wait for any."""
+
+    async def discard(self, deliveries: Sequence[Delivery]) -> None:
+        """Remove messages from the queue without waiting for the broker's word; one that stays comes again."""
+
     async def drained(self) -> bool:
         """Return whether the broker reports nothing queued and nothing unsettled; False without an answer.
+
+        While messages keep coming there is no such moment. Then it is enough that all is settled that was queued when this
+        was asked the last time.
 
         Raises `RecordConflict` if this reader took the queue over and another reader has removed it since.
         """
@@ -175,6 +184,9 @@ class Bus(Protocol):
 
     async def tell(self, subject: str, data: bytes) -> None:
         """Send at most once; raise nothing if there is no listener."""
+
+    async def reach(self, timeout_s: float) -> bool:
+        """Return whether the broker answers within `timeout_s`: what was sent before has reached it then."""
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024) -> Subscription:
         """Hear core messages (and the taps) from now on."""

@@ -6,6 +6,9 @@ holders: at once if the member record says that the holder left, and after a tim
 over from a checkpoint (`resume`) or returns them. A learner renews in the background while it holds anything. Each
 renewal reports how far it has read. `lost` has the units that it lost: other learners may read them now.
 
+A ledger that nobody can read is replaced by the newest one that a learner has seen. What was granted since is then granted
+again, and its holders find it lost: the lesser evil, since no learner can lease anything until somebody does it.
+
 Contention is a small record per learner and renewal, and one more per `data.lease_blocks` blocks.
 """
 
@@ -32,6 +35,7 @@ from atoll.protocol.data import (
     renew,
     take,
 )
+from atoll.run.record import read_members
 from atoll.wire.messages import Member, decode, encode
 from atoll.wire.subjects import Subjects
 
@@ -58,6 +62,7 @@ class DataLeases:
         self._lease_s = lease_s
         self._clock = clock
         self._watch = LeaseWatch(lease_s)
+        self._seen = DataLedger(blocks=blocks)
         self._settled = False
         self._leaving = False
         self.mine: frozenset[Key] = frozenset()
@@ -126,7 +131,7 @@ class DataLeases:
             progress = self.progress
             ledger = change(bury(before, await self._dead(before)), progress)
             if await self._write(ledger, revision):
-                self._settled = True
+                self._settled, self._seen = True, ledger
                 self._learn(ledger, progress)
                 return ledger
         raise BusError(
@@ -147,7 +152,11 @@ class DataLeases:
         record = await self._bus.get_record(self._subjects.data)
         if record is None:
             return 0, DataLedger(blocks=self._blocks)
-        return record.revision, decode(DataLedger, record.data)
+        try:
+            self._seen = decode(DataLedger, record.data)
+        except PeerMisbehaved as error:
+            log.warning("data.ledger_replaced", reason=str(error), epoch=self._seen.epoch)
+        return record.revision, self._seen
 
     async def _write(self, ledger: DataLedger, revision: int) -> bool:
         try:
@@ -162,19 +171,10 @@ class DataLeases:
         still = self._watch.dead(ledger, self._clock.monotonic()) & holders
         if not holders:
             return set()
-        newest = {member.learner: member for member in await self._members()}
+        newest = {member.learner: member for member in await read_members(self._bus, self._subjects)}
         over = {
             (learner, incarnation)
             for learner, incarnation in holders
             if (member := newest.get(learner)) is None or (member.left and member.incarnation >= incarnation)
         }
         return still | over
-
-    async def _members(self) -> list[Member]:
-        members = []
-        for record in await self._bus.get_records(self._subjects.member("*")):
-            try:
-                members.append(decode(Member, record.data))
-            except PeerMisbehaved as error:
-                log.warning("member.refused", subject=record.subject, reason=str(error))
-        return members

@@ -14,6 +14,7 @@ or the device of the snapshot computes it (`atoll.client.device_encoding`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -32,7 +33,6 @@ from atoll.base.errors import (
     BusError,
     FrameRejected,
     PeerMisbehaved,
-    Quarantined,
     StorageFull,
 )
 from atoll.base.logs import get
@@ -40,8 +40,9 @@ from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, chosen
-from atoll.client.membership import dismissal
+from atoll.client.membership import dismissal, quarantine
 from atoll.client.pushing import Pusher
+from atoll.client.run_progress import RunProgress
 from atoll.client.step_boundary import LossReader, StepBoundary, StepReport
 from atoll.codec import Read
 from atoll.model.pytrees import gather, look
@@ -55,6 +56,7 @@ from atoll.protocol.events import (
     FragmentFetched,
     HeadHeard,
     Leave,
+    NothingNewer,
     Push,
     PushRefused,
     PushSettled,
@@ -65,12 +67,13 @@ from atoll.protocol.pacing import Heartbeats, StepTimes
 from atoll.protocol.reasons import id_of
 from atoll.protocol.recorder import FactRecorder
 from atoll.run.heads import GlobalFragment, fetch_newest, read_heads
-from atoll.run.record import is_over
+from atoll.run.record import recorded_progress, the_run
 from atoll.wire.messages import Call, Control, Member, RunRecord, Verdict, decode, encode
 
 log = get(__name__)
 
 RESYNC_S = 5.0
+RESYNC_S_MIN = 0.5
 PUSHES_AT_ONCE = 4
 
 
@@ -100,8 +103,10 @@ class IslandDriver:
         self.steps = StepTimes()
         self.heartbeats = Heartbeats(run.protocol.silence_s)
         self.pace_changed = asyncio.Event()
+        self._proof_wanted = asyncio.Event()
+        self._asking_why = False
         self.losses = LossReader()
-        self.run_tokens = 0
+        self.progress = RunProgress(run.protocol.tokens_target)
         self.failure: AtollError | None = None
         self.drain_wanted = False
         self.left = asyncio.Event()
@@ -184,22 +189,39 @@ class IslandDriver:
                 log.warning("core_message.refused", subject=core_message.subject, reason=str(error))
 
     async def _resync(self) -> None:
-        """Read heads, membership and the end of the run at intervals: core messages may be lost, records are not."""
+        """Read heads, membership and the end of the run at intervals: core messages may be lost or wrong, records are not.
+
+        A message that claims what only a record can prove brings the next reading forward.
+        """
+        pause_s = RESYNC_S_MIN
         while True:
-            await asyncio.sleep(RESYNC_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RESYNC_S):
+                    await self._proof_wanted.wait()
+            # A claim that is repeated for ever makes us look no more often than we do anyway.
+            pause_s = min(2.0 * pause_s, RESYNC_S) if self._proof_wanted.is_set() else min(RESYNC_S_MIN, RESYNC_S)
             try:
                 dismissed = await dismissal(self.bus, self.subjects, self.run, self.member)
                 if dismissed is not None:
                     self.failure = dismissed
                     return
-                self.drain_wanted = self.drain_wanted or await is_over(self.bus, self.run)
+                await self.prove()
                 for head in (await read_heads(self.bus, self.run)).values():
                     p, version, now_s = head.fragment, head.version, self.clock.monotonic()
-                    self._on_fact(
-                        HeadHeard(at_s=now_s, fragment=p, version=version, cause_id=id_of("head", p, version))
-                    )
+                    cause = id_of("head", p, version)
+                    self._on_fact(HeadHeard(at_s=now_s, fragment=p, version=version, proven=True, cause_id=cause))
             except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
                 log.warning("resync.failed", reason=str(error))
+            await asyncio.sleep(pause_s)
+            self._proof_wanted.clear()
+
+    async def prove(self) -> bool:
+        """Read how far the run is; return whether all shards have closed their ledgers, so that none hears us any more."""
+        own = self.machine.tokens
+        recorded = await recorded_progress(self.bus, self.run)
+        self.progress.prove(recorded.tokens, own)
+        self.drain_wanted = self.drain_wanted or recorded.over or (await the_run(self.bus, self.subjects)).closing
+        return recorded.over
 
     def _fail(self, error: BaseException) -> None:
         """Have the next step raise `error`; if the cause is our own bug, keep the last facts of the machine."""
@@ -231,7 +253,8 @@ class IslandDriver:
 
     def _on_call(self, core_message: CoreMessage) -> None:
         call = decode(Call, core_message.data)
-        self.run_tokens = max(self.run_tokens, call.run_tokens)
+        if self.progress.hear(call.run_tokens, self.machine.tokens):
+            self._proof_wanted.set()
         if call.fragment in self.machine.intervals and call.fragment not in self._adopting:
             cause = id_of("call", call.fragment, call.version, call.attempt)
             now_s = self.clock.monotonic()
@@ -255,24 +278,29 @@ class IslandDriver:
         if verdict.incarnation != self.member.incarnation or verdict.fragment not in self.machine.intervals:
             return
         log.warning("push.refused", fragment=verdict.fragment, push=verdict.push, reason=verdict.reason)
-        if verdict.reason == "quarantined":
-            self.failure = Quarantined(
-                f"learner {self.member.learner!r} is in quarantine: a shard refuses all it sends",
-                got=f"fragment {verdict.fragment} refused; the warnings before say what for",
-                todo="look at this machine and at its training settings; a restart begins with a clean record",
-            )
+        if verdict.reason == "quarantined" and not self._asking_why:
+            self._asking_why = True
+            self.background.spawn(self._ask_why(verdict.fragment))
         self._on_fact(
             PushRefused(
                 at_s=self.clock.monotonic(), fragment=verdict.fragment, push=verdict.push, reason=verdict.reason
             )
         )
 
+    async def _ask_why(self, fragment: int) -> None:
+        """Fail if the ledgers of the shard that owns `fragment` say that we are in quarantine; a verdict may be wrong."""
+        try:
+            self.failure = self.failure or await quarantine(self.bus, self.run, fragment, self.member)
+        except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
+            log.warning("quarantine.unproven", fragment=fragment, reason=str(error))
+        self._asking_why = False
+
     def _on_control(self, core_message: CoreMessage) -> None:
         control = decode(Control, core_message.data)
         if control.verb == "identify" and core_message.reply:
             self.background.spawn(self.bus.tell(core_message.reply, encode(self.member)))
         elif control.verb == "drain":
-            self.drain_wanted = True
+            self._proof_wanted.set()
 
     def _on_fact(self, fact: Event) -> None:
         """Let the machine handle a fact and start what it commands."""
@@ -345,7 +373,10 @@ class IslandDriver:
         try:
             with self._lock:
                 held = self._ready[p][0] if p in self._ready else self._anchors[p]
-            frame = await fetch_newest(self.bus, self.run, held)
+            frame = await fetch_newest(self.bus, self.run, held, again=action.again)
+            if frame is None:
+                self._on_fact(NothingNewer(at_s=self.clock.monotonic(), fragment=p, cause_id=action.cause_id))
+                return
             placed = await self._place(self._encoder, frame) if self._encoder else None
         except (BusError, BrokerUnavailable, PeerMisbehaved, StorageFull) as error:
             log.warning("fetch.failed", fragment=p, version=action.version, reason=str(error))

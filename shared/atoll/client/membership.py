@@ -13,13 +13,20 @@ longer exists.
 from __future__ import annotations
 
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, IdentityTaken, RecordConflict, RunReplaced
+from atoll.base.errors import AtollError, IdentityTaken, PeerMisbehaved, Quarantined, RecordConflict, RunReplaced
 from atoll.base.identity import Identity, this_process
-from atoll.bus.interface import Bus
+from atoll.base.logs import get
+from atoll.base.quantities import INCARNATION_MAX
+from atoll.bus.interface import Bus, Record
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX
+from atoll.run.heads import read_heads
+from atoll.run.ledger import read_fragment_ledger
 from atoll.wire.messages import Control, Member, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects, token
 
 IDENTIFY_TIMEOUT_S = 1.0
+
+log = get(__name__)
 
 
 async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock, identity: Identity | None = None) -> Member:
@@ -34,13 +41,13 @@ async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock, identi
     record = await bus.get_record(subjects.member(learner))
     incarnation = 1
     if record is not None:
-        holder = decode(Member, record.data)
+        holder = _holder(learner, record)
         incarnation = holder.incarnation + 1
         if not holder.left:
             question = encode(Control(verb="identify", sender=learner))
             answer = await bus.ask(subjects.control(learner), question, timeout_s=IDENTIFY_TIMEOUT_S)
             if answer is not None:
-                raise _taken(learner, decode(Member, answer))
+                raise _taken(learner, _answering(answer))
     member = Member(
         learner=learner,
         incarnation=incarnation,
@@ -60,7 +67,7 @@ async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock, identi
 async def release(bus: Bus, subjects: Subjects, member: Member) -> None:
     """Mark the incarnation as left, so that the next one need not ask; a successor's record stays as it is."""
     record = await bus.get_record(subjects.member(member.learner))
-    if record is None or decode(Member, record.data).nonce != member.nonce:
+    if record is None or not _is_ours(record, member):
         return
     gone = Member(
         learner=member.learner,
@@ -84,12 +91,70 @@ async def dismissal(bus: Bus, subjects: Subjects, run: RunRecord, member: Member
     there = None if record is None else decode(RunRecord, record.data)
     if there is None or there.nonce != run.nonce:
         return _replaced(run, "no run record" if there is None else f"founding {there.nonce}")
-    if mine is not None and decode(Member, mine.data).nonce == member.nonce:
+    if mine is not None and _is_ours(mine, member):
         return None
     return IdentityTaken(
         f"learner {member.learner!r} was taken over by a newer incarnation",
         got=f"incarnation {member.incarnation}",
         todo="this process stops; the newer one goes on",
+    )
+
+
+def _holder(learner: str, record: Record) -> Member:
+    """Return the present holder of an id; raise `IdentityTaken` where the record does not say which incarnation is next."""
+    try:
+        holder = decode(Member, record.data)
+    except PeerMisbehaved as error:
+        raise IdentityTaken(
+            f"the record of learner {learner!r} cannot be read, so nobody knows its next incarnation",
+            got=str(error),
+            todo="choose another learner.id; was the record written by another program or version?",
+        ) from error
+    if holder.incarnation >= INCARNATION_MAX:
+        raise IdentityTaken(
+            f"learner {learner!r} has no incarnations left",
+            got=holder.incarnation,
+            allowed=f"below {INCARNATION_MAX}",
+            todo="choose another learner.id",
+        )
+    return holder
+
+
+def _answering(answer: bytes) -> Member | None:
+    """Return who answered to an id, if the answer can be read."""
+    try:
+        return decode(Member, answer)
+    except PeerMisbehaved:
+        return None
+
+
+def _is_ours(record: Record, member: Member) -> bool:
+    """Return whether a member record is ours; one that nobody can read is nobody else's."""
+    try:
+        return decode(Member, record.data).nonce == member.nonce
+    except PeerMisbehaved as error:
+        log.warning("member.refused", subject=record.subject, reason=str(error))
+        return True
+
+
+async def quarantine(bus: Bus, run: RunRecord, fragment: int, member: Member) -> Quarantined | None:
+    """Return the error of an incarnation that the shard of `fragment` has put in quarantine, None for any other.
+
+    The ledgers of the shard's fragments say it: they hold the offences. Raises what the bus raises.
+    """
+    heads = await read_heads(bus, run)
+    offences = 0
+    for number in run.protocol.fragments_of(run.protocol.shard_of(fragment)):
+        ref = heads[number].fragment_ledger if number in heads else None
+        if ref is not None:
+            ledger = read_fragment_ledger(await bus.get_blob(ref, LEDGER_BYTES_MAX))
+            offences += ledger.offences(member.learner, member.incarnation)
+    if not 0 < run.protocol.offences_max <= offences:
+        return None
+    return Quarantined(
+        f"learner {member.learner!r} is in quarantine: a shard refuses all it sends",
+        got=f"{offences} offences; fragment {fragment} refused; the warnings before say what for",
+        todo="look at this machine and at its training settings; a restart begins with a clean record",
     )
 
 

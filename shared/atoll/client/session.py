@@ -33,14 +33,14 @@ from atoll.client.peer_recovery import StateLender, TrainingStanding
 from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
-from atoll.run.record import is_over
-from atoll.wire.messages import Beat, Member, RunRecord, encode, event, event_info
+from atoll.wire.messages import Beat, LearnerState, Member, RunRecord, encode, event, event_info
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 
 log = get(__name__)
 
 FETCHES_AT_ONCE = 4
 LENDING_STEPS_MIN = 8
+REACH_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Session:
         self._clock = clock
         self._identity = identity or this_process()
         self._opened = False
-        self._state = "joining"
+        self._state: LearnerState = "joining"
         self._founder = False
         self._began_s = clock.monotonic()
 
@@ -113,8 +113,8 @@ class Session:
 
         frames = await asyncio.gather(*(fetch(p) for p in sorted(heads)))
         self.driver = IslandDriver(self.bus, self.run, self.member, {f.fragment: f for f in frames}, self._clock)
-        # Heads count merged tokens, a little less than were trained; the next call gives the exact number.
-        self.driver.run_tokens = max(head.tokens_merged for head in heads.values())
+        # Heads count merged tokens, a little less than were trained; leases and calls give the exact number.
+        self.driver.progress.prove(max(head.tokens_merged for head in heads.values()), 0)
         self.leases = DataLeases(
             self.bus,
             self.run.subjects,
@@ -144,8 +144,7 @@ class Session:
             versions_max=versions,
             took_s=round(took_s, 3),
         )
-        if await is_over(self.bus, self.run):
-            self.driver.drain_wanted = True
+        if await self.driver.prove():
             log.info("run.over", run=self.run.run, tokens_target=self.run.protocol.tokens_target)
         log.info("learner.joined", incarnation=self.member.incarnation, founder=self._founder, took_s=round(took_s, 3))
 
@@ -204,7 +203,9 @@ class Session:
             pause_s = driver.heartbeats.told(beat.step_s)
             try:
                 await self.bus.tell(self.run.subjects.beat(self.member.learner), encode(beat))
-                show_life(self._request.health_file)
+                # What was told may lie in a buffer for minutes; an answer means that the broker has it.
+                if self._request.health_file is not None and await self.bus.reach(REACH_S):
+                    show_life(self._request.health_file)
             except (BusError, BrokerUnavailable) as error:
                 log.warning("beat.failed", reason=str(error))
             # The shortest pause comes first, so that steps of changing length cannot cause a storm of heartbeats.
@@ -232,7 +233,7 @@ class Session:
         machine, loss = self.driver.machine, self.driver.losses.known
         sound = loss is None or math.isfinite(loss)
         ready = self._state == "training" and machine.steps >= LENDING_STEPS_MIN
-        return TrainingStanding(machine.steps, machine.tokens, self.driver.run_tokens, healthy=ready and sound)
+        return TrainingStanding(machine.steps, machine.tokens, self.driver.progress.tokens, healthy=ready and sound)
 
     async def _beat(self) -> Beat:
         loss = await self.driver.losses.read(self.driver.report.loss)
@@ -254,7 +255,7 @@ class Session:
             overhead=report.overhead,
             lag_versions=machine.lag_versions,
             moved=moved_by(self.bus.stats),
-            run_tokens=max(self.driver.run_tokens, machine.tokens),
+            run_tokens=max(self.driver.progress.tokens, machine.tokens),
         )
 
 

@@ -55,13 +55,13 @@ class StepHook:
     @property
     def run_tokens(self) -> int:
         """Return the tokens trained by the whole run, as of the last call, never less than this learner's own."""
-        return max(self.session.driver.run_tokens, self.session.driver.machine.tokens)
+        return max(self.session.driver.progress.tokens, self.session.driver.machine.tokens)
 
     @property
     def done(self) -> bool:
         """Return whether the loop should end: the token target is reached or a drain was requested."""
-        target = self.session.run.protocol.tokens_target
-        return self.session.driver.drain_wanted or bool(target and self.run_tokens >= target)
+        driver = self.session.driver
+        return driver.drain_wanted or driver.progress.reached(driver.machine.tokens)
 
     def enter(self, params: Any, ready: list[AdoptableFragment]) -> None:  # noqa: ANN401
         """Take the run's values in place of `params`.

@@ -156,10 +156,11 @@ def _entries(header: bytes) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
         entries = parsed(header, list[ArrayEntry])
     except msgspec.MsgspecError as error:
         raise PeerMisbehaved("packed arrays with an unreadable header", got=str(error)) from error
-    names = [entry.name for entry in entries]
+    seen: set[str] = set()
     for entry in entries:
-        if entry.dtype not in DTYPES or any(n < 0 for n in entry.shape) or names.count(entry.name) > 1:
-            raise PeerMisbehaved("packed arrays with an unusable entry", got=entry)
+        if entry.dtype not in DTYPES or any(n < 0 for n in entry.shape) or entry.name in seen:
+            raise PeerMisbehaved("packed arrays with an unusable entry", got=str(entry)[:200])
+        seen.add(entry.name)
     return [(entry.name, _dtype(entry.dtype), entry.shape) for entry in entries]
 
 

@@ -19,20 +19,31 @@ from atoll.wire.messages import RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 
 
-async def raise_target(bus: Bus, run: str, target: int) -> bool:
-    """Write `target` (tokens, 0 for none) into the record of `run` by compare-and-set; return whether it changed.
+async def go_on(bus: Bus, run: str, target: int) -> bool:
+    """Let a run go on to `target` (tokens, 0 for none): write that into its record; return whether the record changed.
 
     Raises:
         RecordConflict: another process wrote the record at this moment.
     """
+    return await _change(bus, run, closing=False, target=target)
+
+
+async def close_run(bus: Bus, run: str) -> bool:
+    """Write into the record of a run that its broker is about to end; return whether the record changed. As `go_on`."""
+    return await _change(bus, run, closing=True)
+
+
+async def _change(bus: Bus, run: str, *, closing: bool, target: int | None = None) -> bool:
+    """Write a run's record once more, by compare-and-set, if that changes it."""
     record = await _read(bus, run)
     if record is None:
         return False
     founded = decode(RunRecord, record.data)
-    if founded.protocol.tokens_target == target:
+    agreed = founded.protocol
+    protocol = agreed if target is None else msgspec.structs.replace(agreed, tokens_target=target)
+    changed = msgspec.structs.replace(founded, protocol=protocol, closing=closing)
+    if changed == founded:
         return False
-    protocol = msgspec.structs.replace(founded.protocol, tokens_target=target)
-    changed = msgspec.structs.replace(founded, protocol=protocol)
     await bus.put_record(record.subject, encode(changed), expected=record.revision, info={"run": run})
     return True
 

@@ -33,7 +33,7 @@ from atoll.local.journal import Journal
 from atoll.local.options import UpPlan
 from atoll.local.processes import ChildPlan, ProcessGroup
 from atoll.local.recovery import find_loss, move_store_aside, rebuild_at, refuse, told, try_archive, unarchived
-from atoll.local.run_probe import data_hash, kept_ledger, raise_target
+from atoll.local.run_probe import close_run, data_hash, go_on, kept_ledger
 from atoll.local.services import BROKER, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
 from atoll.report.write import summary, write_report
 from atoll.run.folder import RunFolder, move_aside
@@ -143,7 +143,7 @@ class Supervisor:
         following = asyncio.create_task(watch.follow())
         try:
             if self._up.former is not None:
-                await raise_target(bus, run, self._up.settings.protocol.tokens_target)
+                await go_on(bus, run, self._up.settings.protocol.tokens_target)
             self._start_services(url)
             code = await self._train_and_end(bus, watch, following)
         finally:
@@ -271,8 +271,9 @@ class Supervisor:
         learners, shards = self._up.learners, [*self._services.shards, *self._services.standbys]
         if self._up.broker is None:
             with contextlib.suppress(AtollError):
-                everybody = Subjects(self._up.settings.run).control("all")
-                await bus.tell(everybody, encode(Control(verb="drain", sender="up")))
+                run = self._up.settings.run
+                await close_run(bus, run)
+                await bus.tell(Subjects(run).control("all"), encode(Control(verb="drain", sender="up")))
         with self._face.stage("learners push what they have"):
             await self._end_all(learners, LEARNERS_LEAVE_S)
         with self._face.stage("shards close their ledgers"):

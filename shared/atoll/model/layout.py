@@ -20,20 +20,23 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
 from atoll.base.errors import SettingsError
+from atoll.base.quantities import COUNT_MAX, Count, Text
 
 SLIVER = 0.01
+AXES_MAX = 32
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
     """One tensor of the parameter pytree: its path, shape and dtype."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
+    name: Text
+    shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=AXES_MAX)]
+    dtype: Text
 
     @property
     def size(self) -> int:
@@ -54,9 +57,9 @@ class TensorSpec(msgspec.Struct, frozen=True):
 class Slice(msgspec.Struct, frozen=True):
     """Rows `start <= r < stop` of tensor number `tensor`."""
 
-    tensor: int
-    start: int
-    stop: int
+    tensor: Count
+    start: Count
+    stop: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,26 @@ class Layout(msgspec.Struct, frozen=True):
 
     tensors: tuple[TensorSpec, ...]
     fragments: tuple[tuple[Slice, ...], ...]
-    direct: tuple[str, ...] = ()
+    direct: tuple[Text, ...] = ()
+
+    def fault(self) -> str:
+        """Return why this divides no model, or the empty string: every row belongs to exactly one slice, in order."""
+        names = {tensor.name for tensor in self.tensors}
+        if len(names) != len(self.tensors):
+            return "two tensors have the same name"
+        if sum(tensor.size for tensor in self.tensors) > COUNT_MAX:
+            return "the tensors have too many elements"
+        tensor = row = 0
+        for piece in (piece for inside in self.fragments for piece in inside):
+            while tensor < len(self.tensors) and row == self.tensors[tensor].rows and piece.tensor != tensor:
+                tensor, row = tensor + 1, 0
+            if (piece.tensor, piece.start) != (tensor, row) or not row <= piece.stop:
+                return f"a slice begins at row {piece.start} of tensor {piece.tensor}, not at row {row} of {tensor}"
+            if tensor >= len(self.tensors) or piece.stop > self.tensors[tensor].rows:
+                return f"a slice ends at row {piece.stop} of tensor {piece.tensor}"
+            row = piece.stop
+        whole = not self.tensors or (tensor == len(self.tensors) - 1 and row == self.tensors[tensor].rows)
+        return "" if whole else f"no slice holds row {row} of tensor {tensor}"
 
     @property
     def fingerprint(self) -> str:

@@ -24,9 +24,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+
+from atoll.base.quantities import COUNT_MAX, Count, Incarnation
 
 EPOCHS_KEPT: Final = 16
 SHARD_LEASES: Final = 10.0
@@ -38,6 +40,8 @@ ALL: Final = ""
 OTHERS: Final = "(others)"
 """The learner under which those are summed up who are too many to be named; no id of a learner has brackets."""
 LEARNERS_NAMED_MAX: Final = 2048
+HolderName = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9_-]{1,64}|\(others\))?$(?!\n)")]
+"""The id of a learner, `ALL` or `OTHERS`."""
 
 Key = tuple[int, int, int]
 Progress = Mapping[Key, tuple[int, int]]
@@ -51,15 +55,15 @@ class DataGrant(msgspec.Struct, frozen=True):
     it. `counted` blocks of it are in the ledger's sums already. `renewals` counts the holder's signs of life.
     """
 
-    epoch: int
-    start: int
-    stop: int
-    learner: str
-    incarnation: int
-    read: int = 0
-    of: int = 0
-    counted: int = 0
-    renewals: int = 0
+    epoch: Count
+    start: Count
+    stop: Count
+    learner: HolderName
+    incarnation: Incarnation
+    read: Count = 0
+    of: Count = 0
+    counted: Count = 0
+    renewals: Count = 0
 
     @property
     def key(self) -> Key:
@@ -85,9 +89,9 @@ class DataGrant(msgspec.Struct, frozen=True):
 class DataShare(msgspec.Struct, frozen=True):
     """Blocks that were read: by `ALL` in an epoch, or by a learner in all of them (`OLDER`)."""
 
-    epoch: int
-    learner: str
-    blocks: int
+    epoch: Annotated[int, msgspec.Meta(ge=OLDER, le=COUNT_MAX)]
+    learner: HolderName
+    blocks: Count
 
 
 class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,13 +102,26 @@ class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
     and epoch, and the record must stay small. At most `LEARNERS_NAMED_MAX` readers are named.
     """
 
-    blocks: int
-    epoch: int = 0
-    next_position: int = 0
+    blocks: Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
+    epoch: Count = 0
+    next_position: Count = 0
     grants: tuple[DataGrant, ...] = ()
     returned: tuple[DataGrant, ...] = ()
     finished: tuple[DataShare, ...] = ()
     schema: int = 1
+
+    def fault(self) -> str:
+        """Return why no learner of ours writes this ledger, or the empty string."""
+        if self.next_position > self.blocks:
+            return f"position {self.next_position} of {self.blocks} blocks"
+        for unit in (*self.grants, *self.returned):
+            if not unit.start < unit.stop <= self.blocks or unit.epoch > self.epoch:
+                return f"a unit of blocks {unit.start} to {unit.stop} in epoch {unit.epoch}"
+            if unit.read > unit.of or unit.counted > unit.blocks:
+                return (
+                    f"a unit with {unit.read} of {unit.of} windows read, {unit.counted} of {unit.blocks} blocks counted"
+                )
+        return ""
 
 
 class EpochSum(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerBeat(Fact):
-    """A learner reported: step time in seconds, totals in tokens and token-fragments, the run's tokens as it heard them."""
+    """A learner reported: step time (seconds), steps, totals in tokens and token-fragments, the run's tokens as it heard."""
 
     learner: str
     incarnation: int
@@ -47,6 +47,7 @@ class LearnerBeat(Fact):
     superseded: int = 0
     refused_local: int = 0
     run_tokens: int = 0
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,13 @@ class Committed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept(Fact):
+    """The ledger of `fragment` that `Keep` asked for is durable."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRefused(Fact):
     """Another process wrote the head: this shard is not the owner any more."""
 
@@ -145,10 +153,11 @@ class CallHeard(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadHeard(Fact):
-    """Version `version` of `fragment` is visible."""
+    """Version `version` of `fragment` is visible: a message says so, or, `proven`, a record that we read."""
 
     fragment: int
     version: int
+    proven: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +166,13 @@ class FragmentFetched(Fact):
 
     fragment: int
     version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NothingNewer(Fact):
+    """By its record, the newest version of `fragment` is the one that we hold or wait to adopt."""
+
+    fragment: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,10 +274,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit(Command):
-    """Finish the merge, take the outer step, make `base_version + 1` durable, then visible, with this fragment ledger.
-
-    `why` says why the round took as long as it did.
-    """
+    """Finish the merge, take the outer step, make `base_version + 1` durable, then visible, with its ledger; `why` so late."""
 
     fragment: int
     base_version: int
@@ -281,6 +294,14 @@ class Keep(Command):
 
     fragment: int
     fragment_ledger: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse(Command):
+    """A contribution is refused whole: forget its tensors and tell its learner. It is acknowledged when that is durable."""
+
+    key: PushKey
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,10 +383,11 @@ class Push(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFragment(Command):
-    """Read the newest frame of `fragment`, which is at least `version`."""
+    """Read the newest frame of `fragment`, perhaps `version`; `again`: also if it is the one that we hold."""
 
     fragment: int
     version: int
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,44 +16,58 @@ last report of a learner that left is heard only once.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
+from atoll.base.quantities import (
+    TOKEN_FRAGMENTS_MAX,
+    AccountKey,
+    Count,
+    PushNumber,
+    RunTokens,
+    TokenFragments,
+    Tokens,
+    Word,
+    at_most,
+)
 from atoll.protocol.events import PushKey, Share
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.quarantine import MEASURES_MAX, OFFENCES, Measure, is_outlier, stands_alone
 from atoll.protocol.settings import ProtocolSettings
 
 RANGES_MAX = 1024
+PushRange = Annotated[list[PushNumber], msgspec.Meta(min_length=2, max_length=2)]
 LEDGER_BYTES_MAX = 64 << 20
 
 
 class SettledPushes(msgspec.Struct):
     """One incarnation's tokens of one fragment by fate, the settled push numbers as ranges `[first, last]`, offences."""
 
-    merged: int = 0
-    merged_late: int = 0
-    refused: dict[str, int] = msgspec.field(default_factory=dict)
-    pushes: list[list[int]] = msgspec.field(default_factory=list)
-    offences: int = 0
+    merged: TokenFragments = 0
+    merged_late: TokenFragments = 0
+    refused: dict[Word, TokenFragments] = msgspec.field(default_factory=dict)
+    pushes: Annotated[list[PushRange], msgspec.Meta(max_length=RANGES_MAX)] = msgspec.field(default_factory=list)
+    offences: Count = 0
 
 
 class LearnerReport(msgspec.Struct):
     """The last report of one incarnation, as in `atoll.protocol.ledger.Account`."""
 
-    trained: int = 0
-    pushed: int = 0
-    superseded: int = 0
-    refused_local: int = 0
+    trained: Tokens = 0
+    pushed: TokenFragments = 0
+    superseded: TokenFragments = 0
+    refused_local: TokenFragments = 0
     left: bool = False
 
 
 class FragmentLedger(msgspec.Struct):
     """The ledger of one fragment; keys are `learner/incarnation`. `measures`: norms of the last contributions."""
 
-    settled: dict[str, SettledPushes] = msgspec.field(default_factory=dict)
-    reports: dict[str, LearnerReport] = msgspec.field(default_factory=dict)
-    measures: list[Measure] = msgspec.field(default_factory=list)
-    told_tokens: int = 0
+    settled: dict[AccountKey, SettledPushes] = msgspec.field(default_factory=dict)
+    reports: dict[AccountKey, LearnerReport] = msgspec.field(default_factory=dict)
+    measures: Annotated[list[Measure], msgspec.Meta(max_length=MEASURES_MAX)] = msgspec.field(default_factory=list)
+    told_tokens: RunTokens = 0
 
     def knows(self, key: PushKey) -> bool:
         """Return whether a contribution has a fate."""
@@ -63,13 +77,13 @@ class FragmentLedger(msgspec.Struct):
     def merge(self, share: Share) -> None:
         """Enter a contribution that is about to be committed."""
         account = self._settle(share.key)
-        account.merged += share.tokens if share.age == 0 else 0
-        account.merged_late += share.tokens if share.age else 0
+        account.merged = at_most(TOKEN_FRAGMENTS_MAX, account.merged + (0 if share.age else share.tokens))
+        account.merged_late = at_most(TOKEN_FRAGMENTS_MAX, account.merged_late + (share.tokens if share.age else 0))
 
     def refuse(self, key: PushKey, tokens: int, reason: str) -> None:
         """Enter a contribution that is refused whole."""
         account = self._settle(key)
-        account.refused[reason] = account.refused.get(reason, 0) + tokens
+        account.refused[reason] = at_most(TOKEN_FRAGMENTS_MAX, account.refused.get(reason, 0) + tokens)
         account.offences += reason in OFFENCES
 
     def offences(self, learner: str, incarnation: int) -> int:

@@ -17,6 +17,9 @@ interval. It then pushes first, on its old base, what the overwrite would throw 
 After `UNHEARD_CALLS` repeated calls for a version that it has already answered, a learner assumes that its push was refused
 and the notice lost. It adopts that version again and may push once more. Otherwise a fragment could wait for ever.
 
+A call, a tap or a verdict is a hint that may be wrong and repeated for ever: it leads to one look at the record. A look that
+finds nothing newer puts off the next one, up to `LOOK_S_MAX`, and to begin anew from the same version is put off likewise.
+
 The driver adopts between two steps and tells the machine afterwards. The machine asks for at most one fetch of a fragment at
 a time, and only for one that it needs.
 """
@@ -39,24 +42,34 @@ from atoll.protocol.events import (
     FragmentFetched,
     HeadHeard,
     Leave,
+    NothingNewer,
     Push,
     PushRefused,
     PushSettled,
     StepDone,
 )
+from atoll.protocol.pacing import RECALL_S_MIN
 from atoll.protocol.settings import ProtocolSettings
 
 UNHEARD_CALLS = 3
+LOOK_S = 0.1
+LOOK_S_MAX = 1.0
+AGAIN_S = 0.5
+AGAIN_S_MAX = 60.0
 
 
 @dataclass(slots=True)
 class Sent:
-    """The one push of an interval: its number, tokens and steps, and repeated calls since it became durable."""
+    """The one push of an interval: its number, tokens and steps, and repeated calls since it became durable.
+
+    Calls count that come at least as far apart as a shard repeats them; `called_s` is when the last one came.
+    """
 
     push: int
     tokens: int
     steps: int
     calls: int = 0
+    called_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -64,6 +77,9 @@ class LocalInterval:
     """One fragment since its anchor was adopted: the counters at that moment, the push, and what is being fetched.
 
     `pushes` counts over the whole incarnation: push numbers of a fragment have no gaps, so shards keep them as a range.
+    `known` is the newest version that a record has shown, `hinted` the newest that messages have claimed since the fetch
+    under way began. `vain` looks in a row found nothing newer, and none follows before `look_s`; likewise `again` and `again_s`
+    for beginning anew from the same version.
     """
 
     anchor: int
@@ -71,9 +87,19 @@ class LocalInterval:
     from_steps: int = 0
     sent: Sent | None = None
     known: int = 0
+    hinted: int = 0
     fetching: bool = False
     ready: int | None = None
     pushes: int = 0
+    vain: int = 0
+    look_s: float | None = None
+    again: int = 0
+    again_s: float | None = None
+
+    @property
+    def newest(self) -> int:
+        """Return the newest version that is here: adopted, or ready to be."""
+        return self.anchor if self.ready is None else max(self.anchor, self.ready)
 
 
 class Island:
@@ -126,28 +152,39 @@ class Island:
         interval = self.intervals[event.fragment]
         if interval.anchor > event.version or self.draining:
             return []
-        actions = self._learn_of(event.fragment, event.version, event.cause_id)
+        actions = self._hear_of(event.fragment, interval, event.version, event)
         if interval.sent is None and self.tokens > interval.from_tokens:
             actions.append(self._push(event.fragment, interval, event.cause_id, final=False))
         elif interval.sent is not None and interval.anchor == event.version:
-            actions += self._called_again(event.fragment, interval, interval.sent, event.cause_id)
+            actions += self._called_again(event.fragment, interval, interval.sent, event)
         return actions
 
     @_handle.register
     def _(self, event: HeadHeard) -> list[Action]:
-        return self._learn_of(event.fragment, event.version, event.cause_id)
+        interval = self.intervals[event.fragment]
+        if event.proven:
+            interval.known = max(interval.known, event.version)
+        return self._hear_of(event.fragment, interval, event.version, event)
 
     @_handle.register
     def _(self, event: FragmentFetched) -> list[Action]:
         interval = self.intervals[event.fragment]
         interval.fetching = False
+        if event.version > interval.newest:
+            interval.vain, interval.look_s = 0, None
         interval.known = max(interval.known, event.version)
         if self.draining:
             return []
         interval.ready = event.version
-        if interval.known > event.version:
-            return self._fetch(event.fragment, interval, event.cause_id)
-        return []
+        return self._look_on(event.fragment, interval, event)
+
+    @_handle.register
+    def _(self, event: NothingNewer) -> list[Action]:
+        interval = self.intervals[event.fragment]
+        interval.fetching = False
+        interval.vain += 1
+        interval.look_s = event.at_s + min(LOOK_S_MAX, LOOK_S * 2.0 ** min(interval.vain, 16))
+        return self._look_on(event.fragment, interval, event)
 
     @_handle.register
     def _(self, event: FetchFailed) -> list[Action]:
@@ -169,6 +206,8 @@ class Island:
         else:
             self.superseded += self.tokens - interval.from_tokens - sent_tokens
             interval.from_tokens, interval.from_steps = self.tokens, self.steps
+        if event.version > interval.anchor:
+            interval.again, interval.again_s = 0, None
         interval.anchor, interval.sent = event.version, None
         interval.known = max(interval.known, event.version)
         if interval.ready is not None and interval.ready <= event.version:
@@ -186,7 +225,7 @@ class Island:
             actions = self._last(event.fragment, interval, event.cause_id) if ours and self.draining else []
         elif event.reason == "not_finite":
             self.refused_local += tokens
-            actions = self._fetch(event.fragment, interval, event.cause_id) if ours else []
+            actions = self._begin_again(event.fragment, interval, event) if ours else []
         elif ours:
             interval.sent = None
         else:
@@ -196,9 +235,9 @@ class Island:
     @_handle.register
     def _(self, event: PushRefused) -> list[Action]:
         interval = self.intervals[event.fragment]
-        if self.draining or interval.sent is None or interval.sent.push != event.push:
+        if interval.sent is None or interval.sent.push != event.push:
             return []
-        return self._fetch(event.fragment, interval, event.cause_id)
+        return self._begin_again(event.fragment, interval, event)
 
     @_handle.register
     def _(self, event: DrainOrdered) -> list[Action]:
@@ -230,27 +269,48 @@ class Island:
         interval.ready = None
         return [self._push(fragment, interval, cause_id, final=True, onward=True)]
 
-    def _called_again(self, fragment: int, interval: LocalInterval, sent: Sent, cause_id: str) -> list[Action]:
+    def _called_again(self, fragment: int, interval: LocalInterval, sent: Sent, event: Event) -> list[Action]:
         """Count a call that a durable push of ours has answered; after some of them, begin anew from the anchor."""
-        if (fragment, sent.push) in self.in_flight:
+        apart = sent.called_s is None or event.at_s - sent.called_s >= RECALL_S_MIN / 2.0
+        if (fragment, sent.push) in self.in_flight or not apart:
             return []
-        sent.calls += 1
-        return self._fetch(fragment, interval, cause_id) if sent.calls % UNHEARD_CALLS == 0 else []
+        sent.calls, sent.called_s = sent.calls + 1, event.at_s
+        return self._begin_again(fragment, interval, event) if sent.calls % UNHEARD_CALLS == 0 else []
 
-    def _learn_of(self, fragment: int, version: int, cause_id: str) -> list[Action]:
-        """Note that `version` is visible; fetch it unless it is here or on its way."""
-        interval = self.intervals[fragment]
-        interval.known = max(interval.known, version)
-        newest = interval.anchor if interval.ready is None else max(interval.anchor, interval.ready)
-        if interval.known <= newest or self.draining:
+    def _begin_again(self, fragment: int, interval: LocalInterval, event: Event) -> list[Action]:
+        """Fetch the version that we hold, or a newer one, to begin anew from it; the more often, the later."""
+        if interval.again_s is not None and event.at_s < interval.again_s:
             return []
-        return self._fetch(fragment, interval, cause_id)
+        actions = self._fetch(fragment, interval, event.cause_id, again=True)
+        if actions:
+            interval.again += 1
+            interval.again_s = event.at_s + min(AGAIN_S_MAX, AGAIN_S * 2.0 ** min(interval.again, 16))
+        return actions
 
-    def _fetch(self, fragment: int, interval: LocalInterval, cause_id: str) -> list[Action]:
+    def _hear_of(self, fragment: int, interval: LocalInterval, version: int, event: Event) -> list[Action]:
+        """Fetch a version that we hear of, unless it is here or on its way, or we have just looked in vain."""
+        if max(version, interval.known) <= interval.newest or self.draining:
+            return []
+        if interval.fetching:
+            interval.hinted = max(interval.hinted, version)
+            return []
+        early = interval.look_s is not None and event.at_s < interval.look_s
+        if early and interval.known <= interval.newest:
+            return []
+        return self._fetch(fragment, interval, event.cause_id, version=version)
+
+    def _look_on(self, fragment: int, interval: LocalInterval, event: Event) -> list[Action]:
+        """Look once more if a newer version was heard of during the look that has just ended."""
+        return self._hear_of(fragment, interval, interval.hinted, event)
+
+    def _fetch(
+        self, fragment: int, interval: LocalInterval, cause_id: str, *, version: int = 0, again: bool = False
+    ) -> list[Action]:
         if interval.fetching or self.draining:
             return []
-        interval.fetching = True
-        return [FetchFragment(fragment=fragment, version=max(interval.known, interval.anchor), cause_id=cause_id)]
+        interval.fetching, interval.hinted = True, 0
+        wanted = max(version, interval.known, interval.anchor)
+        return [FetchFragment(fragment=fragment, version=wanted, again=again, cause_id=cause_id)]
 
     def _push(
         self, fragment: int, interval: LocalInterval, cause_id: str, *, final: bool, onward: bool = False

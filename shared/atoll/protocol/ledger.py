@@ -22,17 +22,28 @@ from typing import Final
 
 import msgspec
 
+from atoll.base.quantities import (
+    RUN_TOKENS_MAX,
+    TOKEN_FRAGMENTS_MAX,
+    AccountKey,
+    RunTokens,
+    TokenFragments,
+    Tokens,
+    Word,
+    at_most,
+)
+
 
 class Account(msgspec.Struct):
     """One incarnation's sums. `trained` is in tokens, everything else in token-fragments."""
 
-    trained: int = 0
-    pushed: int = 0
-    superseded: int = 0
-    refused_local: int = 0
-    merged: int = 0
-    merged_late: int = 0
-    refused: dict[str, int] = msgspec.field(default_factory=dict)
+    trained: Tokens = 0
+    pushed: TokenFragments = 0
+    superseded: TokenFragments = 0
+    refused_local: TokenFragments = 0
+    merged: TokenFragments = 0
+    merged_late: TokenFragments = 0
+    refused: dict[Word, TokenFragments] = msgspec.field(default_factory=dict)
     left: bool = False
 
     @property
@@ -58,8 +69,8 @@ class Ledger(msgspec.Struct):
     `told_tokens` is the largest count of the run's tokens that any learner has heard of, from any shard.
     """
 
-    accounts: dict[str, Account] = msgspec.field(default_factory=dict)
-    told_tokens: int = 0
+    accounts: dict[AccountKey, Account] = msgspec.field(default_factory=dict)
+    told_tokens: RunTokens = 0
 
     def account(self, learner: str, incarnation: int) -> Account:
         """Return the account of one incarnation; open it if it is new."""
@@ -76,13 +87,13 @@ class Ledger(msgspec.Struct):
     def merged(self, learner: str, incarnation: int, tokens: int, *, late: bool) -> None:
         """Enter tokens of a fragment that are about to be committed."""
         account = self.account(learner, incarnation)
-        account.merged += 0 if late else tokens
-        account.merged_late += tokens if late else 0
+        account.merged = at_most(TOKEN_FRAGMENTS_MAX, account.merged + (0 if late else tokens))
+        account.merged_late = at_most(TOKEN_FRAGMENTS_MAX, account.merged_late + (tokens if late else 0))
 
     def refused(self, learner: str, incarnation: int, tokens: int, reason: str) -> None:
         """Enter tokens of a fragment that are refused."""
         refused = self.account(learner, incarnation).refused
-        refused[reason] = refused.get(reason, 0) + tokens
+        refused[reason] = at_most(TOKEN_FRAGMENTS_MAX, refused.get(reason, 0) + tokens)
 
     def ever_refused(self, learner: str, incarnation: int) -> bool:
         """Return whether anything of one incarnation was refused; to ask opens no account."""
@@ -92,7 +103,7 @@ class Ledger(msgspec.Struct):
     @property
     def run_tokens(self) -> int:
         """Return the tokens trained by all incarnations, as far as reported."""
-        return sum(account.trained for account in self.accounts.values())
+        return at_most(RUN_TOKENS_MAX, sum(account.trained for account in self.accounts.values()))
 
     @property
     def known_tokens(self) -> int:

@@ -37,9 +37,16 @@ NEWS_SHARE = 0.2
 BEATS_PER_SILENCE = 5.0
 PAUSE_S_MIN = 0.5
 PATIENCE_STEPS = 10.0
+SLOWER_MAX = 4.0
+SEEN_S = 20.0
+SEEN_S_MIN = 2.0
+PATIENCE_S_MAX = 120.0
+"""However long its steps are, by its own word, a learner that is silent for so long is no longer waited for."""
 EARLIER_SHARE = 0.25
 RECALL_STEPS = 2.0
 RECALL_S_MIN = 0.5
+OVERDUE_S = 600.0
+"""How long a learner may beat on without a push or a farewell when a run is over, and still be waited for."""
 
 STEP_S_MIN = 1e-6
 STEP_S_MAX = 3600.0
@@ -106,18 +113,55 @@ def plausible(step_s: float) -> float:
 class KnownLearner:
     """A learner's newest incarnation: `training` now, or at least `present` (not left).
 
-    `step_s` is the step time of its last heartbeat, which is a mean over many steps already (`StepTimes`).
+    `step_s` is the step time of its last heartbeat, which is a mean over many steps already (`StepTimes`). `pushed_s` is when
+    its last contribution was folded, `paced_s` its step time when that was news last. `since` and `mark` are moments, with the
+    steps by then, from which its pace is seen.
     """
 
     incarnation: int
     heard_s: float
+    pushed_s: float | None = None
+    paced_s: float | None = None
     step_s: float | None = None
     training: bool = False
     present: bool = True
+    since: tuple[float, int] | None = None
+    mark: tuple[float, int] | None = None
+
+    def take(self, at_s: float, training: bool, step_s: float, steps: int) -> bool:  # noqa: FBT001  (as a heartbeat says it)
+        """Take a heartbeat; return whether it is news to rounds or to the pace: whether it trains, and how fast."""
+        was, paced_s = self.training, self.paced_s
+        self.heard_s, self.training = at_s, training
+        most_s = self._slowest_s(at_s, steps)
+        if training and step_s > 0.0:
+            self.step_s = plausible(min(step_s, most_s))
+        near = paced_s is not None and self.step_s is not None and abs(self.step_s - paced_s) <= NEWS_SHARE * paced_s
+        if was is training and (near or self.step_s is None):
+            return False
+        self.paced_s = self.step_s
+        return True
+
+    def _slowest_s(self, at_s: float, steps: int) -> float:
+        """Return the longest step time that the clock allows for: `SLOWER_MAX` times that of the steps heard of lately.
+
+        Who says that its steps take an hour, and was never seen to need so long, must not stop the others' rounds.
+        """
+        self.mark = self.mark or (at_s, steps)
+        self.since = self.since or self.mark
+        if at_s - self.mark[0] > SEEN_S:
+            self.since, self.mark = self.mark, (at_s, steps)
+        return SLOWER_MAX * max(SEEN_S_MIN, at_s - self.since[0]) / max(1, steps - self.since[1])
+
+    def overdue(self, at_s: float, over_s: float | None) -> bool:
+        """Return whether it has neither pushed nor left for `OVERDUE_S`, in a run that is over since `over_s`, if it is."""
+        if over_s is None:
+            return False
+        return at_s - max(over_s, over_s if self.pushed_s is None else self.pushed_s) > OVERDUE_S
 
     def heard(self, at_s: float, silence_s: float) -> bool:
-        """Return whether it was heard recently enough; it may be silent for ten of its own steps."""
-        return at_s - self.heard_s <= max(silence_s, PATIENCE_STEPS * (self.step_s or 0.0))
+        """Return whether it was heard recently enough; it may be silent for ten of its own steps, up to a bound."""
+        own_s = min(PATIENCE_STEPS * (self.step_s or 0.0), PATIENCE_S_MAX)
+        return at_s - self.heard_s <= max(silence_s, own_s)
 
 
 def beat_s(at_s: float, due_s: float | None, interval_s: float) -> float:

@@ -29,13 +29,17 @@ from typing import Final
 
 import msgspec
 
+from atoll.base.quantities import PeerId, Steps
+
 OFFENCES: Final = frozenset(
     {
         "checksum",
         "codec",
         "compression",
         "corrupt",
+        "empty",
         "foreign",
+        "implausible",
         "norm_bound",
         "norm_claim",
         "not_finite",
@@ -57,8 +61,8 @@ class Measure(msgspec.Struct, frozen=True, array_like=True):
     """The length (L2) of a learner's pseudo-gradient, the number of inner steps in it, and whether that length was refused."""
 
     norm: float
-    steps: int
-    learner: str
+    steps: Steps
+    learner: PeerId
     refused: bool = False
 
 

@@ -26,10 +26,11 @@ import math
 from dataclasses import dataclass, field
 
 from atoll.base.errors import ProtocolMisuse
-from atoll.protocol.events import Commit, Fold, PushKey, Share
+from atoll.protocol.events import Acknowledge, Commit, Dismiss, Fold, Keep, PublishCall, PushKey, Share
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import GraceWindow
-from atoll.protocol.reasons import NEVER_CALLED, NOBODY, Names, Opened, Opening, RoundReasons
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.reasons import NEVER_CALLED, NOBODY, Names, Opened, Opening, RoundReasons, still_waiting
 from atoll.protocol.settings import ProtocolSettings
 
 VAIN_CALLS = 8
@@ -114,6 +115,22 @@ class FragmentRound:
         self.attempt += 1
         return self.attempt
 
+    def published(self, run_tokens: int, cause_id: str) -> PublishCall:
+        """Return the command that asks all learners for this round; from its second call on it says what it waits for."""
+        why = (
+            ""
+            if self.attempt == 1
+            else still_waiting(self.attempt, self.settings.quorum, self.contributed(), self.unanswered)
+        )
+        return PublishCall(
+            fragment=self.fragment,
+            version=self.version,
+            attempt=self.attempt,
+            run_tokens=run_tokens,
+            why=why,
+            cause_id=cause_id,
+        )
+
     def age(self, offer: Offer) -> int:
         """Return how many versions behind this round's base the offer is; negative means it is from the future."""
         return self.version - offer.base_version
@@ -140,6 +157,8 @@ class FragmentRound:
             return "stale"
         if offer.tokens <= 0 or offer.steps <= 0:
             return "empty"
+        if 0 < self.settings.step_tokens_max * offer.steps < offer.tokens:
+            return "implausible"
         return ""
 
     def fold(self, offer: Offer, cause_id: str) -> Fold:
@@ -264,10 +283,28 @@ def staleness_weight(settings: ProtocolSettings, age: int) -> float:
 
 
 @dataclass(slots=True)
+class Settling:
+    """What may be settled once a ledger that knows of it is durable: refusals by key, and farewells."""
+
+    refusals: dict[PushKey, Acknowledge] = field(default_factory=dict)
+    farewells: list[Dismiss] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything."""
+        return bool(self.refusals or self.farewells)
+
+    def commands(self) -> list[Acknowledge | Dismiss]:
+        """Return the commands that settle it."""
+        return [*self.refusals.values(), *self.farewells]
+
+
+@dataclass(slots=True)
 class FragmentSlot:
     """What a shard keeps for one fragment: its present round, its ledger, what waits, and when it is called.
 
-    `due_s` is its next beat, `called_s` the last; `parked` offers wait for the next round.
+    `due_s` is its next beat, `called_s` the last; `parked` offers wait for the next round. A refusal or a farewell is
+    `unkept` until the ledger is written, `keeping` while a `Keep` is under way, `committing` while a commit carries it: at
+    most one `Keep` per fragment is under way, however many refusals there are.
     """
 
     round: FragmentRound
@@ -276,3 +313,49 @@ class FragmentSlot:
     parked: list[PushKey] = field(default_factory=list)
     called_s: float | None = None
     due_s: float | None = None
+    unkept: Settling = field(default_factory=Settling)
+    keeping: Settling | None = None
+    committing: Settling = field(default_factory=Settling)
+
+    @property
+    def unsettled(self) -> bool:
+        """Return whether a refusal or a farewell is not durable yet."""
+        return bool(self.unkept or self.keeping is not None or self.committing)
+
+    def busy(self, overdue: set[str]) -> bool:
+        """Return whether the end must wait for what is in hand here: for nothing of a learner that is `overdue`."""
+        open_round = bool(self.round.shares) or self.round.phase is Phase.COMMITTING
+        return open_round or self.unsettled or any(key.learner not in overdue for key in self.offers)
+
+    def keep(self, ledger: Ledger, cause_id: str) -> list[Keep]:
+        """Return the command to keep the ledger as it is now, unless nothing waits for it or another writing is under way.
+
+        The ledger of the moment holds what a commit under way has decided; so it must not be written before that commit.
+        `ledger` is the shard's, for the learners' reports.
+        """
+        if not self.unkept or self.keeping is not None or self.round.phase is Phase.COMMITTING:
+            return []
+        self.keeping, self.unkept = self.unkept, Settling()
+        frozen = self.fragment_ledger.frozen(ledger)
+        return [Keep(fragment=self.round.fragment, fragment_ledger=frozen, cause_id=cause_id)]
+
+    def kept(self) -> list[Acknowledge | Dismiss]:
+        """Return what may be settled now that the ledger is kept."""
+        if self.keeping is None:
+            raise ProtocolMisuse("a ledger was kept that nobody asked for", got=self.round.fragment)
+        settled, self.keeping = self.keeping.commands(), None
+        return settled
+
+    def commits(self) -> None:
+        """Note that a commit carries the ledger with all that was refused until now."""
+        self.committing, self.unkept = self.unkept, Settling()
+
+    def committed(self) -> list[Acknowledge | Dismiss]:
+        """Return what may be settled now that the commit is durable."""
+        settled, self.committing = self.committing.commands(), Settling()
+        return settled
+
+    def settles(self, key: PushKey) -> bool:
+        """Return whether a contribution is refused, and the ledger that says so is not durable yet."""
+        stages = (self.unkept, self.keeping or Settling(), self.committing)
+        return any(key in stage.refusals for stage in stages)

@@ -12,9 +12,8 @@ from typing import Final, Literal
 import msgspec
 
 from atoll.base.errors import SettingsError
+from atoll.base.quantities import FRAGMENTS_MAX, LEARNERS_MAX, RUN_TOKENS_MAX, TOKENS_MAX
 
-FRAGMENTS_MAX: Final = 4096
-LEARNERS_MAX: Final = 4096
 KEYFRAME_VERSIONS_MAX: Final = 1024
 
 
@@ -52,6 +51,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         silence_s: seconds without a heartbeat after which a learner no longer counts as live.
         norm_max: largest L2 norm of one slice of a pseudo-gradient that is still believed.
         outlier_ratio: how many times longer than the usual a pseudo-gradient may be per its steps; 0 for any length.
+        step_tokens_max: largest number of tokens of one inner step that is still believed; 0 for any.
         offences_max: offences after which an incarnation is isolated; 0 for never (`atoll.protocol.quarantine`).
     """
 
@@ -84,6 +84,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     silence_s: float = 5.0
     norm_max: float = 1e4
     outlier_ratio: float = 10.0
+    step_tokens_max: int = 0
     offences_max: int = 3
 
     def check(self, learners: int | None = None) -> ProtocolSettings:
@@ -107,11 +108,12 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _within("average_versions", self.average_versions, 0, 1 << 20)
         _within("blend_alpha", self.blend_alpha, 0.0, 1.0)
         _within("keyframe_versions", self.keyframe_versions, 1, KEYFRAME_VERSIONS_MAX)
-        _within("tokens_target", self.tokens_target, 0, 1 << 62)
+        _within("tokens_target", self.tokens_target, 0, RUN_TOKENS_MAX)
         _within("lease_s", self.lease_s, 0.2, 3600.0)
         _within("silence_s", self.silence_s, 0.2, 3600.0)
         _within("norm_max", self.norm_max, 1e-6, 1e12)
         _within("outlier_ratio", self.outlier_ratio, 0.0, 1e9)
+        _within("step_tokens_max", self.step_tokens_max, 0, TOKENS_MAX)
         _within("offences_max", self.offences_max, 0, 1 << 20)
         self._check_momentum()
         return self

@@ -6,14 +6,15 @@ Facts come in through `handle`, commands go out; the shard never looks at a cloc
   round ends long before the next is due: without pacing, H would collapse.
 * **Quorum and grace** (`FragmentRound`, `grace_window`); xi_quorum and xi_sync average over this shard's rounds.
 * **Liveness.** A learner is live while its newest incarnation keeps reporting. No round waits for one that does not.
-* **Once only.** A contribution's identity is (learner, incarnation, fragment, push). One that the fragment's ledger holds is
+* **Once only.** A contribution is (learner, incarnation, fragment, push). One that the fragment's ledger holds is
   acknowledged at once; one that was delivered already is not fetched twice.
 * **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the fragment's ledger with
-  the command to commit them, so the ledger beside version v + 1 is the one that belongs to it. A refusal and a farewell
-  enter the ledger too and are made durable before they are acknowledged: the next owner knows of them.
+  the command to commit them. A refusal and a farewell are durable before they are acknowledged; one `Keep` per fragment
+  is under way at a time and takes all of them (`FragmentSlot`).
 * **Quarantine** (`atoll.protocol.quarantine`). An incarnation that offends repeatedly is isolated, without effect on others.
 * **The end.** At the token target, or when told to drain, a shard finishes once no learner is present, nothing is
-  queued and nothing is unsettled. A quorum guards a running fleet: when the last learner has left, its pushes are merged.
+  queued and nothing is unsettled. When the last learner has left, its pushes are merged without a quorum.
+* **Cost.** A heartbeat that changes nothing costs a few lookups: all learners are looked at at most every `LOOK_S`.
 
 It holds no tensor: the driver keeps what it fetched under the same keys.
 """
@@ -41,22 +42,24 @@ from atoll.protocol.events import (
     Fetch,
     Finish,
     Isolate,
-    Keep,
+    Kept,
     LearnerBeat,
     LearnerLeft,
-    PublishCall,
     QueueDrained,
+    Refuse,
     StandDown,
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import MovingAverage, grace_window
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.pacing import KnownLearner, beat_s, comes_earlier, plausible, recall_s
+from atoll.protocol.pacing import KnownLearner, beat_s, comes_earlier, recall_s
 from atoll.protocol.quarantine import OFFENCES, Measure
-from atoll.protocol.reasons import Opened, id_of, still_waiting
+from atoll.protocol.reasons import Opened, id_of
 from atoll.protocol.round import PLACES, FragmentRound, FragmentSlot, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
+
+LOOK_S = 0.25
 
 
 class Shard:
@@ -91,6 +94,8 @@ class Shard:
         self.draining = False
         self.finished = False
         self.began_s: float | None = None
+        self.over_s: float | None = None
+        self.looked_s: float | None = None
         self.committing_since: dict[int, float] = {}
 
     def handle(self, event: Event) -> list[Action]:
@@ -111,8 +116,10 @@ class Shard:
         return {name for name, view in training.items() if isolated or not self.isolated(name, view.incarnation)}
 
     def present(self, at_s: float) -> set[str]:
-        """Return the learners that may still push: those that train, join or drain, and are not silent."""
-        return {n for n, v in self.learners.items() if v.present and v.heard(at_s, self.settings.silence_s)}
+        """Return the learners that are waited for: neither gone, silent, overdue nor in quarantine."""
+        there = {n: v for n, v in self.learners.items() if v.present and v.heard(at_s, self.settings.silence_s)}
+        due = {n: v for n, v in there.items() if not v.overdue(at_s, self.over_s)}
+        return {name for name, view in due.items() if not self.isolated(name, view.incarnation)}
 
     def step_s(self, at_s: float) -> float | None:
         """Return xi_step: the median step time of the live learners (of the isolated ones if no other trains), or None."""
@@ -126,7 +133,7 @@ class Shard:
 
     def isolated(self, learner: str, incarnation: int) -> bool:
         """Return whether an incarnation is in quarantine: the shard reads nothing of it, and no round waits for it."""
-        ever = self.ledger.ever_refused(learner, incarnation)  # as a rule not: no fragment's ledger is looked at
+        ever = self.ledger.ever_refused(learner, incarnation)  # as a rule not: then no fragment's ledger is looked at
         return ever and 0 < self.settings.offences_max <= self.offences(learner, incarnation)
 
     def _listened(self, at_s: float) -> bool:
@@ -151,9 +158,9 @@ class Shard:
         self.ledger.told_tokens = max(self.ledger.told_tokens, event.run_tokens)
         if event.incarnation < view.incarnation:
             return []
-        view.heard_s, view.training = event.at_s, event.training
-        if event.training and event.step_s > 0.0:
-            view.step_s = plausible(event.step_s)
+        news = view.take(event.at_s, event.training, event.step_s, event.steps)
+        if not news and self.looked_s is not None and event.at_s - self.looked_s < LOOK_S:
+            return []
         return self._schedule(event.at_s) + self._advance_all(event.at_s, event.cause_id)
 
     @_handle.register
@@ -163,16 +170,17 @@ class Shard:
         if view is not None and view.incarnation == event.incarnation:
             view.training = view.present = False
         where = next(iter(self.slots))
-        keep = self._keep(self.slots[where], event.cause_id)
         dismiss = Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=where, cause_id=event.cause_id)
-        return [keep, dismiss, *self._advance_all(event.at_s, event.cause_id)]
+        self.slots[where].unkept.farewells.append(dismiss)
+        keep = self.slots[where].keep(self.ledger, event.cause_id)
+        return keep + self._advance_all(event.at_s, event.cause_id)
 
     @_handle.register
     def _(self, event: ContributionArrived) -> list[Action]:
         slot = self.slots.get(event.key.fragment)
         if slot is None:
             return [Acknowledge(key=event.key, fate="refused", reason="wrong_shard", cause_id=event.cause_id)]
-        if event.key in slot.offers:
+        if event.key in slot.offers or slot.settles(event.key):
             return []
         account = self.ledger.account(event.key.learner, event.key.incarnation)
         account.trained = max(account.trained, event.trained_tokens)
@@ -204,6 +212,8 @@ class Shard:
             return []
         else:
             actions = self._fold(slot, [offer], event.at_s, event.cause_id)
+            if view := self.learners.get(event.key.learner):
+                view.pushed_s = event.at_s
         return actions + self._advance(slot, event.at_s, id_of("push", *event.key))
 
     @_handle.register
@@ -235,6 +245,7 @@ class Shard:
             slot.offers.pop(share.key, None)
             fate = "merged" if share.age == 0 else "merged_late"
             actions.append(Acknowledge(key=share.key, fate=fate, cause_id=event.cause_id))
+        actions += slot.committed()
         slot.round = FragmentRound(event.fragment, event.version, self.settings, began_s=event.at_s)
         parked, slot.parked = slot.parked, []
         for key in [k for k in slot.offers if k not in parked]:
@@ -243,7 +254,13 @@ class Shard:
             due_s = max(slot.due_s, event.at_s)
             actions.append(ArmTimer(name=f"due/{event.fragment}", due_s=due_s, cause_id=event.cause_id))
         actions += self._fold(slot, [slot.offers[key] for key in parked], event.at_s, event.cause_id)
+        actions += slot.keep(self.ledger, event.cause_id)
         return actions + self._schedule(event.at_s) + self._advance(slot, event.at_s, event.cause_id)
+
+    @_handle.register
+    def _(self, event: Kept) -> list[Action]:
+        slot = self.slots[event.fragment]
+        return [*slot.kept(), *slot.keep(self.ledger, event.cause_id)]
 
     @_handle.register
     def _(self, event: CommitRefused) -> list[Action]:
@@ -262,7 +279,10 @@ class Shard:
         Who is present is not known before everybody had the time to be heard: an owner that has just taken over waits.
         """
         over = self.draining or self.ledger.reached(self.settings.tokens_target)
-        busy = any(s.offers or s.round.shares or s.round.phase is Phase.COMMITTING for s in self.slots.values())
+        if over and self.over_s is None:
+            self.over_s = event.at_s
+        overdue = {name for name, view in self.learners.items() if view.overdue(event.at_s, self.over_s)}
+        busy = any(slot.busy(overdue) for slot in self.slots.values())
         if not over or busy or not self._listened(event.at_s) or not event.proven or self.present(event.at_s):
             return self._advance_all(event.at_s, event.cause_id)
         self.finished = True
@@ -284,10 +304,8 @@ class Shard:
         for fragment, slot in self.slots.items():
             if slot.round.phase not in (Phase.RESTING, Phase.COLLECTING):
                 continue
-            if slot.called_s is None:
-                due_s = at_s + interval_s * (fragment + 1) / self.settings.fragments
-            else:
-                due_s = max(at_s, slot.called_s + interval_s)
+            first_s = at_s + interval_s * (fragment + 1) / self.settings.fragments
+            due_s = first_s if slot.called_s is None else max(at_s, slot.called_s + interval_s)
             if comes_earlier(slot.due_s, due_s, interval_s):
                 slot.due_s = due_s
                 actions.append(ArmTimer(name=f"due/{fragment}", due_s=due_s))
@@ -304,23 +322,16 @@ class Shard:
             return self._advance(slot, at_s, cause_id)
         live = self.live(at_s)
         opened = "first" if opened == "due" and slot.called_s is None else opened
-        attempt = now.call(at_s, live, opened, slot.due_s, step_s, cause_id)
+        now.call(at_s, live, opened, slot.due_s, step_s, cause_id)
         interval_s = self.settings.interval_steps * step_s
         slot.called_s = beat_s(at_s, slot.due_s, interval_s)
         slot.due_s = slot.called_s + interval_s
-        why = still_waiting(attempt, self.settings.quorum, now.contributed(), now.unanswered) if attempt > 1 else ""
-        call = PublishCall(
-            fragment=now.fragment,
-            version=now.version,
-            attempt=attempt,
-            run_tokens=self.ledger.known_tokens,
-            why=why,
-            cause_id=cause_id,
-        )
+        call = now.published(self.ledger.known_tokens, cause_id)
         again = ArmTimer(name=f"due/{now.fragment}", due_s=recall_s(at_s, step_s), cause_id=cause_id)
         return [call, again, *self._advance(slot, at_s, cause_id)]
 
     def _advance_all(self, at_s: float, cause_id: str) -> list[Action]:
+        self.looked_s = at_s
         live = self.live(at_s)  # once for all fragments: nothing that one of them does changes it
         return [action for slot in self.slots.values() for action in self._advance(slot, at_s, cause_id, live)]
 
@@ -346,6 +357,7 @@ class Shard:
                 self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
                 slot.fragment_ledger.merge(share)
             commit = now.commit(at_s, reason, live, cause_id, together=everybody is not None)
+            slot.commits()
             actions.append(replace(commit, fragment_ledger=slot.fragment_ledger.frozen(self.ledger)))
         return actions
 
@@ -354,8 +366,7 @@ class Shard:
         if self.settings.ending == "apart" or (live and not self.ledger.reached(self.settings.tokens_target)):
             return None
         held = Counter(key.learner for key in slot.offers)
-        able = {name for name in self.present(at_s) if held[name] < PLACES}
-        return {name for name in able if not self.isolated(name, self.learners[name].incarnation)}
+        return {name for name in self.present(at_s) if held[name] < PLACES}
 
     def _fold(self, slot: FragmentSlot, ready: list[Offer], at_s: float, cause_id: str) -> list[Action]:
         """Fold ready offers, or refuse those the round has moved on from too far; then a final one opens its round.
@@ -374,21 +385,16 @@ class Shard:
             actions += self._call(slot, at_s, final, "last_push")
         return actions
 
-    def _keep(self, slot: FragmentSlot, cause_id: str) -> Keep:
-        """Return the command to keep the ledger as it is now: a commit decided a moment later is not in it."""
-        return Keep(
-            fragment=slot.round.fragment, fragment_ledger=slot.fragment_ledger.frozen(self.ledger), cause_id=cause_id
-        )
-
     def _refuse(self, slot: FragmentSlot, offer: Offer, reason: str, cause_id: str) -> list[Action]:
         slot.offers.pop(offer.key, None)
         slot.round.drop(offer)
         slot.fragment_ledger.refuse(offer.key, offer.tokens, reason)
         learner, incarnation, *_ = offer.key
         self.ledger.refused(learner, incarnation, offer.tokens, reason)
-        refusal = Acknowledge(key=offer.key, fate="refused", reason=reason, cause_id=cause_id)
-        isolate: list[Action] = []
+        refused = Acknowledge(key=offer.key, fate="refused", reason=reason, cause_id=cause_id)
+        slot.unkept.refusals[offer.key] = refused
+        actions = [Refuse(key=offer.key, reason=reason, cause_id=cause_id), *slot.keep(self.ledger, cause_id)]
         offences = self.offences(learner, incarnation)
         if reason in OFFENCES and offences == self.settings.offences_max:
-            isolate = [Isolate(learner=learner, incarnation=incarnation, offences=offences, reason=reason)]
-        return [self._keep(slot, cause_id), refusal, *isolate]
+            actions.append(Isolate(learner=learner, incarnation=incarnation, offences=offences, reason=reason))
+        return actions

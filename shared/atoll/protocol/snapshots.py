@@ -13,13 +13,13 @@ import msgspec
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.balance import Balance, HostHeard
-from atoll.protocol.events import PushKey
+from atoll.protocol.events import Acknowledge, Dismiss, PushKey
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import MovingAverage
 from atoll.protocol.island import Island, LocalInterval
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import KnownLearner
-from atoll.protocol.round import FragmentRound, FragmentSlot, Offer
+from atoll.protocol.round import FragmentRound, FragmentSlot, Offer, Settling
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.protocol.tenure import LeaseStanding, Tenure
@@ -27,6 +27,13 @@ from atoll.protocol.tenure import LeaseStanding, Tenure
 Machine = Shard | Island | Tenure | Balance
 
 _ROUND_FIELDS: Final = tuple(name for name in FragmentRound.__dataclass_fields__ if name != "settings")
+
+
+class SettlingState(msgspec.Struct):
+    """One `Settling`."""
+
+    refusals: list[Acknowledge]
+    farewells: list[Dismiss]
 
 
 class SlotState(msgspec.Struct):
@@ -38,6 +45,9 @@ class SlotState(msgspec.Struct):
     parked: list[PushKey]
     called_s: float | None
     due_s: float | None
+    unkept: SettlingState
+    keeping: SettlingState | None
+    committing: SettlingState
 
 
 class ShardState(msgspec.Struct, tag="shard"):
@@ -53,6 +63,8 @@ class ShardState(msgspec.Struct, tag="shard"):
     draining: bool
     finished: bool
     began_s: float | None
+    over_s: float | None
+    looked_s: float | None
     committing_since: dict[int, float]
 
 
@@ -131,6 +143,8 @@ def _state(machine: Machine) -> State:
             draining=machine.draining,
             finished=machine.finished,
             began_s=machine.began_s,
+            over_s=machine.over_s,
+            looked_s=machine.looked_s,
             committing_since=machine.committing_since,
         )
     if isinstance(machine, Island):
@@ -164,7 +178,18 @@ def _slot_state(slot: FragmentSlot) -> SlotState:
         parked=slot.parked,
         called_s=slot.called_s,
         due_s=slot.due_s,
+        unkept=_settling_state(slot.unkept),
+        keeping=None if slot.keeping is None else _settling_state(slot.keeping),
+        committing=_settling_state(slot.committing),
     )
+
+
+def _settling_state(settling: Settling) -> SettlingState:
+    return SettlingState(list(settling.refusals.values()), settling.farewells)
+
+
+def _settling(state: SettlingState) -> Settling:
+    return Settling({each.key: each for each in state.refusals}, state.farewells)
 
 
 def _shard(state: ShardState) -> Shard:
@@ -175,10 +200,21 @@ def _shard(state: ShardState) -> Shard:
         now = msgspec.convert({**kept.round, "settings": agreed}, FragmentRound)
         now.settings = settings
         offers = {offer.key: offer for offer in kept.offers}
-        shard.slots[fragment] = FragmentSlot(now, kept.fragment_ledger, offers, kept.parked, kept.called_s, kept.due_s)
+        shard.slots[fragment] = FragmentSlot(
+            now,
+            kept.fragment_ledger,
+            offers,
+            kept.parked,
+            kept.called_s,
+            kept.due_s,
+            _settling(kept.unkept),
+            None if kept.keeping is None else _settling(kept.keeping),
+            _settling(kept.committing),
+        )
     shard.ledger, shard.learners = state.ledger, state.learners
     shard.quorum, shard.sync = state.quorum, state.sync
     shard.draining, shard.finished, shard.began_s = state.draining, state.finished, state.began_s
+    shard.over_s, shard.looked_s = state.over_s, state.looked_s
     shard.committing_since = state.committing_since
     return shard
 

@@ -64,8 +64,8 @@ async def read_head(bus: Bus, run: RunRecord, fragment: int) -> Head | None:
     return None if record is None else _head_in(record, run)
 
 
-async def fetch_newest(bus: Bus, run: RunRecord, held: GlobalFragment) -> GlobalFragment:
-    """Return the newest visible version of the fragment of `held`.
+async def fetch_newest(bus: Bus, run: RunRecord, held: GlobalFragment, *, again: bool = False) -> GlobalFragment | None:
+    """Return the newest visible version of the fragment of `held`; None where that is `held` itself, unless `again`.
 
     Raises:
         BlobGone: the head is gone; or as `read_head` and `fetch_frame`.
@@ -73,6 +73,8 @@ async def fetch_newest(bus: Bus, run: RunRecord, held: GlobalFragment) -> Global
     head = await read_head(bus, run, held.fragment)
     if head is None:
         raise BlobGone("the head is gone", got=held.fragment)
+    if head.version == held.version and not again:
+        return None
     return await fetch_frame(bus, run, head, held)
 
 

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atoll.base.errors import BlobGone, BrokerUnavailable
+from atoll.base.errors import BlobGone, BrokerUnavailable, PeerMisbehaved
 from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Account, Ledger, continued
+from atoll.run.event_fields import ClosedEvent, fields_of
 from atoll.run.heads import read_heads
-from atoll.wire.messages import Event, Lease, Member, Rebuilt, RunRecord, decode
+from atoll.run.record import read_members, readable
+from atoll.wire.messages import Event, Lease, Rebuilt, RunRecord
 
 READ_ATTEMPTS = 8
 
@@ -50,8 +52,7 @@ class IncarnationAccount:
 async def read_lives(bus: Bus, run: RunRecord) -> list[IncarnationAccount]:
     """Return every incarnation of the run with its account, in order of names."""
     ledger = await read_ledger(bus, run)
-    members = [decode(Member, record.data) for record in await bus.get_records(run.subjects.member("*"))]
-    newest = {member.learner: member for member in members}
+    newest = {member.learner: member for member in await read_members(bus, run.subjects)}
     lives = []
     for name, account in sorted(ledger.accounts.items()):
         learner, _, incarnation = name.rpartition("/")
@@ -70,7 +71,7 @@ async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
             for head in (await read_heads(bus, run)).values():
                 if head.fragment_ledger is not None:
                     frozen = await bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)
-                    parsed(frozen, FragmentLedger).enter_into(ledger)
+                    read_fragment_ledger(frozen).enter_into(ledger)
         except BlobGone:
             # A commit replaced this ledger between the two reads: read the newer head.
             continue
@@ -79,23 +80,30 @@ async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
         raise BrokerUnavailable("the ledgers change faster than they can be read", todo="ask again")
     for shard in range(run.protocol.shards):
         record = await bus.get_record(run.subjects.lease(shard))
-        lease = None if record is None else decode(Lease, record.data)
+        lease = None if record is None else readable(Lease, record)
         if lease is not None and lease.ledger is not None:
             ledger.learn(lease.ledger)
     return ledger
+
+
+def read_fragment_ledger(frozen: bytes) -> FragmentLedger:
+    """Return the ledger in a blob; raise `PeerMisbehaved` for anything else."""
+    try:
+        return parsed(frozen, FragmentLedger)
+    except msgspec.MsgspecError as error:
+        raise PeerMisbehaved("not the ledger of a fragment", got=str(error)) from error
 
 
 def closing_ledger(events: Iterable[Event]) -> Ledger:
     """Return the ledger of a run that is over, from the `ledger` events of its event log in their order.
 
     Each shard's last ledger is a sum over all its tenures, so it replaces the shard's earlier one; the shards' are
-    added. A large ledger comes in parts; part 0 begins a new one.
+    added. A large ledger comes in parts; part 0 begins a new one. Raises `PeerMisbehaved` for an event that no shard writes.
     """
     last: dict[str, Ledger] = {}
     for event in events:
-        part = parsed(event.fields["ledger"], Ledger)
-        number = parsed(event.fields.get("part", msgspec.Raw(b"0")), int)
-        last[event.who] = continued(last.get(event.who), part, number)
+        closed = fields_of(event, ClosedEvent)
+        last[event.who] = continued(last.get(event.who), closed.ledger, closed.part)
     whole = Ledger()
     for fragment_ledger in last.values():
         whole.absorb(fragment_ledger)
@@ -114,7 +122,7 @@ def total(lives: list[IncarnationAccount], fragments: int) -> dict[str, int]:
 async def read_data(bus: Bus, run: RunRecord) -> DataLedger | None:
     """Return the ledger of data leases, or None for a run whose learners bring their own data."""
     record = await bus.get_record(run.subjects.data)
-    return None if record is None else decode(DataLedger, record.data)
+    return None if record is None else readable(DataLedger, record)
 
 
 def as_json(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from atoll.base.errors import BrokerUnavailable, LayoutMismatch, RunReplaced, SettingsError
-from atoll.bus.interface import Bus
+from dataclasses import dataclass
+
+from atoll.base.errors import BrokerUnavailable, LayoutMismatch, PeerMisbehaved, RunReplaced, SettingsError
+from atoll.base.logs import get
+from atoll.bus.interface import Bus, Record
 from atoll.codec import check_codecs
 from atoll.model.layout import Layout, first_difference
-from atoll.wire.messages import Lease, RunRecord, decode
+from atoll.wire.messages import Lease, M, Member, RunRecord, decode
 from atoll.wire.subjects import Subjects
+
+log = get(__name__)
 
 
 async def read_run(bus: Bus, subjects: Subjects) -> RunRecord | None:
@@ -77,14 +82,38 @@ def check_known(run: RunRecord) -> RunRecord:
     return run
 
 
-async def is_over(bus: Bus, run: RunRecord) -> bool:
-    """Return whether every shard has closed its ledger at the run's token target: no shard hears a learner then."""
+@dataclass(frozen=True, slots=True)
+class RecordedProgress:
+    """What the leases of a run's shards say: the tokens trained, and whether all shards have closed their ledgers."""
+
+    tokens: int
+    over: bool
+
+
+async def recorded_progress(bus: Bus, run: RunRecord) -> RecordedProgress:
+    """Return how far a run is by its leases; once it is over, no shard hears a learner. An unreadable lease says nothing."""
     target = run.protocol.tokens_target
-    if not target:
-        return False
+    tokens, over = 0, target > 0
     for shard in range(run.protocol.shards):
         record = await bus.get_record(run.subjects.lease(shard))
-        lease = None if record is None else decode(Lease, record.data)
-        if lease is None or not lease.closed or lease.ledger is None or lease.ledger.known_tokens < target:
-            return False
-    return True
+        lease = None if record is None else readable(Lease, record)
+        known = 0 if lease is None or lease.ledger is None else lease.ledger.known_tokens
+        tokens = max(tokens, known)
+        over = over and lease is not None and lease.closed and known >= target
+    return RecordedProgress(tokens, over)
+
+
+async def read_members(bus: Bus, subjects: Subjects) -> list[Member]:
+    """Return the member records; one that cannot be read, or that is in another learner's place, counts for nothing."""
+    records = await bus.get_records(subjects.member("*"))
+    read = [(record.subject, readable(Member, record)) for record in records]
+    return [member for subject, member in read if member is not None and subject == subjects.member(member.learner)]
+
+
+def readable(kind: type[M], record: Record) -> M | None:
+    """Return a record as a `kind`; None, with a warning, for one that no process of ours has written."""
+    try:
+        return decode(kind, record.data)
+    except PeerMisbehaved as error:
+        log.warning("record.refused", subject=record.subject, reason=str(error))
+        return None

@@ -23,11 +23,21 @@ from typing import Final, TypeVar
 import msgspec
 
 from atoll.base.errors import PeerMisbehaved
-from atoll.base.parsing import parsed
-from atoll.protocol.ledger import Ledger, continued
-from atoll.protocol.reasons import RoundReasons
+from atoll.protocol.ledger import continued
+from atoll.run.event_fields import (
+    ClosedEvent,
+    JoinedEvent,
+    JunkEvent,
+    LeftEvent,
+    QuarantineEvent,
+    RefusedEvent,
+    ReportedTotals,
+    RoundView,
+    ValidationEvent,
+    fields_of,
+)
 from atoll.wire.messages import Beat, Event, Presence
-from atoll.wire.traffic import LinkTraffic, TrafficMeter
+from atoll.wire.traffic import TrafficMeter
 
 ROUNDS_MAX: Final = 100_000
 VALIDATIONS_MAX: Final = 10_000
@@ -37,102 +47,6 @@ FORMER: Final = ""
 """The name for the bytes of synchronizer processes that the view has forgotten."""
 
 F = TypeVar("F", bound=msgspec.Struct)
-
-
-class Contributor(msgspec.Struct, frozen=True):
-    """One contribution to a round, and what caused it."""
-
-    learner: str
-    incarnation: int
-    age: int
-    tokens: int
-    weight: float
-    push: int = 0
-    cause_id: str = ""
-
-
-class RoundView(msgspec.Struct, frozen=True):
-    """The fields of a `round` event: one commit, what made its round end, and why that took as long as it did."""
-
-    fragment: int
-    version: int
-    contributors: tuple[Contributor, ...]
-    tokens: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    quorum_wait_s: float = 0.0
-    grace_s: float = 0.0
-    waited_s: float = 0.0
-    merge_s: float = 0.0
-    commit_s: float = 0.0
-    end: str = ""
-    live: int = 0
-    run_tokens: int = 0
-    parameters: int = 0
-    queued_s: float = 0.0
-    cause_id: str = ""
-    why: RoundReasons | None = None
-
-
-class JoinedEvent(msgspec.Struct, frozen=True):
-    """The fields of a `joined` event."""
-
-    incarnation: int
-    founder: bool = False
-    versions_max: int = 0
-    took_s: float = 0.0
-
-
-class LeftEvent(msgspec.Struct, frozen=True):
-    """The fields of a `left` event."""
-
-    incarnation: int
-    tokens: int
-    steps: int
-
-
-class RefusedEvent(msgspec.Struct, frozen=True):
-    """The fields of a `refused` event."""
-
-    reason: str
-    learner: str = ""
-
-
-class QuarantineEvent(msgspec.Struct, frozen=True):
-    """The fields of a `quarantined` event: the isolated learner, its number of offences, and the last offence."""
-
-    learner: str
-    incarnation: int
-    offences: int
-    reason: str
-
-
-class ClosedEvent(msgspec.Struct, frozen=True):
-    """The fields of a `ledger` event: a shard's closing ledger; a large one comes in parts."""
-
-    ledger: Ledger
-    part: int = 0
-    commits: int = 0
-    reason: str = ""
-
-
-class ReportedTotals(msgspec.Struct, frozen=True):
-    """The fields of a `moved` event: the traffic of a learner's incarnation, or of a process that serves `shards`."""
-
-    role: str
-    moved: LinkTraffic
-    incarnation: int = 0
-    shards: tuple[int, ...] = ()
-
-
-class ValidationEvent(msgspec.Struct, frozen=True):
-    """The fields of a `validation` event; `average` is measured on the averaged values, where the run keeps them."""
-
-    run_tokens: int
-    bits_per_byte: float
-    versions_min: int = 0
-    versions_max: int = 0
-    average: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +148,7 @@ class RunView:
     validations: deque[MeasuredEvent] = field(default_factory=lambda: deque(maxlen=VALIDATIONS_MAX))
     closed: dict[str, ClosedEvent] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
+    junk: Counter[str] = field(default_factory=Counter)
     quarantined: list[QuarantineEvent] = field(default_factory=list)
     commits: int = 0
     bytes_merged: int = 0
@@ -314,7 +229,7 @@ class RunView:
             self.unreadable += 1
 
     def _on_round(self, event: Event) -> None:
-        line = _fields(event, RoundView)
+        line = fields_of(event, RoundView)
         self.rounds.append(RoundLine(event.at_s, event.who, line))
         self.commits += 1
         self.bytes_merged += line.bytes_up
@@ -330,32 +245,35 @@ class RunView:
             )
 
     def _on_joined(self, event: Event) -> None:
-        told = _fields(event, JoinedEvent)
+        told = fields_of(event, JoinedEvent)
         _, life = self._life(event.who, told.incarnation)
         life.joined_at_s, life.took_s, life.founder = event.at_s, told.took_s, told.founder
 
     def _on_left(self, event: Event) -> None:
-        told = _fields(event, LeftEvent)
+        told = fields_of(event, LeftEvent)
         _, life = self._life(event.who, told.incarnation)
         life.left = True
         life.tokens, life.steps = max(life.tokens, told.tokens), max(life.steps, told.steps)
 
     def _on_refused(self, event: Event) -> None:
-        self.refused[_fields(event, RefusedEvent).reason] += 1
+        self.refused.update(refusal.reason for refusal in fields_of(event, RefusedEvent).refusals)
+
+    def _on_junk(self, event: Event) -> None:
+        self.junk.update(fields_of(event, JunkEvent).reasons)
 
     def _on_quarantined(self, event: Event) -> None:
-        self.quarantined.append(_fields(event, QuarantineEvent))
+        self.quarantined.append(fields_of(event, QuarantineEvent))
 
     def _on_ledger(self, event: Event) -> None:
         """Keep a shard's latest ledger: it is a sum over all its tenures; part 0 begins a new one."""
-        told = _fields(event, ClosedEvent)
+        told = fields_of(event, ClosedEvent)
         former = self.closed.get(event.who)
         fragment_ledger = continued(None if former is None else former.ledger, told.ledger, told.part)
         self.closed[event.who] = msgspec.structs.replace(told, ledger=fragment_ledger)
         self.tokens_told = max(self.tokens_told, fragment_ledger.run_tokens)
 
     def _on_moved(self, event: Event) -> None:
-        told = _fields(event, ReportedTotals)
+        told = fields_of(event, ReportedTotals)
         if told.role == "learner":
             self._life(event.who, told.incarnation)[1].meter.take(told.moved)
         else:
@@ -365,7 +283,7 @@ class RunView:
 
     def _on_validation(self, event: Event) -> None:
         """Keep the point; an evaluator that has just begun to listen knows fewer tokens than the event log."""
-        told = _fields(event, ValidationEvent)
+        told = fields_of(event, ValidationEvent)
         told = msgspec.structs.replace(told, run_tokens=max(told.run_tokens, self.tokens_told))
         self.validations.append(MeasuredEvent(told, self.token_fragments_merged))
 
@@ -386,12 +304,6 @@ class RunView:
         return view, view.lives.setdefault(incarnation, LearnerLife(incarnation))
 
 
-_KINDS: Final = frozenset({"round", "joined", "left", "refused", "quarantined", "ledger", "moved", "validation"})
-
-
-def _fields(event: Event, kind: type[F]) -> F:
-    """Return the fields of `event` as `kind`; raise `PeerMisbehaved` if they are not."""
-    try:
-        return parsed(msgspec.json.encode(event.fields), kind)
-    except msgspec.MsgspecError as error:
-        raise PeerMisbehaved(f"not the fields of a {event.kind}", got=str(error)) from error
+_KINDS: Final = frozenset(
+    {"round", "joined", "left", "refused", "junk", "quarantined", "ledger", "moved", "validation"}
+)

@@ -1,5 +1,7 @@
 """Keeps a `RunView` current from a bus: heartbeats and presences as they arrive, the event log from its beginning.
 
+It believes heartbeats of members only (`atoll.run.member_roll`): anybody could make up the others.
+
 It only reads. If the broker is away or the streams do not exist yet, it waits. A message that no correct peer sends is
 counted and skipped. The event log is read by sequence number, so that each entry is applied once.
 """
@@ -13,6 +15,7 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, PeerMisbehaved
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
+from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.run.view import RunView
 from atoll.wire.messages import Beat, Event, M, Presence, decode
 from atoll.wire.subjects import Subjects
@@ -34,11 +37,14 @@ class Watch:
         self._clock = clock
         self._after = 0
         self._reading = asyncio.Lock()
+        self._roll = MemberRoll(bus, self._subjects)
+        self._strangers = Strangers[Beat]()
 
     async def follow(self) -> None:
         """Keep the view current until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._hear(self._subjects.beat("*"), Beat, self.view.on_beat))
+            tasks.create_task(self._hear(self._subjects.beat("*"), Beat, self._on_beat))
+            tasks.create_task(self._roll.keep_reading(self._on_roll))
             tasks.create_task(self._hear(self._subjects.presence("*"), Presence, self.view.on_presence))
             tasks.create_task(self._follow_events())
 
@@ -55,6 +61,22 @@ class Watch:
                         self.view.unreadable += 1
                 if len(entries) < PAGE_ENTRIES:
                     return
+
+    def _on_beat(self, beat: Beat, at_s: float) -> None:
+        """Show a member's heartbeat; a stranger's waits until the members were read."""
+        if self._roll.admits(beat.learner, beat.incarnation):
+            self.view.on_beat(beat, at_s)
+        else:
+            self._strangers.put(beat.learner, beat)
+            self._roll.ask()
+
+    def _on_roll(self, began_s: float) -> bool:
+        taken = False
+        for beat in self._strangers.before(began_s):
+            if self._roll.admits(beat.learner, beat.incarnation):
+                self.view.on_beat(beat, self._clock.monotonic())
+                taken = True
+        return taken
 
     async def _follow_events(self) -> None:
         while True:

@@ -26,6 +26,7 @@ import msgspec
 import xxhash
 
 from atoll.base.errors import BlobCorrupt, PeerMisbehaved, ProtocolMisuse
+from atoll.base.quantities import Count, Digest, SizeBytes, Stem
 from atoll.wire.limits import CHUNK_BYTES, Buffer
 
 CHUNKS_MAX = 1 << 16
@@ -41,10 +42,10 @@ MADE_AHEAD = 4
 class BlobRef(msgspec.Struct, frozen=True):
     """Where a blob is: `chunks` messages at `stem.<0..chunks-1>`, `size_bytes` in all, `digest` as in the module."""
 
-    stem: str
-    chunks: int
-    size_bytes: int
-    digest: str
+    stem: Stem
+    chunks: Count
+    size_bytes: SizeBytes
+    digest: Digest
 
 
 class Pieces(Protocol):

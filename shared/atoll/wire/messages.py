@@ -1,8 +1,9 @@
 """Message schemas, version 1, as bounded JSON.
 
-Every message is one frozen struct. `encode` and `decode` are the only way in and out. `decode` refuses wrong types,
-missing fields, oversized text and an unknown schema number, always as `PeerMisbehaved`, so a driver never meets a
-message that it understands only in part. `encode` refuses what `decode` would find too large. Times are seconds since
+Every message is one frozen struct. `encode` and `decode` are the only way in and out: the gate. `decode` refuses wrong
+types, missing fields, numbers and texts out of their bounds (`atoll.base.quantities`) and an unknown schema number, always
+as `PeerMisbehaved`, so a driver never meets a message that it understands only in part. `encode` refuses what `decode`
+would not take. Times are seconds since
 the Unix epoch by the sender's clock and are for people only; the protocol measures time by its own arrival stamps.
 
 A contribution's tokens are those its learner trained on since it adopted `base_version` of the fragment (Sec. 3.2 of
@@ -13,30 +14,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from atoll.base.errors import PeerMisbehaved, ProtocolMisuse
+from atoll.base.errors import PeerMisbehaved, ProtocolMisuse, SettingsError
 from atoll.base.parsing import parsed
+from atoll.base.quantities import (
+    FRAGMENTS_MAX,
+    LEARNERS_MAX,
+    Count,
+    Digest,
+    Epoch,
+    Fingerprint,
+    FragmentNumber,
+    Incarnation,
+    PeerId,
+    PushNumber,
+    RunTokens,
+    Seconds,
+    ShardNumber,
+    SizeBytes,
+    Steps,
+    Text,
+    TokenFragments,
+    Tokens,
+    Version,
+    Word,
+    WriterNonce,
+)
 from atoll.model.layout import Layout
+from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.settings import KEYFRAME_VERSIONS_MAX, ProtocolSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import NOTHING, LinkTraffic
 
 SCHEMA: Final = 1
 MESSAGE_BYTES_MAX: Final = 1 << 20
-COUNT_MAX: Final = 1 << 53
-NAME_CHARS_MAX: Final = 256
 SHOWN_CHARS_MAX: Final = 120
 NORMS_MAX: Final = 1 << 16
+DELTAS_MAX: Final = 2 * KEYFRAME_VERSIONS_MAX
 
-# A peer's claims stay within exact arithmetic: counts are exact as doubles, and so are sums of squares.
-Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
-Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
-Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+LearnerState = Literal["joining", "training", "draining", "left"]
+Norms = Annotated[tuple[float, ...], msgspec.Meta(max_length=NORMS_MAX)]
+Shards = Annotated[tuple[ShardNumber, ...], msgspec.Meta(max_length=FRAGMENTS_MAX)]
 
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -48,32 +71,44 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint's.
     """
 
-    source: str
-    checkpoint: int
-    generation: int
-    tokens: int
-    versions: int
-    checkpoint_at_s: float
-    rebuilt_at_s: float
+    source: PeerId
+    checkpoint: Count
+    generation: Count
+    tokens: RunTokens
+    versions: Count
+    checkpoint_at_s: Seconds
+    rebuilt_at_s: Seconds
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The record that makes a run: its founder, or the process that rebuilds it, writes it; every joiner reads it.
 
-    `nonce` tells foundings of one run id apart: messages of another founding are refused.
+    `nonce` tells foundings of one run id apart: messages of another founding are refused. `closing` says that the run's
+    broker is about to end, so learners leave; it may go on later.
     """
 
-    run: str
-    founder: str
-    nonce: str
-    founded_at_s: float
+    run: PeerId
+    founder: PeerId
+    nonce: PeerId
+    founded_at_s: Seconds
     layout: Layout
     protocol: ProtocolSettings
-    model: str = ""
-    data: str = ""
+    model: Text = ""
+    data: Text = ""
     seed: int = 0
     rebuilt: Rebuilt | None = None
+    closing: bool = False
     schema: int = SCHEMA
+
+    def fault(self) -> str:
+        """Return why no founder writes this record, or the empty string."""
+        try:
+            self.protocol.check()
+        except SettingsError as error:
+            return str(error)
+        if len(self.layout.fragments) != self.protocol.fragments:
+            return f"{len(self.layout.fragments)} fragments in the layout and {self.protocol.fragments} in the protocol"
+        return self.layout.fault()
 
     @cached_property
     def subjects(self) -> Subjects:
@@ -84,24 +119,24 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 class Included(msgspec.Struct, frozen=True):
     """One contribution as a head lists it: the learner, the push, its base, its weight and its age."""
 
-    learner: str
-    incarnation: int
-    push: int
-    base_version: int
-    tokens: int
-    steps: int
+    learner: PeerId
+    incarnation: Incarnation
+    push: PushNumber
+    base_version: Version
+    tokens: Tokens
+    steps: Steps
     weight: float
-    age: int
+    age: Count
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
     """Where the delta is that leads to `version` from the one before; its stem follows from version and nonce."""
 
-    version: Count
-    nonce: Name
+    version: Version
+    nonce: WriterNonce
     chunks: Count
-    size_bytes: Count
-    digest: Name
+    size_bytes: SizeBytes
+    digest: Digest
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,21 +149,21 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     write the same version again with a newer ledger, and a new owner does so with its own epoch.
     """
 
-    fragment: Count
-    version: Count
-    epoch: Count
-    nonce: str
-    layout: str
+    fragment: FragmentNumber
+    version: Version
+    epoch: Epoch
+    nonce: WriterNonce
+    layout: Fingerprint
     keyframe: BlobRef
-    key_version: Count
-    digest: str
-    deltas: tuple[Delta, ...] = ()
+    key_version: Version
+    digest: Digest
+    deltas: Annotated[tuple[Delta, ...], msgspec.Meta(max_length=DELTAS_MAX)] = ()
     state: BlobRef | None = None
     fragment_ledger: BlobRef | None = None
-    included: tuple[Included, ...] = ()
-    tokens_merged: int = 0
-    superseded: tuple[BlobRef, ...] = ()
-    cause_id: Name = ""
+    included: Annotated[tuple[Included, ...], msgspec.Meta(max_length=LEARNERS_MAX)] = ()
+    tokens_merged: RunTokens = 0
+    superseded: Annotated[tuple[BlobRef, ...], msgspec.Meta(max_length=DELTAS_MAX)] = ()
+    cause_id: Text = ""
     schema: int = SCHEMA
 
 
@@ -140,21 +175,21 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     `run_nonce` is that of the run record by which its learner joined.
     """
 
-    learner: Name
-    incarnation: Count
-    fragment: Count
-    push: Count
-    base_version: Count
-    tokens: Count
-    steps: Count
-    trained_tokens: Count
+    learner: PeerId
+    incarnation: Incarnation
+    fragment: FragmentNumber
+    push: PushNumber
+    base_version: Version
+    tokens: Tokens
+    steps: Steps
+    trained_tokens: Tokens
     loss: float | None
-    norms: Annotated[tuple[float, ...], msgspec.Meta(max_length=NORMS_MAX)]
-    layout: Name
-    run_nonce: Name
+    norms: Norms
+    layout: Fingerprint
+    run_nonce: PeerId
     blob: BlobRef
     final: bool = False
-    cause_id: Name = ""
+    cause_id: Text = ""
     sent_at_s: float = 0.0
     schema: int = SCHEMA
 
@@ -162,57 +197,57 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """The synchronizer's request for `fragment` on base `version`; `run_tokens` drives schedules by tokens."""
 
-    fragment: Count
-    version: Count
+    fragment: FragmentNumber
+    version: Version
     attempt: Count
-    run_tokens: Count
+    run_tokens: RunTokens
     schema: int = SCHEMA
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The fate of a contribution, sent to its learner: `fate` is merged, merged_late or refused."""
+    """The fate of a contribution, sent to its learner."""
 
-    learner: Name
-    incarnation: Count
-    fragment: Count
-    push: Count
-    fate: Name
-    reason: str = ""
+    learner: PeerId
+    incarnation: Incarnation
+    fragment: FragmentNumber
+    push: PushNumber
+    fate: Literal["merged", "merged_late", "refused"]
+    reason: Word = ""
     schema: int = SCHEMA
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """A learner's heartbeat. Token-fragments are tokens counted once per fragment (docs/explanation/protocol.md)."""
 
-    learner: Name
-    incarnation: Count
-    run_nonce: Name
-    state: Name
+    learner: PeerId
+    incarnation: Incarnation
+    run_nonce: PeerId
+    state: LearnerState
     at_s: float
-    step: Count
+    step: Steps
     step_s: Seconds
-    tokens: Count
+    tokens: Tokens
     tokens_per_s: float
     loss: float | None
-    pushed: Count
-    superseded: Count
-    refused_local: Count = 0
+    pushed: TokenFragments
+    superseded: TokenFragments
+    refused_local: TokenFragments = 0
     overhead: float = 0.0
     lag_versions: Count = 0
     moved: LinkTraffic = NOTHING
-    run_tokens: Count = 0
+    run_tokens: RunTokens = 0
     schema: int = SCHEMA
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """The present incarnation of a learner id."""
 
-    learner: str
-    incarnation: int
-    nonce: str
-    host: str
-    pid: int
-    claimed_at_s: float
+    learner: PeerId
+    incarnation: Incarnation
+    nonce: PeerId
+    host: Text
+    pid: Count
+    claimed_at_s: Seconds
     left: bool = False
     schema: int = SCHEMA
 
@@ -224,52 +259,52 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     reached its target and everything is settled.
     """
 
-    shard: int
-    epoch: int
-    nonce: str
-    host: str
-    pid: int
+    shard: ShardNumber
+    epoch: Epoch
+    nonce: PeerId
+    host: Text
+    pid: Count
     ledger: Ledger | None = None
     released: bool = False
     closed: bool = False
-    to: str = ""
+    to: Text = ""
     schema: int = SCHEMA
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
     """A synchronizer process's shards: those it owns and those it is a candidate for (`atoll.protocol.balance`)."""
 
-    name: Name
-    host: Name
-    pid: int
-    wants: Annotated[tuple[Count, ...], msgspec.Meta(max_length=NORMS_MAX)]
-    owns: Annotated[tuple[Count, ...], msgspec.Meta(max_length=NORMS_MAX)]
+    name: PeerId
+    host: Text
+    pid: Count
+    wants: Shards
+    owns: Shards
     leaving: bool = False
     moved: LinkTraffic = NOTHING
     schema: int = SCHEMA
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
-    """A command or a question: `drain`, `identify`, or one of two for a learner that needs an optimizer's state.
+    """A question, or a hint: `drain` says that the run record is `closing`.
 
     The live holder of an id answers `identify`. Learners that could lend their state answer `lend`, and the chosen one
     answers `share` (`StateOffer`).
     """
 
-    verb: str
-    sender: str = ""
+    verb: Literal["drain", "identify", "lend", "share"]
+    sender: Text = ""
     schema: int = SCHEMA
 
 
 class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
     """A learner's inner-optimizer state for another one: only an offer without a blob, the state itself with one."""
 
-    learner: Name
-    incarnation: Count
-    run_nonce: Name
-    steps: Count
-    tokens: Count
-    run_tokens: Count
+    learner: PeerId
+    incarnation: Incarnation
+    run_nonce: PeerId
+    steps: Steps
+    tokens: Tokens
+    run_tokens: RunTokens
     blob: BlobRef | None = None
     schema: int = SCHEMA
 
@@ -277,18 +312,23 @@ class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the event log; `fields` depends on `kind` (docs/explanation/protocol.md lists them)."""
 
-    kind: str
-    who: str
+    kind: Word
+    who: PeerId
     at_s: float
     fields: dict[str, msgspec.Raw]
     schema: int = SCHEMA
 
 
+RECORDS: Final = (RunRecord, Head, Member, Lease, DataLedger)
+"""The kinds of messages that are records."""
+
+
 def encode(message: msgspec.Struct) -> bytes:
-    """Return `message` as compact JSON.
+    """Return `message` as compact JSON. What becomes a record is decoded once more first.
 
     Raises:
-        ProtocolMisuse: it is larger than `decode` takes. A record that no process can read is worse than no record.
+        ProtocolMisuse: `decode` does not take it. A record that no process can read is worse than no record: everybody
+            waits for it, and no restart helps.
     """
     data = msgspec.json.encode(message)
     if len(data) > MESSAGE_BYTES_MAX:
@@ -298,6 +338,16 @@ def encode(message: msgspec.Struct) -> bytes:
             allowed=f"{MESSAGE_BYTES_MAX} bytes",
             todo="nothing was written; please report this with the number of learners and shards of the run",
         )
+    if isinstance(message, RECORDS):
+        try:
+            decode(type(message), data)
+        except PeerMisbehaved as error:
+            raise ProtocolMisuse(
+                f"a {type(message).__name__} that no process could read",
+                got=error.got,
+                allowed=error.allowed,
+                todo="nothing was written; please report this",
+            ) from error
     return data
 
 
@@ -314,6 +364,8 @@ def decode(kind: type[M], data: bytes) -> M:
         raise PeerMisbehaved(
             f"a {kind.__name__} of another schema", got=schema, allowed=SCHEMA, todo="run the same Atoll everywhere"
         )
+    if isinstance(message, RunRecord | DataLedger) and (fault := message.fault()):
+        raise PeerMisbehaved(f"a {kind.__name__} that nobody of ours writes", got=fault)
     return message
 
 

@@ -30,11 +30,13 @@ from atoll.protocol.events import (
     Fold,
     Isolate,
     Keep,
+    Kept,
     LearnerBeat,
     LearnerLeft,
     PublishCall,
     PushKey,
     QueueDrained,
+    Refuse,
     TimerFired,
 )
 from atoll.protocol.shard import Shard
@@ -118,6 +120,8 @@ class Hub:
             self._in_lane(action.key.fragment, action)
         elif isinstance(action, Commit | Keep | Dismiss):
             self._in_lane(action.fragment, action)
+        elif isinstance(action, Refuse):
+            self.world.tell_refused(action)
         elif isinstance(action, Finish):
             self.finished = True
         elif not isinstance(action, Isolate):
@@ -146,14 +150,14 @@ class Hub:
             self.tally[action.reason or action.fate] += 1
             if self._durable is not None:
                 self._durable.see_acknowledged(action)
-            if action.fate == "refused":
-                self.world.tell_refused(action)
         elif isinstance(action, Dismiss):
             self._unsettled.discard((action.learner, action.incarnation))
             if self._durable is not None:
                 self._durable.see_dismissed(action)
-        elif isinstance(action, Keep) and self._durable is not None:
-            self._durable.see_books(fragment, action.fragment_ledger)
+        elif isinstance(action, Keep):
+            if self._durable is not None:
+                self._durable.see_books(fragment, action.fragment_ledger)
+            self._on_fact(Kept(at_s=self.world.engine.now_s, fragment=fragment))
 
     def _commit(self, commit: Commit) -> None:
         """Make a commit visible, announce it, and continue with the waiting commands of its lane."""

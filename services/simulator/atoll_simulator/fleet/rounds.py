@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from atoll.base.errors import AtollError
 from atoll.base.units import within
-from atoll.protocol.events import Acknowledge, PublishCall
+from atoll.protocol.events import PublishCall, Refuse
 from atoll.protocol.ledger import Ledger, Settlement, settle
 from atoll.protocol.settings import ProtocolSettings
 from atoll_simulator.engine import Engine
@@ -146,7 +146,7 @@ class Rounds:
             if trainer.trains:
                 trainer.down.core_message(trainer.hear_head, fragment, version)
 
-    def tell_refused(self, refusal: Acknowledge) -> None:
+    def tell_refused(self, refusal: Refuse) -> None:
         """Send a refusal to its learner, as a core message."""
         for trainer in self.trainers:
             if trainer.name == refusal.key.learner:

@@ -28,6 +28,7 @@ from atoll.protocol.events import (
     HeadHeard,
     LearnerBeat,
     Leave,
+    NothingNewer,
     PublishCall,
     Push,
     PushKey,
@@ -198,10 +199,11 @@ class FleetLearner:
             now_s = self.world.engine.now_s
             self._on_fact(CallHeard(at_s=now_s, fragment=call.fragment, version=call.version, attempt=call.attempt))
 
-    def hear_head(self, fragment: int, version: int) -> None:
-        """Hear of a head, unless the learner is deaf."""
+    def hear_head(self, fragment: int, version: int, proven: bool = False) -> None:  # noqa: FBT001, FBT002  (called by timers)
+        """Hear of a head, by message or by its record, unless the learner is deaf."""
         if self.trains and not self.stalled:
-            self._on_fact(HeadHeard(at_s=self.world.engine.now_s, fragment=fragment, version=version))
+            now_s = self.world.engine.now_s
+            self._on_fact(HeadHeard(at_s=now_s, fragment=fragment, version=version, proven=proven))
 
     def hear_refused(self, key: PushKey, reason: str) -> None:
         """Hear that a contribution was refused."""
@@ -215,7 +217,7 @@ class FleetLearner:
 
     def _answer_heads(self) -> None:
         for fragment, version in self.world.versions().items():
-            self.down.ask(self.hear_head, fragment, version)
+            self.down.ask(self.hear_head, fragment, version, True)
 
     def _beat_for_ever(self) -> None:
         if not self.trains:
@@ -234,6 +236,7 @@ class FleetLearner:
             incarnation=INCARNATION,
             training=self.trains,
             step_s=self._steps.mean_s,
+            steps=machine.steps,
             tokens=machine.tokens,
             pushed=machine.pushed,
             superseded=machine.superseded,
@@ -262,7 +265,7 @@ class FleetLearner:
             )
             self.up.send(self.world.exchange.fragment_bytes, self._is_durable, arrived)
         elif isinstance(action, FetchFragment):
-            self.up.ask(self._answer_fetch, action.fragment)
+            self.up.ask(self._answer_fetch, action)
         elif isinstance(action, Leave):
             for hub in self.world.hubs:
                 self.up.ask(self._said_goodbye, hub)
@@ -275,9 +278,17 @@ class FleetLearner:
     def _settled(self, key: PushKey) -> None:
         self._on_fact(PushSettled(at_s=self.world.engine.now_s, fragment=key.fragment, push=key.push))
 
-    def _answer_fetch(self, fragment: int) -> None:
+    def _answer_fetch(self, asked: FetchFragment) -> None:
+        fragment = asked.fragment
         version = self.world.hub_of(fragment).versions[fragment]
-        self.down.send(self.world.exchange.fragment_bytes, self._fetched, fragment, version)
+        held = max(self.island.intervals[fragment].anchor, self._ready.get(fragment, 0))
+        if version <= held and not asked.again:
+            self.down.ask(self._found_nothing, fragment)
+        else:
+            self.down.send(self.world.exchange.fragment_bytes, self._fetched, fragment, version)
+
+    def _found_nothing(self, fragment: int) -> None:
+        self._on_fact(NothingNewer(at_s=self.world.engine.now_s, fragment=fragment))
 
     def _fetched(self, fragment: int, version: int) -> None:
         self._ready[fragment] = version

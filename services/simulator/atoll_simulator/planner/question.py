@@ -11,10 +11,11 @@ import math
 from dataclasses import dataclass, field
 
 from atoll.base.errors import SettingsError
+from atoll.base.quantities import LEARNERS_MAX
 from atoll.base.units import within
 from atoll.bus.options import DEFAULTS
 from atoll.codec import FORMATS, KEYFRAME
-from atoll.protocol.settings import LEARNERS_MAX, ProtocolSettings
+from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.limits import CHUNK_BYTES
 from atoll_simulator.planner.failures import Failures
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from atoll.base.quantities import FRAGMENTS_MAX, LEARNERS_MAX
 from atoll.base.units import rate, rate_flag
-from atoll.protocol.settings import FRAGMENTS_MAX, LEARNERS_MAX
 from atoll.wire.blobs import CHUNKS_MAX
 from atoll.wire.limits import CHUNK_BYTES
 from atoll_simulator.fleet.parameters import DAY_S

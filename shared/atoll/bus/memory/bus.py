@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import BlobGone, BrokerUnavailable, RecordConflict
-from atoll.bus.interface import CoreMessage, Record, StoredEvent
+from atoll.bus.interface import CoreMessage, Delivery, Record, StoredEvent
 from atoll.bus.memory.streams import MemoryStream, QueuePlace, StoredMessage
 from atoll.bus.streams import GIB, check_size, info_header, stream_of, stream_plan
 from atoll.bus.subscriptions import BufferedSubscription
@@ -85,6 +85,7 @@ class MemoryConsumer:
         self.stream = stream
         self._place = place
         self._unsettled: dict[int, MemoryDelivery] = {}
+        self._newest_then = 0
         self._closed = False
 
     async def next(self, timeout_s: float) -> MemoryDelivery | None:
@@ -108,12 +109,27 @@ class MemoryConsumer:
                 self._place.waiting.remove(news)
         return None
 
+    async def arrived(self, most: int) -> list[MemoryDelivery]:
+        """Return messages that are here already."""
+        found: list[MemoryDelivery] = []
+        while len(found) < most and not self._closed and (taken := self.stream.take(self._place)) is not None:
+            found.append(MemoryDelivery(self, taken[0], redelivered=taken[1]))
+            self._unsettled[found[-1].sequence] = found[-1]
+        return found
+
+    async def discard(self, deliveries: Sequence[Delivery]) -> None:
+        """Remove messages from the queue."""
+        for delivery in deliveries:
+            await delivery.ack()
+
     async def drained(self) -> bool:
         """Return whether nothing is queued and nothing unsettled."""
         await asyncio.sleep(0)
         if self._place.gone:
             raise RecordConflict("somebody else reads this queue", got=self._place.subject_filter)
-        return not self.stream.select(self._place.subject_filter)
+        oldest = next((kept.sequence for kept in self.stream.select(self._place.subject_filter)), None)
+        before, self._newest_then = self._newest_then, self.stream.newest
+        return oldest is None or 0 < before < oldest
 
     def give_back(self, delivery: MemoryDelivery) -> None:
         """Let the message be delivered again."""
@@ -263,6 +279,11 @@ class MemoryBus:
         await self._give_way()
         self._broker.core_message(CoreMessage(subject, bytes(data)))
         self._count_up(data)
+
+    async def reach(self, timeout_s: float) -> bool:  # noqa: ARG002  (memory answers at once)
+        """Return that the broker answers."""
+        await asyncio.sleep(0)
+        return True
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
         """Hear core messages from now on; see `Bus`."""

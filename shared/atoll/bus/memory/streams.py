@@ -195,6 +195,11 @@ class MemoryStream:
                 place.gone = True
                 del self.places[durable]
 
+    @property
+    def newest(self) -> int:
+        """Return the largest sequence number that was given out."""
+        return self._sequence
+
     def take(self, place: QueuePlace) -> tuple[StoredMessage, bool] | None:
         """Return the oldest message that is not out, and whether it was delivered before."""
         if place.gone:

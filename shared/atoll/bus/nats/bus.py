@@ -202,6 +202,14 @@ class JetStreamBus:
             self.stats.messages_up += 1
             self.stats.bytes_up += len(data)
 
+    async def reach(self, timeout_s: float) -> bool:
+        """Return whether an echo comes back in time; see `Bus`."""
+        try:
+            await self._connection.call(self._connection.echo(timeout_s))
+        except Unanswered:
+            return False
+        return True
+
     async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
         """Hear core messages from now on, across reconnects; see `Bus`."""
         feed = BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)

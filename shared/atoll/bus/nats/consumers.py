@@ -1,8 +1,11 @@
-"""A durable place in a work queue, read one message at a time.
+"""A durable place in a work queue.
 
-Each `next` sends a pull request for one message (larger batches stall in nats-py) to a private inbox. A message that
-arrives after the caller has given up waits for the next `next`. Closing returns unsettled messages. If a process dies,
-the broker delivers its messages again after `ack_wait_s`.
+A `next` that finds nothing here sends a pull request for up to `_BATCH` messages to a private inbox, so that a long queue
+costs one round trip per batch and not per message. What arrives waits for the next `next` or `arrived`. Closing returns
+unsettled messages. If a process dies, the broker delivers its messages again after `ack_wait_s`.
+
+Anybody who learns the inbox may send to it. What is no delivery of JetStream's, by the subject on which it is settled, is
+dropped.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +22,18 @@ from nats.aio.msg import Msg
 
 from atoll.base.errors import RecordConflict, SettingsError
 from atoll.base.retry import Unanswered
+from atoll.bus.interface import Delivery
 from atoll.bus.nats.connection import Connection
-from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, JetStreamPatience, unavailable
+from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, JetStreamPatience, told, unavailable
 
 _NS = 1_000_000_000
 _NO_CONSUMER = 10014
 _CONFLICTS = (10100, 10099, 10148, 10013, 10012)
 _GRACE_S = 0.25
 _CLOSE_S = 2.0
+_BATCH = 256
+_BATCH_BYTES = 4 << 20
+_ACK_LEVELS = (9, 11, 12)
 
 
 @dataclass(slots=True)
@@ -75,11 +83,21 @@ class QueueConsumer:
         self._pulls = 0
         self._arrived: asyncio.Queue[Msg] = asyncio.Queue()  # the broker sends no more than `max_ack_pending`
         self.unsettled: dict[str, QueueDelivery] = {}
+        self._newest_then = 0
         self._closed = False
 
     async def next(self, timeout_s: float) -> QueueDelivery | None:
         """Return the next message, or None if none came within `timeout_s`."""
         return await self.connection.call(self._next(timeout_s))
+
+    async def arrived(self, most: int) -> list[QueueDelivery]:
+        """Return up to `most` further messages that are here already."""
+        return await self.connection.call(self._take(most))
+
+    async def discard(self, deliveries: Sequence[Delivery]) -> None:
+        """Remove messages without waiting for the broker's word."""
+        replies = [each.reply for each in deliveries if isinstance(each, QueueDelivery)]
+        await self.connection.call(self._discard(replies))
 
     async def drained(self) -> bool:
         """Return whether the broker reports nothing queued and nothing unsettled; see `Consumer`."""
@@ -126,11 +144,15 @@ class QueueConsumer:
             if reason.err_code == _NO_CONSUMER and self._takeover:
                 raise self._removed(reason) from reason
             return False
-        return int(answer["num_pending"]) == 0 and int(answer["num_ack_pending"]) == 0
+        if told(answer, int, "num_pending") == 0 and told(answer, int, "num_ack_pending") == 0:
+            return True
+        newest = told(await self._jetstream.api(f"STREAM.INFO.{self._stream}"), int, "state", "last_seq")
+        before, self._newest_then = self._newest_then, newest
+        return 0 < before <= told(answer, int, "ack_floor", "stream_seq")
 
     async def _next(self, timeout_s: float) -> QueueDelivery | None:
         """Pull until a message comes or the time is up."""
-        loop, stats = self.connection.loop, self.connection.stats
+        loop = self.connection.loop
         deadline = loop.time() + timeout_s
         patience = JetStreamPatience(self.connection)
         while True:
@@ -144,21 +166,41 @@ class QueueConsumer:
                     return None
                 await patience.after(self._stream, reason)
                 continue
-            # A status line may be that of an older pull.
-            if message is not None and message.reply and not (message.headers or {}).get("Status"):
-                redelivered = message.metadata.num_delivered > 1
-                delivery = QueueDelivery(self, message.subject, message.data, redelivered, message.reply)
-                self.unsettled[message.reply] = delivery
-                stats.messages_down += 1
-                stats.bytes_down += len(message.data)
+            if message is not None and (delivery := self._delivery(message)) is not None:
                 return delivery
 
+    async def _take(self, most: int) -> list[QueueDelivery]:
+        found: list[QueueDelivery] = []
+        while len(found) < most and not self._arrived.empty():
+            delivery = self._delivery(self._arrived.get_nowait())
+            if delivery is not None:
+                found.append(delivery)
+        return found
+
+    def _delivery(self, message: Msg) -> QueueDelivery | None:
+        """Return a message as a delivery; None for a status line, perhaps of an older pull, and for what is no delivery."""
+        attempts = _attempts(message.reply)
+        if attempts is None or (message.headers or {}).get("Status"):
+            return None
+        delivery = QueueDelivery(self, message.subject, message.data, attempts > 1, message.reply)
+        self.unsettled[message.reply] = delivery
+        stats = self.connection.stats
+        stats.messages_down += 1
+        stats.bytes_down += len(message.data)
+        return delivery
+
+    async def _discard(self, replies: list[str]) -> None:
+        for reply in replies:
+            self.unsettled.pop(reply, None)
+            await self.say(reply, b"+ACK")
+
     async def _pull(self, left_s: float) -> Msg | None:
-        """Ask for one message and return what arrives within `left_s`, or None."""
+        """Ask for messages and return the first that arrives within `left_s`, or None."""
         self._pulls += 1
         token = f"{self._inbox}.{self._pulls}"
         lost = self.connection.lost
-        body = json.dumps({"batch": 1, "expires": max(int(left_s * _NS), 1_000_000)}).encode()
+        wanted = {"batch": _BATCH, "max_bytes": _BATCH_BYTES, "expires": max(int(left_s * _NS), 1_000_000)}
+        body = json.dumps(wanted).encode()
         await self.connection.send(
             f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._config['durable_name']}", body, reply=token
         )
@@ -211,6 +253,18 @@ class QueueConsumer:
         if held:
             with contextlib.suppress(Unanswered):
                 await self.connection.echo(_CLOSE_S)
+
+
+def _attempts(reply: str) -> int | None:
+    """Return how often a message was delivered, by the subject on which it is settled; None for any other subject.
+
+    `$JS.ACK.<stream>.<consumer>.<delivered>.…`, with two levels more before the stream where the broker has a domain.
+    """
+    levels = reply.split(".")
+    if levels[:2] != ["$JS", "ACK"] or len(levels) not in _ACK_LEVELS:
+        return None
+    delivered = levels[4] if len(levels) == _ACK_LEVELS[0] else levels[6]
+    return int(delivered) if delivered.isascii() and delivered.isdigit() else None
 
 
 async def open_consumer(

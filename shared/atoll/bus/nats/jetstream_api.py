@@ -12,11 +12,13 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from nats.aio.msg import Msg
 
 from atoll.base.errors import AtollError, BrokerUnavailable, ProtocolMisuse, QueueFull, RunReplaced, StorageFull
+from atoll.base.parsing import parsed
 from atoll.base.retry import Unanswered, bounded, pause_s
 from atoll.bus.interface import StoredEvent
 from atoll.bus.nats.connection import Connection
@@ -32,15 +34,23 @@ _NO_STREAM = 10059
 _PAUSE_FIRST_S = 0.05
 _PAUSE_MAX_S = 2.0
 
+T = TypeVar("T")
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """The three parts of a JetStream error."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
 
 class ApiRefusal(Exception):
     """A refusal from JetStream."""
 
-    def __init__(self, error: Mapping[str, Any]) -> None:
+    def __init__(self, error: ApiError) -> None:
         """Keep the three parts of a JetStream error."""
-        self.code = int(error.get("code", 0))
-        self.err_code = int(error.get("err_code", 0))
-        self.description = str(error.get("description", ""))
+        self.code, self.err_code, self.description = error.code, error.err_code, error.description
         super().__init__(f"{self.code}/{self.err_code} {self.description}")
 
     @property
@@ -136,11 +146,12 @@ class JetStream:
         """Send one request and return JetStream's answer; raise `ApiRefusal` or `Unanswered`."""
         message = await self.connection.request(subject, payload, headers)
         try:
-            answer: dict[str, Any] = json.loads(message.data)
-        except ValueError:
+            answer = parsed(message.data, dict[str, Any])
+            refusal = msgspec.convert(answer.get("error"), ApiError | None)
+        except msgspec.MsgspecError:
             raise Unanswered(f"not a JetStream answer on {subject}") from None
-        if "error" in answer:
-            raise ApiRefusal(answer["error"])
+        if refusal is not None:
+            raise ApiRefusal(refusal)
         return answer
 
     async def api(self, call: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -186,10 +197,11 @@ class JetStream:
 
         async def collect(message: Msg) -> None:
             headers = message.headers or {}
-            if "Nats-Sequence" in headers and "Status" not in headers:
-                messages.append(StoredEvent(int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data))
-            elif not ended.done():
+            sequence = headers.get("Nats-Sequence", "")
+            if "Status" in headers and not ended.done():
                 ended.set_result(headers)
+            elif sequence.isascii() and sequence.isdigit() and headers.get("Nats-Subject"):
+                messages.append(StoredEvent(int(sequence), headers["Nats-Subject"], message.data))
 
         inbox = f"_INBOX.{secrets.token_hex(11)}"
         key = await connection.subscribe(inbox, collect, confirm=False)
@@ -209,4 +221,21 @@ class JetStream:
             raise Unanswered(f"batched get from {stream}: {status} {end.get('Description', '')}")
         connection.stats.messages_down += len(messages)
         connection.stats.bytes_down += sum(len(message.data) for message in messages)
-        return Page(messages, int(end.get("Nats-Num-Pending", 0)), int(end.get("Nats-UpTo-Sequence", 0)))
+        try:
+            return Page(messages, int(end.get("Nats-Num-Pending", 0)), int(end.get("Nats-UpTo-Sequence", 0)))
+        except ValueError:
+            raise Unanswered(f"batched get from {stream}: an end that is none of JetStream's") from None
+
+
+def told(answer: Mapping[str, Any], kind: type[T], *names: str) -> T:
+    """Return a part of an answer, by the names that lead to it; raise `Unanswered` where an answer of JetStream's has none.
+
+    Anybody who learns the subject of an answer may send one.
+    """
+    found: Any = answer
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.MsgspecError:
+        raise Unanswered(f"an answer without its {'.'.join(names)}") from None

@@ -8,17 +8,26 @@ replaced our value, that counts as a conflict, since the caller no longer holds 
 
 from __future__ import annotations
 
-import base64
 import secrets
 from typing import Any
+
+import msgspec
 
 from atoll.base.errors import BrokerUnavailable, RecordConflict
 from atoll.base.retry import Unanswered
 from atoll.bus.interface import Record, StoredEvent
-from atoll.bus.nats.jetstream_api import NO_MESSAGE, WRONG_SEQUENCE, ApiRefusal, JetStream, JetStreamPatience
+from atoll.bus.nats.jetstream_api import NO_MESSAGE, WRONG_SEQUENCE, ApiRefusal, JetStream, JetStreamPatience, told
 
 _PAGE_MESSAGES = 500
 _PAGE_BYTES_MAX = 32 << 20
+
+
+class StoredRecord(msgspec.Struct, frozen=True):
+    """A stored message as JetStream answers with it: sequence, payload and headers."""
+
+    seq: int
+    data: bytes = b""
+    hdrs: bytes = b""
 
 
 async def put(
@@ -48,7 +57,7 @@ async def put(
                         allowed=f"reconnect {reconnects}, by which everything that the record names was stored",
                         todo="nothing: it is stored again, since the broker may have lost power",
                     )
-            answer = await jetstream.once(subject, data, headers)
+            revision = told(await jetstream.once(subject, data, headers), int, "seq")
         except (Unanswered, ApiRefusal) as reason:
             refused = isinstance(reason, ApiRefusal)
             if isinstance(reason, ApiRefusal) and reason.err_code != WRONG_SEQUENCE:
@@ -68,23 +77,28 @@ async def put(
         else:
             connection.stats.messages_up += 1
             connection.stats.bytes_up += len(data)
-            return int(answer["seq"])
+            return revision
 
 
 async def last(jetstream: JetStream, stream: str, subject: str) -> tuple[Record, str] | None:
     """Return the record as the leader has it, and its writer's nonce; None if there is none."""
-    try:
-        message = (await jetstream.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject}))["message"]
-    except ApiRefusal as reason:
-        if reason.err_code == NO_MESSAGE:
-            return None
-        raise reason.public(subject) from reason
-    data = base64.b64decode(message.get("data", ""))
-    lines = base64.b64decode(message.get("hdrs", "")).decode("utf-8", "replace").split("\r\n")
+    patience = JetStreamPatience(jetstream.connection)
+    while True:
+        try:
+            answer = await jetstream.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+            message = told(answer, StoredRecord, "message")
+            break
+        except ApiRefusal as reason:
+            if reason.err_code == NO_MESSAGE:
+                return None
+            raise reason.public(subject) from reason
+        except Unanswered as reason:
+            await patience.after(subject, reason)
+    lines = message.hdrs.decode("utf-8", "replace").split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines if ": " in line)
     jetstream.connection.stats.messages_down += 1
-    jetstream.connection.stats.bytes_down += len(data)
-    return Record(subject, data, int(message["seq"])), headers.get("Nats-Msg-Id", "")
+    jetstream.connection.stats.bytes_down += len(message.data)
+    return Record(subject, message.data, message.seq), headers.get("Nats-Msg-Id", "")
 
 
 async def get_all(jetstream: JetStream, stream: str, subject_filter: str) -> list[Record]:

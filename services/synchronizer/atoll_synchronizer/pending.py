@@ -1,0 +1,139 @@
+"""What a shard has received and not settled, and how it is settled.
+
+`PendingAcknowledgements` keeps each delivery of the queue until its fate is durable. The shard settles a contribution
+last of all: it empties the contribution's place in line, and leaves the chunks to the garbage collector. After a crash
+before that, the queue delivers the contribution once more, and the shard finds it in the fragment's ledger.
+
+A learner hears of a refusal as soon as it is decided. Refusals are told in batches: after an outage hundreds come at once,
+and one event and one pass over the network serve all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from atoll.base.errors import BrokerUnavailable, BusError
+from atoll.base.logs import get
+from atoll.base.retry import all_of, patiently
+from atoll.bus.interface import Bus, Delivery
+from atoll.protocol.events import Acknowledge, Dismiss, Isolate, PushKey, Refuse
+from atoll.wire.messages import Contribution, Verdict, encode
+from atoll.wire.subjects import Subjects
+from atoll_synchronizer.garbage_collector import GarbageCollector
+from atoll_synchronizer.shard_context import EventLog
+
+log = get(__name__)
+
+HOLD_S: Final = 20.0
+TOGETHER_S: Final = 0.1
+REFUSALS_PER_EVENT: Final = 256
+ACKS_AT_ONCE: Final = 16
+
+
+class PendingManifest(NamedTuple):
+    """A contribution that is not settled yet."""
+
+    delivery: Delivery
+    manifest: Contribution
+
+
+class PendingAcknowledgements:
+    """The unsettled deliveries of one tenure: `contributions` by key, `farewells` by learner and incarnation."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, event_log: EventLog, garbage_collector: GarbageCollector) -> None:
+        """Hold nothing yet."""
+        self._bus = bus
+        self._subjects = subjects
+        self._event_log = event_log
+        self._garbage_collector = garbage_collector
+        self.contributions: dict[PushKey, PendingManifest] = {}
+        self.farewells: dict[tuple[str, int], Delivery] = {}
+        self._refused: list[Refuse] = []
+        self._news = asyncio.Event()
+
+    async def acknowledge(self, actions: Sequence[Acknowledge]) -> None:
+        """Settle contributions for good, several at a time."""
+        waiting = list(reversed(actions))
+
+        async def settle() -> None:
+            while waiting:
+                action = waiting.pop()
+                # One that was delivered again while we settled the first delivery needs no second acknowledgement.
+                if (held := self.contributions.pop(action.key, None)) is not None:
+                    await patiently(held.delivery.ack)
+                    self._garbage_collector.leave(action.key.fragment, f"{held.manifest.blob.stem}.*")
+
+        await all_of([settle() for _ in range(min(ACKS_AT_ONCE, len(actions)))])
+
+    async def dismiss(self, action: Dismiss) -> None:
+        """Remove a farewell from the queue."""
+        farewell = self.farewells.pop((action.learner, action.incarnation), None)
+        if farewell is not None:
+            await patiently(farewell.ack)
+
+    def refuse(self, action: Refuse) -> None:
+        """Have a refusal told to its learner and recorded."""
+        log.warning("contribution.refused", **action.key._asdict(), reason=action.reason)
+        self._refused.append(action)
+        self._news.set()
+
+    async def keep_telling(self) -> None:
+        """Tell of refusals, those of a moment together."""
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(TOGETHER_S)
+            await self.tell_refusals()
+
+    async def tell_refusals(self) -> None:
+        """Tell of the refusals that nobody was told of yet."""
+        refused, self._refused = self._refused, []
+        self._news.clear()
+        for action in refused:
+            await self._tell(action.key, action.reason)
+        for start in range(0, len(refused), REFUSALS_PER_EVENT):
+            rows = [
+                {**each.key._asdict(), "reason": each.reason} for each in refused[start : start + REFUSALS_PER_EVENT]
+            ]
+            await self._event_log.record("refused", refusals=rows)
+
+    async def isolate(self, action: Isolate) -> None:
+        """Log, and record in the event log, that an incarnation is in quarantine; its next push learns so."""
+        log.error(
+            "learner.quarantined",
+            learner=action.learner,
+            incarnation=action.incarnation,
+            offences=action.offences,
+            reason=action.reason,
+            todo="look at that machine; its next incarnation begins with a clean record",
+        )
+        await self._event_log.record(
+            "quarantined",
+            learner=action.learner,
+            incarnation=action.incarnation,
+            offences=action.offences,
+            reason=action.reason,
+        )
+
+    async def keep_holding(self) -> None:
+        """Tell the queue at intervals that we still work on the pending deliveries."""
+        while True:
+            await asyncio.sleep(HOLD_S)
+            for delivery, _ in list(self.contributions.values()):
+                await patiently(delivery.hold)
+
+    async def _tell(self, key: PushKey, reason: str) -> None:
+        """Tell a learner of a refusal; one that does not hear it learns so by being called again."""
+        verdict = Verdict(
+            learner=key.learner,
+            incarnation=key.incarnation,
+            fragment=key.fragment,
+            push=key.push,
+            fate="refused",
+            reason=reason,
+        )
+        try:
+            await self._bus.tell(self._subjects.verdict(key.learner), encode(verdict))
+        except (BusError, BrokerUnavailable) as error:
+            log.warning("verdict.unsent", **key._asdict(), reason=str(error))

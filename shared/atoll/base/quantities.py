@@ -1,0 +1,86 @@
+"""One type for each quantity that a message or a record may hold: what it may look like, and how large it may be.
+
+A peer may claim anything. So every number, id and digest that comes from outside has one of these types, and decoding
+refuses what does not fit (`atoll.base.parsing`). Three rules follow from how the numbers are used:
+
+* **A sum never leaves the bound that its readers check.** A sum over peers' claims saturates (`at_most`). If it did not,
+  two absurd claims would make a record that no process can read, and everything that waits for that record would stop.
+* **An id fits into a subject.** Subjects, filters of purges and file names are made of ids. An id with a wildcard or a
+  slash in it would name things of other peers.
+* **Text for people has no control characters**, so that nothing that a peer writes can move a cursor.
+
+Bounds leave room: the largest token count of one incarnation is a hundred times what the largest run of 2025 trained on.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+FRAGMENTS_MAX: Final = 4096
+LEARNERS_MAX: Final = 4096
+VERSION_MAX: Final = 1 << 40
+EPOCH_MAX: Final = 1 << 32
+INCARNATION_MAX: Final = 1 << 32
+PUSH_MAX: Final = 1 << 40
+STEPS_MAX: Final = 1 << 40
+TOKENS_MAX: Final = 1 << 48
+"""Of one incarnation."""
+RUN_TOKENS_MAX: Final = 1 << 53
+"""Of all incarnations together: exact as a double, too."""
+TOKEN_FRAGMENTS_MAX: Final = 1 << 60
+"""Of one incarnation: its tokens, once per fragment."""
+SIZE_BYTES_MAX: Final = 1 << 46
+COUNT_MAX: Final = 1 << 53
+SECONDS_MAX: Final = 1e12
+NAME_CHARS_MAX: Final = 256
+STEM_CHARS_MAX: Final = 512
+
+_ONLY: Final = r"$(?!\n)"
+"""The end of a text: `$` alone would also match before a last newline."""
+_LEVEL: Final = "[A-Za-z0-9_-]{1,64}"
+
+FragmentNumber = Annotated[int, Meta(ge=0, lt=FRAGMENTS_MAX)]
+ShardNumber = Annotated[int, Meta(ge=0, lt=FRAGMENTS_MAX)]
+Version = Annotated[int, Meta(ge=0, le=VERSION_MAX)]
+Epoch = Annotated[int, Meta(ge=0, le=EPOCH_MAX)]
+Incarnation = Annotated[int, Meta(ge=0, le=INCARNATION_MAX)]
+PushNumber = Annotated[int, Meta(ge=0, le=PUSH_MAX)]
+Steps = Annotated[int, Meta(ge=0, le=STEPS_MAX)]
+Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
+RunTokens = Annotated[int, Meta(ge=0, le=RUN_TOKENS_MAX)]
+TokenFragments = Annotated[int, Meta(ge=0, le=TOKEN_FRAGMENTS_MAX)]
+SizeBytes = Annotated[int, Meta(ge=0, le=SIZE_BYTES_MAX)]
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Seconds = Annotated[float, Meta(ge=0.0, le=SECONDS_MAX)]
+
+PeerId = Annotated[str, Meta(pattern=f"^{_LEVEL}{_ONLY}")]
+"""The id of a learner, a synchronizer process, a run or a founding: one level of a subject."""
+AccountKey = Annotated[str, Meta(pattern=f"^{_LEVEL}/[0-9]{{1,10}}{_ONLY}")]
+"""`learner/incarnation`."""
+WriterNonce = Annotated[str, Meta(pattern=rf"^{_LEVEL}(\.{_LEVEL})?{_ONLY}")]
+"""What keeps two writers of one version apart: one or two levels of a subject."""
+Stem = Annotated[str, Meta(max_length=STEM_CHARS_MAX, pattern=rf"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*{_ONLY}")]
+"""The first levels of a blob's subjects."""
+Digest = Annotated[str, Meta(pattern=f"^[0-9a-f]{{32}}{_ONLY}")]
+"""An xxh3-128 in hex."""
+ObjectDigest = Annotated[str, Meta(pattern=f"^[0-9a-f]{{64}}{_ONLY}")]
+"""A blake2b-256 in hex: the name of an object in an archive."""
+Fingerprint = Annotated[str, Meta(pattern=f"^[0-9a-f]{{16}}{_ONLY}")]
+"""The fingerprint of a layout."""
+Word = Annotated[str, Meta(pattern=f"^[a-z0-9_]{{0,64}}{_ONLY}")]
+"""A short stable word for counters: the reason of a refusal, the kind of an event."""
+Text = Annotated[
+    str,
+    Meta(
+        max_length=NAME_CHARS_MAX,
+        pattern=rf"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*{_ONLY}",
+    ),
+]
+"""Words for people: no control characters, and none that turn the direction of writing."""
+
+
+def at_most(bound: int, number: int) -> int:
+    """Return `number`, or `bound` if that is less: sums over claims saturate."""
+    return min(number, bound)

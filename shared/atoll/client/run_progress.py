@@ -1,0 +1,55 @@
+"""How far a run is, as a learner knows it: what the leases of its shards say, and what calls claim since.
+
+Every call says how many tokens the run has trained; schedules go by that number, and a run ends by it. But a call is a
+message that may be wrong. So the leases, which are records, are read at intervals. In between a call is believed as far as
+the fleet can have come since then: for each token of this learner's, twice as many as it came lately by the leases' word.
+A false call can so end a run by some seconds too early, and no more.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FLEET_MAX: Final = 64.0
+"""Tokens of the run for each of ours, while the leases were not read twice."""
+LATELY_MAX: Final = 2.0
+
+
+class RunProgress:
+    """The run's tokens, for a learner that has trained `own` itself."""
+
+    def __init__(self, target: int) -> None:
+        """Know of none; `target` is the run's, 0 for none."""
+        self._target = target
+        self._proven = 0
+        self._own_then = 0
+        self._per_own = FLEET_MAX
+        self._proofs = 0
+        self.tokens = 0
+
+    def hear(self, claimed: int, own: int) -> bool:
+        """Take a call's number; return whether it is beyond belief, so that the leases should be read."""
+        bound = self._bound(own)
+        self.tokens = max(self.tokens, min(claimed, bound))
+        return claimed > bound
+
+    def prove(self, tokens: int, own: int) -> None:
+        """Take the number that the leases say, read after this learner had trained `own`.
+
+        They are a moment old, so calls stay believed; but no further beyond the leases than before.
+        """
+        ahead = self._bound(own) - self._proven
+        if self._proofs and own > self._own_then:
+            lately = LATELY_MAX * max(0, tokens - self._proven) / (own - self._own_then)
+            # Leases may stand still for a moment, and a fleet does not shrink in one.
+            self._per_own = min(FLEET_MAX, max(lately, self._per_own / 2.0, LATELY_MAX))
+        self._proofs += 1
+        self._proven, self._own_then = max(self._proven, tokens), own
+        self.tokens = max(self._proven, own, min(self.tokens, self._proven + ahead))
+
+    def reached(self, own: int) -> bool:
+        """Return whether the target is reached."""
+        return 0 < self._target <= max(self.tokens, own)
+
+    def _bound(self, own: int) -> int:
+        return self._proven + int(self._per_own * (own - self._own_then))

@@ -1,0 +1,108 @@
+"""The members of a run as their records say: only they count.
+
+Anybody who reaches the broker can send a heartbeat or a manifest under any id. A member has a record, which it wrote before
+it sent anything. So what comes under an id without a record is a *stranger's*: it costs a look into a set, and is dropped.
+
+A member may be newer than what we read last. So a stranger's message waits until the records were read once more after it
+had arrived, and counts then if its sender has a record. Records are read at most every `READ_S`, however many strangers
+there are; of heartbeats the newest of each of `STRANGERS_MAX` ids waits, and later ones of other ids are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
+from atoll.base.logs import get
+from atoll.bus.interface import Bus
+from atoll.run.record import read_members
+from atoll.wire.subjects import Subjects
+
+READ_S: Final = 0.5
+READ_S_MAX: Final = 4.0
+STRANGERS_MAX: Final = 1 << 14
+
+log = get(__name__)
+
+T = TypeVar("T")
+
+
+class MemberRoll:
+    """The newest incarnation of every learner that has a member record."""
+
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        """Know none; `read` does."""
+        self._bus = bus
+        self._subjects = subjects
+        self._newest: dict[str, int] = {}
+        self._wanted = asyncio.Event()
+
+    def __contains__(self, learner: str) -> bool:
+        """Return whether a learner is known to have a record."""
+        return learner in self._newest
+
+    def admits(self, learner: str, incarnation: int) -> bool:
+        """Return whether an incarnation is the member's present one, or a former one."""
+        return incarnation <= self._newest.get(learner, -1)
+
+    def ask(self) -> None:
+        """Have the records read soon."""
+        self._wanted.set()
+
+    async def read(self) -> None:
+        """Read the records; one that cannot be read counts for nothing. Raises what the bus raises."""
+        members = await read_members(self._bus, self._subjects)
+        self._newest = {member.learner: member.incarnation for member in members}
+
+    async def keep_reading(self, on_read: Callable[[float], bool]) -> None:
+        """Read whenever it was asked for, and call `on_read` with the moment before the reading began.
+
+        It says whether the reading was of use. While it is not, we read less and less often.
+        """
+        clock, pause_s = asyncio.get_running_loop().time, READ_S
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            began_s = clock()
+            try:
+                await self.read()
+            except (BusError, BrokerUnavailable, StorageFull) as error:
+                log.warning("members.unreadable", reason=str(error))
+                self._wanted.set()
+            else:
+                pause_s = READ_S if on_read(began_s) else min(READ_S_MAX, 2.0 * pause_s)
+            await asyncio.sleep(pause_s)
+
+
+class Strangers(Generic[T]):
+    """Messages whose senders have no record yet, by a key of each, with the time of their arrival; bounded."""
+
+    def __init__(self, most: int = STRANGERS_MAX) -> None:
+        """Hold none."""
+        self._most = most
+        self._waiting: dict[object, tuple[float, T]] = {}
+        self.room = asyncio.Event()
+        self.room.set()
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self._waiting)
+
+    def put(self, key: object, message: T) -> bool:
+        """Let a message wait in place of an earlier one of its key; return False where there is no room."""
+        if key not in self._waiting and len(self._waiting) >= self._most:
+            return False
+        self._waiting[key] = asyncio.get_running_loop().time(), message
+        if len(self._waiting) >= self._most:
+            self.room.clear()
+        return True
+
+    def before(self, at_s: float) -> list[T]:
+        """Take out the messages that had arrived by then."""
+        due = [key for key, (arrived_s, _) in self._waiting.items() if arrived_s <= at_s]
+        messages = [self._waiting.pop(key)[1] for key in due]
+        if len(self._waiting) < self._most:
+            self.room.set()
+        return messages

@@ -1,0 +1,1 @@
+"""A fuzzer of everything that takes bytes from a peer: `make fuzz`."""

@@ -1,0 +1,245 @@
+"""What a shard and a learner make of facts that somebody made up: bounded sums, bounded work, one look at the record."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from atoll.base.quantities import RUN_TOKENS_MAX, TOKENS_MAX
+from atoll.client.run_progress import FLEET_MAX, RunProgress
+from atoll.protocol import island, shard
+from atoll.protocol.claims import STEPS_AT_ONCE, STEPS_PER_S_MAX, Claim, ClaimJudge
+from atoll.protocol.events import (
+    Acknowledge,
+    Adopted,
+    CallHeard,
+    ContributionArrived,
+    FetchFragment,
+    Finish,
+    HeadHeard,
+    Keep,
+    Kept,
+    LearnerBeat,
+    NothingNewer,
+    PublishCall,
+    Push,
+    PushKey,
+    PushRefused,
+    PushSettled,
+    QueueDrained,
+    Refuse,
+    StepDone,
+    TimerFired,
+)
+from atoll.protocol.pacing import OVERDUE_S, PATIENCE_S_MAX
+from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.shard import LOOK_S, Shard
+from atoll.wire.messages import Call, decode, encode
+
+SETTINGS = msgspec.convert({"fragments": 1, "shards": 1, "interval_steps": 8, "silence_s": 5.0}, ProtocolSettings)
+
+
+def agreed(**changes: object) -> ProtocolSettings:
+    """Return the settings of a run of one fragment."""
+    return msgspec.structs.replace(SETTINGS, **changes).check()
+
+
+def beat(learner: str, at_s: float, **changes: object) -> LearnerBeat:
+    """Return a heartbeat."""
+    fields = {"incarnation": 1, "training": True, "step_s": 1.0, "tokens": 100} | changes
+    return LearnerBeat(at_s=at_s, learner=learner, **fields)  # type: ignore[arg-type]
+
+
+def arrived(learner: str, push: int, at_s: float, **changes: int) -> ContributionArrived:
+    """Return a manifest that was delivered."""
+    fields = {"base_version": 0, "tokens": 80, "steps": 8, "trained_tokens": 100} | changes
+    return ContributionArrived(at_s=at_s, key=PushKey(learner, 1, 0, push), **fields)  # type: ignore[arg-type]
+
+
+def test_two_absurd_heartbeats_stop_no_calls() -> None:
+    """The sum of what learners claim stays within what a call may say; once it left that bound, commits stopped for ever."""
+    desk = Shard(agreed(), 0, {0: 0})
+    for number in range(64):
+        desk.handle(beat(f"fat{number}", 0.0, tokens=TOKENS_MAX, run_tokens=RUN_TOKENS_MAX))
+    desk.slots[0].due_s = 9.0
+    (call,) = [action for action in desk.handle(TimerFired(at_s=9.0, name="due/0")) if isinstance(action, PublishCall)]
+
+    said = Call(fragment=0, version=0, attempt=1, run_tokens=call.run_tokens)
+    assert decode(Call, encode(said)).run_tokens == RUN_TOKENS_MAX
+
+
+def test_who_says_that_its_steps_take_for_ever_is_not_waited_for_for_ever() -> None:
+    """Ten of its steps are 10^13 seconds by its own word; patience has a bound of its own."""
+    desk = Shard(agreed(), 0, {0: 0})
+    for second in range(60):
+        desk.handle(beat("ghost", second - 59.0, step_s=1e12))
+
+    assert desk.live(PATIENCE_S_MAX) == desk.present(PATIENCE_S_MAX) == {"ghost"}
+    assert desk.live(PATIENCE_S_MAX + 0.1) == desk.present(PATIENCE_S_MAX + 0.1) == set()
+
+
+def test_who_was_never_seen_to_step_so_slowly_does_not_set_the_pace() -> None:
+    """Of two learners the pace is the mean: one that said 10^12 s once had the other's rounds wait for half an hour."""
+    desk = Shard(agreed(), 0, {0: 0})
+    for second in range(30):
+        desk.handle(beat("honest", float(second), step_s=1.0, steps=second))
+        desk.handle(beat("liar", float(second), step_s=1e12, steps=10 * second))
+
+    pace_s = desk.step_s(29.0)
+    assert pace_s is not None
+    assert pace_s < 2.0
+
+
+def test_a_learner_that_beats_on_and_does_nothing_does_not_keep_a_run_from_finishing() -> None:
+    """Once the run is over, a contribution or a farewell counts, and a heartbeat does not."""
+    desk = Shard(agreed(tokens_target=100), 0, {0: 0})
+    for second in itertools.count():
+        desk.handle(beat("ghost", float(second)))
+        told = desk.handle(QueueDrained(at_s=float(second)))
+        if any(isinstance(action, Finish) for action in told):
+            break
+
+    assert OVERDUE_S < second <= OVERDUE_S + 3.0
+
+
+def test_a_thousand_refusals_are_kept_in_two_writings() -> None:
+    """The first begins at once, the second takes all that came meanwhile: cost does not grow with their number."""
+    desk, refused = Shard(agreed(), 0, {0: 5}), 1000
+    told = [action for push in range(1, refused + 1) for action in desk.handle(arrived("a", push, 0.0))]
+    assert sum(isinstance(action, Refuse) for action in told) == refused
+    assert [type(action) for action in told if not isinstance(action, Refuse)] == [Keep]
+
+    first = desk.handle(Kept(at_s=1.0, fragment=0))
+    second = desk.handle(Kept(at_s=2.0, fragment=0))
+
+    assert [type(action) for action in first] == [Acknowledge, Keep]
+    assert [type(action) for action in second] == [Acknowledge] * (refused - 1)
+
+
+def test_what_is_refused_and_comes_again_before_that_is_durable_is_not_acknowledged_yet() -> None:
+    """If the shard died then, nothing would know of the refusal any more."""
+    desk = Shard(agreed(), 0, {0: 5})
+    for push in (1, 2):
+        desk.handle(arrived("a", push, 0.0))
+
+    assert [desk.handle(arrived("a", push, 0.5)) for push in (1, 2)] == [[], []]
+
+
+def test_a_claim_of_more_tokens_in_a_step_than_the_run_allows_is_refused_unread() -> None:
+    """One such push would be the whole round: its weight is the square of its tokens."""
+    desk = Shard(agreed(step_tokens_max=10), 0, {0: 0})
+
+    absurd = desk.handle(arrived("a", 1, 0.0, tokens=1 << 40, steps=1))
+    honest = desk.handle(arrived("a", 2, 0.0, tokens=80, steps=8))
+
+    assert [action.reason for action in absurd if isinstance(action, Refuse)] == ["implausible"]
+    assert [type(action).__name__ for action in honest] == ["Fetch"]
+
+
+def test_a_heartbeat_that_changes_nothing_looks_at_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thousand learners each of a thousand heartbeats a second would look at a thousand learners."""
+    desk, looks = Shard(agreed(), 0, {0: 0}), list[float]()
+    for number in range(100):
+        desk.handle(beat(f"learner-{number}", 1.0))
+    live = desk.live
+
+    def looked(at_s: float, *, isolated: bool = False) -> set[str]:
+        looks.append(at_s)
+        return live(at_s, isolated=isolated)
+
+    monkeypatch.setattr(desk, "live", looked)
+    for number in range(100):
+        desk.handle(beat(f"learner-{number}", 1.0 + LOOK_S / 200.0 * number))
+
+    before = len(looks)
+    desk.handle(beat("learner-0", 1.0 + LOOK_S / 2.0, step_s=9.0))
+
+    assert before <= 2
+    assert len(looks) > before
+
+
+def test_a_shard_is_not_told_more_than_time_allows() -> None:
+    """Steps by the clock, tokens by the steps, and what became of tokens by the tokens."""
+    judge = ClaimJudge(agreed(step_tokens_max=10))
+    assert judge.fault("a", 1, Claim(100, 1000, 1000), 0.0) == ""
+    assert "100 steps" in judge.fault("a", 1, Claim(100, 1001, 0), 0.0)
+    assert "token-fragments" in judge.fault("a", 1, Claim(100, 1000, 1001), 0.0)
+    most = 100 + STEPS_AT_ONCE + int(STEPS_PER_S_MAX)
+    assert judge.fault("a", 1, Claim(most, 0, 0), 1.0) == ""
+    assert "possible" in judge.fault("a", 1, Claim(most + 1, 0, 0), 1.0)
+    assert judge.fault("a", 2, Claim(1 << 30, 0, 0), 1.0) == ""
+
+
+# --- the learner --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_false_version_costs_ever_fewer_looks() -> None:
+    """Every look finds nothing newer; once, a learner asked again without a pause, for ever."""
+    learner, looks = island.Island(agreed(), {0: 3}), 0
+    for tick in range(1000):
+        at_s = tick / 100.0
+        told = learner.handle(CallHeard(at_s=at_s, fragment=0, version=1 << 40, attempt=1))
+        if any(isinstance(action, FetchFragment) for action in told):
+            looks += 1
+            learner.handle(NothingNewer(at_s=at_s, fragment=0))
+
+    assert 10 <= looks <= 20
+    assert learner.lag_versions == 0
+    proven = learner.handle(HeadHeard(at_s=10.0, fragment=0, version=4, proven=True))
+    assert [type(action) for action in proven] == [FetchFragment]
+
+
+def test_nothing_newer_throws_nothing_away() -> None:
+    """A false head once had a learner adopt its own version again, and overwrite what it had trained since."""
+    learner = island.Island(agreed(), {0: 3})
+    learner.handle(StepDone(at_s=0.0, tokens=10))
+    learner.handle(HeadHeard(at_s=0.1, fragment=0, version=9))
+    learner.handle(NothingNewer(at_s=0.2, fragment=0))
+
+    assert learner.intervals[0].ready is None
+    assert (learner.open, learner.superseded) == (10, 0)
+
+
+@pytest.mark.parametrize("what", ["calls", "verdicts"])
+def test_false_calls_and_verdicts_make_a_learner_begin_anew_ever_more_rarely(what: str) -> None:
+    """Honest ones make it begin anew once or twice; somebody who repeats them for ten minutes, a handful of times."""
+    learner, anew = island.Island(agreed(), {0: 3}), 0
+    for tick in range(6000):
+        at_s = tick / 10.0
+        learner.handle(StepDone(at_s=at_s, tokens=1))
+        sent = learner.intervals[0].sent
+        told = learner.handle(CallHeard(at_s=at_s, fragment=0, version=3, attempt=1))
+        if what == "verdicts" and sent is not None:
+            told = [*told, *learner.handle(PushRefused(at_s=at_s, fragment=0, push=sent.push, reason="stale"))]
+        for action in told:
+            if isinstance(action, Push):
+                learner.handle(PushSettled(at_s=at_s, fragment=0, push=action.push))
+            elif isinstance(action, FetchFragment):
+                anew += 1
+                learner.intervals[0].fetching = False
+                learner.handle(Adopted(at_s=at_s, fragment=0, version=3))
+
+    assert 3 <= anew <= 25
+
+
+def test_a_call_is_believed_as_far_as_a_fleet_can_have_come() -> None:
+    """Beyond that the leases are read: the fleet came 3 tokens for each of ours, so 6 are believed."""
+    progress = RunProgress(target=1_000_000)
+    progress.prove(5_000, own=100)
+    assert not progress.hear(5_000 + int(10 * FLEET_MAX), own=110)
+    assert progress.tokens == 5_000 + 10 * FLEET_MAX
+    for own in range(200, 2_000, 100):
+        progress.prove(5_000 + 3 * (own - 100), own)
+
+    assert progress.hear(RUN_TOKENS_MAX, own=1_910)
+    assert progress.tokens == 5_000 + 3 * 1_800 + 6 * 10
+    assert not progress.reached(own=1_910)
+    progress.prove(1_000_000, own=1_920)
+    assert progress.reached(own=1_920)
+
+
+def test_constants_of_patience_are_in_order() -> None:
+    """A learner in good health beats several times in the shortest of them."""
+    assert shard.LOOK_S < SETTINGS.silence_s < PATIENCE_S_MAX < OVERDUE_S

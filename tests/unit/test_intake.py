@@ -1,0 +1,205 @@
+"""What a shard's intake takes from the queue and from the air: members' messages, in bounded memory, and no junk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from atoll.base.clock import SystemClock
+from atoll.bus.interface import CoreMessage
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.client.membership import claim
+from atoll.protocol.events import ContributionArrived, Event, LearnerBeat, LearnerLeft
+from atoll.run.member_roll import Strangers
+from atoll.wire.messages import RunRecord
+from atoll_synchronizer.garbage_collector import GarbageCollector
+from atoll_synchronizer.intake import FactIntake, MessageFailed, digest_of
+from atoll_synchronizer.pending import PendingAcknowledgements
+from atoll_synchronizer.shard_context import EventLog, ShardContext
+from support.attacks import beat, distinct_manifests, junk_manifests, manifest, wildcard_manifest
+from support.founded_run import run_record
+
+DEADLINE_S = 60.0
+
+
+@dataclass
+class IntakeScene:
+    """The intake of shard 0 of a run in memory, and the facts that came of what was sent."""
+
+    run: RunRecord
+    bus: MemoryBus
+    told: list[Event] = field(default_factory=list)
+    breaks: bool = False
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def tell(self, fact: Event) -> None:
+        """Take a fact, or break as a machine with a mistake does."""
+        if self.breaks and isinstance(fact, ContributionArrived):
+            raise ZeroDivisionError("a mistake of ours")
+        self.told.append(fact)
+
+    async def begin(self) -> FactIntake:
+        """Open the intake, and let it read the queue and the members."""
+        context = ShardContext(self.bus, self.run, 0, SystemClock())
+        event_log = EventLog(self.bus, context.subjects, context.name, context.clock)
+        pending = PendingAcknowledgements(self.bus, context.subjects, event_log, GarbageCollector(self.bus))
+        self.intake = FactIntake(context, pending, event_log, self.tell)
+        await self.intake.open(1)
+        works = self.intake.read_queue(), self.intake.keep_roll()
+        self.tasks = [*(asyncio.create_task(work) for work in works), *self.tasks]
+        return self.intake
+
+    async def send(self, subject: str, data: bytes) -> None:
+        """Queue a message."""
+        await self.bus.publish(subject, data, msg_id=f"m{len(data)}-{subject}-{id(data)}")
+
+    async def queued(self) -> int:
+        """Return how many messages wait in the run's queue."""
+        stream = next(s for name, s in self.bus._broker.streams.items() if name.endswith("_UPM"))
+        return len(stream.kept)
+
+    def arrived(self) -> list[str]:
+        """Return whose manifests arrived."""
+        return [fact.key.learner for fact in self.told if isinstance(fact, ContributionArrived)]
+
+
+@pytest.fixture
+async def scene(run: str) -> AsyncIterator[IntakeScene]:
+    """A run with one member, `a`."""
+    bus = MemoryBus(run, MemoryBroker())
+    found = IntakeScene(run_record(run), bus)
+    await claim(bus, found.run.subjects, "a", SystemClock())
+    yield found
+    for task in found.tasks:
+        task.cancel()
+    await asyncio.gather(*found.tasks, return_exceptions=True)
+    await found.intake.close()
+
+
+async def until(holds: object) -> None:
+    """Wait until a coroutine function returns something true."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not await holds():  # type: ignore[operator]  # noqa: ASYNC110  (nothing sets an event)
+            await asyncio.sleep(0.01)
+
+
+async def test_junk_of_strangers_is_dropped_and_a_members_manifest_behind_it_is_taken(scene: IntakeScene) -> None:
+    """It leaves the queue without a fact and without an event of its own, and is told as a sum."""
+    strangers, junk = distinct_manifests(scene.run), junk_manifests(scene.run)
+    for _ in range(300):
+        await scene.send(*next(strangers)[:2])
+        message = next(junk)
+        if scene.run.subjects.contributions_of(0)[:-1] in message.subject:
+            await scene.send(*message[:2])
+    for message in wildcard_manifest(scene.run):
+        await scene.send(*message[:2])
+    await scene.send(*manifest(scene.run, "a")[:2])
+    intake = await scene.begin()
+
+    async def emptied() -> bool:
+        return await scene.queued() == 1
+
+    await until(emptied)
+    assert scene.arrived() == ["a"]
+    assert intake.junk.messages > 300
+    await intake.junk.tell()
+    events = await scene.bus.replay(scene.run.subjects.event("junk", "*"))
+    assert len(events) == 1
+
+
+async def test_what_a_newcomer_sends_waits_until_its_record_is_read(scene: IntakeScene) -> None:
+    """It wrote its record before it pushed; the shard reads the records after it has met the stranger."""
+    await scene.begin()
+    await claim(scene.bus, scene.run.subjects, "b", SystemClock())
+    await scene.send(*manifest(scene.run, "b")[:2])
+
+    async def there() -> bool:
+        return scene.arrived() == ["b"]
+
+    await until(there)
+
+
+async def test_a_heartbeat_counts_if_its_learner_is_a_member_and_sends_it_itself(scene: IntakeScene) -> None:
+    """A stranger's waits, one for each id; another's name, an absurd claim and a farewell by air are dropped."""
+    intake = await scene.begin()
+    s = scene.run.subjects
+    taken = [
+        intake._on_beat(CoreMessage(subject, data))
+        for subject, data in (
+            (s.beat("a"), beat(scene.run, "a")),
+            (s.beat("x"), beat(scene.run, "x")),
+            (s.beat("a"), beat(scene.run, "a", incarnation=7)),
+            (s.beat("a"), beat(scene.run, "x")),
+            (s.beat("a"), beat(scene.run, "a", tokens=1, pushed=1 << 50)),
+            (s.beat("a"), beat(scene.run, "a", step=1 << 30)),
+            (s.beat("a"), b"[" * 5000),
+        )
+    ]
+
+    assert taken == [True, False, False, False, False, False, False]
+    assert [fact.learner for fact in scene.told if isinstance(fact, LearnerBeat)] == ["a"]
+    assert len(intake._waiting_beats) == 2
+    assert intake.junk.messages == 4
+
+
+async def test_a_message_that_breaks_the_machine_is_named_and_can_be_set_aside(scene: IntakeScene) -> None:
+    """The next candidacy goes on without it; until then the queue keeps it."""
+    scene.breaks = True
+    sent = manifest(scene.run, "a")
+    await scene.send(*sent[:2])
+    intake = await scene.begin()
+    with pytest.raises(MessageFailed, match="a mistake of ours") as failed:
+        await asyncio.wait_for(scene.tasks[0], DEADLINE_S)
+    assert await scene.queued() == 1
+    await intake.close()
+
+    again = await scene.begin()
+    again.aside = {failed.value.digest}
+
+    async def emptied() -> bool:
+        return await scene.queued() == 0
+
+    await until(emptied)
+    assert again.junk.messages == 1
+
+
+async def test_a_farewell_counts_on_its_learners_own_subject(scene: IntakeScene) -> None:
+    """Nobody says goodbye for another."""
+    await scene.send(scene.run.subjects.farewell(0, "a"), beat(scene.run, "b", state="left"))
+    await scene.begin()
+
+    async def emptied() -> bool:
+        return await scene.queued() == 0
+
+    await until(emptied)
+    await scene.send(scene.run.subjects.farewell(0, "a"), beat(scene.run, "a", state="left"))
+
+    async def left() -> bool:
+        return any(isinstance(fact, LearnerLeft) for fact in scene.told)
+
+    await until(left)
+
+
+async def test_strangers_wait_in_bounded_memory() -> None:
+    """One message for each key; beyond the bound there is no room until the members were read."""
+    strangers = Strangers[int](most=2)
+    assert [strangers.put(key, 1) for key in ("a", "b", "a", "c")] == [True, True, True, False]
+    assert not strangers.room.is_set()
+    assert strangers.before(asyncio.get_running_loop().time()) == [1, 1]
+    assert strangers.room.is_set()
+
+
+def test_a_message_has_the_same_name_for_each_owner() -> None:
+    """It does not depend on who reads it, or when."""
+
+    @dataclass
+    class NamedMessage:
+        subject: str
+        data: bytes
+
+    first, second = NamedMessage("a", b"x"), NamedMessage("a", b"x")
+    assert digest_of(first) == digest_of(second)  # type: ignore[arg-type]
+    assert digest_of(first) != digest_of(NamedMessage("b", b"x"))  # type: ignore[arg-type]
