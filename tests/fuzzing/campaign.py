@@ -128,7 +128,7 @@ def keep(name: str, data: bytes, found: Found) -> None:
     """Write an input down with what it did, unless the same exception was found at the same place."""
     told = traceback.format_exc()
     place = [line for line in told.splitlines() if line.startswith("  File")][-2:]
-    if any("\n".join(place) in find for find in found.finds):
+    if any(all(line in find for line in place) for find in found.finds):
         return
     digest = hashlib.blake2b(data, digest_size=6).hexdigest()
     FINDS.mkdir(parents=True, exist_ok=True)

@@ -112,8 +112,15 @@ def freeze(machine: Machine) -> bytes:
 
 
 def thaw(frozen: bytes) -> Machine:
-    """Return a machine in that state; raise `msgspec.ValidationError` for what `freeze` does not write."""
+    """Return a machine in that state.
+
+    Raises:
+        msgspec.ValidationError: for what `freeze` does not write.
+        SettingsError: no run agrees on such settings; a machine of them might need any amount of memory.
+    """
     state = msgspec.json.decode(frozen, type=State)
+    if isinstance(state, ShardState | IslandState):
+        state.settings.check()
     if isinstance(state, ShardState):
         return _shard(state)
     if isinstance(state, IslandState):
