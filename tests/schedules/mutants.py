@@ -273,14 +273,6 @@ async def removed_reader_waits(self: FactIntake) -> None:
             await asyncio.sleep(QUEUE_POLL_S)
 
 
-def acknowledge_apart(self: ShardService, action: Action) -> None:
-    """Acknowledgements do not wait in the lane behind the commit and the ledger that they rest on."""
-    if isinstance(action, Acknowledge):
-        self.background.spawn(self.pending.acknowledge([action]))
-        return
-    DO(self, action)
-
-
 async def leave_early(self: Session, within_s: float) -> None:
     """A learner says farewell without having pushed what it holds."""
     machine = self.driver.machine
@@ -506,7 +498,6 @@ MUTANTS: dict[str, ScheduleMutant] = {
     ),
     "refusal acked before kept": ScheduleMutant(((Shard, "handle", acknowledge_unkept),)),
     "farewell dismissed before kept": ScheduleMutant(((Shard, "handle", dismiss_unkept),)),
-    "acks beside the lane": ScheduleMutant(((ShardService, "_do", acknowledge_apart),)),
     "ledger of a later moment": ScheduleMutant(
         ((Shard, "handle", ledger_of_later),), {**CRASHES, "chunk damaged": 30.0, "leave": 15.0, "messages late": 20.0}
     ),
