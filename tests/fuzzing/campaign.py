@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +38,7 @@ SHOWN_BYTES = 400
 FINDS_MAX = 10
 INPUTS_MIN = 10_000_000
 GIB = float(1 << 30)
+ADDRESSES_MAX = 12 << 30
 TOLD_S = 10.0
 
 
@@ -59,8 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     until_s = time.monotonic() + 60.0 * options.minutes
     seeds = [options.seed * 1_000_003 + worker for worker in range(options.workers)]
-    with multiprocessing.get_context("spawn").Pool(len(seeds)) as pool:
-        parts = pool.starmap(fuzzed, [(seed, until_s) for seed in seeds])
+    # Unlike `Pool`, an executor says so when a worker is gone: an input may have cost it its life.
+    with ProcessPoolExecutor(len(seeds), mp_context=multiprocessing.get_context("spawn")) as pool:
+        parts = list(pool.map(fuzzed, seeds, [until_s] * len(seeds)))
     inputs, taken = Counter[str](), Counter[str]()
     for part in parts:
         inputs.update(part.inputs)
@@ -85,6 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def fuzzed(seed: int, until_s: float) -> Found:
     """Fuzz in this process until a moment of the monotonic clock."""
+    # An input that asks for more is a find, and not the end of the machine.
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES_MAX, ADDRESSES_MAX))
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     return asyncio.run(_fuzzed(seed, until_s))
 
