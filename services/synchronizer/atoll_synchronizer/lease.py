@@ -61,7 +61,7 @@ class LeaseKeeper:
         self._subject = subjects.lease(shard)
         self._heads = subjects.head("*")
         self._shard = shard
-        self._shards = settings.shards
+        self._shard_of = settings.shard_of
         self._target = settings.tokens_target
         self._clock = clock
         self._identity = identity or this_process()
@@ -177,7 +177,7 @@ class LeaseKeeper:
         newest = 0
         for record in await self._bus.get_records(self._heads):
             head = decode(Head, record.data)
-            if head.fragment % self._shards == self._shard:
+            if self._shard_of(head.fragment) == self._shard:
                 newest = max(newest, head.epoch)
         return newest
 

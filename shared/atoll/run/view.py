@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -45,8 +45,6 @@ LIVES_MAX: Final = 10_000
 HOSTS_MAX: Final = 1_000
 FORMER: Final = ""
 """The name for the bytes of synchronizer processes that the view has forgotten."""
-
-F = TypeVar("F", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)

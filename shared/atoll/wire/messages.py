@@ -3,8 +3,8 @@
 Every message is one frozen struct. `encode` and `decode` are the only way in and out: the gate. `decode` refuses wrong
 types, missing fields, numbers and texts out of their bounds (`atoll.base.quantities`) and an unknown schema number, always
 as `PeerMisbehaved`, so a driver never meets a message that it understands only in part. `encode` refuses what `decode`
-would not take. Times are seconds since
-the Unix epoch by the sender's clock and are for people only; the protocol measures time by its own arrival stamps.
+would not take. Times are seconds since the Unix epoch by the sender's clock and are for people only; the protocol
+measures time by its own arrival stamps.
 
 A contribution's tokens are those its learner trained on since it adopted `base_version` of the fragment (Sec. 3.2 of
 arXiv 2604.21428: c_tokens, c_steps).
