@@ -47,6 +47,7 @@ help:  ## list the targets and the variables
 #: KILLS=200           how many kills end the gauntlet (chaos)
 #: GAUNTLET=32         faults per minute of the gauntlet (chaos)
 #: ONLY=storm-4        do this run alone; what was measured before is kept (chaos); rows with AXIS=VALUE (experiment)
+#: HOSTILE=1           only schedules with hostile peers (dst)
 #: RESUME=build/dst.json  the file of a campaign that goes on from night to night (dst)
 #: SAMPLE=10           try every tenth mutant (mutants); ONLY=round.py those of one file, FRESH=1 also those that are known
 #: SCHEDULES=2000      how many simulated fault schedules are played (dst, bench-dst, test, test-all)
@@ -165,7 +166,7 @@ chaos: $(READY)  ## kill and freeze everything at random, and read from the even
 	$(BENCH) -m benchmarks.faults.chaos $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(GAUNTLET),--gauntlet $(GAUNTLET)) $(if $(ONLY),--only $(ONLY))
 
 dst: $(READY)  ## play simulated schedules of faults on all cores until one fails, the time is up or enough are played
-	$(BENCH) -m schedules --results $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED)) $(if $(RESUME),--resume $(RESUME))
+	$(BENCH) -m schedules --results $(if $(HOSTILE),--hostile) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED)) $(if $(RESUME),--resume $(RESUME))
 
 bench-dst: $(READY)  ## plant every mutant and measure how many simulated schedules it takes to catch it
 	$(BENCH) -m benchmarks.fleet.dst $(BENCH_FLAGS) $(if $(SCHEDULES),--schedules $(SCHEDULES))

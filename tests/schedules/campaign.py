@@ -3,7 +3,8 @@
     --minutes M, --schedules N   how long, or how many (default: 200 schedules)
     --first S                    the first seed; the others follow it
     --resume FILE                go on where the campaign in FILE ended, with the same sources, and write down how far it came
-    --results                    write the figures to `build/results/dst.json`
+    --results                    write the figures to `build/results/dst.json`, with --hostile to `dst-hostile.json`
+    --hostile                    only schedules with hostile peers (also for --seed)
     --seed S [--only 3,7,12]     play this one schedule, or only some of its happenings, and print its whole log
     --mutants [NAME]             plant each known bug, or one, and show what it takes to catch it
 
@@ -91,14 +92,14 @@ COVERED = (
 """What is counted: schedules in which nothing goes wrong would hold everything as well."""
 
 
-def chunk(first: int, count: int) -> tuple[int, float, Counter[str], list[Outcome]]:
+def chunk(first: int, count: int, *, hostile: bool = False) -> tuple[int, float, Counter[str], list[Outcome]]:
     """Play some schedules; return how many, the seconds of a core, what happened, and the failures."""
     tally, failures = Counter[str](), list[Outcome]()
     gc.collect()
     gc.freeze()  # a schedule collects its own garbage, and need not look at the interpreter's
     began_s = time.process_time()
     for number in range(count):
-        outcome = play(first + number)
+        outcome = play(first + number, hostile=hostile)
         tally.update(outcome.tally)
         if outcome.violation:
             failures.append(outcome)
@@ -126,7 +127,7 @@ def play_part(done: Campaign, schedules: int, until_s: float, workers: int) -> l
         under_way: set[Future[tuple[int, float, Counter[str], list[Outcome]]]] = set()
         while True:
             while not failures and len(under_way) < 2 * workers and (next_one := next(wanted, None)) is not None:
-                under_way.add(pool.submit(chunk, *next_one))
+                under_way.add(pool.submit(chunk, *next_one, hostile=done.hostile))
             if not under_way:
                 break
             ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
@@ -146,7 +147,12 @@ def play_part(done: Campaign, schedules: int, until_s: float, workers: int) -> l
 
 def campaign(chosen: argparse.Namespace) -> int:
     """Play schedules, print what was covered, and a failure if there is one; return the exit code."""
-    done = begun(chosen.first) if chosen.resume is None else resumed(chosen.resume, chosen.first)
+    hostile = chosen.hostile
+    done = (
+        begun(chosen.first, hostile=hostile)
+        if chosen.resume is None
+        else resumed(chosen.resume, chosen.first, hostile=hostile)
+    )
     until_s = time.monotonic() + 60.0 * chosen.minutes if chosen.minutes else math.inf
     last = (
         done.schedules + chosen.schedules
@@ -164,10 +170,10 @@ def campaign(chosen: argparse.Namespace) -> int:
             save(chosen.resume, done)
     say(covered(Counter(done.tally)))
     if chosen.results:
-        write("dst", done.first, figures_of(done))
+        write("dst-hostile" if hostile else "dst", done.first, figures_of(done))
     for failure in failures[1:]:
         say(f"{failure.kind} violated in seed {failure.seed} as well: {failure.what}")
-    say(told(failures[0]) if failures else f"schedules: all held (seeds up to {done.next - 1})")
+    say(told(failures[0], hostile=hostile) if failures else f"schedules: all held (seeds up to {done.next - 1})")
     failed = f"{len(done.failures)} failed" if done.failures else "none failed"
     say(f"schedules: {done.schedules} of sources {done.sources} are played, from seed {done.first} on; {failed}")
     return EXIT[failures[0].kind] if failures else 0
@@ -205,14 +211,14 @@ def covered(tally: Counter[str]) -> str:
     return "\n".join(f"  {name:<40} {tally[name]:>12}" for name in COVERED)
 
 
-def told(failure: Outcome) -> str:
+def told(failure: Outcome, *, hostile: bool = False) -> str:
     """Return all that is needed to see a failure again: seed, commit, command, and the happenings that it needs."""
 
     def breaks(only: frozenset[int]) -> bool:
-        return play(failure.seed, only=only).what == failure.what
+        return play(failure.seed, only=only, hostile=hostile).what == failure.what
 
     needed = minimised(failure.happenings, breaks)
-    log = play(failure.seed, only=needed, log=True).log
+    log = play(failure.seed, only=needed, log=True, hostile=hostile).log
     numbers = ",".join(str(number) for number in sorted(needed)) or "none"
     return "\n".join(
         [
@@ -221,8 +227,9 @@ def told(failure: Outcome) -> str:
             failure.violation,
             f"{len(needed)} of {len(failure.happenings)} happenings are needed:",
             *(f"  {each.told()}" for each in failure.happenings if each.number in needed),
-            f"the whole schedule: make dst SEED={failure.seed}",
-            f"the small one:      PYTHONPATH=tests .venv/bin/python -m schedules --seed {failure.seed} --only {numbers}",
+            f"the whole schedule: make dst SEED={failure.seed}{' HOSTILE=1' if hostile else ''}",
+            f"the small one:      PYTHONPATH=tests .venv/bin/python -m schedules --seed {failure.seed} --only {numbers}"
+            + (" --hostile" if hostile else ""),
         ]
     )
 
@@ -237,14 +244,14 @@ def commit() -> str:
     return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
 
 
-def replay(seed: int, only: frozenset[int] | None) -> int:
+def replay(seed: int, only: frozenset[int] | None, *, hostile: bool) -> int:
     """Play one schedule, print its log and how it ended; return the exit code."""
-    drawn = {each.number for each in draw(seed).happenings}
+    drawn = {each.number for each in draw(seed, hostile=hostile).happenings}
     if only is not None and not only <= drawn:
         unknown = ", ".join(map(str, sorted(only - drawn)))
         say(f"seed {seed} has no happening {unknown}: it has {', '.join(map(str, sorted(drawn))) or 'none'}")
         return 2
-    outcome = play(seed, only=only, log=True)
+    outcome = play(seed, only=only, log=True, hostile=hostile)
     say("\n".join(outcome.log))
     say(covered(outcome.tally))
     for each in outcome.happenings:
@@ -276,6 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=positive, help="how long to play")
     parser.add_argument("--schedules", type=count, help=f"how many to play (default {SCHEDULES})")
     parser.add_argument("--first", type=natural, default=0, help="the first seed (default 0)")
+    parser.add_argument("--hostile", action="store_true", help="only schedules with hostile peers")
     parser.add_argument("--seed", type=natural, help="play this one schedule and print its whole log")
     parser.add_argument("--only", type=_numbers, help="with --seed: only these happenings, 'none' for none")
     parser.add_argument("--resume", type=Path, help="go on with the campaign in this file")
@@ -284,7 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=count, default=os.cpu_count() or 1, help="processes (default: one per core)")
     chosen = parser.parse_args(arguments)
     if chosen.seed is not None:
-        return replay(chosen.seed, chosen.only)
+        return replay(chosen.seed, chosen.only, hostile=chosen.hostile)
     if chosen.mutants is not None:
         return mutants_table(chosen.first, chosen.schedules or MUTANTS_MAX, chosen.mutants)
     try:

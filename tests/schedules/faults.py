@@ -61,6 +61,7 @@ Their strength is how many messages come a second.
 """
 
 ALWAYS: Final = ("join",)
+HOSTILE: Final = ("hostile messages", "hostile learner", "hostile records")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,22 @@ class Happening:
         return f"{self.number:>3} at {self.at_s:6.2f} s: {self.kind} for {self.for_s:.2f} s, {self.strong:g}, {self.who:.2f}"
 
 
-def drawn(dice: random.Random, storm_s: float, rates: Mapping[str, float] | None = None) -> list[Happening]:
-    """Return the happenings of one schedule, in order of time; `rates` gives them by kind instead of drawing them."""
-    rates = _rates(dice) if rates is None else dict(rates)
+def drawn(
+    dice: random.Random, storm_s: float, rates: Mapping[str, float] | None = None, *, hostile: bool = False
+) -> list[Happening]:
+    """Return the happenings of one schedule, in order of time; `rates` gives them by kind instead of drawing them.
+
+    With `hostile` all kinds of hostile peers are there before the storm is over.
+    """
+    rates = _rates(dice, (*ALWAYS, *HOSTILE) if hostile else ALWAYS) if rates is None else dict(rates)
     found: list[tuple[float, str, float, float, float]] = []
     for name, per_min in rates.items():
         kind = KINDS[name]
         for_s, strength = dice.choice(kind.for_s), dice.choice(kind.strength)
         # Some begin with the run: to be founded takes no longer than a moment.
         at_s = 0.0 if dice.random() < 0.3 else dice.expovariate(per_min / 60.0)
+        if hostile and name in HOSTILE:
+            at_s = min(at_s, dice.random() * storm_s)
         while at_s < storm_s:
             found.append((at_s, name, dice.expovariate(1.0 / for_s), strength * (0.25 + dice.random()), dice.random()))
             at_s += dice.expovariate(per_min / 60.0)
@@ -95,6 +103,6 @@ def drawn(dice: random.Random, storm_s: float, rates: Mapping[str, float] | None
     return [Happening(number, name, at_s, *rest) for number, (at_s, name, *rest) in enumerate(found)]
 
 
-def _rates(dice: random.Random) -> dict[str, float]:
+def _rates(dice: random.Random, always: tuple[str, ...]) -> dict[str, float]:
     share = dice.choice((0.08, 0.2, 0.4))
-    return {name: dice.choice(kind.per_min) for name, kind in KINDS.items() if name in ALWAYS or dice.random() < share}
+    return {name: dice.choice(kind.per_min) for name, kind in KINDS.items() if name in always or dice.random() < share}

@@ -2,7 +2,7 @@
 
     messages   whoever reaches the broker: every attack of `support.attacks`, and honest messages with absurd values
     learner    one with a member record: lying heartbeats, and manifests that name what is not there or claim too much
-    records    whoever may write records: leases, member records and the data ledger become junk
+    records    whoever may write records: leases and member records become junk
 
 They speak to the broker directly: their messages are neither delayed nor lost. A queue that has no room for them says so, and
 they do not mind.
@@ -109,13 +109,15 @@ class HostilePeers:
         return lie._replace(subject=s.contribution(run.protocol.shard_of(fragment), fragment, LIAR))
 
     def _spoil(self, run: RunRecord) -> None:
-        """Write junk over a record that is not a head: heads are the run itself."""
+        """Write junk over a lease or a member record; heads, the run record and the data ledger are the run itself."""
         if self._spoiled >= SPOILED_MAX:
             return
         self._spoiled += 1
-        subject = run.subjects.lease(self._dice.randrange(run.protocol.shards))
+        s, dice = run.subjects, self._dice
+        learner = dice.choice(sorted(self.world.safety.members) or [LIAR])
+        lease = s.lease(dice.randrange(run.protocol.shards))
         self.world.tally["records spoiled"] += 1
-        self._store(subject, self._dice.choice(JUNK))
+        self._store(dice.choice((lease, s.member(learner))), dice.choice(JUNK))
 
     def _deliver(self, run: RunRecord, message: HostileMessage) -> None:
         """Publish a message; one on a subject that a stream keeps is stored as well."""

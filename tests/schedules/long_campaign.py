@@ -35,10 +35,14 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Campaign(msgspec.Struct, kw_only=True):
-    """What was played: so many schedules from seed `first` on, in how much time of a core, what happened, what failed."""
+    """What was played: so many schedules from seed `first` on, in how much time of a core, what happened, what failed.
+
+    `hostile`: all of them with hostile peers.
+    """
 
     sources: str
     first: Count
+    hostile: bool = False
     schedules: Count = 0
     core_s: float = 0.0
     tally: dict[str, int] = {}
@@ -57,14 +61,14 @@ class Campaign(msgspec.Struct, kw_only=True):
         self.failures += [Failure(each.seed, each.kind, each.what) for each in failures]
 
 
-def begun(first: int) -> Campaign:
+def begun(first: int, *, hostile: bool = False) -> Campaign:
     """Return a campaign of the present sources that has played nothing."""
-    return Campaign(sources=source_digest(["schedules.schedule"]), first=first)
+    return Campaign(sources=source_digest(["schedules.schedule"]), first=first, hostile=hostile)
 
 
-def resumed(path: Path, first: int) -> Campaign:
-    """Return the campaign in a file, a new one where there is none; raise `MixedSources` for one of other sources."""
-    new = begun(first)
+def resumed(path: Path, first: int, *, hostile: bool = False) -> Campaign:
+    """Return the campaign in a file, a new one where there is none; raise `MixedSources` for another one."""
+    new = begun(first, hostile=hostile)
     if not path.exists():
         return new
     try:
@@ -74,6 +78,10 @@ def resumed(path: Path, first: int) -> Campaign:
     if known.sources != new.sources:
         raise MixedSources(
             f"{path} is of sources {known.sources}, these are {new.sources}: give another file, or remove it"
+        )
+    if known.hostile != hostile:
+        raise MixedSources(
+            f"{path} is a campaign {'with' if known.hostile else 'without'} --hostile: give another file"
         )
     return known
 

@@ -17,11 +17,15 @@ import msgspec
 import numpy as np
 
 from atoll.archive import rebuild as _rebuild
+from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, BrokerUnavailable, BusError, RecordConflict
+from atoll.base.identity import Identity
 from atoll.base.retry import all_of
+from atoll.bus.interface import Bus
 from atoll.bus.memory import bus as _bus
 from atoll.client import data_leases as _leases
 from atoll.client import driver as _driver
+from atoll.client import session as _session
 from atoll.client.peer_recovery import StateLender
 from atoll.client.pushing import Pusher
 from atoll.client.session import Session
@@ -50,8 +54,10 @@ from atoll.protocol.tenure import LeaseSeen, Tenure
 from atoll.run import delta_chain as _chain
 from atoll.run import heads as _heads
 from atoll.run.heads import head_info
+from atoll.run.record import readable
 from atoll.wire.blobs import Download, Upload
-from atoll.wire.messages import Head, decode, encode
+from atoll.wire.messages import Head, Lease, Member, decode, encode
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer import store as _store
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
@@ -65,6 +71,7 @@ from schedules.schedule import play
 # Modules whose names are patched where they are used.
 data_leases: Any = _leases
 driver: Any = _driver
+session: Any = _session
 rebuild: Any = _rebuild
 delta_chain: Any = _chain
 store_module: Any = _store
@@ -78,6 +85,7 @@ COMMIT, HEAD, READ, READ_STATE = ShardStore.commit, ShardStore._head, ShardStore
 DO, DRAIN, STORED, FETCH = ShardService._do, Session.drain, CommitAttempt.stored, Aggregator.fetch
 LEASE_INIT: Any = LeaseKeeper.__init__
 SHARE, TAKE, GIVE_BACK = StateLender.share, data_leases.take, data_leases.give_back
+EPOCH_OF, CLAIM = LeaseKeeper._epoch_of, session.claim
 RENEW, ADVANCED = data_leases.renew, delta_chain._advanced
 
 
@@ -171,6 +179,24 @@ def never_expires(self: Tenure, fact: LeaseSeen) -> list[Action]:
     """Only a lease that was released is taken; that of a dead owner is respected for ever."""
     self.moved_s = fact.at_s
     return SEEN(self, fact)
+
+
+async def epoch_of_heads(self: LeaseKeeper, lease: Lease | None, revision: int) -> int:
+    """Where a lease is lost, heads alone say the last epoch; an owner that has fenced nothing is forgotten. It was real."""
+    return await EPOCH_OF(self, lease, 0 if lease is None else revision)
+
+
+async def incarnation_anew(
+    bus: Bus, subjects: Subjects, learner: str, clock: Clock, identity: Identity | None = None
+) -> Member:
+    """Where a member record is lost, the learner begins with incarnation 1 again."""
+    record = await bus.get_record(subjects.member(learner))
+    member: Member = await CLAIM(bus, subjects, learner, clock, identity)
+    if record is None or readable(Member, record) is not None:
+        return member
+    member = msgspec.structs.replace(member, incarnation=1)
+    await bus.put_record(subjects.member(learner), encode(member), expected=None)
+    return member
 
 
 # --- the shard's drivers ----------------------------------------------------------------------------------------------------
@@ -480,6 +506,7 @@ class ScheduleMutant:
 SMALL = {"chunk_bytes": 1024, "rows": 60}
 FREEZES = {"freeze": 30.0, "freeze at an await": 30.0, "join": 10.0}
 POWER = {"power cut": 40.0, "requests lost": 20.0, "join": 10.0}
+SPOILT = {"hostile records": 20.0, "crash": 20.0, "freeze": 20.0, "join": 20.0}
 FULL = {"disk full": 30.0, "requests lost": 20.0}
 COMING = {"join": 30.0, "leave": 20.0, "messages late": 30.0}
 DELTAS = {"codec_down": "int4", "keyframe_versions": 5}
@@ -510,6 +537,8 @@ MUTANTS: dict[str, ScheduleMutant] = {
     "no fence": ScheduleMutant(((ShardStore, "_fence", no_fence),)),
     "revision not checked": ScheduleMutant(((ShardStore, "_write", overwrite),), FREEZES),
     "lease stolen, no fence": ScheduleMutant(((Tenure, "_seen", steal), (ShardStore, "_fence", no_fence))),
+    "epoch of heads": ScheduleMutant(((LeaseKeeper, "_epoch_of", epoch_of_heads),), SPOILT),
+    "incarnation anew": ScheduleMutant(((session, "claim", incarnation_anew),), SPOILT),
     "lease never expires": ScheduleMutant(((Tenure, "_seen", never_expires),), CRASHES),
     "head before chunks": ScheduleMutant(((CommitAttempt, "stored", head_first),)),
     "purge before head": ScheduleMutant(((ShardStore, "commit", purge_first),)),

@@ -64,6 +64,8 @@ class Safety:
         self.digests: dict[tuple[str, int, int], str] = {}
         self.named: Counter[str] = Counter()
         self.leases: dict[int, Lease] = {}
+        self.tenures: dict[int, dict[str, int]] = {}
+        self.leases_spoiled: set[int] = set()
         self.members: dict[str, Member] = {}
         self.data: DataLedger | None = None
         self.pushed: Counter[str] = Counter()
@@ -77,9 +79,11 @@ class Safety:
 
     def stored(self, kept: StoredMessage) -> None:
         """Check a message that is about to be stored."""
-        if kept.msg_id.startswith(HOSTILE):
-            return
         kind = kept.subject[self._tail :].split(".")
+        if kept.msg_id.startswith(HOSTILE):
+            if kind[1] == "lease":
+                self.leases_spoiled.add(int(kind[2]))
+            return
         if kind[0] == "gl" and kind[1] == "head":
             self._see_head(decode(Head, kept.data))
         elif kind[0] == "gl" and kind[1] == "lease":
@@ -143,16 +147,21 @@ class Safety:
         self.members[member.learner] = member
 
     def _see_lease(self, lease: Lease) -> None:
-        before = self.leases.get(lease.shard)
-        was = 0 if before is None else before.epoch
+        before, tenures = self.leases.get(lease.shard), self.tenures.setdefault(lease.shard, {})
+        was, spoiled = max(tenures.values(), default=0), lease.shard in self.leases_spoiled
+        mine = tenures.get(lease.nonce)
         if lease.nonce.startswith(REBUILDER):
             require(lease.epoch >= was, "a rebuilt lease is above all that were written", (was, lease))
             self.archived |= set() if lease.ledger is None else set(lease.ledger.accounts)
-        elif before is not None and lease.nonce == before.nonce:
-            require(lease.epoch == was, "a tenure has one epoch", (was, lease))
+        elif mine == lease.epoch:
+            back = before is not None and before.nonce != lease.nonce
+            require(not back or spoiled, "a lease goes back to a former owner only where one was lost", (before, lease))
+            require(not back or lease.epoch_max >= was, "a lease says up to where epochs are taken", (was, lease))
         else:
-            require(lease.epoch in (was, was + 1), "tenures are numbered without gaps", (was, lease))
-            require(lease.epoch == was + 1, "a tenure has one owner", (was, lease))
+            # A candidate whose lease was lost before it heard that it had it takes it again.
+            require(mine is None or spoiled, "a tenure has one epoch", (mine, lease))
+            require(lease.epoch > was, "a tenure has one owner, and a higher epoch than those before it", (was, lease))
+            require(lease.epoch == was + 1 or spoiled, "tenures are numbered without gaps", (was, lease))
             owned = () if self.run is None else self.run.protocol.fragments_of(lease.shard)
             theirs = [self.heads[p].epoch for p in owned if p in self.heads]
             require(lease.epoch > max(theirs, default=-1), "a tenure is above all heads of its shard", (theirs, lease))
@@ -160,6 +169,7 @@ class Safety:
             excused = any(self.tally[kind] for kind in LEASE_LOST)
             require(not renewed or excused, "no lease is taken from an owner that can renew it", (before, lease))
             self.tally["tenures"] += 1
+        tenures[lease.nonce] = lease.epoch
         self.leases[lease.shard] = lease
 
     def _see_data(self, ledger: DataLedger) -> None:
@@ -419,6 +429,7 @@ class Safety:
         self.versions.clear()
         self.named.clear()
         self.leases.clear()
+        self.tenures.clear()
         self.members.clear()
         self.contributions.clear()
         self.pushed.clear()

@@ -58,8 +58,8 @@ class Drawn:
     happenings: list[Happening]
 
 
-def draw(seed: int, rates: Mapping[str, float] | None = None, **fixed: Any) -> Drawn:  # noqa: ANN401
-    """Return what a seed draws; `rates` and `fixed` settings in place of what would be drawn."""
+def draw(seed: int, rates: Mapping[str, float] | None = None, *, hostile: bool = False, **fixed: Any) -> Drawn:  # noqa: ANN401
+    """Return what a seed draws; `rates` and `fixed` settings in place of what would be drawn; `hostile`: see `drawn`."""
     dice = random.Random(seed)
     settings, plan = settings_of(dice), plan_of(dice)
     for name, value in fixed.items():
@@ -68,7 +68,7 @@ def draw(seed: int, rates: Mapping[str, float] | None = None, **fixed: Any) -> D
             settings = msgspec.structs.replace(settings, **{name: value}).check()
         else:
             plan = replace(plan, **{name: value})
-    return Drawn(settings, plan, drawn(dice, plan.storm_s, rates))
+    return Drawn(settings, plan, drawn(dice, plan.storm_s, rates, hostile=hostile))
 
 
 def play(
@@ -76,11 +76,12 @@ def play(
     *,
     only: frozenset[int] | None = None,
     log: bool = False,
+    hostile: bool = False,
     rates: Mapping[str, float] | None = None,
     fixed: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Play the schedule of a seed, with all its happenings or `only` some, to its end or to what must not be."""
-    what = draw(seed, rates, **(fixed or {}))
+    what = draw(seed, rates, hostile=hostile, **(fixed or {}))
     happenings = [each for each in what.happenings if only is None or each.number in only]
     kept: list[str] | None = [] if log else None
     made: Any = ProcessLoop  # asyncio's class has methods that nothing here asks for

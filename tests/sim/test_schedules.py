@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from schedules import campaign, long_campaign, tuning
-from schedules.faults import KINDS, Happening, drawn
+from schedules.faults import HOSTILE, KINDS, Happening, drawn
 from schedules.minimise import minimised
 from schedules.mutants import MUTANTS, hunt, planted
 from schedules.processes import Process, ProcessLoop
@@ -114,6 +114,14 @@ def test_what_a_failure_needs_is_found() -> None:
 
     assert minimised(happenings, lambda only: {3, 8} <= only) == {3, 8}
     assert minimised(happenings, lambda _: True) == frozenset()
+
+
+def test_a_hostile_campaign_has_hostile_peers_in_every_schedule() -> None:
+    """All three kinds of them, and what else is drawn; a seed is drawn the same way each time."""
+    lists = [draw(seed, hostile=True).happenings for seed in range(40)]
+
+    assert all(set(HOSTILE) <= {each.kind for each in one} for one in lists)
+    assert lists[7] == draw(7, hostile=True).happenings != draw(7).happenings
 
 
 def test_happenings_are_drawn_from_the_seed_and_vary() -> None:

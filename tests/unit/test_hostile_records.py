@@ -11,7 +11,7 @@ import pytest
 from atoll.archive.checkpoints import CheckpointObject
 from atoll.base.clock import SystemClock
 from atoll.base.errors import IdentityTaken, PeerMisbehaved, ProtocolMisuse
-from atoll.base.quantities import INCARNATION_MAX
+from atoll.base.quantities import EPOCH_MAX, INCARNATION_MAX
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.data_leases import DataLeases
 from atoll.client.membership import claim, dismissal, release
@@ -19,6 +19,7 @@ from atoll.codec.arrays import unpack_arrays
 from atoll.model.layout import Layout
 from atoll.protocol.data import DataLedger
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.member_roll import MemberRoll
 from atoll.wire.messages import Head, Member, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 from support.founded_run import run_record
@@ -66,34 +67,42 @@ def test_what_becomes_a_record_is_read_once_more_before_it_is_written() -> None:
     )
     assert decode(Head, encode(head)) == head
     with pytest.raises(ProtocolMisuse, match="no process could read"):
-        encode(msgspec.structs.replace(head, epoch=1 << 53))
+        encode(msgspec.structs.replace(head, epoch=1 + EPOCH_MAX))
 
 
 @pytest.mark.parametrize("junk", JUNK)
 async def test_junk_in_a_member_record_ends_no_learner(run: str, junk: bytes) -> None:
-    """It trains on and leaves in good order; who comes next under that id is told to take another one."""
-    bus, record = MemoryBus(run, MemoryBroker()), run_record(run)
-    await bus.put_record(Subjects(run).run_record, encode(record), expected=0)
-    member = await claim(bus, Subjects(run), "a", SystemClock())
-    await bus.put_record(Subjects(run).member("a"), junk, expected=None)
+    """It trains on, shards go on listening to it, and who comes next under that id is above all that came before."""
+    broker = MemoryBroker()
+    bus, record, subjects = MemoryBus(run, broker), run_record(run), Subjects(run)
+    await bus.put_record(subjects.run_record, encode(record), expected=0)
+    first = await claim(bus, subjects, "a", SystemClock())
+    await bus.put_record(subjects.member("a"), junk, expected=None)
 
-    assert await dismissal(bus, Subjects(run), record, member) is None
-    with pytest.raises(IdentityTaken, match="cannot be read"):
-        await claim(bus, Subjects(run), "a", SystemClock())
-    await release(bus, Subjects(run), member)
-    there = await bus.get_record(Subjects(run).member("a"))
+    assert await dismissal(bus, subjects, record, first) is None
+    roll = MemberRoll(bus, subjects)
+    await roll.read()
+    assert roll.admits("a", first.incarnation)
+    await release(bus, subjects, first)
+    there = await bus.get_record(subjects.member("a"))
     assert there is not None
-    assert decode(Member, there.data).left
+    assert there.data == junk
+    second = await claim(bus, subjects, "a", SystemClock())
+    await bus.put_record(subjects.member("a"), junk, expected=None)
+    third = await claim(bus, subjects, "a", SystemClock())
+    assert first.incarnation < second.incarnation < third.incarnation
+    assert isinstance(await dismissal(bus, subjects, record, second), IdentityTaken)
+    await bus.close()
 
 
-async def test_an_id_without_incarnations_is_named(run: str) -> None:
-    """Its next incarnation would be one that nobody reads."""
+async def test_an_incarnation_above_the_broker_s_numbers_is_not_gone_on_from(run: str) -> None:
+    """The next one would be one that nobody reads."""
     bus = MemoryBus(run, MemoryBroker())
     last = Member(learner="a", incarnation=INCARNATION_MAX, nonce="n", host="h", pid=1, claimed_at_s=0.0, left=True)
-    await bus.put_record(Subjects(run).member("a"), encode(last), expected=0)
+    revision = await bus.put_record(Subjects(run).member("a"), encode(last), expected=0)
 
-    with pytest.raises(IdentityTaken, match="no incarnations left"):
-        await claim(bus, Subjects(run), "a", SystemClock())
+    assert (await claim(bus, Subjects(run), "a", SystemClock())).incarnation == revision + 1
+    await bus.close()
 
 
 @pytest.mark.parametrize("junk", [*JUNK, b'{"blocks":8,"next_position":9}', b'{"blocks":0}'])

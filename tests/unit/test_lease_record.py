@@ -16,7 +16,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import MESSAGE_BYTES_MAX, Head, Lease, decode, encode
 from atoll.wire.subjects import Subjects
-from atoll_synchronizer.lease import EPOCH_BELIEVED_MAX, LeaseKeeper
+from atoll_synchronizer.lease import LeaseKeeper
 from support.clocks import HandClock
 
 DEADLINE_S = 240.0
@@ -28,6 +28,8 @@ REASONS = (
     "oversized",
     "quarantined",
 )
+FAR = 1 << 30
+"""An epoch above all numbers that the broker of these tests gives."""
 PROTOCOL = msgspec.convert({"fragments": 1, "shards": 1, "lease_s": 0.5, "silence_s": 0.25}, ProtocolSettings)
 
 
@@ -114,9 +116,9 @@ async def test_a_lease_stays_readable_however_many_incarnations_there_were(run: 
 
 @pytest.mark.parametrize("junk", [b'{"schema": 99}', b"", b"[" * 5000], ids=["another schema", "empty", "deep"])
 async def test_a_lease_that_cannot_be_read_is_taken_over_once_it_stands_still(run: str, junk: bytes) -> None:
-    """One error line is enough; the new owner's epoch is above those of the heads, which are the fence."""
+    """One error line is enough; the new owner's epoch is above those of the heads, and above the number of the junk."""
     bus, subject, clock = MemoryBus(run, MemoryBroker()), Subjects(run).lease(0), HandClock()
-    await put_head(bus, run, epoch=6)
+    await put_head(bus, run, epoch=FAR)
     candidate = LeaseKeeper(bus, Subjects(run), 0, PROTOCOL, clock)
     await bus.put_record(subject, junk, expected=None)
     with structlog.testing.capture_logs() as said:
@@ -126,7 +128,7 @@ async def test_a_lease_that_cannot_be_read_is_taken_over_once_it_stands_still(ru
         await candidate._look(None)
 
     assert [(line["event"], line["log_level"]) for line in said] == [("lease.undecodable", "error")]
-    assert (early, candidate.epoch) == (0, 7)
+    assert (early, candidate.epoch) == (0, FAR + 1)
     await bus.close()
 
 
@@ -146,11 +148,11 @@ async def test_an_owner_writes_its_lease_over_one_that_nobody_can_read(run: str)
     await bus.close()
 
 
-@pytest.mark.parametrize("epoch", [EPOCH_BELIEVED_MAX, EPOCH_MAX])
-async def test_an_absurd_epoch_is_not_gone_on_from(run: str, epoch: int) -> None:
-    """The heirs count from the heads, so that what they write stays readable, however often that happens."""
+@pytest.mark.parametrize("epoch", [2 * FAR, EPOCH_MAX])
+async def test_an_epoch_above_the_broker_s_numbers_is_not_gone_on_from(run: str, epoch: int) -> None:
+    """The heirs count from the broker's numbers and the heads, so that what they write stays readable, however often."""
     bus, subject, clock = MemoryBus(run, MemoryBroker()), Subjects(run).lease(0), HandClock()
-    await put_head(bus, run, epoch=2)
+    await put_head(bus, run, epoch=FAR)
     absurd = Lease(shard=0, epoch=epoch, nonce="x", host="h", pid=1)
     for _ in range(3):
         await bus.put_record(subject, encode(absurd), expected=None)
@@ -158,7 +160,28 @@ async def test_an_absurd_epoch_is_not_gone_on_from(run: str, epoch: int) -> None
         await heir._look(None)
         clock.now_s += PROTOCOL.lease_s
         await heir._look(None)
-        assert heir.epoch == 3
+        assert heir.epoch == FAR + 1
+    await bus.close()
+
+
+@pytest.mark.parametrize("junk", [b"", b"[" * 2000, None], ids=["empty", "deep", "as it was"])
+async def test_no_two_owners_have_the_same_epoch_whatever_is_written_over_their_leases(
+    run: str, junk: bytes | None
+) -> None:
+    """An owner that has fenced nothing yet is not forgotten: each began with a lease, which the broker has numbered."""
+    bus, subject, clock = MemoryBus(run, MemoryBroker()), Subjects(run).lease(0), HandClock()
+    await put_head(bus, run, epoch=0)
+    epochs: list[int] = []
+    for _ in range(4):
+        owner = LeaseKeeper(bus, Subjects(run), 0, PROTOCOL, clock)
+        await owner._look(None)
+        clock.now_s += PROTOCOL.lease_s
+        await owner._look(None)
+        epochs.append(owner.epoch)
+        if junk is not None:
+            await bus.put_record(subject, junk, expected=None)
+    assert epochs == sorted(set(epochs))
+    assert epochs[0] > 0
     await bus.close()
 
 

@@ -160,7 +160,7 @@ class Archivist:
             tokens=known.run_tokens,
             pieces=tuple(pieces[fragment] for fragment in self._run.protocol.fragments_of(self._shard)),
             ledger=known,
-            members=tuple(await read_members(bus, subjects)),
+            members=tuple(member for member in (await read_members(bus, subjects)).values() if member is not None),
             data=None if data is None else readable(DataLedger, data),
             final=final,
             closed=final and bool(target) and known.known_tokens >= target,

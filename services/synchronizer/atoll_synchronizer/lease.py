@@ -7,11 +7,13 @@ The lease carries the reports of the learners, so that the next owner also knows
 one small record: beyond `ledger.ACCOUNTS_MAX` incarnations it leaves out the oldest ended ones (`ledger.newest`),
 because a record too large to be read would leave the shard without an owner for ever.
 
-**A lease that says nothing usable.** What fences is a head's epoch, and a new owner's must be above those of all heads of
-the shard. A lease says the last epoch, which saves a look at the heads. One that cannot be read, or that says an epoch that
-no run comes to (`EPOCH_BELIEVED_MAX`), does not: then the heads themselves are read. It is taken over like any other, once
-it has stood still for `lease_s`; the reports in it are lost, those of the last commit are not. The owner, if there is one,
-writes its own lease over it.
+**A lease that says nothing usable.** A new owner's epoch must be above those of all owners before it: it fences heads with
+it, and names what it writes by it. A lease says the last epoch. One that cannot be read does not, and neither does one that
+claims a higher epoch than the broker has given numbers to messages (its `revision`): each tenure began with a lease of its
+own, so there were never more of them than that. Such a lease is taken over like any other, once it has stood still for
+`lease_s`. The next epoch is then above that number, and above all heads. The reports in it are lost, those of the last
+commit are not. The owner, if there is one, writes its own lease over it. It cannot know whether somebody had taken the shard
+before that lease was lost. So its lease says from where on epochs are free (`epoch_max`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
-from atoll.base.quantities import EPOCH_MAX
 from atoll.bus.interface import Bus, Record
 from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
 from atoll.protocol.ledger import Ledger, newest
@@ -40,8 +41,6 @@ from atoll.wire.subjects import Subjects
 log = get(__name__)
 
 SAY_S = 30.0
-EPOCH_BELIEVED_MAX = EPOCH_MAX // 2
-"""Below the bound of what can be read, so that the epochs above it are left for owners after an absurd lease."""
 
 
 class LeaseKeeper:
@@ -59,9 +58,8 @@ class LeaseKeeper:
         """Want the shard on behalf of a process; `win` waits for it."""
         self._bus = bus
         self._subject = subjects.lease(shard)
-        self._heads = subjects.head("*")
+        self._heads = [subjects.head(fragment) for fragment in settings.fragments_of(shard)]
         self._shard = shard
-        self._shard_of = settings.shard_of
         self._target = settings.tokens_target
         self._clock = clock
         self._identity = identity or this_process()
@@ -72,6 +70,7 @@ class LeaseKeeper:
         self._ledger: Ledger | None = None
         self._leaving = False
         self._undecodable_s: float | None = None
+        self._epoch_max = 0
         self._nudged = asyncio.Event()
 
     @property
@@ -123,12 +122,12 @@ class LeaseKeeper:
 
     async def release(self, ledger: Ledger, *, closed: bool, to: str = "") -> None:
         """Release the shard with its final ledger, to a host if one is named; do not touch a lease that is not ours."""
-        released = msgspec.structs.replace(self._lease(ledger), released=True, closed=closed, to=to)
         while True:
             record = await self._bus.get_record(self._subject)
             lease = None if record is None else self._decoded(record)
             if record is None or (lease is not None and lease.nonce != self._nonce):
                 return
+            released = msgspec.structs.replace(self._lease(ledger), released=True, closed=closed, to=to)
             with contextlib.suppress(RecordConflict):
                 await self._bus.put_record(self._subject, encode(released), expected=record.revision)
                 return
@@ -143,7 +142,7 @@ class LeaseKeeper:
             seen = LeaseSeen(
                 at_s=self._clock.monotonic(),
                 revision=0 if record is None else record.revision,
-                epoch=0 if record is None else await self._epoch_of(lease),
+                epoch=await self._epoch_of(lease, 0 if record is None else record.revision),
                 released=lease is not None and self._is_free(lease),
                 # An owner writes its own lease over one that nobody can read: nobody can have taken the shard by it.
                 ours=lease.nonce == self._nonce if lease is not None else record is not None and self.epoch > 0,
@@ -160,6 +159,7 @@ class LeaseKeeper:
         try:
             return decode(Lease, record.data)
         except PeerMisbehaved as error:
+            self._epoch_max = max(self._epoch_max, record.revision)
             now_s = self._clock.monotonic()
             if self._undecodable_s is None or now_s - self._undecodable_s >= SAY_S:
                 self._undecodable_s = now_s
@@ -167,19 +167,15 @@ class LeaseKeeper:
                 log.error("lease.undecodable", subject=self._subject, reason=str(error), todo=todo)  # noqa: TRY400  (no bug)
             return None
 
-    async def _epoch_of(self, lease: Lease | None) -> int:
-        """Return the last epoch of the shard: by its lease, or by its heads where that says none that can be believed.
+    async def _epoch_of(self, lease: Lease | None, revision: int) -> int:
+        """Return a number that no epoch of the shard is above: what its lease of this revision says, if that can be.
 
-        Raises `PeerMisbehaved` for a head that cannot be read: nobody could serve the fragment.
+        Raises `PeerMisbehaved` for a head of ours that cannot be read: nobody could serve the fragment.
         """
-        if lease is not None and lease.epoch < EPOCH_BELIEVED_MAX:
-            return lease.epoch
-        newest = 0
-        for record in await self._bus.get_records(self._heads):
-            head = decode(Head, record.data)
-            if self._shard_of(head.fragment) == self._shard:
-                newest = max(newest, head.epoch)
-        return newest
+        if lease is not None and (newest := max(lease.epoch, lease.epoch_max)) <= revision:
+            return newest
+        heads = [await self._bus.get_record(subject) for subject in self._heads]
+        return max(revision, *(0 if head is None else decode(Head, head.data).epoch for head in heads))
 
     async def _do(self, action: Action, ledger: Ledger | None) -> None:
         if isinstance(action, StandDown):
@@ -199,6 +195,7 @@ class LeaseKeeper:
             nonce=self._nonce,
             host=self._identity.host,
             pid=self._identity.pid,
+            epoch_max=max(self._epoch_max, self._machine.epoch),
             ledger=None if ledger is None else newest(ledger),
         )
 

@@ -73,7 +73,7 @@ class Holding:
     """One fragment as its shard holds it: values (of L2 length `norm`), outer state, frozen ledger, its head.
 
     The head (of `revision`) names exactly these. No code changes the arrays in place, so a caller that takes them
-    together has what the head names. Of tenures that are `swept` nothing is left.
+    together has what the head names.
     """
 
     head: Head
@@ -82,7 +82,6 @@ class Holding:
     state: State
     norm: float
     fragment_ledger: bytes | None = None
-    swept: frozenset[int] = frozenset()
 
 
 class ShardStore:
@@ -99,6 +98,8 @@ class ShardStore:
         self.holdings: dict[int, Holding] = {}
         self.fragment_ledger: dict[int, FragmentLedger] = {}
         self._attempts: dict[int, CommitAttempt] = {}
+        self._unswept: dict[int, set[int]] = {}
+        """The former tenures of each fragment that may have left something."""
         self.garbage_collector = GarbageCollector(bus)
 
     async def open(self, epoch: int) -> None:
@@ -150,9 +151,7 @@ class ShardStore:
         frame_bytes = sum(ref.size_bytes for ref in (stored.keyframe, stored.delta) if ref is not None)
         self._bus.stats.frame_bytes_up += frame_bytes
         new = attempt.new
-        self.holdings[command.fragment] = Holding(
-            head, revision, new.values, new.state, attempt.norm, fragment_ledger, swept=held.swept
-        )
+        self.holdings[command.fragment] = Holding(head, revision, new.values, new.state, attempt.norm, fragment_ledger)
         self.fragment_ledger[command.fragment] = parsed(fragment_ledger, FragmentLedger)
         await self.garbage_collector.sweep(command.fragment)
         self.garbage_collector.leave(command.fragment, *_chunks(*held.head.superseded, held.head.state))
@@ -227,18 +226,25 @@ class ShardStore:
 
     async def _sweep(self, fragment: int) -> None:
         """Remove everything of this fragment that former epochs wrote, each epoch once the head names none of it."""
-        held = self.holdings[fragment]
-        # Founders' writes count as epoch 0. The first owner removes them later, like all that a commit supersedes.
-        first = 0 if self.epoch > 1 else 1
-        unswept = set(range(max(first, self.epoch - SWEPT_EPOCHS), self.epoch)) - held.swept
+        unswept = self._unswept.setdefault(fragment, set())
         if not unswept:
             return
-        named = [f"{ref.stem}.0" for ref in self._named(held.head)]
+        named = [f"{ref.stem}.0" for ref in self._named(self.holdings[fragment].head)]
         for epoch in sorted(unswept):
             former = self._subjects.written_in(fragment, epoch)
             if not any(matches(old, chunk) for old in former for chunk in named):
-                held.swept |= {epoch}
+                unswept.discard(epoch)
                 await self.garbage_collector.remove(*former)
+
+    def _leftovers_of(self, former: int) -> set[int]:
+        """Return the tenures that may have left something, where `former` is the last one that fenced the fragment.
+
+        Nobody writes without a fence, so there was nobody between that one and ours, but epochs may leap (`lease`).
+        """
+        # Founders' writes count as epoch 0. The first owner removes them later, like all that a commit supersedes.
+        first = 0 if self.epoch > 1 else 1
+        recent, before = (range(max(first, end - SWEPT_EPOCHS), end) for end in (self.epoch, former + 1))
+        return {*recent, *before} - {self.epoch}
 
     def _named(self, head: Head) -> set[BlobRef]:
         """Return everything that a head protects from removal."""
@@ -268,6 +274,7 @@ class ShardStore:
             head = decode(Head, record.data)
             if head.epoch > self.epoch:
                 raise RecordConflict("a later owner writes this fragment", got=head.epoch, allowed=self.epoch)
+            self._unswept[fragment] = self._unswept.get(fragment, set()) | self._leftovers_of(head.epoch)
             fenced = msgspec.structs.replace(head, epoch=self.epoch)
             try:
                 return fenced, await self._write(fenced, record.revision, head_info(fenced))

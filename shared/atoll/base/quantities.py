@@ -21,8 +21,9 @@ from msgspec import Meta
 FRAGMENTS_MAX: Final = 4096
 LEARNERS_MAX: Final = 4096
 VERSION_MAX: Final = 1 << 40
-EPOCH_MAX: Final = 1 << 32
-INCARNATION_MAX: Final = 1 << 32
+EPOCH_MAX: Final = 1 << 53
+INCARNATION_MAX: Final = 1 << 53
+"""Both: as many as a broker has numbers for messages. Where a record was lost, the next one is counted from those."""
 PUSH_MAX: Final = 1 << 40
 STEPS_MAX: Final = 1 << 40
 TOKENS_MAX: Final = 1 << 48
@@ -57,7 +58,7 @@ Seconds = Annotated[float, Meta(ge=0.0, le=SECONDS_MAX)]
 
 PeerId = Annotated[str, Meta(pattern=f"^{_LEVEL}{_ONLY}")]
 """The id of a learner, a synchronizer process, a run or a founding: one level of a subject."""
-AccountKey = Annotated[str, Meta(pattern=f"^{_LEVEL}/[0-9]{{1,10}}{_ONLY}")]
+AccountKey = Annotated[str, Meta(pattern=f"^{_LEVEL}/[0-9]{{1,16}}{_ONLY}")]
 """`learner/incarnation`."""
 WriterNonce = Annotated[str, Meta(pattern=rf"^{_LEVEL}(\.{_LEVEL})?{_ONLY}")]
 """What keeps two writers of one version apart: one or two levels of a subject."""

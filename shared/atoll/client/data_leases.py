@@ -171,10 +171,10 @@ class DataLeases:
         still = self._watch.dead(ledger, self._clock.monotonic()) & holders
         if not holders:
             return set()
-        newest = {member.learner: member for member in await read_members(self._bus, self._subjects)}
-        over = {
+        newest = await read_members(self._bus, self._subjects)
+        left = {
             (learner, incarnation)
             for learner, incarnation in holders
-            if (member := newest.get(learner)) is None or (member.left and member.incarnation >= incarnation)
+            if (member := newest.get(learner)) is not None and member.left and member.incarnation >= incarnation
         }
-        return still | over
+        return still | left | {holder for holder in holders if holder[0] not in newest}

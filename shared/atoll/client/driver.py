@@ -210,7 +210,7 @@ class IslandDriver:
                     p, version, now_s = head.fragment, head.version, self.clock.monotonic()
                     cause = id_of("head", p, version)
                     self._on_fact(HeadHeard(at_s=now_s, fragment=p, version=version, proven=True, cause_id=cause))
-            except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
+            except (BusError, BrokerUnavailable, StorageFull, PeerMisbehaved) as error:
                 log.warning("resync.failed", reason=str(error))
             await asyncio.sleep(pause_s)
             self._proof_wanted.clear()

@@ -5,6 +5,11 @@ incarnation can be told apart. A newcomer first *asks* whether the present holde
 `identify` at once, and the newcomer is refused (two learners with one id is a mistake, not a failure). A holder that
 was killed cannot answer, so a restart under the same id waits one short time-out and no lease has to expire.
 
+A member record that cannot be read does not say which incarnation is next, and neither does one that claims a higher
+incarnation than the broker has given numbers to messages. Each incarnation began with a record of its own, so there were
+never more of them than that, and the next one is counted from there. Nobody but it writes over such a record: an older
+incarnation could not know whether it is still the newest.
+
 A holder that was frozen and comes back finds a higher incarnation in the record and stops (`dismissal`). So does a
 holder whose run was rebuilt from an archive, or is gone from the broker: its later training belongs to a run that no
 longer exists.
@@ -12,21 +17,20 @@ longer exists.
 
 from __future__ import annotations
 
+import msgspec
+
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, IdentityTaken, PeerMisbehaved, Quarantined, RecordConflict, RunReplaced
 from atoll.base.identity import Identity, this_process
-from atoll.base.logs import get
-from atoll.base.quantities import INCARNATION_MAX
-from atoll.bus.interface import Bus, Record
+from atoll.bus.interface import Bus
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX
 from atoll.run.heads import read_heads
 from atoll.run.ledger import read_fragment_ledger
+from atoll.run.record import readable
 from atoll.wire.messages import Control, Member, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects, token
 
 IDENTIFY_TIMEOUT_S = 1.0
-
-log = get(__name__)
 
 
 async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock, identity: Identity | None = None) -> Member:
@@ -41,9 +45,10 @@ async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock, identi
     record = await bus.get_record(subjects.member(learner))
     incarnation = 1
     if record is not None:
-        holder = _holder(learner, record)
-        incarnation = holder.incarnation + 1
-        if not holder.left:
+        holder = readable(Member, record)
+        known = holder is not None and holder.incarnation <= record.revision
+        incarnation = 1 + (holder.incarnation if known and holder is not None else record.revision)
+        if holder is None or not holder.left:
             question = encode(Control(verb="identify", sender=learner))
             answer = await bus.ask(subjects.control(learner), question, timeout_s=IDENTIFY_TIMEOUT_S)
             if answer is not None:
@@ -67,31 +72,25 @@ async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock, identi
 async def release(bus: Bus, subjects: Subjects, member: Member) -> None:
     """Mark the incarnation as left, so that the next one need not ask; a successor's record stays as it is."""
     record = await bus.get_record(subjects.member(member.learner))
-    if record is None or not _is_ours(record, member):
+    holder = None if record is None else readable(Member, record)
+    if record is None or holder is None or holder.nonce != member.nonce:
         return
-    gone = Member(
-        learner=member.learner,
-        incarnation=member.incarnation,
-        nonce=member.nonce,
-        host=member.host,
-        pid=member.pid,
-        claimed_at_s=member.claimed_at_s,
-        left=True,
-    )
+    gone = msgspec.structs.replace(member, left=True)
     await bus.put_record(subjects.member(member.learner), encode(gone), expected=record.revision)
 
 
 async def dismissal(bus: Bus, subjects: Subjects, run: RunRecord, member: Member) -> AtollError | None:
     """Return why this incarnation must stop, or None while the run and the member record are still its own.
 
-    Raises `RunReplaced` itself when the broker has nothing of the run at all.
+    A member record that nobody can read is nobody else's. Raises what the bus raises.
     """
     record = await bus.get_record(subjects.run_record)
     mine = await bus.get_record(subjects.member(member.learner))
     there = None if record is None else decode(RunRecord, record.data)
     if there is None or there.nonce != run.nonce:
         return _replaced(run, "no run record" if there is None else f"founding {there.nonce}")
-    if mine is not None and _is_ours(mine, member):
+    holder = None if mine is None else readable(Member, mine)
+    if mine is not None and (holder is None or holder.nonce == member.nonce):
         return None
     return IdentityTaken(
         f"learner {member.learner!r} was taken over by a newer incarnation",
@@ -100,41 +99,12 @@ async def dismissal(bus: Bus, subjects: Subjects, run: RunRecord, member: Member
     )
 
 
-def _holder(learner: str, record: Record) -> Member:
-    """Return the present holder of an id; raise `IdentityTaken` where the record does not say which incarnation is next."""
-    try:
-        holder = decode(Member, record.data)
-    except PeerMisbehaved as error:
-        raise IdentityTaken(
-            f"the record of learner {learner!r} cannot be read, so nobody knows its next incarnation",
-            got=str(error),
-            todo="choose another learner.id; was the record written by another program or version?",
-        ) from error
-    if holder.incarnation >= INCARNATION_MAX:
-        raise IdentityTaken(
-            f"learner {learner!r} has no incarnations left",
-            got=holder.incarnation,
-            allowed=f"below {INCARNATION_MAX}",
-            todo="choose another learner.id",
-        )
-    return holder
-
-
 def _answering(answer: bytes) -> Member | None:
     """Return who answered to an id, if the answer can be read."""
     try:
         return decode(Member, answer)
     except PeerMisbehaved:
         return None
-
-
-def _is_ours(record: Record, member: Member) -> bool:
-    """Return whether a member record is ours; one that nobody can read is nobody else's."""
-    try:
-        return decode(Member, record.data).nonce == member.nonce
-    except PeerMisbehaved as error:
-        log.warning("member.refused", subject=record.subject, reason=str(error))
-        return True
 
 
 async def quarantine(bus: Bus, run: RunRecord, fragment: int, member: Member) -> Quarantined | None:

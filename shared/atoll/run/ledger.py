@@ -52,7 +52,7 @@ class IncarnationAccount:
 async def read_lives(bus: Bus, run: RunRecord) -> list[IncarnationAccount]:
     """Return every incarnation of the run with its account, in order of names."""
     ledger = await read_ledger(bus, run)
-    newest = {member.learner: member for member in await read_members(bus, run.subjects)}
+    newest = await read_members(bus, run.subjects)
     lives = []
     for name, account in sorted(ledger.accounts.items()):
         learner, _, incarnation = name.rpartition("/")

@@ -16,6 +16,7 @@ from typing import Final, Generic, TypeVar
 
 from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
 from atoll.base.logs import get
+from atoll.base.quantities import INCARNATION_MAX
 from atoll.bus.interface import Bus
 from atoll.run.record import read_members
 from atoll.wire.subjects import Subjects
@@ -52,9 +53,11 @@ class MemberRoll:
         self._wanted.set()
 
     async def read(self) -> None:
-        """Read the records; one that cannot be read counts for nothing. Raises what the bus raises."""
+        """Read the records; one that cannot be read may be of any incarnation. Raises what the bus raises."""
         members = await read_members(self._bus, self._subjects)
-        self._newest = {member.learner: member.incarnation for member in members}
+        self._newest = {
+            learner: INCARNATION_MAX if member is None else member.incarnation for learner, member in members.items()
+        }
 
     async def keep_reading(self, on_read: Callable[[float], bool]) -> None:
         """Read whenever it was asked for, and call `on_read` with the moment before the reading began.

@@ -103,11 +103,16 @@ async def recorded_progress(bus: Bus, run: RunRecord) -> RecordedProgress:
     return RecordedProgress(tokens, over)
 
 
-async def read_members(bus: Bus, subjects: Subjects) -> list[Member]:
-    """Return the member records; one that cannot be read, or that is in another learner's place, counts for nothing."""
-    records = await bus.get_records(subjects.member("*"))
-    read = [(record.subject, readable(Member, record)) for record in records]
-    return [member for subject, member in read if member is not None and subject == subjects.member(member.learner)]
+async def read_members(bus: Bus, subjects: Subjects) -> dict[str, Member | None]:
+    """Return the member records by learner id; None for one that cannot be read, or that names another learner.
+
+    Who has one of those is a member all the same: junk in a record must not take its learner out of the run.
+    """
+    members: dict[str, Member | None] = {}
+    for record in await bus.get_records(subjects.member("*")):
+        member, learner = readable(Member, record), record.subject.rpartition(".")[2]
+        members[learner] = member if member is not None and member.learner == learner else None
+    return members
 
 
 def readable(kind: type[M], record: Record) -> M | None:

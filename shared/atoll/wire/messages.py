@@ -256,7 +256,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """The tenure of a shard's owner and what it knows of the learners.
 
     `released`: the host `to`, or any host, may take it. `closed`: the ledger is closed for good, because the run has
-    reached its target and everything is settled.
+    reached its target and everything is settled. `epoch_max`: no tenure until now had a higher epoch; where a lease was lost,
+    that may be more than `epoch`.
     """
 
     shard: ShardNumber
@@ -264,6 +265,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     nonce: PeerId
     host: Text
     pid: Count
+    epoch_max: Epoch = 0
     ledger: Ledger | None = None
     released: bool = False
     closed: bool = False

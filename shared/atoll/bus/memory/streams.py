@@ -20,6 +20,8 @@ from atoll.bus.streams import StreamPlan
 from atoll.wire.subjects import matches
 
 OVERHEAD_BYTES = 32
+SEQUENCE_FIRST = 1 << 20
+"""A stream of a real broker begins above all numbers of a lost one (`atoll.bus.nats.provision`), far above any count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class MemoryStream:
         self._prefix = prefix
         self._clock = clock
         self._tell = tell
-        self._sequence = 0
+        self._sequence = SEQUENCE_FIRST
         self._by_subject: dict[str, list[int]] = {}
         self._ids: dict[str, tuple[int, float]] = {}
 
