@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from atoll.base.errors import StorageFull
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory.bus import MemoryBroker
-from atoll.bus.memory.streams import MemoryStream, QueuePlace, StoredMessage
+from atoll.bus.memory.streams import SEQUENCE_FIRST, MemoryStream, QueuePlace, StoredMessage
 from atoll.bus.streams import stream_of, stream_plan
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.subjects import Subjects
@@ -209,6 +209,5 @@ class ScheduleBroker(MemoryBroker):
         self.streams.clear()
         self.provision(run)
         for name, stream in self.streams.items():
-            stream._sequence = ends[
-                name
-            ]  # as `provision` has it: a new stream begins above all numbers of the lost one
+            # As `provision` has it, which numbers by the time: a new stream begins far above all numbers of the lost one.
+            stream._sequence = ends[name] + SEQUENCE_FIRST

@@ -28,8 +28,8 @@ class Plan:
     slow_threads: float
 
 
-def settings_of(dice: random.Random) -> ProtocolSettings:
-    """Draw the agreement of a run: small, so that everything happens often."""
+def settings_of(dice: random.Random, *, hostile: bool = False) -> ProtocolSettings:
+    """Draw the agreement of a run: small, so that everything happens often; with `hostile` peers some merge robustly."""
     shards = dice.choice((1, 2))
     chosen: dict[str, object] = {
         "shards": shards,
@@ -52,6 +52,11 @@ def settings_of(dice: random.Random) -> ProtocolSettings:
         "lease_s": 3.0,
         "silence_s": 4.0,
     }
+    if hostile:
+        chosen["share_max"] = dice.choice((1.0, 0.5, 0.3))
+        chosen["robust"] = dice.choice(("none", "none", "clip", "gate"))
+        if chosen["robust"] != "none":
+            chosen["quorum"] = 3
     if chosen["outer_momentum"] == 0.0:
         chosen["correction"] = "none"
     return msgspec.convert(chosen, ProtocolSettings).check()

@@ -61,7 +61,7 @@ class Drawn:
 def draw(seed: int, rates: Mapping[str, float] | None = None, *, hostile: bool = False, **fixed: Any) -> Drawn:  # noqa: ANN401
     """Return what a seed draws; `rates` and `fixed` settings in place of what would be drawn; `hostile`: see `drawn`."""
     dice = random.Random(seed)
-    settings, plan = settings_of(dice), plan_of(dice)
+    settings, plan = settings_of(dice, hostile=hostile), plan_of(dice)
     for name, value in fixed.items():
         holder = settings if hasattr(settings, name) else plan
         if holder is settings:

@@ -94,22 +94,65 @@ def merged(
     """Return the merged pseudo-gradient; NaN where rounding alone decides."""
     fresh = [staleness_weight(settings, share.age) for share, _ in shares]
     weights = np.array([each * share.tokens**2 / share.steps for each, (share, _) in zip(fresh, shares, strict=True)])
+    weights = capped(weights, settings.share_max)
     result = np.zeros(shares[0][1].size)
     for piece in slices:
         here = slice(piece.offset, piece.offset + piece.size)
+        raw = [vector[here].astype(np.float64) for _, vector in shares]
+        factors = voices(settings, raw)
         parts: list[Numbers] = []
-        for _, vector in shares:
-            part = vector[here].astype(np.float64)
+        for part, factor in zip(raw, factors, strict=True):
             bent = part if momentum is None else corrected(settings, part, momentum[here])
-            parts.append(np.full(piece.size, np.nan) if bent is None else bent)
-        result[here] = max(fresh) * _averaged(settings, piece, parts, weights)
+            parts.append(np.full(piece.size, np.nan) if bent is None else factor * bent)
+        result[here] = max(fresh) * _averaged(settings, piece, parts, weights * (factors > 0.0) + 0.0 * factors)
     return result
+
+
+def capped(weights: Numbers, share_max: float) -> Numbers:
+    """Return the weights cut at the level at which the heaviest has the largest share allowed, found by halving."""
+    if share_max == 1.0 or not weights.any():
+        return weights
+    low, high = 0.0, float(weights.max())
+    lightest = float(weights[weights > 0.0].min())
+    for _ in range(200):
+        level = 0.5 * (low + high)
+        cut = np.minimum(weights, level)
+        low, high = (level, high) if cut.max() <= share_max * cut.sum() else (low, level)
+    return np.minimum(weights, max(high, lightest))
+
+
+def voices(settings: ProtocolSettings, parts: list[Numbers]) -> Numbers:
+    """Return the factor of each part of a slice: 0 for one that is not heard, below 1 for one that is too long, or NaN."""
+    factors = np.ones(len(parts))
+    if settings.robust == "none" or len(parts) < 3:
+        return factors
+    lengths = np.array([np.linalg.norm(part) for part in parts])
+    longest = 2.0 * float(np.sort(lengths)[(len(parts) - 1) // 2])
+    if longest > 1e-18:
+        factors = np.minimum(1.0, longest / np.maximum(lengths, 1e-30))
+    if settings.robust == "clip":
+        return factors
+    units = [
+        part / length if length > 1e-18 else np.zeros_like(part) for part, length in zip(parts, lengths, strict=True)
+    ]
+    least = -max(0.05, 2.0 / math.sqrt(parts[0].size))
+    agree = []
+    for one, unit in enumerate(units):
+        others = np.sum([other for number, other in enumerate(units) if number != one], axis=0)
+        norm = float(np.linalg.norm(others))
+        cosine = float(unit @ others) / norm if norm > 1e-6 else 0.0
+        if abs(cosine - least) < 1e-5 or 1e-9 < norm < 1e-4:
+            return np.full(len(parts), np.nan)
+        agree.append(cosine >= least)
+    return np.where(agree, factors, 0.0) if 2 * sum(agree) > len(parts) else factors
 
 
 def _averaged(settings: ProtocolSettings, piece: FragmentSlice, parts: list[Numbers], weights: Numbers) -> Numbers:
     total = float(weights.sum())
     if total == 0.0:
         return np.zeros(piece.size)
+    if np.isnan(weights).any():
+        return np.full(piece.size, np.nan)
     heard = [(part, weight) for part, weight in zip(parts, weights, strict=True) if weight > 0.0]
     mean: Numbers = np.sum([weight * part for part, weight in heard], axis=0) / total
     if settings.merge == "mean" or piece.direct or len(parts) == 1 or np.isnan(mean).any():

@@ -78,7 +78,7 @@ class ShardOwner:
             assert not reason
             fold = Fold(key=key, weight=16.0, staleness_weight=1.0 - 0.5 * number, age=number)
             await self.bench.fold(fold, self.store.holdings[0].state)
-        await self.store.commit(one_commit(version), await self.bench.merged(0))
+        await self.store.commit(one_commit(version), (await self.bench.merged(0)).pseudo_gradient)
 
 
 class LeverDesk:

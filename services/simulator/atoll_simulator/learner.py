@@ -41,6 +41,7 @@ from atoll_learner.model import Params, embedding_names
 from atoll_learner.process import LearnerWork
 from atoll_learner.recovery import FRESH_FACTS, loan_facts, possible
 from atoll_learner.train import Step, init_optimizer, learning_rate
+from atoll_simulator.liars import Liar, corrupt
 
 log = get(__name__)
 
@@ -88,7 +89,10 @@ class StepPace:
 
 @dataclass(frozen=True, slots=True)
 class LifeParts:
-    """What differs between two lives of a learner; `stop` ends the life, `on_step` is called after each step."""
+    """What differs between two lives of a learner; `stop` ends the life, `on_step` is called after each step.
+
+    A `liar` is the same in all lives of its learner.
+    """
 
     clock: Clock
     identity: Identity
@@ -96,6 +100,7 @@ class LifeParts:
     device: jax.Device
     stop: asyncio.Event
     on_step: Callable[[], None]
+    liar: Liar | None = None
 
 
 class SimulatedLearner:
@@ -112,6 +117,7 @@ class SimulatedLearner:
         self._device = parts.device
         self._stop = parts.stop
         self._on_step = parts.on_step
+        self._liar = parts.liar
 
     async def live(self) -> None:
         """Join, train to the end, leave; raise the errors that end a real learner's process."""
@@ -121,6 +127,8 @@ class SimulatedLearner:
         try:
             boundary.enter(params, await session.open())
             await session.begin(dict(boundary.leaves))
+            if self._liar is not None:
+                corrupt(session.driver.pusher, self._liar)
             state = await self._recovered(session, boundary)
             supply = self._supply(session)
             boundary.begin()

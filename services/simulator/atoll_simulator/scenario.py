@@ -16,6 +16,7 @@ from atoll.base.errors import SettingsError
 from atoll.bus.options import DEFAULTS
 from atoll.settings import refusal
 from atoll.wire.limits import CHUNK_BYTES
+from atoll_simulator.liars import Lie
 from atoll_simulator.links import LinkShape
 
 BROKER: Final = "broker"
@@ -109,6 +110,7 @@ class Scenario(_Table):
         failures: deaths of learners at random.
         joins: when a learner starts, if not at the beginning.
         leaves: when a learner is told to leave in good order, for good.
+        liars: what a learner sends in place of its pseudo-gradients, one of `LIES` (`atoll_simulator.liars`).
         kills: deaths at given times.
         partitions: cuts at given times.
         evaluate_tokens: merged tokens between two measurements on held-out text; 0 for a twenty-fifth of the target or,
@@ -126,6 +128,7 @@ class Scenario(_Table):
     failures: FailureTable = FailureTable()
     joins: dict[str, float] = Field(default_factory=dict)
     leaves: dict[str, float] = Field(default_factory=dict)
+    liars: dict[str, Lie] = Field(default_factory=dict)
     kills: tuple[Kill, ...] = ()
     partitions: tuple[Partition, ...] = ()
     evaluate_tokens: int = Field(default=0, ge=0)
@@ -201,6 +204,7 @@ def _named(
 ) -> Iterator[tuple[str, str, list[str]]]:
     """Yield each place that names a process, the name, and the allowed names."""
     everybody = [*learners, *others]
+    yield from (("liars", name, list(learners)) for name in scenario.liars)
     for where, names in _by_learner(scenario):
         yield from ((where, name, list(learners)) for name in names)
     yield from (("links", name, everybody) for name in scenario.links)

@@ -38,6 +38,7 @@ from atoll_learner.train import make_evaluator
 from atoll_simulator.evaluator import SimulatedEvaluator
 from atoll_simulator.interrupting import Interrupted
 from atoll_simulator.learner import LifeParts, SimulatedLearner, StepPace, Trade
+from atoll_simulator.liars import Liar
 from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_simulator.scenario import Scenario
 from atoll_simulator.world import ProcessLife, SimulatedWorld
@@ -80,6 +81,7 @@ class Simulation:
         self._settings = trade.settings
         self._scenario = scenario
         self._trade = trade
+        self._liars = {name: Liar(lie, f"{name}/{up.settings.seed}") for name, lie in scenario.liars.items()}
         self._view = view
         self._face = face
         self._interrupted = interrupted
@@ -186,6 +188,7 @@ class Simulation:
             device=self._devices[self._up.learners.index(name) % len(self._devices)],
             stop=life.stop,
             on_step=self._on_step,
+            liar=self._liars.get(name),
         )
         await SimulatedLearner(self._trade, name, life.bus, parts).live()
 

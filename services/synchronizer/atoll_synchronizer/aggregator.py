@@ -4,7 +4,8 @@ The machine decides by keys; the aggregator applies its commands to the arrays b
 *validates* a contribution before the machine hears that it is ready: right layout, right size, finite, its norms as
 claimed and within bounds. It checks and measures each segment as it arrives. A contribution stays encoded. At most as
 many wait in the fold as are together as large as a sum (`atoll.merge.accumulate`), so a shard needs O(fragment),
-whatever M is. At most `READS_AT_ONCE` contributions are read at once, also after an outage, when hundreds are queued.
+whatever M is. A run that judges the contributions of a round together (`atoll.merge.robust`) keeps all of a round.
+At most `READS_AT_ONCE` contributions are read at once, also after an outage, when hundreds are queued.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved
 from atoll.base.parallel import off_loop
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.codec import Encoded
 from atoll.merge.correction import MomentumReference, correction_of
-from atoll.merge.fold import FragmentFold, validated_norms
+from atoll.merge.fold import FragmentFold, MergeResult, validated_norms
 from atoll.merge.outer import MOMENTUM, State
+from atoll.merge.robust import CollectedFold, fold_of
 from atoll.protocol.events import Fold, PushKey
 from atoll.run.delta_chain import FrameReader
 from atoll.wire.messages import Contribution, RunRecord
@@ -52,7 +53,7 @@ class Aggregator:
         self._correction = correction_of(run.protocol)
         self._ready: dict[PushKey, PendingContribution] = {}
         self._momentum_references: dict[int, MomentumReference] = {}
-        self._folds: dict[int, FragmentFold] = {}
+        self._folds: dict[int, FragmentFold | CollectedFold] = {}
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
         self._reads_of: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(READS_PER_LEARNER))
 
@@ -84,22 +85,22 @@ class Aggregator:
         waiting = self._ready.pop(key)
         fold = self._folds.get(key.fragment)
         if fold is None:
-            fold = FragmentFold(self._run.layout.slices(key.fragment), self._run.protocol.merge)
-            self._folds[key.fragment] = fold
+            fold = self._folds[key.fragment] = fold_of(self._run.layout.slices(key.fragment), self._run.protocol)
         await off_loop(waiting.pseudo_gradient.elements, self._add, fold, waiting, command, state)
 
-    async def merged(self, fragment: int) -> Vector:
-        """Return the merged pseudo-gradient of the fragment's round and begin a new sum."""
+    async def merged(self, fragment: int) -> MergeResult:
+        """Return the merge of the fragment's round and begin a new sum."""
         fold = self._folds.pop(fragment)
         self._momentum_references.pop(fragment, None)
-        result = await off_loop(self._sizes[fragment], fold.result)
-        return result.pseudo_gradient
+        return await off_loop(self._sizes[fragment], fold.result)
 
     def forget(self, key: PushKey) -> None:
         """Drop a contribution that no fold will use."""
         self._ready.pop(key, None)
 
-    def _add(self, fold: FragmentFold, waiting: PendingContribution, command: Fold, state: State) -> None:
+    def _add(
+        self, fold: FragmentFold | CollectedFold, waiting: PendingContribution, command: Fold, state: State
+    ) -> None:
         """Fold a pseudo-gradient in with its staleness weight, corrected if the run has a correction."""
         corrections = None
         if self._correction is not None:

@@ -97,9 +97,9 @@ class FragmentLanes:
     async def _commit(self, command: Commit, decided_s: float) -> None:
         began_s = self._clock.monotonic()
         tools = self._tools
-        pseudo_gradient = await tools.aggregator.merged(command.fragment)
+        merged = await tools.aggregator.merged(command.fragment)
         merged_s = self._clock.monotonic()
-        bytes_down = await patiently(lambda: tools.store.commit(command, pseudo_gradient), "a commit")
+        bytes_down = await patiently(lambda: tools.store.commit(command, merged.pseudo_gradient), "a commit")
         now_s = self._clock.monotonic()
         self.commits += 1
         held = (tools.pending.contributions.get(share.key) for share in command.shares)
@@ -107,4 +107,5 @@ class FragmentLanes:
         fragment, version = command.fragment, command.base_version + 1
         self._tell(Committed(at_s=now_s, fragment=fragment, version=version, cause_id=command.cause_id))
         times = CommitTimes(decided_s, began_s, merged_s, now_s)
-        await tools.report.committed(command, times, CommitSize(bytes_up, bytes_down, pseudo_gradient.size))
+        size = CommitSize(bytes_up, bytes_down, merged.pseudo_gradient.size)
+        await tools.report.committed(command, times, size, merged.judgements)

@@ -6,10 +6,12 @@ If rounds last longer than the interval that they should fit into, most tokens c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.base.logs import get
+from atoll.merge.fold import Judgement
 from atoll.protocol.events import Commit, PublishCall
 from atoll.protocol.reasons import NAMED_MAX, id_of
 from atoll.protocol.shard import Shard
@@ -50,8 +52,10 @@ class RoundReporter:
         self._event_log = event_log
         self._overruns = 0  # consecutive rounds that were longer than an interval
 
-    async def committed(self, command: Commit, times: CommitTimes, size: CommitSize) -> None:
-        """Record a round whose version is visible."""
+    async def committed(
+        self, command: Commit, times: CommitTimes, size: CommitSize, judgements: Sequence[Judgement] = ()
+    ) -> None:
+        """Record a round whose version is visible; `judgements` are those on its contributions, where there are any."""
         if command.why is None:
             raise ProtocolMisuse("a round ends for a reason", got=(command.fragment, command.base_version))
         fields: dict[str, object] = {
@@ -66,8 +70,9 @@ class RoundReporter:
                     "tokens": share.tokens,
                     "weight": share.weight,
                     "cause_id": share.cause_id,
+                    **effects,
                 }
-                for share in command.shares
+                for share, effects in zip(command.shares, _effects(command, judgements), strict=True)
             ],
             "tokens": sum(share.tokens for share in command.shares),
             "bytes_up": size.bytes_up,
@@ -104,7 +109,23 @@ class RoundReporter:
                     interval_s=round(interval_s, 4),
                     todo=f"found a run with protocol.interval_steps={max(2, round(2 * round_s / step_s))} or more",
                 )
+        self._tell_unheard(command, judgements)
         await self._event_log.record("round", **fields)
+
+    def _tell_unheard(self, command: Commit, judgements: Sequence[Judgement]) -> None:
+        """Log whom most of a round's slices leave out: its machine or its data may be broken."""
+        for share, judgement in zip(command.shares, judgements, strict=False):
+            unheard = judgement.heard.count(False)
+            if 2 * unheard > len(judgement.heard):
+                log.warning(
+                    "contribution.unheard",
+                    learner=share.key.learner,
+                    incarnation=share.key.incarnation,
+                    fragment=command.fragment,
+                    push=share.key.push,
+                    slices=f"{unheard} of {len(judgement.heard)}",
+                    todo="it points away from the others': look at this machine, its data and its learning rate",
+                )
 
     async def waiting(self, call: PublishCall) -> None:
         """Log why a round that is called again still waits, at powers of two of its calls: a long wait has many.
@@ -116,3 +137,13 @@ class RoundReporter:
             cause = id_of("call", call.fragment, call.version, call.attempt)
             log.warning("round.waiting", **fields, cause_id=cause)
             await self._event_log.record("waiting", **fields, cause_id=cause)
+
+
+def _effects(command: Commit, judgements: Sequence[Judgement]) -> list[dict[str, int]]:
+    """Return, per share, what its judgement did: nothing is said of those that were taken as they came."""
+    if not judgements:
+        return [{} for _ in command.shares]
+    return [
+        {"shortened": sum(clip < 1.0 for clip in judgement.clips), "unheard": judgement.heard.count(False)}
+        for judgement in judgements
+    ]

@@ -244,7 +244,11 @@ def _reach(data: DataLedger) -> tuple[int, int]:
 
 
 async def _settle(bus: Bus, subject: str, record: T, behind: Callable[[T, T], bool]) -> None:
-    """Write a record where no readable one exists, or where the existing one is `behind` this one."""
+    """Write a record where none exists, or where the existing one is `behind` this one.
+
+    One that cannot be read may lie over that of a later owner or incarnation. Who takes it next counts on from the broker's
+    numbers, so it stays; only the data ledger has nobody who would replace it with more than we know.
+    """
     while True:
         there = await bus.get_record(subject)
         if there is not None and not _replaceable(there, record, behind):
@@ -259,7 +263,7 @@ def _replaceable(there: Record, ours: T, behind: Callable[[T, T], bool]) -> bool
         return behind(decode(type(ours), there.data), ours)
     except PeerMisbehaved as error:
         log.warning("record.refused", subject=there.subject, reason=str(error))
-        return True
+        return isinstance(ours, DataLedger)
 
 
 async def _restore_piece(bus: Bus, run: RunRecord, store: CheckpointStore, shard: int, piece: Piece) -> None:

@@ -121,7 +121,7 @@ class IslandDriver:
         self._loop = asyncio.get_running_loop()
         self.background = BackgroundTasks(self._fail)
         self._pushing = asyncio.Semaphore(PUSHES_AT_ONCE)
-        self._pusher = Pusher(bus, run, member, clock)
+        self.pusher = Pusher(bus, run, member, clock)
         self._encoder: Encoder | None = None
 
     async def begin(self, snapshot: Mapping[str, Any], encode: str = "auto", *, donated: bool = False) -> None:
@@ -333,10 +333,10 @@ class IslandDriver:
                     with self._lock:
                         self._encoding.discard(p)
                     make = partial(self._encoder.encode, p, anchor, snapshot)
-                    await self._pusher.push_made(action, make, lambda: self.losses.read(self.report.loss))
+                    await self.pusher.push_made(action, make, lambda: self.losses.read(self.report.loss))
                 else:
                     theta = await asyncio.to_thread(self._reader, p, snapshot, origin)
-                    await self._pusher.push(action, origin, theta, lambda: self.losses.read(self.report.loss))
+                    await self.pusher.push(action, origin, theta, lambda: self.losses.read(self.report.loss))
             except FrameRejected as error:
                 reason = error.reason
             except (BusError, BrokerUnavailable, StorageFull, RuntimeError) as error:

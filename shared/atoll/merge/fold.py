@@ -53,12 +53,32 @@ CLAIM_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the others of its round make of a contribution (`atoll.merge.robust`), slice by slice.
+
+    `clips` are the factors by which slices are shortened, 1 for none; `heard` says in which slices it counts at all.
+    """
+
+    clips: tuple[float, ...]
+    heard: tuple[bool, ...]
+
+    @classmethod
+    def untouched(cls, slices: int) -> Judgement:
+        """Return the judgement on a contribution that is taken as it came."""
+        return cls((1.0,) * slices, (True,) * slices)
+
+
+@dataclass(frozen=True, slots=True)
 class MergeResult:
-    """A merged pseudo-gradient, flat float32, with the weights that counted and the number of contributions behind it."""
+    """A merged pseudo-gradient, flat float32, with the weights that counted and the number of contributions behind it.
+
+    `judgements` are those on the contributions, in order, where a run merges robustly.
+    """
 
     pseudo_gradient: Vector
     weight_sum: float
     count: int
+    judgements: tuple[Judgement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +88,10 @@ class SliceCorrection:
     keep: float
     add: float
     norm: float
+
+    def times(self, factor: float) -> SliceCorrection:
+        """Return the correction whose result is shorter by a factor."""
+        return SliceCorrection(factor * self.keep, factor * self.add, factor * self.norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +125,7 @@ class FragmentFold:
         self._unit = [0.0] * len(self._slices)
         self._radial = [0.0] * len(self._slices)
         self._heard = [0.0] * len(self._slices)
+        self._weights = [0.0] * len(self._slices)
         self._values: dict[int, Vector] = {}
         self._spent = False
         self.weight_sum = 0.0
@@ -113,11 +138,12 @@ class FragmentFold:
         weight: float,
         staleness_weight: float = 1.0,
         corrections: Corrections | None = None,
+        judgement: Judgement | None = None,
     ) -> None:
         """Fold in a pseudo-gradient (layout order) with a positive weight; it must not change until the result is there.
 
         `norms` are its L2 norms per slice (`slice_norms`). The staleness weight is 1 for a timely contribution; one with 0
-        is ignored.
+        is ignored. A `judgement` shortens slices, after their correction, and leaves out those that are not heard.
         """
         if self._spent:
             raise ProtocolMisuse("this fold has given its result already")
@@ -133,17 +159,25 @@ class FragmentFold:
         if weight == 0.0:
             return
         self.weight_sum += weight
-        share = weight / self.weight_sum
-        anew = share == 1.0
+        # With judgements, what a contribution outweighs may still be all that is heard in a slice.
+        anew = weight / self.weight_sum == 1.0 if judgement is None else weight == self.weight_sum
         steps: list[AccumulateStep | None] = []
         for number, tensor_slice in enumerate(self._slices):
+            if judgement is not None and not judgement.heard[number]:
+                steps.append(AccumulateStep(0.0, 0.0) if anew else None)
+                continue
+            self._weights[number] += weight
+            share = weight / self._weights[number]
             correction = None if corrections is None else corrections.by_slice[number]
+            if judgement is not None and judgement.clips[number] != 1.0:
+                correction = (correction or SliceCorrection(1.0, 0.0, norms[number])).times(judgement.clips[number])
             take = self._share(number, norms[number] if correction is None else correction.norm, share)
             if self._radially[number] and tensor_slice.size <= SMALL:
                 values = pseudo_gradient.part(*tensor_slice.bounds)
                 self._keep(number, values, share, (corrections, correction))
             if correction is not None:
-                steps.append(AccumulateStep(1.0 - share, take * correction.keep, take * correction.add))
+                added = take * correction.add if correction.add else None
+                steps.append(AccumulateStep(1.0 - share, take * correction.keep, added))
             else:
                 steps.append(None if anew else AccumulateStep(1.0 - share, take))
         self._pass.add(
@@ -197,9 +231,10 @@ class FragmentFold:
     ) -> None:
         """Enter a small slice into the mean of its values."""
         tensor_slice, (corrections, correction) = self._slices[number], bent
-        if corrections is not None and correction is not None:
-            towards = corrections.momentum[slice(*tensor_slice.bounds)]
-            values = np.float32(correction.keep) * values + np.float32(correction.add) * towards
+        if correction is not None:
+            values = np.float32(correction.keep) * values
+        if corrections is not None and correction is not None and correction.add:
+            values = values + np.float32(correction.add) * corrections.momentum[slice(*tensor_slice.bounds)]
         before = self._values.get(number)
         if before is not None and share != 1.0:
             values = np.float32(1.0 - share) * before + np.float32(share) * values

@@ -15,6 +15,8 @@ from atoll.base.errors import SettingsError
 from atoll.base.quantities import FRAGMENTS_MAX, LEARNERS_MAX, RUN_TOKENS_MAX, TOKENS_MAX
 
 KEYFRAME_VERSIONS_MAX: Final = 1024
+MAJORITY_MIN: Final = 3
+"""The least number of contributions of which most can be believed."""
 
 
 class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +36,9 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         age_law: "power": age_damping^age alone; "gate": times a cosine that falls from 1 at age 0 to 0 at age_max + 1.
         correction: "none", or "heloco": turn a pseudo-gradient that disagrees with the outer momentum (atoll.merge).
         merge: "mean" or "rda" (App. D.2) for tensors that are not merged directly.
+        share_max: largest share of a round's weight that one contribution may have; 1 for any (`atoll.merge.robust`).
+        robust: "none"; "clip": shorten slices that are much longer than the round's median; "gate": leave out, as well, those
+            that point away from the others'. It needs a quorum of three.
         outer: "nesterov", "optax:<name>" or "module:attr".
         outer_lr: outer learning rate.
         outer_momentum: outer momentum, 0 for plain SGD.
@@ -68,6 +73,8 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     age_law: Literal["power", "gate"] = "power"
     correction: Literal["none", "heloco"] = "heloco"
     merge: Literal["mean", "rda"] = "rda"
+    share_max: float = 1.0
+    robust: Literal["none", "clip", "gate"] = "none"
     outer: str = "nesterov"
     outer_lr: float = 0.6
     outer_momentum: float = 0.3
@@ -103,6 +110,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _within("average_decay", self.average_decay, 0.001, 1.0)
         _within("age_max", self.age_max, 0, 1000)
         _within("age_damping", self.age_damping, 0.0, 1.0)
+        _within("share_max", self.share_max, 1e-4, 1.0)
         _within("outer_lr", self.outer_lr, 1e-6, 100.0)
         _within("outer_momentum", self.outer_momentum, 0.0, 0.9999)
         _within("average_versions", self.average_versions, 0, 1 << 20)
@@ -116,6 +124,13 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _within("step_tokens_max", self.step_tokens_max, 0, TOKENS_MAX)
         _within("offences_max", self.offences_max, 0, 1 << 20)
         self._check_momentum()
+        if self.robust != "none" and self.quorum < MAJORITY_MIN:
+            raise SettingsError(
+                f"protocol.robust = {self.robust} judges a contribution by the others of its round: two are no majority",
+                got=f"quorum = {self.quorum}",
+                allowed=f"a quorum of {MAJORITY_MIN} or more",
+                todo=f"set protocol.quorum={MAJORITY_MIN}, or protocol.robust=none",
+            )
         return self
 
     def _check_momentum(self) -> None:

@@ -18,7 +18,10 @@ F = TypeVar("F", bound=msgspec.Struct)
 
 
 class Contributor(msgspec.Struct, frozen=True):
-    """One contribution to a round, and what caused it."""
+    """One contribution to a round, and what caused it.
+
+    Where a run merges robustly: how many of its slices were shortened, and in how many it was not heard.
+    """
 
     learner: str
     incarnation: int
@@ -27,6 +30,8 @@ class Contributor(msgspec.Struct, frozen=True):
     weight: float
     push: int = 0
     cause_id: str = ""
+    shortened: int = 0
+    unheard: int = 0
 
 
 class RoundView(msgspec.Struct, frozen=True):

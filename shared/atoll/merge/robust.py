@@ -1,0 +1,198 @@
+r"""Robust merging: what a lying or broken learner can do to a round is bounded by what the others of the round say.
+
+The rules are a founder's choice. They need all contributions at once, so the fold waits for the round's end (`CollectedFold`).
+Lengths were measured on arrival and directions are compared on a sample, so there is one pass over memory, that of the merge.
+
+**Share** (`share_max`). No contribution has more than this share of a round's weight: w_m is cut to the c at which
+min(w_m, c) <= s_max sum_k min(w_k, c) holds for all. Where fewer than 1 / s_max contribute, all weigh the same.
+
+**Clipping** (`robust` "clip"). No slice is longer than `CLIP` times the median of the round's lengths of that slice: no
+minority can move a median beyond the honest ones' lengths.
+
+**Gate** (`robust` "gate", with clipping). Per slice, a contribution is compared with the mean direction of the *others*. If
+
+.. math::  \cos(v_m, \sum_{k \ne m} \varphi(v_k)) < -\max(OPPOSED, 2 / \sqrt n)
+
+it is not heard there: FLTrust (Cao et al., arXiv 2012.13995) with the others in place of a trusted direction. n elements are
+compared; a random direction has a cosine of standard deviation 1 / sqrt(n), so chance excludes hardly anybody. If not more
+than half agree, there is no majority to believe, and all are heard.
+
+A contribution has one vote, whatever it claims to weigh. A majority needs three: in a round of one or two nobody is judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.base.errors import ProtocolMisuse
+from atoll.base.parallel import each
+from atoll.codec.encoded import Encoded
+from atoll.merge.fold import NORM_MIN, Corrections, FragmentFold, Judgement, MergeResult
+from atoll.model.layout import FragmentSlice
+from atoll.protocol.settings import MAJORITY_MIN, ProtocolSettings
+
+CLIP: Final = 2.0
+OPPOSED: Final = 0.05
+RUN: Final = 1 << 13
+SAMPLE: Final = 1 << 16
+"""The least number of elements of a large slice that are compared."""
+SAMPLE_SHARE: Final = 64
+
+FLAT: Final = 1e-12
+"""A squared length: a shorter sum of directions has cancelled and points nowhere."""
+
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A contribution as `FragmentFold.add` takes it."""
+
+    pseudo_gradient: Encoded
+    norms: Sequence[float]
+    weight: float
+    staleness_weight: float
+    corrections: Corrections | None
+
+
+class CollectedFold:
+    """The merge of one fragment's round in which all contributions are judged together, when the round ends."""
+
+    def __init__(self, slices: Sequence[FragmentSlice], settings: ProtocolSettings) -> None:
+        """Start empty."""
+        self._slices = tuple(slices)
+        self._settings = settings
+        self._waiting: list[_Waiting] = []
+
+    def add(
+        self,
+        pseudo_gradient: Encoded,
+        norms: Sequence[float],
+        weight: float,
+        staleness_weight: float = 1.0,
+        corrections: Corrections | None = None,
+    ) -> None:
+        """Take a pseudo-gradient as `FragmentFold.add` does; it waits, encoded as it came, until `result`."""
+        self._waiting.append(_Waiting(pseudo_gradient, norms, weight, staleness_weight, corrections))
+
+    def result(self) -> MergeResult:
+        """Return the merge of all contributions, with a judgement on each.
+
+        Raises:
+            ProtocolMisuse: nothing was added, or the result was given already.
+        """
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            raise ProtocolMisuse("nothing was folded, or the result was given already")
+        weights = capped([each.weight * each.staleness_weight for each in waiting], self._settings.share_max)
+        vectors, norms = [each.pseudo_gradient for each in waiting], [each.norms for each in waiting]
+        judgements = [Judgement.untouched(len(self._slices))] * len(waiting)
+        if self._settings.robust != "none" and len(waiting) >= MAJORITY_MIN:
+            judgements = judged(self._slices, vectors, norms, gate=self._settings.robust == "gate")
+        fold = FragmentFold(self._slices, self._settings.merge)
+        for one, weight, judgement in zip(waiting, weights, judgements, strict=True):
+            staleness = one.staleness_weight
+            alone = weight / staleness if weight > 0.0 else one.weight
+            fold.add(one.pseudo_gradient, one.norms, alone, staleness, one.corrections, judgement)
+        merged = fold.result()
+        return MergeResult(merged.pseudo_gradient, merged.weight_sum, merged.count, tuple(judgements))
+
+
+def fold_of(slices: Sequence[FragmentSlice], settings: ProtocolSettings) -> FragmentFold | CollectedFold:
+    """Return the fold of a round by the run's rules: on arrival, or at its end where contributions are judged together."""
+    if settings.robust == "none" and settings.share_max == 1.0:
+        return FragmentFold(slices, settings.merge)
+    return CollectedFold(slices, settings)
+
+
+def capped(weights: Sequence[float], share_max: float) -> list[float]:
+    """Return the weights, not negative, of which none is more than `share_max` of their sum, as far as that can be.
+
+    The heaviest k are cut to the weight c that is the share: c = s (k c + rest), so c = s rest / (1 - s k).
+    """
+    heard = sorted((weight for weight in weights if weight > 0.0), reverse=True)
+    if share_max * len(heard) <= 1.0 + 1e-12:
+        lightest = heard[-1] if heard else 0.0
+        return [min(weight, lightest) for weight in weights]
+    rest, cut = math.fsum(heard), math.inf
+    for count, weight in enumerate(heard):
+        cut = share_max * rest / (1.0 - share_max * count)
+        if weight <= cut:
+            break
+        rest = math.fsum(heard[count + 1 :])
+    return [min(weight, cut) for weight in weights]
+
+
+def judged(
+    slices: Sequence[FragmentSlice],
+    vectors: Sequence[Encoded],
+    norms: Sequence[Sequence[float]],
+    *,
+    gate: bool,
+) -> list[Judgement]:
+    """Return a judgement on each contribution of a round: by how much each slice is shortened, and whether it is heard."""
+    count = len(vectors)
+    clips = np.ones((len(slices), count))
+    heard = np.ones((len(slices), count), dtype=bool)
+    seed = hashlib.blake2b(b"".join(struct.pack("<d", norm) for of_one in norms for norm in of_one), digest_size=8)
+    offset = int.from_bytes(seed.digest(), "little")
+
+    def judge(number: int) -> None:
+        lengths = [of_one[number] for of_one in norms]
+        longest = CLIP * statistics.median_low(lengths)
+        if longest > NORM_MIN:
+            clips[number] = [longest / length if length > longest else 1.0 for length in lengths]
+        if gate:
+            heard[number] = _agree(slices[number], vectors, offset)
+
+    each(judge, range(len(slices)), vectors[0].elements)
+    return [Judgement(tuple(map(float, clips[:, one])), tuple(map(bool, heard[:, one]))) for one in range(count)]
+
+
+def _agree(tensor_slice: FragmentSlice, vectors: Sequence[Encoded], offset: int) -> npt.NDArray[np.bool_]:
+    """Return who does not point away from the others in a slice; everybody where those are not more than half."""
+    runs = sampled(tensor_slice.size, offset)
+    start = tensor_slice.offset
+    products = np.zeros((len(vectors), len(vectors)))
+    for low, high in runs:
+        here = np.stack([vector.part(start + low, start + high) for vector in vectors]).astype(np.float64)
+        products += here @ here.T
+    cosines = others_cosines(products)
+    compared = sum(high - low for low, high in runs)
+    agrees: Any = cosines >= -max(OPPOSED, 2.0 / math.sqrt(compared))
+    return agrees if 2 * int(agrees.sum()) > len(vectors) else np.ones_like(agrees)
+
+
+def others_cosines(products: Numbers) -> Numbers:
+    """Return the cosine of each vector with the mean direction of the others, from all scalar products; 0 where one is zero."""
+    lengths = np.sqrt(np.diag(products))
+    inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > NORM_MIN)
+    cosines = products * np.outer(inverse, inverse)
+    ours = cosines.sum(axis=1) - np.diag(cosines)
+    # The squared length of the others' sum: all products, without those of this one.
+    theirs = cosines.sum() - 2.0 * cosines.sum(axis=1) + np.diag(cosines)
+    found: Numbers = np.divide(ours, np.sqrt(np.maximum(theirs, 0.0)), out=np.zeros_like(ours), where=theirs > FLAT)
+    return found
+
+
+def sampled(size: int, offset: int) -> list[tuple[int, int]]:
+    """Return the parts of a slice of so many elements that are compared: all of a small one, runs of a large one.
+
+    The `offset` follows from the lengths of all contributions: a replay finds the same, and nobody knows it before all have
+    sent.
+    """
+    count = max(SAMPLE, size // SAMPLE_SHARE) // RUN
+    if size <= 2 * count * RUN:
+        return [(0, size)] if size else []
+    stride = size // count
+    first = offset % (stride - RUN + 1)
+    return [(at * stride + first, at * stride + first + RUN) for at in range(count)]
