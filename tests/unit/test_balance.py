@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -42,8 +43,26 @@ def test_one_shard_moves_at_a_time() -> None:
 
     assert balance.rebalance(heard("a", {0, 1, 2, 3})) == [HandOver(shard=3, to="b")]
     assert balance.rebalance(heard("a", {0, 1, 2}, at_s=1.0)) == []
-    balance.hear(heard("b", set(), at_s=7.0))
+    balance.hear(heard("b", {3}, at_s=7.0))
     assert balance.rebalance(heard("a", {0, 1, 2}, at_s=7.0)) == [HandOver(shard=2, to="b")]
+
+
+def test_who_takes_nothing_is_offered_less_and_less() -> None:
+    """A host that only says that it wants shards costs the run a lease ten times in an hour and a half, not every lease."""
+    balance, moves, at_s = told("a"), list[float](), 0.0
+    while at_s < 5400.0:
+        balance.hear(heard("b", set(), at_s=at_s))
+        if balance.rebalance(heard("a", {0, 1, 2}, at_s=at_s)):
+            moves.append(at_s)
+        at_s += LEASE_S / 3.0
+    pauses = [later - former for former, later in itertools.pairwise(moves)]
+
+    assert 4 <= len(moves) <= 12
+    assert all(later >= 1.5 * former for former, later in itertools.pairwise(pauses[:8]))
+    balance.hear(heard("b", {2}, at_s=at_s + 1e6))
+    balance.given = HandOver(shard=2, to="b")
+    assert balance.rebalance(heard("a", {0, 1, 3, 4}, at_s=at_s + 1e6))
+    assert balance.vain == 0
 
 
 def test_only_the_richest_gives() -> None:

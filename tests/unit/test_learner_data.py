@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,11 @@ def test_damaged_shards_are_refused(tmp_path: Path) -> None:
     train.write_bytes(train.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"train.bin is not what"):
         TokenShards(tmp_path / "out")
+    whole = (tmp_path / "out" / "meta.json").read_text(encoding="utf-8")
+    for wrong in ('"dtype":"object"', '"dtype":"float8"'):
+        (tmp_path / "out" / "meta.json").write_text(re.sub(r'"dtype": ?"\w+"', wrong, whole), encoding="utf-8")
+        with pytest.raises(DataError, match="damaged"):
+            TokenShards(tmp_path / "out")
     (tmp_path / "out" / "meta.json").write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match="damaged"):
         TokenShards(tmp_path / "out")

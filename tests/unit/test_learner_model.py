@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from pathlib import Path
 
 import jax
@@ -234,6 +236,17 @@ def test_a_file_of_another_model_is_refused_with_the_first_difference(tmp_path: 
         with pytest.raises(CheckpointError, match=said) as refusal:
             load_safetensors(path, params)
         assert name in str(refusal.value)
+
+
+@pytest.mark.parametrize(("dtype", "bytes_each"), [("F8_E4M3", 1), ("C64", 8), ("I64", 8), ("BOOL", 1)])
+def test_a_file_whose_numbers_are_no_floats_is_refused(tmp_path: Path, dtype: str, bytes_each: int) -> None:
+    """Also where the library has no word for what it finds; nothing is turned into floats unasked."""
+    header = json.dumps({"w": {"dtype": dtype, "shape": [4], "data_offsets": [0, 4 * bytes_each]}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4 * bytes_each))
+
+    with pytest.raises(CheckpointError, match=r"cannot be read|another model"):
+        load_safetensors(path, {"w": jnp.zeros(4)})
 
 
 def test_sampling_is_deterministic_and_starts_with_its_prompt() -> None:

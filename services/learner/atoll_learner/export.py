@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +34,11 @@ def save_safetensors(params: Params, path: Path, metadata: Mapping[str, str]) ->
         raise
 
 
+def _kind(dtype: Any) -> str:  # noqa: ANN401  (whatever names a dtype)
+    """Return what numbers of a dtype are: floats of any width may be loaded as floats of another."""
+    return "of floats" if jnp.issubdtype(dtype, jnp.floating) else f"of {np.dtype(dtype).name}"
+
+
 def load_safetensors(path: Path, like: Params) -> Params:
     """Return the tensors of a file, which must have the names and shapes of `like`, in the dtypes of `like`.
 
@@ -41,13 +47,14 @@ def load_safetensors(path: Path, like: Params) -> Params:
     """
     try:
         found = load_file(path)
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError, AttributeError, KeyError, TypeError) as error:
+        # The last three are what the library says of a dtype that NumPy does not have, 8-bit floats for example.
         raise CheckpointError(
             "this model file cannot be read", got=f"{path}: {error}", todo="export it again, or name another file"
         ) from error
     for name in sorted(like.keys() | found.keys()):
-        got = f"{name} {found[name].shape}" if name in found else f"no {name}"
-        allowed = f"{name} {like[name].shape}" if name in like else f"no {name}"
+        got = f"{name} {found[name].shape} {_kind(found[name].dtype)}" if name in found else f"no {name}"
+        allowed = f"{name} {like[name].shape} {_kind(like[name].dtype)}" if name in like else f"no {name}"
         if got != allowed:
             raise CheckpointError(
                 "this model file holds another model",

@@ -8,10 +8,10 @@
       │   read, check, purge                 │ purges it too, later
 
 The peer's training thread does one thing, and only after a request: it copies its state to host memory (or, where the
-state is not donated, keeps a reference). It lends to one joiner at a time. The joiner trusts nothing: the blob must be
-where states are stored, be no larger than its own would be, match its digest, and be finite and the same tree as its
-own (`atoll.client.optimizer_state`). If anything goes wrong, or takes longer than the joiner will wait, it starts
-fresh.
+state is not donated, keeps a reference). It lends to one joiner at a time, and a few times in two minutes (`LOANS_MAX`).
+The joiner trusts nothing: the blob must be where states are stored, be no larger than its own would be, match its digest,
+and be finite and the same tree as its own (`atoll.client.optimizer_state`). If anything goes wrong, or takes longer than
+the joiner will wait, it starts fresh.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ OFFER_S = 1.0
 SNAPSHOT_S = 10.0
 LENT_S = 60.0
 PURGE_S = 5.0
+LOANS_MAX = 4
+LOANS_S = 120.0
+"""At most so many loans in so many seconds: a copy of the state costs the step that it is taken in, and room on the broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class StateLender:
         self._lock = threading.Lock()
         self._able = False
         self._busy = False
+        self._lent_at_s: deque[float] = deque(maxlen=LOANS_MAX)
         self._wanted: Future[Callable[[], Arrays]] | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}  # in the order of their start
 
@@ -114,13 +119,16 @@ class StateLender:
                 log.warning("core_message.refused", subject=core_message.subject, reason=str(error))
 
     def _answer(self, core_message: CoreMessage, control: Control) -> None:
-        willing = self._able and not self._busy and control.sender != self._member.learner
+        now_s = asyncio.get_running_loop().time()
+        spent = len(self._lent_at_s) == LOANS_MAX and now_s - self._lent_at_s[0] < LOANS_S
+        willing = self._able and not self._busy and not spent and control.sender != self._member.learner
         if core_message.reply is None or not willing or not self._standing().healthy:
             return
         if control.verb == "lend":
             self._spawn(self._bus.tell(core_message.reply, encode(self._offer(None))))
         elif control.verb == "share" and core_message.subject == self._subjects.control(self._member.learner):
             self._busy = True
+            self._lent_at_s.append(now_s)
             self._spawn(self._lend(core_message.reply, control.sender))
 
     async def _lend(self, reply: str, to: str) -> None:

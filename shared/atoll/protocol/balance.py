@@ -8,9 +8,10 @@ Any number of processes (*hosts*) may be candidates for any of the shards. A lea
   one until no two hosts differ by more than one.
 * **Leaving.** A host that leaves while the run goes on hands each shard to the least loaded host that wants it.
 
-Hosts tell each other what they own a few times per lease; a host that is silent for two leases does not count. All of this
-is advice. If a host's picture of the others is out of date, a shard moves once too often or stays too long. No safety
-property of the protocol depends on it.
+Hosts tell each other what they own a few times per lease; a host that is silent for two leases does not count. Where a
+receiver does not take what it was given, nobody merges for a lease. So after each hand-over in vain the next one waits twice
+as long: a host that only says that it wants shards costs the run less and less. All of this is advice. If a host's picture of
+the others is out of date, a shard moves once too often or stays too long. No safety property of the protocol depends on it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from atoll.protocol.events import Command, Fact
 SILENT_LEASES = 2.0
 BEATS_PER_LEASE = 3.0
 HOSTS_MAX = 1024
+VAIN_MAX = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,9 @@ class Balance:
         self.lease_s = lease_s
         self.others: dict[str, HostHeard] = {}
         self.settled_s = float("-inf")
+        self.given: HandOver | None = None
+        """The last hand-over, until it is known whether it was in vain."""
+        self.vain = 0
 
     def handle(self, fact: HostHeard) -> list[Command]:
         """Take in what a host says: another's word may be a reason to look at leases, our own one to give a shard up."""
@@ -81,9 +86,25 @@ class Balance:
             given = own.owns & other.wants
             if not given or len(own.owns) - len(other.owns) < 2 or self._is_anothers_turn(own, other):
                 continue
+            if self._was_in_vain(own.at_s):
+                return []
             self.settled_s = own.at_s + SILENT_LEASES * self.lease_s
-            return [HandOver(shard=max(given), to=other.host)]
+            self.given = HandOver(shard=max(given), to=other.host)
+            return [self.given]
         return []
+
+    def _was_in_vain(self, at_s: float) -> bool:
+        """Return whether the last hand-over was not taken, and we must wait for longer than usual before the next one."""
+        given, self.given = self.given, None
+        if given is None:
+            return False
+        heir = self.others.get(given.to)
+        if heir is not None and given.shard in heir.owns:
+            self.vain = 0
+            return False
+        self.vain = min(self.vain + 1, VAIN_MAX)
+        self.settled_s = at_s + 2.0**self.vain * SILENT_LEASES * self.lease_s
+        return True
 
     def successor(self, shard: int, at_s: float) -> str:
         """Return the least loaded host that would take `shard` from a leaving one; empty if there is none."""

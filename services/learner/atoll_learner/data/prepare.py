@@ -15,29 +15,34 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from atoll.base.errors import DataError, SettingsError, StorageFull
+from atoll.base.quantities import Count
 from atoll_learner.data.sources import documents
 from atoll_learner.data.tokenizer import BPE_FILE, ByteTokenizer, Tokenizer, train_bpe
 
 BPE_SAMPLE_BYTES = 8 << 20
+Dtype = Literal["uint8", "uint16", "uint32"]
+DTYPES: Final[dict[int, Dtype]] = {1 << 8: "uint8", 1 << 16: "uint16", 1 << 32: "uint32"}
+"""The narrowest type for tokens of a vocabulary, by the largest vocabulary that it holds."""
 OURS = {"train.bin", "held_out.bin", "meta.json", BPE_FILE}
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """What the shards hold; `source` is a hash of the documents, `fingerprint` one of tokens and tokenizer."""
 
-    vocab: int
-    dtype: str
-    block_tokens: int
-    train_tokens: int
-    validation_tokens: int
-    validation_bytes: int
-    documents: int
+    vocab: Annotated[int, msgspec.Meta(ge=1)]
+    dtype: Dtype
+    block_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    train_tokens: Count
+    validation_tokens: Count
+    validation_bytes: Count
+    documents: Count
     source: str
     fingerprint: str
     tokenizer: str
@@ -104,7 +109,7 @@ def _write(  # noqa: PLR0913, PLR0917  (`prepare` checked them)
     progress: Callable[[Iterable[Path]], Iterable[Path]],
 ) -> Meta:
     tokenizer = _tokenizer(files, bpe, work)
-    dtype = np.uint8 if tokenizer.vocab <= 256 else np.uint16 if tokenizer.vocab <= 65_536 else np.uint32
+    dtype = next(name for most, name in DTYPES.items() if tokenizer.vocab <= most)
     source, content = hashlib.sha256(), hashlib.sha256(f"{tokenizer.vocab}".encode())
     counts = {"train": 0, "held_out": 0}
     number = held_bytes = 0
@@ -129,7 +134,7 @@ def _write(  # noqa: PLR0913, PLR0917  (`prepare` checked them)
         )
     meta = Meta(
         vocab=tokenizer.vocab,
-        dtype=np.dtype(dtype).name,
+        dtype=dtype,
         block_tokens=block_tokens,
         train_tokens=counts["train"],
         validation_tokens=counts["held_out"],
