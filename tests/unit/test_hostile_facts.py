@@ -9,7 +9,7 @@ import pytest
 
 from atoll.base.quantities import RUN_TOKENS_MAX, TOKENS_MAX
 from atoll.client.run_progress import FLEET_MAX, RunProgress
-from atoll.protocol import island, shard
+from atoll.protocol import island
 from atoll.protocol.claims import STEPS_AT_ONCE, STEPS_PER_S_MAX, Claim, ClaimJudge
 from atoll.protocol.events import (
     Acknowledge,
@@ -33,9 +33,9 @@ from atoll.protocol.events import (
     StepDone,
     TimerFired,
 )
-from atoll.protocol.pacing import OVERDUE_S, PATIENCE_S_MAX
+from atoll.protocol.pacing import LOOK_S, OVERDUE_S, PATIENCE_S_MAX, look_is_due
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.shard import LOOK_S, Shard
+from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, decode, encode
 
 SETTINGS = msgspec.convert({"fragments": 1, "shards": 1, "interval_steps": 8, "silence_s": 5.0}, ProtocolSettings)
@@ -240,6 +240,15 @@ def test_a_call_is_believed_as_far_as_a_fleet_can_have_come() -> None:
     assert progress.reached(own=1_920)
 
 
+def test_the_more_learners_the_more_rarely_all_of_them_are_looked_at() -> None:
+    """So that a look costs the same share of a core; a crowd is still looked at well before it would count as silent."""
+    assert look_is_due(0.0, None, 1)
+    assert not look_is_due(10.2, 10.0, 3)
+    assert look_is_due(10.25, 10.0, 3)
+    assert not look_is_due(10.9, 10.0, 1000)
+    assert look_is_due(11.0, 10.0, 1000)
+
+
 def test_constants_of_patience_are_in_order() -> None:
     """A learner in good health beats several times in the shortest of them."""
-    assert shard.LOOK_S < SETTINGS.silence_s < PATIENCE_S_MAX < OVERDUE_S
+    assert LOOK_S < SETTINGS.silence_s < PATIENCE_S_MAX < OVERDUE_S

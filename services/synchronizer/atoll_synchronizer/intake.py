@@ -40,6 +40,8 @@ QUEUE_POLL_S = 0.5
 QUEUE_ASK_S = 2.0
 """How often the broker is asked whether the queue is empty while messages keep coming: junk must not keep a run from ending."""
 BATCH = 256
+BEATS_EVERY_S = 0.02
+"""How often heartbeats are looked at, at most: each awakening costs more than the heartbeat that it is for."""
 
 
 class MessageFailed(AtollError):
@@ -93,10 +95,13 @@ class FactIntake:
 
     async def hear_beats(self) -> None:
         """Turn heartbeats into facts until closed."""
-        if self._beats is None:
-            return
-        async for core_message in self._beats:
-            self._on_beat(core_message)
+        while self._beats is not None:
+            core_message, taken = await self._beats.next(QUEUE_POLL_S), 0
+            while core_message is not None:
+                self._on_beat(core_message)
+                taken += 1
+                core_message = await self._beats.next(0.0) if taken < BATCH else None
+            await asyncio.sleep(BEATS_EVERY_S)
 
     async def read_queue(self) -> None:
         """Turn queued messages into facts until closed.

@@ -42,6 +42,8 @@ SEEN_S = 20.0
 SEEN_S_MIN = 2.0
 PATIENCE_S_MAX = 120.0
 """However long its steps are, by its own word, a learner that is silent for so long is no longer waited for."""
+LOOK_S = 0.25
+LOOK_S_PER_LEARNER = 1e-3
 EARLIER_SHARE = 0.25
 RECALL_STEPS = 2.0
 RECALL_S_MIN = 0.5
@@ -162,6 +164,14 @@ class KnownLearner:
         """Return whether it was heard recently enough; it may be silent for ten of its own steps, up to a bound."""
         own_s = min(PATIENCE_STEPS * (self.step_s or 0.0), PATIENCE_S_MAX)
         return at_s - self.heard_s <= max(silence_s, own_s)
+
+
+def look_is_due(at_s: float, looked_s: float | None, learners: int) -> bool:
+    """Return whether a heartbeat without news is a reason to look at all learners again, last done at `looked_s`.
+
+    A look costs a microsecond or two per learner. So it is due the more rarely the more there are, and costs the same.
+    """
+    return looked_s is None or at_s - looked_s >= max(LOOK_S, LOOK_S_PER_LEARNER * learners)
 
 
 def beat_s(at_s: float, due_s: float | None, interval_s: float) -> float:

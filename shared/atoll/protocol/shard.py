@@ -14,7 +14,7 @@ Facts come in through `handle`, commands go out; the shard never looks at a cloc
 * **Quarantine** (`atoll.protocol.quarantine`). An incarnation that offends repeatedly is isolated, without effect on others.
 * **The end.** At the token target, or when told to drain, a shard finishes once no learner is present, nothing is
   queued and nothing is unsettled. When the last learner has left, its pushes are merged without a quorum.
-* **Cost.** A heartbeat that changes nothing costs a few lookups: all learners are looked at at most every `LOOK_S`.
+* **Cost.** A heartbeat that changes nothing costs a few lookups: all learners are looked at now and then (`look_is_due`).
 
 It holds no tensor: the driver keeps what it fetched under the same keys.
 """
@@ -53,13 +53,11 @@ from atoll.protocol.events import (
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import MovingAverage, grace_window
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.pacing import KnownLearner, beat_s, comes_earlier, recall_s
+from atoll.protocol.pacing import KnownLearner, beat_s, comes_earlier, look_is_due, recall_s
 from atoll.protocol.quarantine import OFFENCES, Measure
 from atoll.protocol.reasons import Opened, id_of
 from atoll.protocol.round import PLACES, FragmentRound, FragmentSlot, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
-
-LOOK_S = 0.25
 
 
 class Shard:
@@ -159,7 +157,7 @@ class Shard:
         if event.incarnation < view.incarnation:
             return []
         news = view.take(event.at_s, event.training, event.step_s, event.steps)
-        if not news and self.looked_s is not None and event.at_s - self.looked_s < LOOK_S:
+        if not news and not look_is_due(event.at_s, self.looked_s, len(self.learners)):
             return []
         return self._schedule(event.at_s) + self._advance_all(event.at_s, event.cause_id)
 
