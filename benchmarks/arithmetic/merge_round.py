@@ -11,6 +11,8 @@ every round; 12 bytes a number. What a round must touch, in bytes a number, is c
                  written by all others; the sum read for its length; sum, values and momentum read, values and momentum written
     at least     the codes and scales of all read once, the sum written once; the rest as above
 
+The round is done once more with every contribution judged (`atoll.merge.robust`), in turns with the plain one.
+
 Neither counts the check of the norms (codes again, in cache where they arrive), the read that a processor does before it
 writes a line of memory, or the product of the sum with its length.
 
@@ -36,9 +38,11 @@ from rich.progress import track
 from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import cores
 from atoll.codec import FORMATS, Encoded
-from atoll.merge.fold import FragmentFold, slice_norms, validated_norms
+from atoll.merge.fold import slice_norms, validated_norms
 from atoll.merge.outer import Nesterov
+from atoll.merge.robust import fold_of
 from atoll.model.layout import FragmentSlice
+from atoll.protocol.settings import ProtocolSettings
 from benchmarks.arithmetic.arithmetic import in_place, seconds
 from benchmarks.arithmetic.reference_merges import RivalRound, jitted, textbook
 from benchmarks.lib.arguments import count, natural
@@ -50,6 +54,9 @@ M = 8
 SLICE = 1 << 22
 RATE, MOMENTUM = 0.6, 0.3
 NORM_MAX = 1e6
+PLAIN = ProtocolSettings(merge="rda", correction="none")
+JUDGED = ProtocolSettings(merge="rda", correction="none", quorum=3, robust="gate", share_max=0.5)
+JUDGED_MIN = 0.95
 REPEATS = 9
 RIVAL_REPEATS = 3
 SHARE_MIN = 0.5
@@ -80,9 +87,9 @@ class MergeShard:
         norms = [slice_norms(slices, one) for one in sent]
         return cls(slices, sent, norms, [float(w) for w in dice.uniform(1.0, 4.0, M)], values, momentum)
 
-    def merge(self) -> Vector:
+    def merge(self, settings: ProtocolSettings = PLAIN) -> Vector:
         """Do the round and return the next values; nothing of ours changes."""
-        fold = FragmentFold(self.slices, "rda")
+        fold = fold_of(self.slices, settings)
         for sent, claimed, weight in zip(self.sent, self.norms, self.weights, strict=True):
             fold.add(sent, validated_norms(slice_norms(self.slices, sent), self.slices, claimed, NORM_MAX), weight)
         merged = fold.result().pseudo_gradient
@@ -119,17 +126,19 @@ def figures_of(name: str, elements: int, repeats: int, seed: int) -> list[Figure
     """Return the figures of one size: ours, the limit, and what does the same in another way."""
     shard = MergeShard.of(elements, seed)
     total, vector = np.zeros(elements, np.float32), np.ones(elements, np.float32)
-    limits, rounds = [], []
+    limits, rounds, judged = [], [], []
     with ThreadPoolExecutor(cores()) as pool:
         for _ in range(repeats):
             limits.append(seconds(lambda: all_cores(pool, total, vector)))
             rounds.append(seconds(shard.merge))
+            judged.append(seconds(lambda: shard.merge(JUDGED)))
         limits.append(seconds(lambda: all_cores(pool, total, vector)))
     versions = f"numpy {np.__version__}, jax {jax.__version__}, Python {platform.python_version()}"
     how = f"{elements / 1e6:.1f}M numbers, M = {M}, int4, {cores()} threads, best of {repeats}"
     rate = LIMIT_BYTES * elements / min(limits)
     shares = {words: touched(words) * elements / min(rounds) / rate for words in ("on arrival", "at least")}
     usual = touched("on arrival") / np.median(rounds) * np.median(limits) / LIMIT_BYTES
+    kept = min(rounds) / min(judged)
     again = rival_figures(shard, name, min(rounds), versions)
     return [
         Figure(f"{name}: a += s d on all cores", rate / 1e9, "GB/s", "", None, f"the limit, {how}"),
@@ -149,6 +158,14 @@ def figures_of(name: str, elements: int, repeats: int, seed: int) -> list[Figure
             "",
             None,
             f"{touched('at least'):.4g} bytes a number",
+        ),
+        Figure(
+            f"{name}: speed of the round with the gate",
+            kept,
+            "of the round's",
+            f">= {JUDGED_MIN}",
+            kept >= JUDGED_MIN,
+            f"{1e3 * min(judged):.4g} ms; of medians {np.median(rounds) / np.median(judged):.3g}",
         ),
         *again,
     ]

@@ -44,7 +44,9 @@ from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
 from support.attacks import ATTACKS, HostileConnection, HostileMessage, junk_manifests
 
-MINUTES = 12.0
+MINUTES = 14.0
+FLOOD_PARTS = 7
+"""The flood lasts for so many parts: a minute, where nothing is shortened."""
 RATE = 200.0
 FLOOD_PER_S = 10_000.0
 PACE_MIN = 0.8
@@ -140,7 +142,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=positive, default=MINUTES)
     parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
-    part_s = 60.0 * options.minutes / (2 * (2 * (len(ATTACKS) + 1) + 2))
+    part_s = 60.0 * options.minutes / (2 * (2 + parts()))
     corpus = prepare()
     attacked, windows, report = play("hostile", corpus, options.seed, part_s, hostile=True)
     _, _, calm = play("calm", corpus, options.seed, part_s, hostile=False)
@@ -164,7 +166,7 @@ def play(
             if hostile:
                 windows = list(assaults(run, broker.url, part_s))
             else:
-                time.sleep(2 * (len(ATTACKS) + 1) * part_s)
+                time.sleep(parts() * part_s)
             up.send_signal(signal.SIGINT)
             if up.wait(END_MAX_S):
                 raise SystemExit(f"atoll up left with {up.returncode}; see {out / 'logs'}")
@@ -186,16 +188,21 @@ def begun(spectator: Spectator, up: subprocess.Popen[bytes]) -> RunRecord:
 
 
 def assaults(run: RunRecord, url: str, part_s: float) -> Iterator[Window]:
-    """Do each attack for one part, and rest for one after it."""
-    for name, messages, rate in (
-        *((name, again(name, run), RATE) for name in ATTACKS),
-        ("flood of junk", junk_manifests(run), FLOOD_PER_S),
+    """Do each attack for one part, the flood for several, and rest for one after each."""
+    for name, messages, rate, for_s in (
+        *((name, again(name, run), RATE, part_s) for name in ATTACKS),
+        ("flood of junk", junk_manifests(run), FLOOD_PER_S, FLOOD_PARTS * part_s),
     ):
         hostile, began_s = HostileConnection(url), time.monotonic()
-        hostile.send(messages, rate, part_s)
+        hostile.send(messages, rate, for_s)
         yield Window(name, began_s, time.monotonic(), hostile.sent)
         hostile.close()
         time.sleep(part_s)
+
+
+def parts() -> int:
+    """Return how many parts the attacks take, with a rest of one after each."""
+    return 2 * len(ATTACKS) + FLOOD_PARTS + 1
 
 
 def again(name: str, run: RunRecord) -> Iterator[HostileMessage]:

@@ -34,7 +34,6 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.base.errors import ProtocolMisuse
-from atoll.base.parallel import each
 from atoll.codec.encoded import Encoded
 from atoll.merge.fold import NORM_MIN, Corrections, FragmentFold, Judgement, MergeResult
 from atoll.model.layout import FragmentSlice
@@ -42,10 +41,10 @@ from atoll.protocol.settings import MAJORITY_MIN, ProtocolSettings
 
 CLIP: Final = 2.0
 OPPOSED: Final = 0.05
-RUN: Final = 1 << 13
-SAMPLE: Final = 1 << 16
+RUN: Final = 1 << 12
+SAMPLE: Final = 1 << 15
 """The least number of elements of a large slice that are compared."""
-SAMPLE_SHARE: Final = 64
+SAMPLE_SHARE: Final = 256
 
 FLAT: Final = 1e-12
 """A squared length: a shorter sum of directions has cancelled and points nowhere."""
@@ -145,16 +144,13 @@ def judged(
     heard = np.ones((len(slices), count), dtype=bool)
     seed = hashlib.blake2b(b"".join(struct.pack("<d", norm) for of_one in norms for norm in of_one), digest_size=8)
     offset = int.from_bytes(seed.digest(), "little")
-
-    def judge(number: int) -> None:
+    for number, tensor_slice in enumerate(slices):
         lengths = [of_one[number] for of_one in norms]
         longest = CLIP * statistics.median_low(lengths)
         if longest > NORM_MIN:
             clips[number] = [longest / length if length > longest else 1.0 for length in lengths]
         if gate:
-            heard[number] = _agree(slices[number], vectors, offset)
-
-    each(judge, range(len(slices)), vectors[0].elements)
+            heard[number] = _agree(tensor_slice, vectors, offset)
     return [Judgement(tuple(map(float, clips[:, one])), tuple(map(bool, heard[:, one]))) for one in range(count)]
 
 
@@ -163,8 +159,12 @@ def _agree(tensor_slice: FragmentSlice, vectors: Sequence[Encoded], offset: int)
     runs = sampled(tensor_slice.size, offset)
     start = tensor_slice.offset
     products = np.zeros((len(vectors), len(vectors)))
+    # In float32 within a run, in float64 over all: right to a millionth, which is far finer than any bound here.
+    room = np.empty((len(vectors), max((high - low for low, high in runs), default=0)), np.float32)
     for low, high in runs:
-        here = np.stack([vector.part(start + low, start + high) for vector in vectors]).astype(np.float64)
+        here = room[:, : high - low]
+        for number, vector in enumerate(vectors):
+            here[number] = vector.part(start + low, start + high)
         products += here @ here.T
     cosines = others_cosines(products)
     compared = sum(high - low for low, high in runs)
