@@ -40,7 +40,7 @@ from atoll.base.parallel import cores
 from atoll.codec import FORMATS, Encoded
 from atoll.merge.fold import slice_norms, validated_norms
 from atoll.merge.outer import Nesterov
-from atoll.merge.robust import fold_of
+from atoll.merge.robust import CollectedFold, fold_of
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import ProtocolSettings
 from benchmarks.arithmetic.arithmetic import in_place, seconds
@@ -90,8 +90,12 @@ class MergeShard:
     def merge(self, settings: ProtocolSettings = PLAIN) -> Vector:
         """Do the round and return the next values; nothing of ours changes."""
         fold = fold_of(self.slices, settings)
-        for sent, claimed, weight in zip(self.sent, self.norms, self.weights, strict=True):
-            fold.add(sent, validated_norms(slice_norms(self.slices, sent), self.slices, claimed, NORM_MAX), weight)
+        for number, (sent, claimed, weight) in enumerate(zip(self.sent, self.norms, self.weights, strict=True)):
+            norms = validated_norms(slice_norms(self.slices, sent), self.slices, claimed, NORM_MAX)
+            if isinstance(fold, CollectedFold):
+                fold.add(sent, norms, weight, learner=str(number))
+            else:
+                fold.add(sent, norms, weight)
         merged = fold.result().pseudo_gradient
         return Nesterov(RATE, MOMENTUM).update(self.values, merged, {"momentum": self.momentum})[0]
 

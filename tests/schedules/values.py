@@ -94,18 +94,28 @@ def merged(
     """Return the merged pseudo-gradient; NaN where rounding alone decides."""
     fresh = [staleness_weight(settings, share.age) for share, _ in shares]
     weights = np.array([each * share.tokens**2 / share.steps for each, (share, _) in zip(fresh, shares, strict=True)])
-    weights = capped(weights, settings.share_max)
+    learners = [share.learner for share, _ in shares]
+    weights = shared(weights, learners, settings.share_max)
     result = np.zeros(shares[0][1].size)
     for piece in slices:
         here = slice(piece.offset, piece.offset + piece.size)
         raw = [vector[here].astype(np.float64) for _, vector in shares]
-        factors = voices(settings, raw)
+        factors = voices(settings, raw, learners)
         parts: list[Numbers] = []
         for part, factor in zip(raw, factors, strict=True):
             bent = part if momentum is None else corrected(settings, part, momentum[here])
             parts.append(np.full(piece.size, np.nan) if bent is None else factor * bent)
         result[here] = max(fresh) * _averaged(settings, piece, parts, weights * (factors > 0.0) + 0.0 * factors)
     return result
+
+
+def shared(weights: Numbers, learners: list[str], share_max: float) -> Numbers:
+    """Return the weights of contributions, where those of one learner together are one share."""
+    names = sorted(set(learners))
+    sums = np.array([sum(w for w, each in zip(weights, learners, strict=True) if each == name) for name in names])
+    cut = dict(zip(names, capped(sums, share_max) / np.maximum(sums, 1e-300), strict=True))
+    found: Numbers = weights * np.array([cut[learner] for learner in learners])
+    return found
 
 
 def capped(weights: Numbers, share_max: float) -> Numbers:
@@ -121,13 +131,19 @@ def capped(weights: Numbers, share_max: float) -> Numbers:
     return np.minimum(weights, max(high, lightest))
 
 
-def voices(settings: ProtocolSettings, parts: list[Numbers]) -> Numbers:
+def voices(settings: ProtocolSettings, parts: list[Numbers], learners: list[str]) -> Numbers:
     """Return the factor of each part of a slice: 0 for one that is not heard, below 1 for one that is too long, or NaN."""
     factors = np.ones(len(parts))
-    if settings.robust == "none" or len(parts) < 3:
+    if settings.robust == "none" or len(set(learners)) < 3:
         return factors
     lengths = np.array([np.linalg.norm(part) for part in parts])
-    longest = 2.0 * float(np.sort(lengths)[(len(parts) - 1) // 2])
+    votes = {name: 1.0 / learners.count(name) for name in learners}
+    half, reached, middle = 0.5 * len(votes), 0.0, 0.0
+    for length, learner in sorted(zip(lengths, learners, strict=True)):
+        reached, middle = reached + votes[learner], float(length)
+        if reached >= half - 1e-9:
+            break
+    longest = 2.0 * middle
     if longest > 1e-18:
         factors = np.minimum(1.0, longest / np.maximum(lengths, 1e-30))
     if settings.robust == "clip":
@@ -137,14 +153,15 @@ def voices(settings: ProtocolSettings, parts: list[Numbers]) -> Numbers:
     ]
     least = -max(0.05, 2.0 / math.sqrt(parts[0].size))
     agree = []
-    for one, unit in enumerate(units):
-        others = np.sum([other for number, other in enumerate(units) if number != one], axis=0)
+    for mine, unit in zip(learners, units, strict=True):
+        others = np.sum([votes[who] * other for who, other in zip(learners, units, strict=True) if who != mine], axis=0)
         norm = float(np.linalg.norm(others))
         cosine = float(unit @ others) / norm if norm > 1e-6 else 0.0
         if abs(cosine - least) < 1e-5 or 1e-9 < norm < 1e-4:
             return np.full(len(parts), np.nan)
         agree.append(cosine >= least)
-    return np.where(agree, factors, 0.0) if 2 * sum(agree) > len(parts) else factors
+    heard = sum(votes[who] for who, agrees in zip(learners, agree, strict=True) if agrees)
+    return np.where(agree, factors, 0.0) if heard > half + 1e-9 else factors
 
 
 def _averaged(settings: ProtocolSettings, piece: FragmentSlice, parts: list[Numbers], weights: Numbers) -> Numbers:

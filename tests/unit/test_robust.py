@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.codec import Encoded, format_of
 from atoll.merge.fold import FragmentFold, MergeResult, slice_norms
-from atoll.merge.robust import CLIP, RUN, SAMPLE, CollectedFold, capped, fold_of, others_cosines, sampled
+from atoll.merge.robust import CLIP, RUN, SAMPLE, CollectedFold, capped, fold_of, others_cosines, sampled, shares
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import ProtocolSettings
 
@@ -41,12 +41,20 @@ def honest(count: int, seed: int = 0, agreement: float = 0.5) -> list[Vector]:
     return [(agreement * common + dice.standard_normal(SIZE)).astype(np.float32) for _ in range(count)]
 
 
-def merged(vectors: list[Vector], chosen: ProtocolSettings, weights: list[float] | None = None) -> MergeResult:
-    """Return the merge of a round."""
-    fold = fold_of(SLICES, chosen)
-    for vector, weight in zip(vectors, weights or [1.0] * len(vectors), strict=True):
+def merged(
+    vectors: list[Vector],
+    chosen: ProtocolSettings,
+    weights: list[float] | None = None,
+    learners: list[str] | None = None,
+) -> MergeResult:
+    """Return the merge of a round; each vector is another learner's unless `learners` says whose it is."""
+    fold, names = fold_of(SLICES, chosen), learners or [str(number) for number in range(len(vectors))]
+    for vector, weight, learner in zip(vectors, weights or [1.0] * len(vectors), names, strict=True):
         exact = Encoded.exact(vector)
-        fold.add(exact, slice_norms(SLICES, exact), weight)
+        if isinstance(fold, CollectedFold):
+            fold.add(exact, slice_norms(SLICES, exact), weight, learner=learner)
+        else:
+            fold.add(exact, slice_norms(SLICES, exact), weight)
     return fold.result()
 
 
@@ -181,6 +189,30 @@ def test_weight_is_no_vote() -> None:
     np.testing.assert_allclose(found.pseudo_gradient[big], wanted.pseudo_gradient[big], rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("times", [2, 3, 5])
+def test_a_learner_has_one_vote_however_many_of_its_contributions_are_in_the_round(times: int) -> None:
+    """A liar that is late with some of them outvotes nobody, and has no larger share."""
+    vectors = honest(2 + times)
+    told = [*vectors[:2], *(-vector for vector in vectors[2:])]
+    learners = ["a", "b", *["liar"] * times]
+    found = merged(told, settings(robust="gate"), learners=learners)
+    truth = merged(vectors[:2], settings()).pseudo_gradient
+
+    assert [all(judgement.heard[:2]) for judgement in found.judgements] == [True, True, *[False] * times]
+    big = slice(0, 8000)
+    np.testing.assert_allclose(found.pseudo_gradient[big], truth[big], rtol=2e-4, atol=2e-5)
+    assert shares([1.0, 1.0, *[5.0] * times], learners, 0.4)[:2] == [1.0, 1.0]
+    assert math.isclose(sum(shares([1.0, 1.0, *[5.0] * times], learners, 0.4)[2:]), 0.4 / 0.6 * 2.0)
+
+
+def test_two_contributions_of_one_learner_and_one_of_another_are_no_round_of_three() -> None:
+    """Nobody is judged: there are two learners."""
+    vectors = honest(3)
+    found = merged([vectors[0], -vectors[1], -vectors[2]], settings(robust="gate"), learners=["a", "b", "b"])
+
+    assert all(all(judgement.heard) for judgement in found.judgements)
+
+
 def test_zeros_have_no_direction_and_are_heard() -> None:
     """They shorten the merge by their share, and turn it nowhere."""
     vectors = honest(5)
@@ -195,7 +227,7 @@ def test_the_cosine_with_the_others_is_that_of_their_directions() -> None:
     """Computed from scalar products alone; nobody's own vector and nobody's length counts."""
     dice = np.random.default_rng(1)
     vectors = dice.standard_normal((5, 400)) * np.array([[1.0], [10.0], [0.1], [3.0], [0.0]])
-    found = others_cosines(vectors @ vectors.T)
+    found = others_cosines(vectors @ vectors.T, list("abcde"))
     units = [vector / max(1e-30, float(np.linalg.norm(vector))) for vector in vectors]
     for one in range(4):
         assert math.isclose(

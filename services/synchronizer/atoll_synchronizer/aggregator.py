@@ -110,4 +110,8 @@ class Aggregator:
             if reference is None or reference.momentum is not momentum:  # measured again after every commit
                 reference = self._momentum_references[fragment] = MomentumReference.of(momentum, slices)
             corrections = self._correction.corrections(waiting.pseudo_gradient, waiting.norms, reference, slices)
-        fold.add(waiting.pseudo_gradient, waiting.norms, command.weight, command.staleness_weight, corrections)
+        taken = waiting.pseudo_gradient, waiting.norms, command.weight, command.staleness_weight, corrections
+        if isinstance(fold, CollectedFold):
+            fold.add(*taken, learner=command.key.learner)
+        else:
+            fold.add(*taken)

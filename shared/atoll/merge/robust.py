@@ -3,13 +3,13 @@ r"""Robust merging: what a lying or broken learner can do to a round is bounded 
 The rules are a founder's choice. They need all contributions at once, so the fold waits for the round's end (`CollectedFold`).
 Lengths were measured on arrival and directions are compared on a sample, so there is one pass over memory, that of the merge.
 
-**Share** (`share_max`). No contribution has more than this share of a round's weight: w_m is cut to the c at which
+**Share** (`share_max`). No learner has more than this share of a round's weight: w_m is cut to the c at which
 min(w_m, c) <= s_max sum_k min(w_k, c) holds for all. Where fewer than 1 / s_max contribute, all weigh the same.
 
 **Clipping** (`robust` "clip"). No slice is longer than `CLIP` times the median of the round's lengths of that slice: no
 minority can move a median beyond the honest ones' lengths.
 
-**Gate** (`robust` "gate", with clipping). Per slice, a contribution is compared with the mean direction of the *others*. If
+**Gate** (`robust` "gate", with clipping). Per slice, a contribution is compared with the mean direction of *other learners*. If
 
 .. math::  \cos(v_m, \sum_{k \ne m} \varphi(v_k)) < -\max(OPPOSED, 2 / \sqrt n)
 
@@ -17,14 +17,14 @@ it is not heard there: FLTrust (Cao et al., arXiv 2012.13995) with the others in
 compared; a random direction has a cosine of standard deviation 1 / sqrt(n), so chance excludes hardly anybody. If not more
 than half agree, there is no majority to believe, and all are heard.
 
-A contribution has one vote, whatever it claims to weigh. A majority needs three: in a round of one or two nobody is judged.
+A learner has one vote, whatever it claims to weigh and however many of its contributions are in the round: late ones may be in
+it beside the one in time. A majority needs three: in a round of one or two learners nobody is judged.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import statistics
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,6 +61,7 @@ class _Waiting:
     weight: float
     staleness_weight: float
     corrections: Corrections | None
+    learner: str
 
 
 class CollectedFold:
@@ -79,9 +80,11 @@ class CollectedFold:
         weight: float,
         staleness_weight: float = 1.0,
         corrections: Corrections | None = None,
+        *,
+        learner: str,
     ) -> None:
-        """Take a pseudo-gradient as `FragmentFold.add` does; it waits, encoded as it came, until `result`."""
-        self._waiting.append(_Waiting(pseudo_gradient, norms, weight, staleness_weight, corrections))
+        """Take a learner's pseudo-gradient as `FragmentFold.add` does; it waits, encoded as it came, until `result`."""
+        self._waiting.append(_Waiting(pseudo_gradient, norms, weight, staleness_weight, corrections, learner))
 
     def result(self) -> MergeResult:
         """Return the merge of all contributions, with a judgement on each.
@@ -92,11 +95,12 @@ class CollectedFold:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             raise ProtocolMisuse("nothing was folded, or the result was given already")
-        weights = capped([each.weight * each.staleness_weight for each in waiting], self._settings.share_max)
+        learners = [each.learner for each in waiting]
+        weights = shares([each.weight * each.staleness_weight for each in waiting], learners, self._settings.share_max)
         vectors, norms = [each.pseudo_gradient for each in waiting], [each.norms for each in waiting]
         judgements = [Judgement.untouched(len(self._slices))] * len(waiting)
-        if self._settings.robust != "none" and len(waiting) >= MAJORITY_MIN:
-            judgements = judged(self._slices, vectors, norms, gate=self._settings.robust == "gate")
+        if self._settings.robust != "none" and len(set(learners)) >= MAJORITY_MIN:
+            judgements = judged(self._slices, vectors, norms, learners, gate=self._settings.robust == "gate")
         fold = FragmentFold(self._slices, self._settings.merge)
         for one, weight, judgement in zip(waiting, weights, judgements, strict=True):
             staleness = one.staleness_weight
@@ -111,6 +115,18 @@ def fold_of(slices: Sequence[FragmentSlice], settings: ProtocolSettings) -> Frag
     if settings.robust == "none" and settings.share_max == 1.0:
         return FragmentFold(slices, settings.merge)
     return CollectedFold(slices, settings)
+
+
+def shares(weights: Sequence[float], learners: Sequence[str], share_max: float) -> list[float]:
+    """Return the weights of contributions, cut so that no learner's are more than `share_max` of all together."""
+    sums = dict.fromkeys(learners, 0.0)
+    for learner, weight in zip(learners, weights, strict=True):
+        sums[learner] += weight
+    cut = dict(zip(sums, capped(list(sums.values()), share_max), strict=True))
+    return [
+        weight * cut[learner] / sums[learner] if weight > 0.0 else 0.0
+        for learner, weight in zip(learners, weights, strict=True)
+    ]
 
 
 def capped(weights: Sequence[float], share_max: float) -> list[float]:
@@ -135,6 +151,7 @@ def judged(
     slices: Sequence[FragmentSlice],
     vectors: Sequence[Encoded],
     norms: Sequence[Sequence[float]],
+    learners: Sequence[str],
     *,
     gate: bool,
 ) -> list[Judgement]:
@@ -143,18 +160,33 @@ def judged(
     clips = np.ones((len(slices), count))
     heard = np.ones((len(slices), count), dtype=bool)
     seed = hashlib.blake2b(b"".join(struct.pack("<d", norm) for of_one in norms for norm in of_one), digest_size=8)
+    votes = votes_of(learners)
     offset = int.from_bytes(seed.digest(), "little")
     for number, tensor_slice in enumerate(slices):
         lengths = [of_one[number] for of_one in norms]
-        longest = CLIP * statistics.median_low(lengths)
+        longest = CLIP * median_by_votes(lengths, votes)
         if longest > NORM_MIN:
             clips[number] = [longest / length if length > longest else 1.0 for length in lengths]
         if gate:
-            heard[number] = _agree(tensor_slice, vectors, offset)
+            heard[number] = _agree(tensor_slice, vectors, learners, offset)
     return [Judgement(tuple(map(float, clips[:, one])), tuple(map(bool, heard[:, one]))) for one in range(count)]
 
 
-def _agree(tensor_slice: FragmentSlice, vectors: Sequence[Encoded], offset: int) -> npt.NDArray[np.bool_]:
+def votes_of(learners: Sequence[str]) -> Numbers:
+    """Return the vote of each contribution: a learner's contributions share one."""
+    return np.array([1.0 / learners.count(learner) for learner in learners])
+
+
+def median_by_votes(lengths: Sequence[float], votes: Numbers) -> float:
+    """Return the shortest length that at least half of all votes do not exceed."""
+    order = np.argsort(lengths, kind="stable")
+    reached = np.cumsum(votes[order]) >= 0.5 * float(votes.sum()) - 1e-9
+    return float(lengths[order[int(np.argmax(reached))]])
+
+
+def _agree(
+    tensor_slice: FragmentSlice, vectors: Sequence[Encoded], learners: Sequence[str], offset: int
+) -> npt.NDArray[np.bool_]:
     """Return who does not point away from the others in a slice; everybody where those are not more than half."""
     runs = sampled(tensor_slice.size, offset)
     start = tensor_slice.offset
@@ -166,21 +198,23 @@ def _agree(tensor_slice: FragmentSlice, vectors: Sequence[Encoded], offset: int)
         for number, vector in enumerate(vectors):
             here[number] = vector.part(start + low, start + high)
         products += here @ here.T
-    cosines = others_cosines(products)
+    cosines, votes = others_cosines(products, learners), votes_of(learners)
     compared = sum(high - low for low, high in runs)
     agrees: Any = cosines >= -max(OPPOSED, 2.0 / math.sqrt(compared))
-    return agrees if 2 * int(agrees.sum()) > len(vectors) else np.ones_like(agrees)
+    return agrees if float(votes[agrees].sum()) > 0.5 * float(votes.sum()) + 1e-9 else np.ones_like(agrees)
 
 
-def others_cosines(products: Numbers) -> Numbers:
-    """Return the cosine of each vector with the mean direction of the others, from all scalar products; 0 where one is zero."""
+def others_cosines(products: Numbers, learners: Sequence[str]) -> Numbers:
+    """Return the cosine of each vector with the mean direction of other learners, from all scalar products; 0 of zeros."""
     lengths = np.sqrt(np.diag(products))
     inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > NORM_MIN)
-    cosines = products * np.outer(inverse, inverse)
-    ours = cosines.sum(axis=1) - np.diag(cosines)
-    # The squared length of the others' sum: all products, without those of this one.
-    theirs = cosines.sum() - 2.0 * cosines.sum(axis=1) + np.diag(cosines)
-    found: Numbers = np.divide(ours, np.sqrt(np.maximum(theirs, 0.0)), out=np.zeros_like(ours), where=theirs > FLAT)
+    cosines, votes = products * np.outer(inverse, inverse), votes_of(learners)
+    found = np.zeros(len(learners))
+    for number, learner in enumerate(learners):
+        others = votes * [other != learner for other in learners]
+        squared = float(others @ cosines @ others)
+        if squared > FLAT:
+            found[number] = float(cosines[number] @ others) / math.sqrt(squared)
     return found
 
 
