@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -162,7 +162,14 @@ def _protocol(value: object) -> ProtocolSettings:
     try:
         return check_codecs(msgspec.convert(value, ProtocolSettings, strict=False).check())
     except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(_with_choices(str(error))) from error
+
+
+def _with_choices(said: str) -> str:
+    """Return what was said of a protocol setting; of one with a choice of words, the words as well."""
+    name = said.rpartition("$.")[2].rstrip("`")
+    words = get_args(get_type_hints(ProtocolSettings).get(name))
+    return f"protocol.{name} is one of {', '.join(words)} ({said})" if words else said
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -92,6 +94,50 @@ async def test_junk_in_a_member_record_ends_no_learner(run: str, junk: bytes) ->
     third = await claim(bus, subjects, "a", SystemClock())
     assert first.incarnation < second.incarnation < third.incarnation
     assert isinstance(await dismissal(bus, subjects, record, second), IdentityTaken)
+    await bus.close()
+
+
+@pytest.mark.parametrize("answer", [b"junk", b"", b"forged"])
+async def test_only_the_holder_s_own_answer_keeps_an_id(run: str, answer: bytes) -> None:
+    """After a kill nobody of ours answers; whoever else does locks nobody out."""
+    broker = MemoryBroker()
+    bus, liar, subjects = MemoryBus(run, broker), MemoryBus(run, broker), Subjects(run)
+    killed = await claim(bus, subjects, "a", SystemClock())
+    data = encode(msgspec.structs.replace(killed, nonce="liar")) if answer == b"forged" else answer
+    questions = await liar.listen(subjects.control("a"))
+
+    async def lie() -> None:
+        async for question in questions:
+            assert question.reply is not None
+            await liar.tell(question.reply, data)
+
+    lying = asyncio.create_task(lie())
+    again = await claim(bus, subjects, "a", SystemClock())
+    lying.cancel()
+
+    assert again.incarnation == killed.incarnation + 1
+    for each in (bus, liar):
+        await each.close()
+
+
+async def test_who_claims_an_id_tries_again_when_junk_is_written_meanwhile(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conflict is no sign of another process; one that lives answers when it is asked."""
+    bus, subjects = MemoryBus(run, MemoryBroker()), Subjects(run)
+    put, times = bus.put_record, itertools.count()
+
+    async def raced(subject: str, data: bytes, **more: Any) -> int:  # noqa: ANN401
+        if next(times) < 5:
+            await put(subject, b"junk", expected=None)
+        return await put(subject, data, **more)
+
+    monkeypatch.setattr(bus, "put_record", raced)
+    member = await claim(bus, subjects, "a", SystemClock())
+    record = await bus.get_record(subjects.member("a"))
+
+    assert record is not None
+    assert decode(Member, record.data) == member
     await bus.close()
 
 

@@ -41,7 +41,9 @@ QUEUE_ASK_S = 2.0
 """How often the broker is asked whether the queue is empty while messages keep coming: junk must not keep a run from ending."""
 BATCH = 256
 BEATS_EVERY_S = 0.02
-"""How often heartbeats are looked at, at most: each awakening costs more than the heartbeat that it is for."""
+BEATS_AT_ONCE = 128
+"""Heartbeats are looked at so often, and so many at a time, at most: each awakening costs more than the heartbeat that it is
+for, and a flood of them may not keep a shard from its rounds."""
 
 
 class MessageFailed(AtollError):
@@ -100,7 +102,7 @@ class FactIntake:
             while core_message is not None:
                 self._on_beat(core_message)
                 taken += 1
-                core_message = await self._beats.next(0.0) if taken < BATCH else None
+                core_message = await self._beats.next(0.0) if taken < BEATS_AT_ONCE else None
             await asyncio.sleep(BEATS_EVERY_S)
 
     async def read_queue(self) -> None:

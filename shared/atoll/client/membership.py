@@ -17,12 +17,14 @@ longer exists.
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, IdentityTaken, PeerMisbehaved, Quarantined, RecordConflict, RunReplaced
 from atoll.base.identity import Identity, this_process
-from atoll.bus.interface import Bus
+from atoll.bus.interface import Bus, Record
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX
 from atoll.run.heads import read_heads
 from atoll.run.ledger import read_fragment_ledger
@@ -31,6 +33,7 @@ from atoll.wire.messages import Control, Member, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects, token
 
 IDENTIFY_TIMEOUT_S = 1.0
+CLAIM_ATTEMPTS = 32
 
 
 async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock, identity: Identity | None = None) -> Member:
@@ -42,31 +45,41 @@ async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock, identi
     """
     token(learner, "learner id")
     identity = identity or this_process()
-    record = await bus.get_record(subjects.member(learner))
-    incarnation = 1
-    if record is not None:
-        holder = readable(Member, record)
-        known = holder is not None and holder.incarnation <= record.revision
-        incarnation = 1 + (holder.incarnation if known and holder is not None else record.revision)
-        if holder is None or not holder.left:
-            question = encode(Control(verb="identify", sender=learner))
-            answer = await bus.ask(subjects.control(learner), question, timeout_s=IDENTIFY_TIMEOUT_S)
-            if answer is not None:
-                raise _taken(learner, _answering(answer))
-    member = Member(
-        learner=learner,
-        incarnation=incarnation,
-        nonce=identity.nonce(8),
-        host=identity.host,
-        pid=identity.pid,
-        claimed_at_s=clock.wall(),
-    )
-    try:
-        revision = record.revision if record else 0
-        await bus.put_record(subjects.member(learner), encode(member), expected=revision)
-    except RecordConflict as error:
-        raise _taken(learner, None) from error
-    return member
+    for _ in range(CLAIM_ATTEMPTS):
+        record = await bus.get_record(subjects.member(learner))
+        holder = None if record is None else readable(Member, record)
+        if record is not None and (holder is None or not holder.left):
+            await _ask_whether_it_lives(bus, subjects, learner, holder)
+        member = Member(
+            learner=learner,
+            incarnation=_next_incarnation(record, holder),
+            nonce=identity.nonce(8),
+            host=identity.host,
+            pid=identity.pid,
+            claimed_at_s=clock.wall(),
+        )
+        with contextlib.suppress(RecordConflict):
+            await bus.put_record(subjects.member(learner), encode(member), expected=record.revision if record else 0)
+            return member
+        # Somebody wrote the record meanwhile: another process, which answers when it is asked, or one that writes junk.
+    raise _taken(learner, None)
+
+
+def _next_incarnation(record: Record | None, holder: Member | None) -> int:
+    """Return the number of the incarnation after that of a record, which `holder` is if it can be read."""
+    if record is None:
+        return 1
+    known = holder is not None and holder.incarnation <= record.revision
+    return 1 + (holder.incarnation if holder is not None and known else record.revision)
+
+
+async def _ask_whether_it_lives(bus: Bus, subjects: Subjects, learner: str, holder: Member | None) -> None:
+    """Raise `IdentityTaken` if the holder of an id answers; an answer that is not the holder's own is none."""
+    question = encode(Control(verb="identify", sender=learner))
+    answer = await bus.ask(subjects.control(learner), question, timeout_s=IDENTIFY_TIMEOUT_S)
+    answering = None if answer is None else _answering(answer)
+    if answering is not None and (holder is None or answering.nonce == holder.nonce):
+        raise _taken(learner, answering)
 
 
 async def release(bus: Bus, subjects: Subjects, member: Member) -> None:

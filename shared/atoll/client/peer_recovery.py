@@ -41,6 +41,7 @@ OFFER_S = 1.0
 SNAPSHOT_S = 10.0
 LENT_S = 60.0
 PURGE_S = 5.0
+ANSWERS_AT_ONCE = 16
 LOANS_MAX = 4
 LOANS_S = 120.0
 """At most so many loans in so many seconds: a copy of the state costs the step that it is taken in, and room on the broker."""
@@ -124,7 +125,7 @@ class StateLender:
         willing = self._able and not self._busy and not spent and control.sender != self._member.learner
         if core_message.reply is None or not willing or not self._standing().healthy:
             return
-        if control.verb == "lend":
+        if control.verb == "lend" and len(self._tasks) < ANSWERS_AT_ONCE:
             self._spawn(self._bus.tell(core_message.reply, encode(self._offer(None))))
         elif control.verb == "share" and core_message.subject == self._subjects.control(self._member.learner):
             self._busy = True

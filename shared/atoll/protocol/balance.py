@@ -82,9 +82,16 @@ class Balance:
         """Return what to give up now so that shards are shared evenly: nothing, or one shard."""
         if own.leaving or own.at_s < self.settled_s:
             return []
-        for other in self._by_load(own.at_s):
+        if len(own.owns) < 2:
+            return []
+        there = self._by_load(own.at_s)
+        richer = [other for other in there if (-len(other.owns), other.host) < (-len(own.owns), own.host)]
+        for other in there:
             given = own.owns & other.wants
-            if not given or len(own.owns) - len(other.owns) < 2 or self._is_anothers_turn(own, other):
+            if not given or len(own.owns) - len(other.owns) < 2:
+                continue
+            # It is the turn of a host with more shards than we, or as many and an earlier name, if it can give to this one.
+            if any(rich.owns & other.wants for rich in richer):
                 continue
             if self._was_in_vain(own.at_s):
                 return []
@@ -115,10 +122,3 @@ class Balance:
         fresh_s = SILENT_LEASES * self.lease_s
         there = [other for other in self.others.values() if at_s - other.at_s <= fresh_s and not other.leaving]
         return sorted(there, key=lambda other: (len(other.owns), other.host))
-
-    def _is_anothers_turn(self, own: HostHeard, poorer: HostHeard) -> bool:
-        """Return whether a host with more shards than we, or as many and an earlier name, can give to `poorer`."""
-        ours = (-len(own.owns), own.host)
-        return any(
-            (-len(other.owns), other.host) < ours and other.owns & poorer.wants for other in self._by_load(own.at_s)
-        )

@@ -14,6 +14,8 @@ from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 
+UNREAD_NAMED = 4
+
 
 async def read_run(bus: Bus, subjects: Subjects) -> RunRecord | None:
     """Return the run record, or None if the run is not founded yet."""
@@ -110,8 +112,14 @@ async def read_members(bus: Bus, subjects: Subjects) -> dict[str, Member | None]
     """
     members: dict[str, Member | None] = {}
     for record in await bus.get_records(subjects.member("*")):
-        member, learner = readable(Member, record), record.subject.rpartition(".")[2]
+        learner = record.subject.rpartition(".")[2]
+        try:
+            member: Member | None = decode(Member, record.data)
+        except PeerMisbehaved:
+            member = None
         members[learner] = member if member is not None and member.learner == learner else None
+    if unread := [learner for learner, member in members.items() if member is None]:
+        log.warning("members.unreadable", records=len(unread), first=unread[:UNREAD_NAMED])  # one line, however many
     return members
 
 
