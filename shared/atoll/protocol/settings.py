@@ -36,7 +36,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         age_law: "power": age_damping^age alone; "gate": times a cosine that falls from 1 at age 0 to 0 at age_max + 1.
         correction: "none", or "heloco": turn a pseudo-gradient that disagrees with the outer momentum (atoll.merge).
         merge: "mean" or "rda" (App. D.2) for tensors that are not merged directly.
-        share_max: largest share of a round's weight that one contribution may have; 1 for any (`atoll.merge.robust`).
+        share_max: largest share of a round's weight that one learner may have; 1 for any (`atoll.merge.robust`).
         robust: "none"; "clip": shorten slices that are much longer than the round's median; "gate": leave out, as well, those
             that point away from the others'. It needs a quorum of three.
         outer: "nesterov", "optax:<name>" or "module:attr".
