@@ -227,7 +227,7 @@ def test_the_cosine_with_the_others_is_that_of_their_directions() -> None:
     """Computed from scalar products alone; nobody's own vector and nobody's length counts."""
     dice = np.random.default_rng(1)
     vectors = dice.standard_normal((5, 400)) * np.array([[1.0], [10.0], [0.1], [3.0], [0.0]])
-    found = others_cosines(vectors @ vectors.T, list("abcde"))
+    found = others_cosines(vectors @ vectors.T, list("abcde"), np.ones(5))
     units = [vector / max(1e-30, float(np.linalg.norm(vector))) for vector in vectors]
     for one in range(4):
         assert math.isclose(

@@ -13,7 +13,7 @@ books are right. So nothing but the merge itself can bound what it does (`atoll.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from atoll.codec import Read
 from atoll.protocol.events import Push
 
 Lie = Literal["sign flip", "scaling", "noise", "zeros", "copied"]
-LIES: Final[tuple[Lie, ...]] = get_args(Lie)
 SCALE: Final = 10.0
 
 

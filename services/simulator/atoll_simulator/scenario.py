@@ -110,7 +110,7 @@ class Scenario(_Table):
         failures: deaths of learners at random.
         joins: when a learner starts, if not at the beginning.
         leaves: when a learner is told to leave in good order, for good.
-        liars: what a learner sends in place of its pseudo-gradients, one of `LIES` (`atoll_simulator.liars`).
+        liars: what a learner sends in place of its pseudo-gradients, a `Lie` (`atoll_simulator.liars`).
         kills: deaths at given times.
         partitions: cuts at given times.
         evaluate_tokens: merged tokens between two measurements on held-out text; 0 for a twenty-fifth of the target or,

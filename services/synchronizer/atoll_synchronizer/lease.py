@@ -144,7 +144,7 @@ class LeaseKeeper:
                 revision=0 if record is None else record.revision,
                 epoch=await self._epoch_of(lease, 0 if record is None else record.revision),
                 released=lease is not None and self._is_free(lease),
-                # An owner writes its own lease over one that nobody can read: nobody can have taken the shard by it.
+                # An owner goes on as such, and writes its own lease over one that nobody can read, with `epoch_max`.
                 ours=lease.nonce == self._nonce if lease is not None else record is not None and self.epoch > 0,
             )
             for action in self.recorder.handle(seen):

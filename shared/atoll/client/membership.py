@@ -69,8 +69,9 @@ def _next_incarnation(record: Record | None, holder: Member | None) -> int:
     """Return the number of the incarnation after that of a record, which `holder` is if it can be read."""
     if record is None:
         return 1
-    known = holder is not None and holder.incarnation <= record.revision
-    return 1 + (holder.incarnation if holder is not None and known else record.revision)
+    if holder is None or holder.incarnation > record.revision:
+        return record.revision + 1
+    return holder.incarnation + 1
 
 
 async def _ask_whether_it_lives(bus: Bus, subjects: Subjects, learner: str, holder: Member | None) -> None:

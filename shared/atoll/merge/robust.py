@@ -168,7 +168,7 @@ def judged(
         if longest > NORM_MIN:
             clips[number] = [longest / length if length > longest else 1.0 for length in lengths]
         if gate:
-            heard[number] = _agree(tensor_slice, vectors, learners, offset)
+            heard[number] = _agree(tensor_slice, vectors, learners, votes, offset)
     return [Judgement(tuple(map(float, clips[:, one])), tuple(map(bool, heard[:, one]))) for one in range(count)]
 
 
@@ -185,7 +185,7 @@ def median_by_votes(lengths: Sequence[float], votes: Numbers) -> float:
 
 
 def _agree(
-    tensor_slice: FragmentSlice, vectors: Sequence[Encoded], learners: Sequence[str], offset: int
+    tensor_slice: FragmentSlice, vectors: Sequence[Encoded], learners: Sequence[str], votes: Numbers, offset: int
 ) -> npt.NDArray[np.bool_]:
     """Return who does not point away from the others in a slice; everybody where those are not more than half."""
     runs = sampled(tensor_slice.size, offset)
@@ -198,17 +198,17 @@ def _agree(
         for number, vector in enumerate(vectors):
             here[number] = vector.part(start + low, start + high)
         products += here @ here.T
-    cosines, votes = others_cosines(products, learners), votes_of(learners)
+    cosines = others_cosines(products, learners, votes)
     compared = sum(high - low for low, high in runs)
     agrees: Any = cosines >= -max(OPPOSED, 2.0 / math.sqrt(compared))
     return agrees if float(votes[agrees].sum()) > 0.5 * float(votes.sum()) + 1e-9 else np.ones_like(agrees)
 
 
-def others_cosines(products: Numbers, learners: Sequence[str]) -> Numbers:
+def others_cosines(products: Numbers, learners: Sequence[str], votes: Numbers) -> Numbers:
     """Return the cosine of each vector with the mean direction of other learners, from all scalar products; 0 of zeros."""
     lengths = np.sqrt(np.diag(products))
     inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > NORM_MIN)
-    cosines, votes = products * np.outer(inverse, inverse), votes_of(learners)
+    cosines = products * np.outer(inverse, inverse)
     found = np.zeros(len(learners))
     for number, learner in enumerate(learners):
         others = votes * [other != learner for other in learners]

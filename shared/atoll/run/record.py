@@ -119,7 +119,7 @@ async def read_members(bus: Bus, subjects: Subjects) -> dict[str, Member | None]
             member = None
         members[learner] = member if member is not None and member.learner == learner else None
     if unread := [learner for learner, member in members.items() if member is None]:
-        log.warning("members.unreadable", records=len(unread), first=unread[:UNREAD_NAMED])  # one line, however many
+        log.warning("members.undecodable", records=len(unread), first=unread[:UNREAD_NAMED])  # one line, however many
     return members
 
 
