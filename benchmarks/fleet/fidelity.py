@@ -184,7 +184,8 @@ def figures_of(told: FidelityReport) -> dict[str, float]:
         "late share of contributions": sum(age > 0 for age in ages) / len(ages),
         "merged share of tokens": (fates["merged"] + fates["merged_late"]) / trained,
         "superseded share of tokens": fates["superseded"] / trained,
-        "share of the slow learner": tokens["learner-3"] / trained,
+        # A short simulation at a wrong pace may end before the slow learner joins.
+        "share of the slow learner": tokens.get("learner-3", 0) / trained,
         "goodput": report["goodput"],
         **{f"events of the event log: {kind}": kinds[kind] for kind in KINDS},
         "every token has one exact fate": float(report["fates_exact"]),

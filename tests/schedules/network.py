@@ -516,8 +516,11 @@ class ScheduleBus(MemoryBus):
             return False
         return True
 
-    async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
-        """Hear messages from now on."""
+    async def listen(
+        self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0
+    ) -> BufferedSubscription:
+        """Hear messages from now on; the network alone makes them late."""
+        del late_s_max
         feed = ScheduleFeed(self, len_max)
         self._feeds.append(feed)
 

@@ -70,6 +70,24 @@ class CoreMessageContract:
         assert subjects.call(3) == single.subject
         assert await one.next(NEVER_S) is None
 
+    async def test_a_listener_that_lets_messages_be_late_hears_them_all(self, make_bus: MakeBus, run: str) -> None:
+        """In order, together with those of another such listener, and nothing after it was closed."""
+        bus, other, subjects = await make_bus(), await make_bus(), Subjects(run)
+        beats = await other.listen(subjects.beat("*"), late_s_max=0.05)
+        calls = await other.listen(subjects.call("*"), late_s_max=0.05)
+
+        for i in range(20):
+            await bus.tell(subjects.beat("a"), str(i).encode())
+        await bus.tell(subjects.call(0), b"call")
+
+        heard = [await beats.next(SOON_S) for _ in range(20)]
+        call = await calls.next(SOON_S)
+        assert [core_message.data for core_message in heard if core_message] == [str(i).encode() for i in range(20)]
+        assert call is not None
+        await beats.close()
+        await bus.tell(subjects.beat("a"), b"late")
+        assert await beats.next(NEVER_S) is None
+
     async def test_a_slow_listener_loses_the_oldest(self, make_bus: MakeBus, run: str) -> None:
         """Beyond the bound the newest stay, in order, and the loss is counted."""
         bus, subjects = await make_bus(), Subjects(run)

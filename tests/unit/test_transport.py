@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlparse
 
@@ -187,6 +187,45 @@ async def test_a_reader_that_falls_behind_stops_the_socket(peer: Peer, wire: Soc
     while found < count:
         found += sum(isinstance(frame, Message) for frame in await wire.read(0))
     assert wire.received == count * len(message) == wire._stats.wire_bytes_down
+
+
+async def test_a_transport_that_rests_reads_many_messages_at_once(peer: Peer) -> None:
+    """Two hundred messages, one by one, cost few reads; a flood is read without a rest, and none of it is lost."""
+    rest_s, message, flood = 0.2, b"MSG a 1 1\r\nx\r\n", 1 << 16
+    made = SocketTransport(BusStats(), rest_s=rest_s)
+    reads = 0
+
+    def counted(nbytes: int, update: Callable[[int], None] = made.buffer_updated) -> None:
+        nonlocal reads
+        reads += 1
+        update(nbytes)
+
+    made.buffer_updated = counted  # type: ignore[method-assign]
+    await made.connect(urlparse(f"nats://127.0.0.1:{peer.port}"), 0, SOON_S)
+    writer = await peer.accepted()
+
+    async def taken(count: int) -> None:
+        found = 0
+        while found < count:
+            found += sum(isinstance(frame, Message) for frame in await made.read(0))
+
+    reading = asyncio.create_task(taken(200))
+    began_s = asyncio.get_running_loop().time()
+    for _ in range(200):
+        writer.write(message)
+        await asyncio.sleep(0.002)
+    await reading
+    took_s = asyncio.get_running_loop().time() - began_s
+    assert 1 <= reads <= 2 + took_s / rest_s
+
+    reads = 0
+    writer.write(message * flood)
+    began_s = asyncio.get_running_loop().time()
+    await taken(flood)
+    # With a rest after each read, it would take as many rests as reads.
+    assert asyncio.get_running_loop().time() - began_s < 0.5 * reads * rest_s
+    made.abort()
+    await made.wait_closed()
 
 
 async def test_nobody_there_is_an_error_of_the_system() -> None:

@@ -347,10 +347,12 @@ class LinkedBus(MemoryBus):
             return False
         return True
 
-    async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
+    async def listen(
+        self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0
+    ) -> BufferedSubscription:
         """Receive core messages; see `Bus`."""
         await self._up(0)
-        feed = await super().listen(subject_filter, len_max=len_max)
+        feed = await super().listen(subject_filter, len_max=len_max, late_s_max=late_s_max)
         await self._down(0)
         return feed
 

@@ -85,7 +85,7 @@ class FactIntake:
         """Read who is a member, subscribe to heartbeats, and take the shard's queue over as the owner of this epoch."""
         bus, subjects, shard = self._context.bus, self._context.subjects, self._context.shard
         await patiently(self._roll.read, "the members")
-        self._beats = await patiently(lambda: bus.listen(subjects.beat("*")), "heartbeats")
+        self._beats = await patiently(lambda: bus.listen(subjects.beat("*"), late_s_max=BEATS_EVERY_S), "heartbeats")
         queue, durable = subjects.contributions_of(shard), f"{self._context.name}-{epoch}"
         self._queue = await patiently(lambda: bus.consume(queue, durable=durable, takeover=True), "the queue")
 

@@ -188,8 +188,11 @@ class Bus(Protocol):
     async def reach(self, timeout_s: float) -> bool:
         """Return whether the broker answers within `timeout_s`: what was sent before has reached it then."""
 
-    async def listen(self, subject_filter: str, *, len_max: int = 1024) -> Subscription:
-        """Hear core messages (and the taps) from now on."""
+    async def listen(self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0) -> Subscription:
+        """Hear core messages (and the taps) from now on.
+
+        Where many senders write often, let the messages be up to `late_s_max` late: then many of them cost one awakening.
+        """
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
         """Send and return the first answer, or None if none came within `timeout_s`."""

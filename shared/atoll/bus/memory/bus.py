@@ -285,8 +285,11 @@ class MemoryBus:
         await asyncio.sleep(0)
         return True
 
-    async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
-        """Hear core messages from now on; see `Bus`."""
+    async def listen(
+        self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0
+    ) -> BufferedSubscription:
+        """Hear core messages from now on, none of them late; see `Bus`."""
+        del late_s_max
         await self._give_way()
         feed = self._new_feed(len_max)
         self._broker.feeds[feed] = subject_filter

@@ -45,7 +45,8 @@ class JetStreamBus:
         self._writing = blobs.bulk_connections(connection)
         self._reading = blobs.bulk_connections(connection)
         self._plans = plans
-        self._feeds: dict[BufferedSubscription, int] = {}
+        self._feeds: dict[BufferedSubscription, tuple[Connection, int]] = {}
+        self._resting: dict[float, Connection] = {}
         self._consumers: list[QueueConsumer] = []
 
     @classmethod
@@ -210,14 +211,21 @@ class JetStreamBus:
             return False
         return True
 
-    async def listen(self, subject_filter: str, *, len_max: int = 1024) -> BufferedSubscription:
+    async def listen(
+        self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0
+    ) -> BufferedSubscription:
         """Hear core messages from now on, across reconnects; see `Bus`."""
         feed = BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
-        self._feeds[feed] = await self._connection.call(self._hear(subject_filter, feed))
+        self._feeds[feed] = await self._connection.call(self._hear(subject_filter, feed, late_s_max))
         return feed
 
-    async def _hear(self, subject_filter: str, feed: BufferedSubscription) -> int:
-        """Subscribe and let messages flow into `feed`."""
+    async def _hear(self, subject_filter: str, feed: BufferedSubscription, late_s_max: float) -> tuple[Connection, int]:
+        """Subscribe and let messages flow into `feed`; return where, and the key."""
+        connection = self._connection
+        if late_s_max:
+            if late_s_max not in self._resting:
+                self._resting[late_s_max] = connection.branch(rest_s=late_s_max)
+            connection = self._resting[late_s_max]
 
         async def on_message(message: Msg) -> None:
             self.stats.messages_down += 1
@@ -225,7 +233,7 @@ class JetStreamBus:
             feed.push(CoreMessage(message.subject, message.data, message.reply or None, message.headers or {}))
 
         try:
-            return await self._connection.subscribe(subject_filter, on_message)
+            return connection, await connection.subscribe(subject_filter, on_message)
         except Unanswered as reason:
             raise BrokerUnavailable("cannot listen", got=reason, todo="check that the broker runs") from reason
 
@@ -235,9 +243,9 @@ class JetStreamBus:
 
     async def _hush(self, feed: BufferedSubscription) -> None:
         """End a feed's subscription."""
-        key = self._feeds.pop(feed, None)
-        if key is not None:
-            await self._connection.call(self._connection.unsubscribe(key))
+        connection, key = self._feeds.pop(feed, (None, 0))
+        if connection is not None:
+            await self._connection.call(connection.unsubscribe(key))
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
         """Send and return the first answer, or None; see `Bus`."""

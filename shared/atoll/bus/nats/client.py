@@ -64,14 +64,17 @@ class FrameParser(Parser):
 class WireClient(Client):
     """A client whose bytes are counted in `stats`; with `keeps_buffers`, large payloads arrive as `bytearray`.
 
-    Its sockets request `congestion` from the kernel, if that is not empty.
+    Its sockets request `congestion` from the kernel, if that is not empty, and rest `rest_s` after reads.
     """
 
-    def __init__(self, stats: BusStats, *, keeps_buffers: bool = False, congestion: str = "") -> None:
+    def __init__(
+        self, stats: BusStats, *, keeps_buffers: bool = False, congestion: str = "", rest_s: float = 0.0
+    ) -> None:
         """Prepare; `connect` connects."""
         super().__init__()
         self._stats = stats
         self._congestion = congestion
+        self._rest_s = rest_s
         self._ps = FrameParser(self, keeps_buffers=keeps_buffers)
         self.wire: SocketTransport | None = None
         """Our transport; None before the first connection and with nats-py's own."""
@@ -85,7 +88,7 @@ class WireClient(Client):
         """Use a fresh transport of ours for every attempt."""
         if s.uri.scheme not in ("ws", "wss"):
             self.abort()
-            self._transport = self.wire = SocketTransport(self._stats, self._congestion)
+            self._transport = self.wire = SocketTransport(self._stats, self._congestion, self._rest_s)
         await super()._connect_to_server(s)
 
     async def _attempt_reconnect(self) -> None:

@@ -5,7 +5,8 @@ nats-py runs here and nowhere else, over a transport of ours (`client`, `transpo
 * `call` carries a coroutine from any loop into this one and its result back;
 * `request` fails at once with `Unanswered` when the connection is lost, instead of waiting for its time-out;
 * `subscribe` registers interest that survives reconnects and rebuilt connections;
-* `branch` is another connection in the same loop, for bulk, so that nothing small waits behind megabytes.
+* `branch` is another connection in the same loop: for bulk, so that nothing small waits behind megabytes, or for a crowd of
+  messages that may be a little late, so that many of them cost one awakening.
 
 Three things end a connection, and each has its remedy. A lost socket: nats-py reconnects for ever. A protocol error
 (an oversized message, say) closes nats-py for good: the *supervisor* builds a new client and subscribes again. A peer
@@ -13,8 +14,8 @@ that holds the socket open but answers nothing, or a client whose read loop has 
 echo does not come back and aborts the socket. The echo is a message to ourselves and not a PING, because a PONG that
 arrives after its time-out kills the read loop of nats-py 2.16.
 
-A request's time-out counts from the moment when its last byte is with the kernel. On a branch everything, echoes and
-answers too, queues behind megabytes in buffers that we cannot see. There a time-out counts from the last *movement*
+A request's time-out counts from the moment when its last byte is with the kernel. On a bulk branch everything, echoes
+and answers too, queues behind megabytes in buffers that we cannot see. There a time-out counts from the last *movement*
 (bytes sent or received, answers to others), because resending only lengthens the queue. An echo is late only if
 meanwhile nothing came in and nothing was sent of a queue that still stands.
 """
@@ -54,9 +55,19 @@ class Connection:
     """A supervised nats-py client in a thread of its own. Public coroutines but `call` and `stop` run in its loop."""
 
     def __init__(
-        self, url: str, name: str, options: BusOptions, stats: BusStats, *, trunk: Connection | None = None
+        self,
+        url: str,
+        name: str,
+        options: BusOptions,
+        stats: BusStats,
+        *,
+        trunk: Connection | None = None,
+        rest_s: float = 0.0,
     ) -> None:
-        """Start the thread; `connect` makes the connection. With a `trunk` it shares the trunk's thread."""
+        """Start the thread; `connect` makes the connection. With a `trunk` it shares the trunk's thread.
+
+        After a read that emptied the socket the connection reads nothing for `rest_s`.
+        """
         self.url = url
         self.options = options
         self.stats = stats
@@ -64,7 +75,8 @@ class Connection:
         self._stopped = False
         self.loop = self._thread.loop
         self._name = name
-        self._is_branch = trunk is not None
+        self._rest_s = rest_s
+        self._is_bulk = trunk is not None and not rest_s
         self._branches: list[Connection] = []
         self._client: WireClient | None = None
         self._up = asyncio.Event()
@@ -123,10 +135,13 @@ class Connection:
         self._was_up = True
         self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
 
-    def branch(self) -> Connection:
-        """Return another connection to the same broker in the same loop; it connects by itself and stays."""
-        name = f"{self._name}-bulk-{len(self._branches)}"
-        branch = Connection(self.url, name, self.options, self.stats, trunk=self)
+    def branch(self, rest_s: float = 0.0) -> Connection:
+        """Return another connection to the same broker in the same loop; it connects by itself and stays.
+
+        It is for bulk, or, with a `rest_s`, for messages that may be so late.
+        """
+        name = f"{self._name}-{'crowd' if rest_s else 'bulk'}-{len(self._branches)}"
+        branch = Connection(self.url, name, self.options, self.stats, trunk=self, rest_s=rest_s)
         self._branches.append(branch)
         branch._broken.set()  # the supervisor builds what is broken
         branch._tasks = [asyncio.create_task(branch._supervise()), asyncio.create_task(branch._watch())]
@@ -169,7 +184,7 @@ class Connection:
         moves = self.movement() if timeout_s is None else None
         timeout_s = self.options.try_s if timeout_s is None else timeout_s
         client = await self.ready(timeout_s)
-        wait_s = self.options.total_s if self._is_branch else timeout_s
+        wait_s = self.options.total_s if self._is_bulk else timeout_s
         try:
             # Any buffer of bytes works: it goes to the socket unchanged.
             asked = client.request(subject, payload, timeout=wait_s, headers=headers)  # type: ignore[arg-type]
@@ -184,7 +199,7 @@ class Connection:
         client = await self.ready(self.options.try_s if timeout_s is None else timeout_s)
         try:
             sent = client.publish(subject, payload, reply=reply)  # type: ignore[arg-type]
-            await bounded(sent, self.options.try_s, self.lost, moves=self.movement() if self._is_branch else None)
+            await bounded(sent, self.options.try_s, self.lost, moves=self.movement() if self._is_bulk else None)
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise Unanswered(f"{type(error).__name__} on {subject}") from error
 
@@ -228,8 +243,8 @@ class Connection:
 
     async def _build(self) -> None:
         """Connect a fresh client, subscribe it to all that is registered, and declare it up."""
-        congestion = self.options.bulk_congestion if self._is_branch else ""
-        client = WireClient(self.stats, keeps_buffers=self._is_branch, congestion=congestion)
+        congestion = self.options.bulk_congestion if self._is_bulk else ""
+        client = WireClient(self.stats, keeps_buffers=self._is_bulk, congestion=congestion, rest_s=self._rest_s)
         self._client = client
         options: dict[str, Any] = {
             "name": self._name,
@@ -237,7 +252,7 @@ class Connection:
             "max_reconnect_attempts": -1,
             "reconnect_time_wait": self.options.reconnect_s,
             "ping_interval": 10,
-            "max_outstanding_pings": _BRANCH_PINGS_MAX if self._is_branch else _PINGS_MAX,
+            "max_outstanding_pings": _BRANCH_PINGS_MAX if self._is_bulk else _PINGS_MAX,
             "pending_size": _PENDING_BYTES,
             "flush_timeout": 30,
         }
@@ -335,7 +350,7 @@ class Connection:
                 await bounded(self.echo(self.options.echo_s), 2 * self.options.echo_s)
                 failures = 0
             except (Unanswered, TimeoutError, nats.errors.Error):
-                failures = 0 if self._is_branch and self._is_busy(before) else failures + 1
+                failures = 0 if self._is_bulk and self._is_busy(before) else failures + 1
             if failures >= _ECHO_FAILURES_MAX and self._client is not None:
                 failures = 0
                 _log.warning("bus.watchdog", bus=self._name)
