@@ -47,6 +47,7 @@ from atoll.protocol.events import (
     PushSettled,
     Refuse,
     StepDone,
+    Unfold,
 )
 from atoll.protocol.invariants import require
 from atoll.protocol.island import Island
@@ -56,6 +57,7 @@ from atoll.protocol.settings import ProtocolSettings
 
 SILENT_STEPS = 10
 CALLS_IN_VAIN = 8
+JUDGES_MIN = 3
 CALLS_UNHEARD = 3
 CLOSE = 1e-9
 
@@ -147,6 +149,8 @@ class RoundModel:
             elif isinstance(action, Fold):
                 self._rounds[action.key.fragment].folded.append(action.key)
                 self._loading.discard(action.key)
+            elif isinstance(action, Unfold):
+                self._rounds[action.fragment].folded.clear()
             elif isinstance(action, PublishCall):
                 self._see_call(action, fact.at_s, actions)
             elif isinstance(action, ArmTimer) and action.name.startswith("grace/"):
@@ -310,6 +314,8 @@ class FateModel:
                 require(not self._unfit(action.key), "what cannot be merged is not read", action)
             elif isinstance(action, Fold):
                 self._see_fold(action)
+            elif isinstance(action, Unfold):
+                self._see_unfold(action)
             elif isinstance(action, Commit):
                 self._see_commit(action)
             elif isinstance(action, Refuse):
@@ -358,6 +364,9 @@ class FateModel:
     def _see_commit(self, commit: Commit) -> None:
         folded, self._folded[commit.fragment] = self._folded[commit.fragment], []
         require([share.key for share in commit.shares] == folded, "a commit is of what was folded", (commit, folded))
+        learners = {share.key.learner for share in commit.shares}
+        judged = self._settings.robust == "none" or len(learners) >= JUDGES_MIN
+        require(judged, "where a round judges, three or more learners do", commit)
         require(commit.base_version == self._versions[commit.fragment], "a commit is on its version", commit)
         for share in commit.shares:
             arrived = self._arrived[share.key]
@@ -366,6 +375,12 @@ class FateModel:
             due = arrived.tokens, arrived.steps, arrived.base_version, age, arrived.tokens**2 / arrived.steps
             require(got == due, "a share is as its contribution was", (got, due))
             self._give(share.key, "merged_late" if age else "merged")
+
+    def _see_unfold(self, unfold: Unfold) -> None:
+        learners = {key.learner for key in self._folded[unfold.fragment]}
+        few = self._settings.robust != "none" and 0 < len(learners) < JUDGES_MIN
+        require(few, "only what nobody can judge is taken back", (unfold, learners))
+        self._folded[unfold.fragment] = []
 
     def _see_acknowledge(self, acknowledge: Acknowledge) -> None:
         key = acknowledge.key

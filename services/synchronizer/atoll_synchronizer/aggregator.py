@@ -82,7 +82,8 @@ class Aggregator:
     async def fold(self, command: Fold, state: State) -> None:
         """Add a ready contribution to its fragment's sum and free its memory; `state` is the fragment's outer state."""
         key = command.key
-        waiting = self._ready.pop(key)
+        if (waiting := self._ready.pop(key, None)) is None:
+            return  # it was refused after all, and an `Unfold` follows
         fold = self._folds.get(key.fragment)
         if fold is None:
             fold = self._folds[key.fragment] = fold_of(self._run.layout.slices(key.fragment), self._run.protocol)
@@ -93,6 +94,11 @@ class Aggregator:
         fold = self._folds.pop(fragment)
         self._momentum_references.pop(fragment, None)
         return await off_loop(self._sizes[fragment], fold.result)
+
+    def unfold(self, fragment: int) -> None:
+        """Drop the sum of the fragment's round."""
+        self._folds.pop(fragment, None)
+        self._momentum_references.pop(fragment, None)
 
     def forget(self, key: PushKey) -> None:
         """Drop a contribution that no fold will use."""

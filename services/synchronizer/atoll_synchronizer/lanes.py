@@ -14,13 +14,24 @@ from dataclasses import dataclass
 from atoll.base.clock import Clock
 from atoll.base.errors import RecordConflict
 from atoll.base.retry import patiently
-from atoll.protocol.events import Acknowledge, Commit, CommitRefused, Committed, Dismiss, Event, Fold, Keep, Kept
+from atoll.protocol.events import (
+    Acknowledge,
+    Commit,
+    CommitRefused,
+    Committed,
+    Dismiss,
+    Event,
+    Fold,
+    Keep,
+    Kept,
+    Unfold,
+)
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.pending import PendingAcknowledgements
 from atoll_synchronizer.round_report import CommitSize, CommitTimes, RoundReporter
 from atoll_synchronizer.store import ShardStore
 
-LaneCommand = Fold | Commit | Keep | Acknowledge | Dismiss
+LaneCommand = Fold | Unfold | Commit | Keep | Acknowledge | Dismiss
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,8 @@ class FragmentLanes:
         tools = self._tools
         if isinstance(command, Fold):
             await tools.aggregator.fold(command, tools.store.holdings[command.key.fragment].state)
+        elif isinstance(command, Unfold):
+            tools.aggregator.unfold(command.fragment)
         elif isinstance(command, Dismiss):
             await tools.pending.dismiss(command)
         elif isinstance(command, Keep):

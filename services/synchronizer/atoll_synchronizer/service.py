@@ -44,6 +44,7 @@ from atoll.protocol.events import (
     Refuse,
     StandDown,
     TimerFired,
+    Unfold,
 )
 from atoll.protocol.ledger import Ledger, parts
 from atoll.protocol.recorder import FactRecorder
@@ -226,7 +227,7 @@ class ShardService:
             self.background.spawn(self._call(action))
         elif isinstance(action, Fetch):
             self.background.spawn(self._fetch(action))
-        elif isinstance(action, Fold | Commit | Keep | Acknowledge | Dismiss):
+        elif isinstance(action, Fold | Unfold | Commit | Keep | Acknowledge | Dismiss):
             self.lanes.put(action)
         elif isinstance(action, Refuse):
             self.aggregator.forget(action.key)

@@ -72,10 +72,7 @@ class ContributionArrived(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionReady(Fact):
-    """Its pseudo-gradient is decoded, finite and within bounds; `norm` is its L2 norm, 0 if not measured.
-
-    `base_norm` is the L2 norm of the present global fragment.
-    """
+    """It is decoded, finite, within bounds; `norm` is its L2 norm (0: not measured), `base_norm` the global fragment's."""
 
     key: PushKey
     norm: float = 0.0
@@ -260,6 +257,13 @@ class Fold(Command):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unfold(Command):
+    """Drop what is folded into this fragment's round: all its contributions are refused."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """One included contribution, as the head will list it, and what caused it."""
 
@@ -366,10 +370,7 @@ class RenewLease(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push(Command):
-    """Encode the pseudo-gradient of the last completed step's snapshot and send it.
-
-    It is measured from the anchor or, if `onward`, from the snapshot of the fragment's former push.
-    """
+    """Encode and send the pseudo-gradient at the last completed step, from the anchor or (`onward`) from the former push."""
 
     fragment: int
     push: int

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 
 from atoll.base.errors import AtollError
 from atoll.base.parsing import parsed
-from atoll.protocol.events import Acknowledge, Action, Commit, Dismiss, Fetch, Fold, PushKey
+from atoll.protocol.events import Acknowledge, Action, Commit, Dismiss, Fetch, Fold, PushKey, Unfold
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
@@ -44,6 +44,7 @@ class ShardWatch:
         self.committed: dict[int, int] = {}
         self.merged: set[PushKey] = set()
         self.fetched: set[PushKey] = set()
+        self.folded: set[PushKey] = set()
         self.fates: dict[PushKey, str] = {}
 
     def see(self, actions: Iterable[Action]) -> None:
@@ -55,6 +56,9 @@ class ShardWatch:
             elif isinstance(action, Fold):
                 require(action.key in self.fetched, "only what was fetched is folded", action.key)
                 require(action.weight > 0.0, "a folded contribution has a weight", action)
+                self.folded.add(action.key)
+            elif isinstance(action, Unfold):
+                self.folded = {key for key in self.folded if key.fragment != action.fragment}
             elif isinstance(action, Commit):
                 self._see_commit(action)
             elif isinstance(action, Acknowledge):
@@ -65,6 +69,8 @@ class ShardWatch:
         require(last is None or commit.base_version == last + 1, "versions follow one another", (last, commit))
         self.committed[commit.fragment] = commit.base_version
         require(bool(commit.shares), "a commit has contributors", commit)
+        missing = [share.key for share in commit.shares if share.key not in self.folded]
+        require(not missing, "only what is folded is committed", missing)
         for share in commit.shares:
             require(share.key not in self.merged, "a contribution is merged once", share.key)
             require(share.key not in self.fates, "what has a fate is not merged", share.key)

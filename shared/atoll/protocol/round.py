@@ -30,8 +30,9 @@ from atoll.protocol.events import Acknowledge, Commit, Dismiss, Fold, Keep, Publ
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import GraceWindow
 from atoll.protocol.ledger import Ledger
+from atoll.protocol.pacing import comes_earlier
 from atoll.protocol.reasons import NEVER_CALLED, NOBODY, Names, Opened, Opening, RoundReasons, still_waiting
-from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.settings import MAJORITY_MIN, ProtocolSettings
 
 VAIN_CALLS = 8
 PLACES = 2
@@ -228,8 +229,23 @@ class FragmentRound:
             return "all answered"
         return ""
 
-    def commit(self, at_s: float, reason: str, awaited: set[str], cause_id: str, *, together: bool = False) -> Commit:
-        """Freeze the participants and say what to commit; `awaited` are the live learners."""
+    @property
+    def unjudged(self) -> bool:
+        """Return whether contributions are judged by those of other learners, and these are too few for that."""
+        learners = {share.key.learner for share in self.shares}
+        return self.settings.robust != "none" and len(learners) < MAJORITY_MIN
+
+    def commit(
+        self,
+        at_s: float,
+        reason: str,
+        awaited: set[str],
+        cause_id: str,
+        *,
+        together: bool = False,
+        fragment_ledger: bytes = b"",
+    ) -> Commit:
+        """Freeze the participants and say what to commit, with its ledger; `awaited` are the live learners."""
         called_s = self.called_s if self.attempt else at_s
         quorum_s = self.quorum_s if self.phase is Phase.GRACE else called_s
         self.phase = Phase.COMMITTING
@@ -257,6 +273,7 @@ class FragmentRound:
             grace_s=self.grace_s,
             end=reason,
             live=len(awaited),
+            fragment_ledger=fragment_ledger,
             cause_id=cause_id,
             why=why,
         )
@@ -321,6 +338,27 @@ class FragmentSlot:
     def unsettled(self) -> bool:
         """Return whether a refusal or a farewell is not durable yet."""
         return bool(self.unkept or self.keeping is not None or self.committing)
+
+    def moves_up(self, at_s: float, interval_s: float, fragments: int) -> bool:
+        """Give it its next beat, or an earlier one when steps have become shorter; return whether that has changed.
+
+        The first beats of all fragments are staggered over one interval. Where the first step was slow, because it compiled,
+        that interval is too long: then the staggering begins again with the shorter one.
+        """
+        first_s = at_s + interval_s * (self.round.fragment + 1) / fragments
+        due_s = first_s if self.called_s is None else max(at_s, self.called_s + interval_s)
+        open_round = self.round.phase in (Phase.RESTING, Phase.COLLECTING)
+        if not open_round or not comes_earlier(self.due_s, due_s, interval_s):
+            return False
+        self.due_s = due_s
+        return True
+
+    def renew(self, version: int, at_s: float) -> list[Offer]:
+        """Begin the round on `version`; return what was parked for it."""
+        self.round = FragmentRound(self.round.fragment, version, self.round.settings, began_s=at_s)
+        parked, self.parked = self.parked, []
+        self.round.loading.update(key for key in self.offers if key not in parked)
+        return [self.offers[key] for key in parked]
 
     def busy(self, overdue: set[str]) -> bool:
         """Return whether the end must wait for what is in hand here: for nothing of a learner that is `overdue`."""

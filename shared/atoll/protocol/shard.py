@@ -13,7 +13,8 @@ Facts come in through `handle`, commands go out; the shard never looks at a cloc
   is under way at a time and takes all of them (`FragmentSlot`).
 * **Quarantine** (`atoll.protocol.quarantine`). An incarnation that offends repeatedly is isolated, without effect on others.
 * **The end.** At the token target, or when told to drain, a shard finishes once no learner is present, nothing is
-  queued and nothing is unsettled. When the last learner has left, its pushes are merged without a quorum.
+  queued and nothing is unsettled. When the last learner has left, its pushes are merged without a quorum; but what no
+  majority can judge is refused (`FragmentRound.unjudged`).
 * **Cost.** A heartbeat that changes nothing costs a few lookups: all learners are looked at now and then (`look_is_due`).
 
 It holds no tensor: the driver keeps what it fetched under the same keys.
@@ -22,7 +23,6 @@ It holds no tensor: the driver keeps what it fetched under the same keys.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from functools import singledispatchmethod
 from statistics import median
 
@@ -49,11 +49,12 @@ from atoll.protocol.events import (
     Refuse,
     StandDown,
     TimerFired,
+    Unfold,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import MovingAverage, grace_window
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.pacing import KnownLearner, beat_s, comes_earlier, look_is_due, recall_s
+from atoll.protocol.pacing import KnownLearner, beat_s, look_is_due, recall_s
 from atoll.protocol.quarantine import OFFENCES, Measure
 from atoll.protocol.reasons import Opened, id_of
 from atoll.protocol.round import PLACES, FragmentRound, FragmentSlot, Offer, Phase
@@ -116,8 +117,7 @@ class Shard:
     def present(self, at_s: float) -> set[str]:
         """Return the learners that are waited for: neither gone, silent, overdue nor in quarantine."""
         there = {n: v for n, v in self.learners.items() if v.present and v.heard(at_s, self.settings.silence_s)}
-        due = {n: v for n, v in there.items() if not v.overdue(at_s, self.over_s)}
-        return {name for name, view in due.items() if not self.isolated(name, view.incarnation)}
+        return {n for n, v in there.items() if not v.overdue(at_s, self.over_s) and not self.isolated(n, v.incarnation)}
 
     def step_s(self, at_s: float) -> float | None:
         """Return xi_step: the median step time of the live learners (of the isolated ones if no other trains), or None."""
@@ -244,14 +244,11 @@ class Shard:
             fate = "merged" if share.age == 0 else "merged_late"
             actions.append(Acknowledge(key=share.key, fate=fate, cause_id=event.cause_id))
         actions += slot.committed()
-        slot.round = FragmentRound(event.fragment, event.version, self.settings, began_s=event.at_s)
-        parked, slot.parked = slot.parked, []
-        for key in [k for k in slot.offers if k not in parked]:
-            slot.round.loading.add(key)
+        parked = slot.renew(event.version, event.at_s)
         if slot.due_s is not None:
             due_s = max(slot.due_s, event.at_s)
             actions.append(ArmTimer(name=f"due/{event.fragment}", due_s=due_s, cause_id=event.cause_id))
-        actions += self._fold(slot, [slot.offers[key] for key in parked], event.at_s, event.cause_id)
+        actions += self._fold(slot, parked, event.at_s, event.cause_id)
         actions += slot.keep(self.ledger, event.cause_id)
         return actions + self._schedule(event.at_s) + self._advance(slot, event.at_s, event.cause_id)
 
@@ -276,7 +273,7 @@ class Shard:
 
         Who is present is not known before everybody had the time to be heard: an owner that has just taken over waits.
         """
-        over = self.draining or self.ledger.reached(self.settings.tokens_target)
+        over = self._over()
         if over and self.over_s is None:
             self.over_s = event.at_s
         overdue = {name for name, view in self.learners.items() if view.overdue(event.at_s, self.over_s)}
@@ -288,25 +285,19 @@ class Shard:
 
     # --- rules ----------------------------------------------------------------------------------------------------
 
-    def _schedule(self, at_s: float) -> list[Action]:
-        """Give every resting fragment its time to be called at, or an earlier one when steps have become shorter.
+    def _over(self) -> bool:
+        return self.draining or self.ledger.reached(self.settings.tokens_target)
 
-        The first time, fragments are staggered over one interval; when that interval turns out too long (the first step
-        was compiled, so it was slow), the staggering begins again with the shorter one.
-        """
+    def _schedule(self, at_s: float) -> list[Action]:
+        """Give every resting fragment its time to be called at, or an earlier one when steps have become shorter."""
         step_s = self.step_s(at_s)
         if step_s is None:
             return []
         actions: list[Action] = []
         interval_s = self.settings.interval_steps * step_s
         for fragment, slot in self.slots.items():
-            if slot.round.phase not in (Phase.RESTING, Phase.COLLECTING):
-                continue
-            first_s = at_s + interval_s * (fragment + 1) / self.settings.fragments
-            due_s = first_s if slot.called_s is None else max(at_s, slot.called_s + interval_s)
-            if comes_earlier(slot.due_s, due_s, interval_s):
-                slot.due_s = due_s
-                actions.append(ArmTimer(name=f"due/{fragment}", due_s=due_s))
+            if slot.moves_up(at_s, interval_s, self.settings.fragments) and slot.due_s is not None:
+                actions.append(ArmTimer(name=f"due/{fragment}", due_s=slot.due_s))
         return actions
 
     def _call(self, slot: FragmentSlot, at_s: float, cause_id: str, opened: Opened = "due") -> list[Action]:
@@ -349,15 +340,26 @@ class Shard:
             actions.append(ArmTimer(name=f"grace/{now.fragment}", due_s=deadline_s, cause_id=cause_id))
         alone = not awaited and (self.draining or bool(self.learners) or self._listened(at_s))
         reason = now.end(at_s, awaited, alone=alone, patient=everybody is not None)
+        if reason and now.unjudged:
+            over = self._over() and self._listened(at_s)
+            return actions + (self._dissolve(slot, at_s, cause_id) if over else [])
         if reason and (everybody is None or self._listened(at_s)):
             self.committing_since[now.fragment] = at_s
             for share in now.shares:
                 self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
                 slot.fragment_ledger.merge(share)
-            commit = now.commit(at_s, reason, live, cause_id, together=everybody is not None)
             slot.commits()
-            actions.append(replace(commit, fragment_ledger=slot.fragment_ledger.frozen(self.ledger)))
+            frozen, together = slot.fragment_ledger.frozen(self.ledger), everybody is not None
+            actions.append(now.commit(at_s, reason, live, cause_id, together=together, fragment_ledger=frozen))
         return actions
+
+    def _dissolve(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Action]:
+        """Refuse all that is folded: nobody is left who could judge it."""
+        actions: list[Action] = [Unfold(fragment=slot.round.fragment, cause_id=cause_id)]
+        folded, slot.round.shares = [slot.offers[share.key] for share in slot.round.shares], []
+        for offer in folded:
+            actions += self._refuse(slot, offer, "unjudged", cause_id)
+        return actions + self._advance(slot, at_s, cause_id)
 
     def _everybody(self, slot: FragmentSlot, live: set[str], at_s: float) -> set[str] | None:
         """Return the learners that a round awaits without a bound (the run ends together); None while grace bounds it."""
@@ -387,10 +389,9 @@ class Shard:
         slot.offers.pop(offer.key, None)
         slot.round.drop(offer)
         slot.fragment_ledger.refuse(offer.key, offer.tokens, reason)
-        learner, incarnation, *_ = offer.key
+        learner, incarnation, *_ = key = offer.key
         self.ledger.refused(learner, incarnation, offer.tokens, reason)
-        refused = Acknowledge(key=offer.key, fate="refused", reason=reason, cause_id=cause_id)
-        slot.unkept.refusals[offer.key] = refused
+        slot.unkept.refusals[key] = Acknowledge(key=key, fate="refused", reason=reason, cause_id=cause_id)
         actions = [Refuse(key=offer.key, reason=reason, cause_id=cause_id), *slot.keep(self.ledger, cause_id)]
         offences = self.offences(learner, incarnation)
         if reason in OFFENCES and offences == self.settings.offences_max:

@@ -38,6 +38,7 @@ from atoll.protocol.events import (
     QueueDrained,
     Refuse,
     TimerFired,
+    Unfold,
 )
 from atoll.protocol.shard import Shard
 from atoll_simulator.fleet.links import BITS_PER_GBIT
@@ -118,7 +119,7 @@ class Hub:
             engine.after(self._transfer_s, self._on_fetched, action.key)
         elif isinstance(action, Fold | Acknowledge):
             self._in_lane(action.key.fragment, action)
-        elif isinstance(action, Commit | Keep | Dismiss):
+        elif isinstance(action, Commit | Keep | Dismiss | Unfold):
             self._in_lane(action.fragment, action)
         elif isinstance(action, Refuse):
             self.world.tell_refused(action)
