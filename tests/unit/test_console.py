@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from atoll.base.units import as_size
-from atoll.local.console import WIDE, ConsolePicture, draw
+from atoll.local.console import WIDE, ConsolePicture, draw, status_line
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.view import RunView
 from atoll.wire.messages import Beat, Presence
@@ -73,6 +73,13 @@ def test_who_is_not_heard_any_more_is_silent_or_gone() -> None:
     assert lines[1].split()[1] == "silent"
     assert lines[1].split()[-6:] == ["-", "-", "2.0", "kB", "1.0", "MB"]
     assert not any(line.startswith("shard-0") for line in lines)
+
+
+def test_a_fleet_below_its_quorum_says_so() -> None:
+    """Without that line a healthy table shows learners that train for nothing."""
+    told = [status_line(ConsolePicture(running(), "r", ProtocolSettings(quorum=quorum), 0.0, 2.0)) for quorum in (1, 3)]
+
+    assert ["below the quorum of 3" in line for line in told] == [False, True]
 
 
 def test_bytes_for_people() -> None:

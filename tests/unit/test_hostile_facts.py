@@ -8,7 +8,7 @@ import pytest
 from atoll.base.quantities import RUN_TOKENS_MAX, TOKENS_MAX
 from atoll.client.run_progress import FLEET_MAX, RunProgress
 from atoll.protocol import island
-from atoll.protocol.claims import STEPS_AT_ONCE, STEPS_PER_S_MAX, Claim, ClaimJudge
+from atoll.protocol.claims import AT_ONCE_S, Claim, ClaimJudge, PushClaim
 from atoll.protocol.events import (
     Acknowledge,
     Adopted,
@@ -163,14 +163,27 @@ def test_a_heartbeat_that_changes_nothing_looks_at_nobody(monkeypatch: pytest.Mo
 
 def test_a_shard_is_not_told_more_than_time_allows() -> None:
     """Steps by the clock, tokens by the steps, and what became of tokens by the tokens."""
-    judge = ClaimJudge(agreed(step_tokens_max=10))
+    judge = ClaimJudge(agreed(step_tokens_max=10, steps_per_s_max=5.0))
     assert judge.fault("a", 1, Claim(100, 1000, 1000), 0.0) == ""
     assert "100 steps" in judge.fault("a", 1, Claim(100, 1001, 0), 0.0)
     assert "token-fragments" in judge.fault("a", 1, Claim(100, 1000, 1001), 0.0)
-    most = 100 + STEPS_AT_ONCE + int(STEPS_PER_S_MAX)
+    most = 100 + int(5.0 * (AT_ONCE_S + 1.0))
     assert judge.fault("a", 1, Claim(most, 0, 0), 1.0) == ""
     assert "possible" in judge.fault("a", 1, Claim(most + 1, 0, 0), 1.0)
     assert judge.fault("a", 2, Claim(1 << 30, 0, 0), 1.0) == ""
+
+
+def test_a_contribution_weighs_no_more_than_time_allows() -> None:
+    """Its weight is tokens^2 / steps; at a given batch it grew with the steps that it claimed, without a bound."""
+    judge = ClaimJudge(agreed(step_tokens_max=10, steps_per_s_max=5.0))
+    assert judge.push_fault("a", 1, PushClaim(1 << 30, 10, 10), 0.0) == ""
+    judge.fault("a", 1, Claim(100, 1000, 0), 0.0)
+    most = 100 + int(5.0 * (AT_ONCE_S + 1.0))
+    assert judge.push_fault("a", 1, PushClaim(most, 10 * most, 10 * most), 1.0) == ""
+    assert "possible" in judge.push_fault("a", 1, PushClaim(most + 1, 10, 10), 1.0)
+    assert "trained" in judge.push_fault("a", 1, PushClaim(10, 100, 99), 1.0)
+    assert "in 405 steps" in judge.push_fault("a", 1, PushClaim(10, 100, 10 * most + 1), 1.0)
+    assert "possible" not in judge.push_fault("a", 1, PushClaim(most + 5, 10, 10), 2.0)
 
 
 # --- the learner --------------------------------------------------------------------------------------------------------------

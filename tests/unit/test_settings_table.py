@@ -47,6 +47,7 @@ DEFAULTS = {
     "norm_max": 1e4,
     "outlier_ratio": 10.0,
     "step_tokens_max": 0,
+    "steps_per_s_max": 10_000.0,
     "offences_max": 3,
 }
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -69,6 +70,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "norm_max": (1e-6, 1e12),
     "outlier_ratio": (0.0, 1e9),
     "step_tokens_max": (0, 1 << 48),
+    "steps_per_s_max": (1e-3, 1e6),
     "offences_max": (0, 1 << 20),
 }
 ROOMY = {"fragments": 1, "shards": 1, "overlap_steps": 1, "grace_cap_steps": 1.0, "correction": "none"}

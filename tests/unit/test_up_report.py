@@ -145,3 +145,26 @@ def test_an_average_is_a_second_curve_and_a_second_number() -> None:
     assert [point["average_bits_per_byte"] for point in averaged["validation"]["curve"]] == [1.75, 1.75]
     assert "its average" in page_averaged
     assert "1.75" in page_averaged
+
+
+def test_the_report_says_whom_the_others_judged() -> None:
+    """By learner: in how many slices it was shortened, and in how many left out; who was not, is not named."""
+    view = RunView()
+    for version in (1, 2):
+        liar = {
+            "learner": "liar",
+            "incarnation": 1,
+            "age": 0,
+            "tokens": 10,
+            "weight": 1.0,
+            "shortened": 2,
+            "unheard": 3,
+        }
+        honest = {"learner": "a", "incarnation": 1, "age": 0, "tokens": 10, "weight": 1.0}
+        fields = {"fragment": 0, "version": version, "contributors": [liar, honest]}
+        view.on_event(event("round", "shard-0", float(version), **fields))
+    settings = {"protocol.fragments": 1, "protocol.shards": 1}
+
+    rounds = collect(view, Facts(run="r", settings=settings, sessions=[], validation={}, data_hash=""))["rounds"]
+
+    assert (rounds["shortened"], rounds["unheard"]) == ({"liar": 4}, {"liar": 6})

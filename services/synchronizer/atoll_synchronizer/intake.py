@@ -25,7 +25,7 @@ from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbe
 from atoll.base.logs import get
 from atoll.base.retry import patiently
 from atoll.bus.interface import Consumer, CoreMessage, Delivery, Subscription
-from atoll.protocol.claims import Claim, ClaimJudge
+from atoll.protocol.claims import Claim, ClaimJudge, PushClaim
 from atoll.protocol.events import ContributionArrived, Event, LearnerBeat, LearnerLeft, PushKey, QueueDrained
 from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.wire.messages import Beat, Contribution, RunRecord, decode
@@ -221,11 +221,15 @@ class FactIntake:
         manifest = read_manifest(delivery, context.subjects, context.run, context.shard)
         if not self._roll.admits(manifest.learner, manifest.incarnation):
             return None
+        claim = PushClaim(manifest.steps, manifest.tokens, manifest.trained_tokens)
+        now_s = context.clock.monotonic()
+        if fault := self._claims.push_fault(manifest.learner, manifest.incarnation, claim, now_s):
+            raise PeerMisbehaved("a claim that cannot be", got=fault)
         key = PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push)
         # A second delivery replaces the first.
         self._pending.contributions[key] = PendingManifest(delivery, manifest)
         arrived = ContributionArrived(
-            at_s=context.clock.monotonic(),
+            at_s=now_s,
             key=key,
             base_version=manifest.base_version,
             tokens=manifest.tokens,

@@ -272,12 +272,14 @@ def status_line(picture: ConsolePicture) -> str:
     quality = f" · {view.validations[-1].validation.bits_per_byte:.3f} bits/byte" if view.validations else ""
     left = "" if picture.left_s is None else f" · {as_duration(picture.left_s)} to go"
     training = sum(picture.state(learner) == "training" for learner in view.learners.values())
+    quorum = picture.protocol.quorum
+    few = f" · below the quorum of {quorum}: no round is merged" if 0 < training < quorum else ""
     ledger = byte_ledger(view, picture.protocol.fragments)
     moved, less = ledger.sum("learner"), ledger.times_less("learner")
     traffic = f"{as_size(moved.wire_up)} up {as_size(moved.wire_down)} down"
     if less is not None:
         traffic += f", {less:,.3g} times less than data-parallel"
     return (
-        f"{as_duration(picture.now_s - picture.began_s)} · {training} training · {view.run_tokens:,}{target} tokens"
+        f"{as_duration(picture.now_s - picture.began_s)} · {training} training{few} · {view.run_tokens:,}{target} tokens"
         f" · {picture.tokens_per_s:,.0f}/s · {view.commits} commits · {traffic}{goodput}{quality}{left}"
     )

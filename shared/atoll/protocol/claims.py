@@ -1,13 +1,17 @@
 """What a member says of itself is believed within what time and the run's declared batch allow.
 
-A shard cannot see a learner's steps. It can see that no learner takes `STEPS_PER_S_MAX` steps a second, that a step has no
-more tokens than the run has agreed on (`step_tokens_max`, sixteen times the founder's batch where nobody set it), and that
-what is pushed, overwritten and refused is no more than what was trained. A claim beyond that is none of a learner of ours.
-It is dropped whole: it moves no sum and no clock. So a learner that goes on like that is silent, and no round waits for it.
+A shard cannot see a learner's steps. It can see that no learner takes more steps a second than the run has agreed on
+(`steps_per_s_max`), that a step has no more tokens than agreed (`step_tokens_max`, sixteen times the founder's batch where
+nobody set it), and that what is pushed, overwritten and refused is no more than what was trained. So the weight of one
+contribution, tokens^2 / steps, grows no faster than time. A claim beyond that is none of a learner of ours. It is dropped
+whole: it moves no sum and no clock. So a learner that goes on like that is silent, and no round waits for it.
+
+Where this owner has not yet heard a learner's heartbeat, it cannot know for how long that has trained, and believes the rate.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,8 +19,8 @@ import msgspec
 
 from atoll.protocol.settings import ProtocolSettings
 
-STEPS_PER_S_MAX: Final = 10_000.0
-STEPS_AT_ONCE: Final = 10_000
+AT_ONCE_S: Final = 60.0
+"""Messages may wait on their way: the steps of so long are believed at any moment."""
 BATCHES_MAX: Final = 16
 """How many times the founder's tokens per step a step may have, where the run does not say it."""
 
@@ -36,6 +40,15 @@ class Claim:
     spent: int
 
 
+@dataclass(frozen=True, slots=True)
+class PushClaim:
+    """What a contribution says: its steps and tokens, and the tokens that its learner had trained when it was made."""
+
+    steps: int
+    tokens: int
+    trained_tokens: int
+
+
 class ClaimJudge:
     """Judges the claims of one owner's time; it knows what each learner claimed when it was heard first."""
 
@@ -45,20 +58,34 @@ class ClaimJudge:
         self._first: dict[str, tuple[int, float, int]] = {}
 
     def fault(self, learner: str, incarnation: int, claim: Claim, at_s: float) -> str:
-        """Return why a claim that arrived at `at_s` is not believed, or the empty string.
-
-        Where this owner hears an incarnation for the first time, it cannot know for how long that has trained.
-        """
+        """Return why a heartbeat's claim that arrived at `at_s` is not believed, or the empty string."""
         known = self._first.get(learner)
         if known is None or incarnation > known[0]:
-            self._first[learner] = known = (incarnation, at_s, claim.steps)
-        _, first_s, first_steps = known
+            self._first[learner] = (incarnation, at_s, claim.steps)
         most = self._settings.step_tokens_max
         if claim.spent > self._settings.fragments * claim.tokens:
             return f"{claim.spent} token-fragments of {claim.tokens} tokens"
         if 0 < most * claim.steps < claim.tokens:
             return f"{claim.tokens} tokens in {claim.steps} steps, of {most} tokens at most"
-        steps_max = first_steps + STEPS_AT_ONCE + STEPS_PER_S_MAX * (at_s - first_s)
-        if incarnation == known[0] and claim.steps > steps_max:
+        steps_max = self._steps_max(learner, incarnation, at_s)
+        if claim.steps > steps_max:
             return f"{claim.steps} steps, {steps_max:.0f} of them possible"
         return ""
+
+    def push_fault(self, learner: str, incarnation: int, claim: PushClaim, at_s: float) -> str:
+        """Return why a contribution's claim that arrived at `at_s` is not believed, or the empty string."""
+        steps_max = self._steps_max(learner, incarnation, at_s)
+        if claim.tokens > claim.trained_tokens:
+            return f"a push of {claim.tokens} tokens of {claim.trained_tokens} trained"
+        if claim.steps > steps_max:
+            return f"a push of {claim.steps} steps, {steps_max:.0f} of them possible"
+        if 0 < self._settings.step_tokens_max * steps_max < claim.trained_tokens:
+            return f"{claim.trained_tokens} tokens trained, in {steps_max:.0f} steps at most"
+        return ""
+
+    def _steps_max(self, learner: str, incarnation: int, at_s: float) -> float:
+        """Return the most steps that this life of a learner can have taken; no bound for one that was never heard."""
+        known = self._first.get(learner)
+        if known is None or incarnation != known[0]:
+            return math.inf
+        return known[2] + self._settings.steps_per_s_max * (AT_ONCE_S + at_s - known[1])

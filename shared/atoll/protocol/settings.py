@@ -57,6 +57,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         norm_max: largest L2 norm of one slice of a pseudo-gradient that is still believed.
         outlier_ratio: how many times longer than the usual a pseudo-gradient may be per its steps; 0 for any length.
         step_tokens_max: largest number of tokens of one inner step that is still believed; 0 for any.
+        steps_per_s_max: largest number of inner steps per second of one learner that is still believed.
         offences_max: offences after which an incarnation is isolated; 0 for never (`atoll.protocol.quarantine`).
     """
 
@@ -92,6 +93,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     norm_max: float = 1e4
     outlier_ratio: float = 10.0
     step_tokens_max: int = 0
+    steps_per_s_max: float = 10_000.0
     offences_max: int = 3
 
     def check(self, learners: int | None = None) -> ProtocolSettings:
@@ -122,6 +124,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _within("norm_max", self.norm_max, 1e-6, 1e12)
         _within("outlier_ratio", self.outlier_ratio, 0.0, 1e9)
         _within("step_tokens_max", self.step_tokens_max, 0, TOKENS_MAX)
+        _within("steps_per_s_max", self.steps_per_s_max, 1e-3, 1e6)
         _within("offences_max", self.offences_max, 0, 1 << 20)
         self._check_momentum()
         if self.robust != "none" and self.quorum < MAJORITY_MIN:

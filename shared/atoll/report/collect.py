@@ -205,17 +205,23 @@ def _goodput(sessions: Sequence[SessionRecord]) -> float | None:
 
 def _rounds(view: RunView) -> dict[str, Any]:
     rounds = [line.round for line in view.rounds]
+    shares = [share for line in rounds for share in line.contributors]
+    judged: dict[str, Counter[str]] = {"shortened": Counter(), "unheard": Counter()}
+    for share in shares:
+        judged["shortened"][share.learner] += share.shortened
+        judged["unheard"][share.learner] += share.unheard
     waited = sorted(line.waited_s for line in rounds)
     return {
         "count": len(rounds),
         "contributors_mean": mean([float(len(line.contributors)) for line in rounds]),
-        "late": sum(share.age > 0 for line in rounds for share in line.contributors),
+        "late": sum(share.age > 0 for share in shares),
         "grace_s_mean": mean([line.grace_s for line in rounds]),
         "waited_s_p50": quantile(waited, 0.50),
         "waited_s_p95": quantile(waited, 0.95),
         "merge_s_mean": mean([line.merge_s for line in rounds]),
         "commit_s_mean": mean([line.commit_s for line in rounds]),
         "ends": dict(sorted(Counter(line.end for line in rounds).items())),
+        **{what: {name: slices for name, slices in sorted(by.items()) if slices} for what, by in judged.items()},
     }
 
 

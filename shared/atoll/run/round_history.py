@@ -101,10 +101,9 @@ def one_line(line: RoundLine) -> str:
     """Return a round in one line: its identity, how long it waited, and why it ended."""
     made, why = line.round, line.round.why
     end = made.end if why is None else why.sentences()["end"]
-    return (
-        f"fragment {made.fragment} version {made.version}: {made.waited_s:.3f} s from call to end "
-        f"({made.quorum_wait_s:.3f} s to the quorum); {end}"
-    )
+    met = why is None or bool(why.met_by)
+    quorum = f"{made.quorum_wait_s:.3f} s to the quorum" if met else "its quorum was never met"
+    return f"fragment {made.fragment} version {made.version}: {made.waited_s:.3f} s from call to end ({quorum}); {end}"
 
 
 def story(history: RoundHistory, line: RoundLine) -> list[str]:
