@@ -180,7 +180,8 @@ class RoundModel:
             if fact.key in self._held:
                 return
             life = fact.key.learner, fact.key.incarnation
-            self._trained[life] = max(self._trained.get(life, 0), fact.trained_tokens)
+            if not fact.absurd:
+                self._trained[life] = max(self._trained.get(life, 0), fact.trained_tokens)
             self._bases[fact.key] = fact.base_version
             heard = self._learners.get(fact.key.learner)
             if heard is not None and heard.incarnation == fact.key.incarnation:
@@ -338,6 +339,8 @@ class FateModel:
     def _unfit(self, key: PushKey) -> str:
         """Return why a contribution cannot be merged into the round that is open now."""
         arrived = self._arrived[key]
+        if arrived.absurd:
+            return "implausible"
         age = self._versions[key.fragment] - arrived.base_version
         onward = self._settings.ending == "together" and arrived.final and age == -1
         if age < 0 and not onward:

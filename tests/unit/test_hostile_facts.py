@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -17,6 +19,7 @@ from atoll.protocol.events import (
     FetchFragment,
     Finish,
     HeadHeard,
+    Isolate,
     Keep,
     Kept,
     LearnerBeat,
@@ -184,6 +187,17 @@ def test_a_contribution_weighs_no_more_than_time_allows() -> None:
     assert "trained" in judge.push_fault("a", 1, PushClaim(10, 100, 99), 1.0)
     assert "in 405 steps" in judge.push_fault("a", 1, PushClaim(10, 100, 10 * most + 1), 1.0)
     assert "possible" not in judge.push_fault("a", 1, PushClaim(most + 5, 10, 10), 2.0)
+
+
+def test_what_time_does_not_allow_is_an_offence_and_moves_no_total() -> None:
+    """Refused unread; and its learner is isolated after the third, as after any other lie."""
+    desk = Shard(agreed(offences_max=2), 0, {0: 0})
+    absurd = [dataclasses.replace(arrived("a", push, 0.0), absurd=True) for push in (1, 2)]
+    told = [action for fact in absurd for action in desk.handle(fact)]
+
+    assert [action.reason for action in told if isinstance(action, Refuse)] == ["implausible"] * 2
+    assert any(isinstance(action, Isolate) for action in told)
+    assert desk.ledger.known_tokens == 0
 
 
 # --- the learner --------------------------------------------------------------------------------------------------------------

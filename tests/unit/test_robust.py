@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from atoll.base.errors import ProtocolMisuse, SettingsError
@@ -64,6 +64,7 @@ def cosine(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
+@example([67681087911.0, 67681087911.0, 67681087912.0, 1e-05], 1.0 / 3.0)  # the third is at the cap, but for rounding
 @given(
     st.lists(st.floats(1e-6, 1e12), min_size=1, max_size=20),
     st.sampled_from([0.05, 0.1, 0.25, 1.0 / 3.0, 0.5, 0.9, 1.0]),

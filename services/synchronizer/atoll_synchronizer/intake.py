@@ -223,8 +223,9 @@ class FactIntake:
             return None
         claim = PushClaim(manifest.steps, manifest.tokens, manifest.trained_tokens)
         now_s = context.clock.monotonic()
+        # It is the member's own, so it is refused and not dropped: that is an offence, and leads to its quarantine.
         if fault := self._claims.push_fault(manifest.learner, manifest.incarnation, claim, now_s):
-            raise PeerMisbehaved("a claim that cannot be", got=fault)
+            log.debug("contribution.absurd", learner=manifest.learner, incarnation=manifest.incarnation, reason=fault)
         key = PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push)
         # A second delivery replaces the first.
         self._pending.contributions[key] = PendingManifest(delivery, manifest)
@@ -236,6 +237,7 @@ class FactIntake:
             steps=manifest.steps,
             trained_tokens=manifest.trained_tokens,
             final=manifest.final,
+            absurd=bool(fault),
             cause_id=manifest.cause_id,
         )
         return [arrived]

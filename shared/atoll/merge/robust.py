@@ -46,6 +46,7 @@ SAMPLE: Final = 1 << 15
 """The least number of elements of a large slice that are compared."""
 SAMPLE_SHARE: Final = 256
 
+ROUNDING: Final = 1e-12
 FLAT: Final = 1e-12
 """A squared length: a shorter sum of directions has cancelled and points nowhere."""
 
@@ -135,11 +136,13 @@ def capped(weights: Sequence[float], share_max: float) -> list[float]:
     The heaviest k are cut to the weight c that is the share: c = s (k c + rest), so c = s rest / (1 - s k).
     """
     heard = sorted((weight for weight in weights if weight > 0.0), reverse=True)
-    if share_max * len(heard) <= 1.0 + 1e-12:
+    if share_max * len(heard) <= 1.0 + ROUNDING:
         lightest = heard[-1] if heard else 0.0
         return [min(weight, lightest) for weight in weights]
     rest, cut = math.fsum(heard), math.inf
     for count, weight in enumerate(heard):
+        if share_max * count > 1.0 - ROUNDING:
+            break  # those before it are at the cap already, but for rounding
         cut = share_max * rest / (1.0 - share_max * count)
         if weight <= cut:
             break

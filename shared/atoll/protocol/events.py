@@ -60,7 +60,7 @@ class LearnerLeft(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionArrived(Fact):
-    """A manifest was delivered to us; its chunks are not read yet."""
+    """A manifest was delivered to us; its chunks are not read yet. One is `absurd` that claims more than time allows."""
 
     key: PushKey
     base_version: int
@@ -68,6 +68,7 @@ class ContributionArrived(Fact):
     steps: int
     trained_tokens: int
     final: bool = False
+    absurd: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +184,7 @@ class FetchFailed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted(Fact):
-    """At a step boundary the learner adopted version `version` of `fragment`.
-
-    A `Push` in answer to it is of the values *before* the adoption, on the old anchor.
-    """
+    """At a step boundary the learner adopted `version`. A `Push` in answer is of the values *before*, on the old anchor."""
 
     fragment: int
     version: int

@@ -180,8 +180,9 @@ class Shard:
             return [Acknowledge(key=event.key, fate="refused", reason="wrong_shard", cause_id=event.cause_id)]
         if event.key in slot.offers or slot.settles(event.key):
             return []
-        account = self.ledger.account(event.key.learner, event.key.incarnation)
-        account.trained = max(account.trained, event.trained_tokens)
+        if not event.absurd:
+            account = self.ledger.account(event.key.learner, event.key.incarnation)
+            account.trained = max(account.trained, event.trained_tokens)
         view = self.learners.get(event.key.learner)
         if view is not None and view.incarnation == event.key.incarnation:
             view.heard_s = event.at_s
@@ -189,7 +190,7 @@ class Shard:
             return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
         offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final, event.cause_id)
         isolated = self.isolated(event.key.learner, event.key.incarnation)
-        if reason := "quarantined" if isolated else slot.round.refusal(offer):
+        if reason := "quarantined" if isolated else "implausible" if event.absurd else slot.round.refusal(offer):
             return self._refuse(slot, offer, reason, event.cause_id)
         slot.offers[event.key] = offer
         slot.round.loading.add(event.key)
