@@ -1,9 +1,9 @@
 """Your own JAX loop as an island: a small classifier of handwritten digits.
 
-    nats-server -c infra/nats/local.conf -sd runs/digits        a broker, if you have none
-    atoll synchronizer --run digits                             one shard is enough
-    python examples/digits.py a                                 a learner
-    python examples/digits.py b                                 another; as many as you like
+    atoll broker --store runs/digits        a broker, if you have none
+    atoll synchronizer --run digits         one shard is enough
+    python examples/digits.py a             a learner
+    python examples/digits.py b             another; as many as you like
 
 Only the lines marked `atoll` differ from the loop you would write for one machine.
 """

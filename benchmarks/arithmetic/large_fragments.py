@@ -34,7 +34,6 @@ from atoll.base.buffer_pool import Vector
 from atoll.base.clock import SystemClock
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
-from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.client.founding import found_or_join, publish_origin
 from atoll.client.pushing import Pusher
@@ -56,7 +55,6 @@ TENSORS = 8
 M = 4
 SHARD_MAX, LEARNER_MAX = 3.0, 2.0
 STREAM_BYTES = 32 * GIB
-OPTIONS = BusOptions(stream_bytes_max=STREAM_BYTES)
 WAIT_S = 500.0
 POLL_S = 0.5
 
@@ -139,7 +137,8 @@ def _fleet(url: str, record: RunRecord, elements: int) -> None:
 
 async def _learners(url: str, record: RunRecord, elements: int) -> None:
     scratch_arrays.policy.bytes_min = GIB // 4
-    bus = await open_bus(url, record.run, name="fleet", options=OPTIONS)
+    bus = await open_bus(url, record.run, name="fleet")
+    await bus.provision(STREAM_BYTES)
     origin = scratch_arrays.spare(elements, np.float32)
     await found_or_join(bus, record)
     await publish_origin(bus, record, {0: _filled(origin)})
@@ -214,7 +213,7 @@ def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
     """Be a learner: its parameters move once, are pushed, and what comes of them is adopted."""
     import jax  # noqa: F401, PLC0415  (taken off, too)
 
-    from atoll.client.join import join  # noqa: PLC0415
+    from atoll.client.join import JoinOptions, join  # noqa: PLC0415
 
     scratch_arrays.policy.bytes_min = LearnerSettings().spill_bytes
     dice = np.random.default_rng(0)
@@ -223,8 +222,8 @@ def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
     protocol = record_of("learner", elements, 1).protocol
     before = psutil.Process().memory_info().rss
     told.put(before + 2 * 4 * elements)
-    opener = partial(open_bus, url, "learner", name="island", options=OPTIONS)
-    with join(opener, run="learner", learner="a", params=arrays, protocol=protocol) as island:
+    opener, options = partial(open_bus, url, "learner", name="island"), JoinOptions(stream_bytes_max=STREAM_BYTES)
+    with join(opener, run="learner", learner="a", params=arrays, protocol=protocol, options=options) as island:
         adopted = False
         while not adopted:
             arrays = _moved(arrays)

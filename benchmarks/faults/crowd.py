@@ -34,6 +34,7 @@ from atoll.base.clock import SystemClock
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
+from atoll.bus.streams import GIB
 from atoll.client.founding import publish_origin
 from atoll.client.membership import claim
 from atoll.codec import Encoded, encode_frame, format_of
@@ -150,6 +151,7 @@ async def outage(seed: int) -> list[Figure]:
 async def founded(url: str, name: str, settings: Mapping[str, object]) -> tuple[Bus, RunRecord]:
     """Found a run of one shard."""
     bus = await open_bus(url, name, name="crowd")
+    await bus.provision(8 * GIB)
     layout = plan_layout([TensorSpec(f"t{p}", (ELEMENTS,), "float32") for p in range(FRAGMENTS)], FRAGMENTS)
     protocol = msgspec.convert({"fragments": FRAGMENTS, "shards": 1, **settings}, ProtocolSettings).check()
     record = RunRecord(

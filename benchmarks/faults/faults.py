@@ -215,7 +215,7 @@ def run(
 
 async def hear(seen: Run, name: str, url: str, over: threading.Event) -> None:
     """Note every heartbeat until the run is over."""
-    bus = await open_bus(url, name, name="faults", provision=False)
+    bus = await open_bus(url, name, name="faults")
     beats = await bus.listen(Subjects(name).beat("*"))
     try:
         while not over.is_set():

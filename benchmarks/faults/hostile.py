@@ -101,7 +101,7 @@ class Spectator(threading.Thread):
         self.join()
 
     async def _watch(self) -> None:
-        bus = await open_bus(self._url, self._run, name="spectator", provision=False)
+        bus = await open_bus(self._url, self._run, name="spectator")
         while not self._over.is_set():
             with contextlib.suppress(AtollError):
                 await self._look(bus)

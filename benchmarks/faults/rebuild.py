@@ -160,7 +160,7 @@ def train_and_lose(seconds: float, seed: int) -> Known:
 
 async def heard_of(url: str) -> Known:
     """Return what the event log knows at this moment."""
-    bus = await open_bus(url, RUN, name="bench", provision=False)
+    bus = await open_bus(url, RUN, name="bench")
     try:
         entries = await bus.replay(Subjects(RUN).event("round", "*"), limit=1 << 30)
     finally:

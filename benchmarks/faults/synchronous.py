@@ -132,7 +132,7 @@ class WorkerGroup:
 
 async def coordinate(run: str, url: str, size: int, log: Path) -> None:
     """Answer workers until killed, and write down every group that forms and every step it takes."""
-    bus = await open_bus(url, run, name="coordinator", provision=False)
+    bus = await open_bus(url, run, name="coordinator")
     group, subject = WorkerGroup(size), f"{Subjects(run).prefix}.sync"
     hearing = await bus.listen(subject)
     await tell(bus, f"{subject}.anew", b"")
@@ -326,7 +326,7 @@ async def work(options: argparse.Namespace) -> None:
     """Be one worker."""
     program, reader, _ = compile_program(options.corpus, options.folder / "cache", options.seed)
     worker = GroupWorker(options.number, program, reader, options.folder / "checkpoint.npz", options.pace)
-    bus = await open_bus(options.url, options.run, name=f"worker-{options.number}", provision=False)
+    bus = await open_bus(options.url, options.run, name=f"worker-{options.number}")
     await worker.work(bus, f"{Subjects(options.run).prefix}.sync")
 
 

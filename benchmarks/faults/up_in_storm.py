@@ -188,7 +188,7 @@ class CourseRecorder:
         self._beats: dict[str, list[Row]] = defaultdict(list)
         self._stored: dict[str, dict[int, int]] = defaultdict(dict)
         self._made: dict[tuple[int, int, str], Made] = {}
-        self._bus: Bus = self._wait(open_bus(url, run, name="recorder", provision=False), READ_S)
+        self._bus: Bus = self._wait(open_bus(url, run, name="recorder"), READ_S)
         hearing = (self._hear_beats, self._hear_queue, self._hear_heads)
         self._hearing = [self._home.submit(hear()) for hear in hearing]
 

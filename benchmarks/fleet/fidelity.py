@@ -236,7 +236,7 @@ def _at_s(line: dict[str, Any]) -> float:
 
 async def _events(url: str) -> list[dict[str, Any]]:
     """Return the events of the run on the broker."""
-    bus = await open_bus(url, RUN, name="reader", provision=False)
+    bus = await open_bus(url, RUN, name="reader")
     try:
         entries = await bus.replay(Subjects(RUN).event("*", "*"), limit=100_000)
     finally:

@@ -41,6 +41,7 @@ from rich.progress import track
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
+from atoll.bus.streams import GIB
 from atoll.wire.blobs import Download, Upload
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.subjects import Subjects
@@ -251,6 +252,7 @@ async def measure(url: str, size: int, rounds: int, seed: int) -> Costs:
     """Return what every round but the first took."""
     data = np.random.default_rng(seed).bytes(size)
     bus = await JetStreamBus.open(url, RUN, name="bench", options=BusOptions())
+    await bus.provision(8 * GIB)
     costs: Costs = defaultdict(list)
     for _ in track(range(rounds + 1), description="measuring"):
         await bare(data, costs)

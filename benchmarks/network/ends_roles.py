@@ -28,6 +28,7 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.open import open_bus
+from atoll.bus.streams import GIB
 from atoll.client import driver, step_hook
 from atoll.client.driver import IslandDriver
 from atoll.client.join import join
@@ -144,6 +145,7 @@ def obey(
 
     async def orders() -> None:
         bus = await open_bus(scene.url, scene.bare, name="bare")
+        await bus.provision(8 * GIB)
         wire.send("ready")
         while True:
             order = await asyncio.to_thread(wire.recv)

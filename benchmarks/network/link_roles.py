@@ -21,6 +21,7 @@ from atoll.base.errors import BrokerUnavailable, BusError
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
+from atoll.bus.streams import GIB
 from atoll.wire.blobs import BlobRef
 from atoll.wire.subjects import Subjects
 from benchmarks.network.shaper import enter
@@ -63,6 +64,7 @@ def moved(asked: LinkRequest) -> BlobsMoved:
 
 async def _moved(asked: LinkRequest) -> BlobsMoved:
     bus = await open_bus(asked.url, RUN, name="near", options=asked.options)
+    await bus.provision(8 * GIB)
     if asked.way == "idle":
         work = asyncio.create_task(asyncio.sleep(0.0))
     elif asked.way == "up":
@@ -144,6 +146,7 @@ def put_frame(namespace: str, url: str) -> None:
 
     async def put() -> None:
         bus = await open_bus(url, RUN, name="far")
+        await bus.provision(8 * GIB)
         stem = Subjects(RUN).global_stem(0, 1, "frame")
         ref = await bus.put_blob(stem, np.random.default_rng(1).bytes(BLOB_BYTES))
         said = f"{ref.stem} {ref.chunks} {ref.size_bytes} {ref.digest}".encode()
@@ -174,6 +177,7 @@ def trained(asked: LinkRequest, bus_core: int, turn_s: float, seed: int) -> Trai
 
     home = LoopThread("near")
     bus = home.submit(open_bus(asked.url, RUN, name="trains", options=asked.options)).result(30.0)
+    home.submit(bus.provision(8 * GIB)).result(30.0)
     os.sched_setaffinity(0, {asked.core})  # this thread and those that it starts from now on
     step = _stepper(seed)
     steps: tuple[list[float], list[float]] = ([], [])

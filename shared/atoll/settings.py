@@ -58,12 +58,13 @@ class BrokerSettings(Section):
     Attributes:
         url: address of the broker.
         patience_s: seconds for which a process tries to reach the broker before it gives up.
-        stream_bytes_max: largest size of each of the run's streams on the broker's disk.
+        stream_bytes_max: largest size of each stream that holds tensors, for the founder of a run; without it, the bound
+            follows from the model (`atoll.run.stream_room`).
     """
 
     url: str = "nats://127.0.0.1:4222"
     patience_s: float = Field(default=30.0, gt=0, le=3600)
-    stream_bytes_max: int = Field(default=8 << 30, ge=1 << 20)
+    stream_bytes_max: int | None = Field(default=None, ge=1 << 20)
 
 
 class LearnerSettings(Section):
@@ -256,8 +257,7 @@ class Settings(BaseSettings):
 
 def bus_options(settings: Settings) -> BusOptions:
     """Return the bus bounds that follow from `settings`."""
-    broker = settings.broker
-    return BusOptions(patience_s=broker.patience_s, stream_bytes_max=broker.stream_bytes_max)
+    return BusOptions(patience_s=settings.broker.patience_s)
 
 
 @dataclass(frozen=True, slots=True)

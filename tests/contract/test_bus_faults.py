@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.base.errors import BrokerUnavailable, RecordConflict, SettingsError, StorageFull
+from atoll.base.errors import BrokerUnavailable, RecordConflict, RunReplaced, SettingsError, StorageFull
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.jetstream_api import ApiError, ApiRefusal
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
+from atoll.bus.streams import GIB
+from atoll.run.record import read_run
 from atoll.wire.subjects import Subjects
 from support.links import GreetingServer, LinkProxy
 
@@ -46,7 +48,10 @@ async def open_bus(run: str) -> AsyncIterator[OpenBus]:
 
     async def make(url: str, **settings: Any) -> JetStreamBus:  # noqa: ANN401  # passed on as they are
         given = {"name": f"bus-{len(opened)}", "options": OPTIONS, **settings}
+        bytes_max = given.pop("bytes_max", GIB)
         opened.append(await JetStreamBus.open(url, given.pop("run", run), **given))
+        if bytes_max:
+            await opened[-1].provision(bytes_max)
         return opened[-1]
 
     yield make
@@ -279,14 +284,34 @@ async def test_starters_may_race(broker: EmbeddedBroker, open_bus: OpenBus) -> N
     assert (await stream_state(buses[0], buses[0]._plans[0].name))["messages"] == 0
 
 
-async def test_other_settings_are_refused_by_name(broker: EmbeddedBroker, open_bus: OpenBus) -> None:
-    """A run that exists with another bound is not changed; the message names the field and both values."""
-    await open_bus(broker.url, stream_bytes_max=64 * MIB)
+async def test_bounds_are_those_of_the_first_founder(broker: EmbeddedBroker, open_bus: OpenBus) -> None:
+    """A run that exists with another bound is neither changed nor refused."""
+    first = await open_bus(broker.url, bytes_max=64 * MIB)
+    await open_bus(broker.url, bytes_max=32 * MIB)
 
-    with pytest.raises(SettingsError, match=f"max_bytes: {64 * MIB} instead of {32 * MIB}"):
-        await open_bus(broker.url, stream_bytes_max=32 * MIB)
+    found = await first._connection.call(first._jetstream.api(f"STREAM.INFO.{first._plans[0].name}"))
+    assert found["config"]["max_bytes"] == 64 * MIB
 
-    assert await open_bus(broker.url, provision=False, stream_bytes_max=32 * MIB)
+
+async def test_streams_of_somebody_else_are_refused_by_name(broker: EmbeddedBroker, open_bus: OpenBus) -> None:
+    """What differs is named, with both values."""
+    bus = await open_bus(broker.url, bytes_max=0)
+    foreign = {"name": bus._plans[0].name, "subjects": list(bus._plans[0].subjects), "storage": "memory"}
+    await bus._connection.call(bus._jetstream.api(f"STREAM.CREATE.{bus._plans[0].name}", foreign))
+
+    with pytest.raises(SettingsError, match="storage: 'memory' instead of 'file'"):
+        await bus.provision(GIB)
+
+
+async def test_who_reads_leaves_nothing_behind(broker: EmbeddedBroker, open_bus: OpenBus) -> None:
+    """A mistyped run is one that nobody has founded; no stream is made for it."""
+    bus = await open_bus(broker.url, bytes_max=0)
+
+    assert await read_run(bus, Subjects(bus.subjects.run)) is None
+    with pytest.raises(RunReplaced):
+        await bus.get_record(Subjects(bus.subjects.run).lease(0))
+    names = await bus._connection.call(bus._jetstream.api("STREAM.NAMES", {"subject": f"{bus.subjects.prefix}.>"}))
+    assert not names.get("streams")
 
 
 async def test_two_filters_under_one_name_are_refused(broker: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
@@ -299,10 +324,20 @@ async def test_two_filters_under_one_name_are_refused(broker: EmbeddedBroker, op
 
 
 async def test_a_broker_without_room_says_so(tmp_path: Path, open_bus: OpenBus) -> None:
-    """Streams whose bounds exceed what the broker may store cannot be created."""
-    told = "no room for the bounds of this run's streams"
+    """Streams whose bounds exceed what the broker may store cannot be created; the error says what was wanted, and the cure."""
+    told = r"(?s)no room for the bounds of the streams of.*wanted 5\.9 GB.*max_file.*atoll runs"
     with EmbeddedBroker(tmp_path / "small", bytes_max=64 * MIB) as small, pytest.raises(StorageFull, match=told):
         await open_bus(small.url, options=replace(OPTIONS, full_s=0.1))
+
+
+async def test_who_joins_needs_no_room_for_what_exists(tmp_path: Path, open_bus: OpenBus) -> None:
+    """A hub whose room is all promised once refused the restart of a run's own processes."""
+    with EmbeddedBroker(tmp_path / "small", bytes_max=6 * GIB) as small:
+        await open_bus(small.url)
+        with pytest.raises(StorageFull):
+            await open_bus(small.url, run="another", options=replace(OPTIONS, full_s=0.1))
+        bus = await open_bus(small.url)
+        assert await bus.get_record(Subjects(bus.subjects.run).lease(0)) is None
 
 
 async def test_nobody_there_is_said_in_time(open_bus: OpenBus) -> None:
@@ -331,7 +366,7 @@ async def test_a_broker_for_small_messages_is_refused(open_bus: OpenBus) -> None
 async def test_jetstream_off_is_refused(open_bus: OpenBus, tmp_path: Path) -> None:
     """A broker without JetStream is told apart from no broker."""
     with (
-        EmbeddedBroker(tmp_path / "plain", jetstream=False) as plain,
+        EmbeddedBroker(tmp_path / "plain", bytes_max=0) as plain,
         pytest.raises(BrokerUnavailable, match="JetStream does not answer"),
     ):
         await open_bus(plain.url)

@@ -15,7 +15,7 @@ from support.bus_contract_data import MakeBus
 
 pytestmark = pytest.mark.connected
 ROOM_BYTES = 16 << 20
-OPTIONS = BusOptions(full_s=0.3, gone_s=0.2, stream_bytes_max=ROOM_BYTES)
+OPTIONS = BusOptions(full_s=0.3, gone_s=0.2)
 
 
 @pytest.fixture
@@ -31,6 +31,7 @@ async def make_bus(broker: EmbeddedBroker, run: str) -> AsyncIterator[MakeBus]:
 
     async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
         opened.append(await JetStreamBus.open(broker.url, run, name=f"bus-{len(opened)}", options=OPTIONS))
+        await opened[-1].provision(ROOM_BYTES)
         return opened[-1]
 
     yield make

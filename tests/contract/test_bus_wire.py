@@ -29,6 +29,7 @@ from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.client import WireClient
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker, find_server
+from atoll.bus.streams import GIB
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BusStats
 from support.links import LinkProxy
@@ -45,6 +46,7 @@ OPTIONS = BusOptions(try_s=1.0, watch_s=0.2, echo_s=1.0, reconnect_s=0.1)
 async def opened(url: str, run: str, options: BusOptions = OPTIONS) -> AsyncIterator[JetStreamBus]:
     """Open one bus."""
     bus = await JetStreamBus.open(url, run, name="bus", options=options)
+    await bus.provision(GIB)
     try:
         yield bus
     finally:

@@ -46,7 +46,7 @@ def test_your_own_loop_becomes_an_island(reader: Reader) -> None:
     """Two digits learners and a shard on a real broker: both classify held-out digits well."""
     broker_line, shard_line, *learner_lines = lines_of("digits.py")
     reader.terminals["broker"] = reader.type("broker", broker_line)
-    reader.wait_for(reader.terminals["broker"], "Server is ready")
+    reader.wait_for(reader.terminals["broker"], "broker at nats://")
     started = {line: reader.type("process", line) for line in (shard_line, *learner_lines)}
     reader.terminals |= started
     said = [started[line].finish(reader.deadline_s) for line in learner_lines]

@@ -60,7 +60,7 @@ def founded(tmp_path: Path, broker: EmbeddedBroker, data: Path) -> Iterator[Isla
 
 async def lie(island: IslandProcess, heads: dict[int, Head]) -> dict[int, list[bytes]]:
     """Return the bytes of frame, outer state and ledgers that heads name, as the broker has them."""
-    bus = await open_bus(island.url, island.run, name="reader", provision=False)
+    bus = await open_bus(island.url, island.run, name="reader")
     try:
         found = {}
         for fragment, head in heads.items():
@@ -73,7 +73,7 @@ async def lie(island: IslandProcess, heads: dict[int, Head]) -> dict[int, list[b
 
 async def heads_of(island: IslandProcess) -> dict[int, Head]:
     """Return the heads that the broker has."""
-    bus = await open_bus(island.url, island.run, name="reader", provision=False)
+    bus = await open_bus(island.url, island.run, name="reader")
     try:
         record = await read_run(bus, Subjects(island.run))
         assert record is not None

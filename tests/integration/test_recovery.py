@@ -104,7 +104,7 @@ def own_folder(island: IslandProcess) -> str:
 
 async def lent_blobs(island: IslandProcess) -> int:
     """Return how many chunks of lent states are stored; the borrower removed them."""
-    bus = await open_bus(island.url, island.run, name="reader", provision=False)
+    bus = await open_bus(island.url, island.run, name="reader")
     try:
         return await bus.purge(f"{Subjects(island.run).prefix}.ps.>")
     finally:
@@ -141,7 +141,7 @@ async def test_a_checkpoint_of_another_run_is_refused_by_name(island: IslandProc
 
 async def run_record(island: IslandProcess) -> RunRecord:
     """Return the run record."""
-    bus = await open_bus(island.url, island.run, name="reader", provision=False)
+    bus = await open_bus(island.url, island.run, name="reader")
     try:
         record = await bus.get_record(Subjects(island.run).run_record)
         assert record is not None
@@ -235,7 +235,7 @@ async def until_it_holds_something(island: IslandProcess, learner_id: str) -> No
 
 async def until(island: IslandProcess, true_of: Callable[[DataLedger], bool]) -> None:
     """Return once something is true of the data ledger."""
-    bus = await open_bus(island.url, island.run, name="reader", provision=False)
+    bus = await open_bus(island.url, island.run, name="reader")
     try:
         async with asyncio.timeout(DEADLINE_S):
             while True:

@@ -128,7 +128,7 @@ class IslandProcess:
 
     async def events(self, kind: str) -> list[Event]:
         """Return the events of one kind on the run's event log, in order."""
-        bus = await open_bus(self.url, self.run, name="reader", provision=False)
+        bus = await open_bus(self.url, self.run, name="reader")
         try:
             entries = await bus.replay(Subjects(self.run).event(kind, "*"), limit=100_000)
         finally:
@@ -138,7 +138,7 @@ class IslandProcess:
     async def settlement(self) -> Settlement:
         """Return the fates of the run from the ledger each shard closed with last; its heads must know of the same tokens."""
         settled = settle(closing_ledger(await self.events("ledger")), int(SMALL["ATOLL_PROTOCOL__FRAGMENTS"]))
-        bus = await open_bus(self.url, self.run, name="reader", provision=False)
+        bus = await open_bus(self.url, self.run, name="reader")
         try:
             check_heads(settled, await bus.get_records(Subjects(self.run).head("*")))
         finally:

@@ -174,8 +174,8 @@ def test_a_folder_of_a_run_without_its_broker_is_told_apart_from_a_run_that_goes
 
     assert silent.returncode == 3, silent.stderr
     assert "another broker uses this directory" in silent.stderr
-    assert answered.returncode == 3, answered.stderr
-    assert "the broker has no streams of this run" in answered.stderr
+    assert answered.returncode == 2, answered.stderr
+    assert "nobody has founded this run" in answered.stderr
 
 
 def test_config_says_where_each_value_comes_from() -> None:

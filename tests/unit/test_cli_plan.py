@@ -133,7 +133,8 @@ TROUBLED = {
     "hub saturated, out": "plan 1B --step-s 2 --bandwidth 10Gbit --learners 1 --hub-in 10Gbit --hub-out 600Mbit",
     "fragment too large": "plan 400B --step-s 200 --bandwidth 100Gbit --fragments 4 "
     "--interval-steps 4000 --overlap-steps 10 --set broker.stream_bytes_max=100000000000000 --shard-memory-gb 10000",
-    "stream too small": "plan 12B --step-s 20 --bandwidth 10Gbit --shard-memory-gb 100",
+    "stream too small": "plan 12B --step-s 20 --bandwidth 10Gbit --shard-memory-gb 100 "
+    "--set broker.stream_bytes_max=8589934592",
     "synchronizer's memory": "plan 1B --step-s 2 --bandwidth 10Gbit --shard-memory-gb 3.5",
     "goodput low": "plan 1B --step-s 2 --bandwidth 10Gbit --learners 8 --chips 3000000",
     "quorum rarely met": "plan 1B --step-s 10 --bandwidth 10Gbit --quorum 8 --loss-per-hour 5 --return-s 36000",

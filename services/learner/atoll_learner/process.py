@@ -121,6 +121,7 @@ def train(settings: Settings) -> None:
             data=work.shards.meta.fingerprint,
             data_blocks=work.shards.blocks,
             seed=settings.seed,
+            stream_bytes_max=settings.broker.stream_bytes_max,
             health_file=settings.health_file,
             encode=settings.learner.encode,
         ),

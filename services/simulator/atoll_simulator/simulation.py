@@ -49,6 +49,7 @@ POLL_S: Final = 0.25
 SHOW_REAL_S: Final = 1.0
 EVALUATIONS: Final = 25
 IDLE_S: Final = 86_400.0
+STREAM_BYTES_MAX: Final = 8 << 30
 IDLE_STEPS: Final = 10.0
 EVENTS_PAGE: Final = 1000
 
@@ -86,7 +87,9 @@ class Simulation:
         self._face = face
         self._interrupted = interrupted
         self.clock: Clock = LoopClock(asyncio.get_running_loop())
-        self._broker = MemoryBroker(stream_bytes_max=self._settings.broker.stream_bytes_max, clock=self.clock)
+        self._broker = MemoryBroker(
+            stream_bytes_max=self._settings.broker.stream_bytes_max or STREAM_BYTES_MAX, clock=self.clock
+        )
         self._bus = MemoryBus(self._settings.run, self._broker)
         self.world = SimulatedWorld(self._settings.run, self._settings.seed, scenario, self._broker, self.clock)
         self._watch = Watch(self._bus, self._settings.run, view, self.clock)

@@ -64,7 +64,8 @@ async def serve(settings: Settings) -> None:
     try:
         if settings.synchronizer.restore:
             checkpoint_store = CheckpointStore(open_archive(settings.synchronizer.restore), settings.run)
-            await rebuild(bus, checkpoint_store, SystemClock(), first=shard or 0)
+            bytes_max = settings.broker.stream_bytes_max
+            await rebuild(bus, checkpoint_store, SystemClock(), first=shard or 0, bytes_max=bytes_max)
         record = await wait_for_run(bus, settings.run, stop)
         if record is None:
             return

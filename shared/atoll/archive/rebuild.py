@@ -44,6 +44,7 @@ from atoll.protocol.ledger import Ledger, newest
 from atoll.run.delta_chain import frames_of
 from atoll.run.heads import head_info, read_heads
 from atoll.run.record import read_run
+from atoll.run.stream_room import stream_bytes_max
 from atoll.wire.blobs import BlobRef, Cut, Pieces, Upload
 from atoll.wire.messages import Head, Lease, Member, Rebuilt, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
@@ -64,8 +65,12 @@ class RebuildOutcome:
     rebuilt: bool
 
 
-async def rebuild(bus: Bus, store: CheckpointStore, clock: Clock, *, first: int = 0) -> RebuildOutcome:
+async def rebuild(
+    bus: Bus, store: CheckpointStore, clock: Clock, *, first: int = 0, bytes_max: int | None = None
+) -> RebuildOutcome:
     """Make sure that the broker has the run; fragments of shard `first` come first, others may be done by others.
+
+    Streams of tensors that the broker has lost may have `bytes_max` bytes, or what follows from the model.
 
     Raises:
         CheckpointError: the archive holds no complete checkpoint that can be read.
@@ -78,7 +83,9 @@ async def rebuild(bus: Bus, store: CheckpointStore, clock: Clock, *, first: int 
         return RebuildOutcome(there, rebuilt=False)
     if there is None:
         checkpoint, manifests = await asyncio.to_thread(store.newest)
-        there = await _claim(bus, _record(checkpoint, manifests, clock.wall()))
+        offer = _record(checkpoint, manifests, clock.wall())
+        await bus.provision(bytes_max or stream_bytes_max(offer.layout, offer.protocol))
+        there = await _claim(bus, offer)
         if there.rebuilt is None:
             await _say_it_stands(store, there)
             return RebuildOutcome(there, rebuilt=False)

@@ -117,6 +117,13 @@ class Bus(Protocol):
 
     stats: BusStats
 
+    async def provision(self, stream_bytes_max: int) -> None:
+        """Create those of the run's streams that do not exist; each that holds tensors may have so many bytes.
+
+        Only who founds or rebuilds a run does that: a reader must leave nothing behind. Raises `StorageFull` (the broker has
+        no room for such bounds) or `SettingsError` (a stream of that name is no stream of ours).
+        """
+
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         """Store `payload` under `stem` and return its reference once every piece is acknowledged.
 

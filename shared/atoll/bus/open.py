@@ -21,9 +21,7 @@ def is_address(url: str) -> bool:
         return False
 
 
-async def open_bus(
-    url: str, run: str, *, name: str, provision: bool = True, options: BusOptions = DEFAULTS
-) -> JetStreamBus:
+async def open_bus(url: str, run: str, *, name: str, options: BusOptions = DEFAULTS) -> JetStreamBus:
     """Open the bus of `run` at `url` (`nats://host:port` or `tls://host:port`) as `name`; see `JetStreamBus.open`."""
     if not is_address(url):
         raise SettingsError(
@@ -32,4 +30,4 @@ async def open_bus(
             allowed=ADDRESSES,
             todo="correct broker.url",
         )
-    return await JetStreamBus.open(url, run, name=name, provision=provision, options=options)
+    return await JetStreamBus.open(url, run, name=name, options=options)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.bus.streams import GIB
-
 
 @dataclass(frozen=True, slots=True)
 class BusOptions:
@@ -32,7 +30,6 @@ class BusOptions:
         window: pieces in flight while writing a blob, at most.
         ack_pending_max: deliveries a durable consumer may hold unsettled; more than a quorum of every fragment needs,
             or a shard would wait for contributions that the broker does not deliver.
-        stream_bytes_max: room of each stream that holds tensors.
         replicas: copies of each stream, inside one region.
     """
 
@@ -50,7 +47,6 @@ class BusOptions:
     bulk_congestion: str = "bbr"
     window: int = 8
     ack_pending_max: int = 1 << 16
-    stream_bytes_max: int = 8 * GIB
     replicas: int = 1
 
 

@@ -87,7 +87,8 @@ class EmbeddedBroker:
         *,
         sync_always: bool = False,
         bytes_max: int = _ROOM_BYTES,
-        jetstream: bool = True,
+        host: str = "127.0.0.1",
+        include: Path | None = None,
     ) -> None:
         """Prepare; `start` does the work.
 
@@ -95,22 +96,29 @@ class EmbeddedBroker:
             store_dir: directory for streams, configuration and log; created if need be.
             port: TCP port on the loopback; None or 0 lets the server choose.
             sync_always: acknowledge only what the disk has (survives power failure).
-            bytes_max: what all streams may reserve together; reservations are bounds, not disk use.
-            jetstream: False gives a broker that only relays.
+            bytes_max: what the bounds of all streams may be together (they take no disk); 0 for a broker that only relays.
+            host: the address that it listens on.
+            include: a file of nats-server's configuration that is added to ours (TLS, accounts).
         """
         self.store_dir = Path(store_dir)
         self._port = port or 0
         self._name = f"atoll-{secrets.token_hex(6)}"
         self._sync_always = sync_always
         self._bytes_max = bytes_max
-        self._jetstream = jetstream
+        self._host = host
+        self._include = include
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: IO[str] | None = None
 
     @property
     def url(self) -> str:
         """Return the address for clients."""
-        return f"nats://127.0.0.1:{self._port}"
+        return f"nats://{self._reached_at}:{self._port}"
+
+    @property
+    def _reached_at(self) -> str:
+        """Return where this machine reaches it: one that listens everywhere listens on the loopback, too."""
+        return "127.0.0.1" if self._host in ("0.0.0.0", "::", "*", "") else self._host  # noqa: S104  (a comparison)
 
     @property
     def port(self) -> int:
@@ -194,11 +202,14 @@ class EmbeddedBroker:
         )
         config = self.store_dir / "nats-server.conf"
         config.write_text(
-            f"listen: 127.0.0.1:{self._port or -1}\n"
+            f"listen: {json.dumps(f'{self._host}:{self._port or -1}')}\n"
             f"ports_file_dir: {json.dumps(str(self.store_dir))}\n"
             f"log_file: {json.dumps(str(self.log_path))}\nlogfile_size_limit: 16MB\n"
             'max_payload: 4MB\nmax_pending: 256MB\nwrite_deadline: "30s"\n'
-            f"server_name: {self._name}\n{streams if self._jetstream else ''}"
+            # A half-open link must be noticed: with the default pings a cut stays unseen for minutes.
+            'ping_interval: "3s"\nping_max: 2\n'
+            f"server_name: {self._name}\n{streams if self._bytes_max else ''}"
+            f"{f'include {json.dumps(os.path.relpath(self._include, self.store_dir))}' if self._include else ''}\n"
         )
         return config
 
@@ -235,9 +246,9 @@ class EmbeddedBroker:
             if not self.pid:
                 self._explain_death()
             port = self._port or self._chosen_port()
-            greeting = self._greeting(port) if port else None
+            greeting = self._greeting(self._reached_at, port) if port else None
             if greeting is not None and greeting.get("server_name") == self._name:
-                if self._jetstream and not greeting.get("jetstream"):
+                if self._bytes_max and not greeting.get("jetstream"):
                     self._explain_death()
                 self._port = port
                 return
@@ -253,10 +264,10 @@ class EmbeddedBroker:
             return 0
 
     @staticmethod
-    def _greeting(port: int) -> dict[str, object] | None:
+    def _greeting(host: str, port: int) -> dict[str, object] | None:
         """Return the INFO that a server sends to every new connection, or None."""
         try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+            with socket.create_connection((host, port), timeout=1.0) as connection:
                 line = connection.makefile("rb").readline(1 << 16)
             greeting: dict[str, object] = json.loads(line.removeprefix(b"INFO "))
         except (OSError, ValueError):

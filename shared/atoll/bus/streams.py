@@ -1,7 +1,9 @@
 """The streams that a run needs, as data, and the bounds of a message; every adapter keeps exactly these.
 
-The table is the architecture's section 6. Sizes are bounds, not reservations. A stream that reaches `bytes_max` refuses
-new messages (discard new) where losing an old one would lose work, and drops the oldest where that is its purpose.
+The table is the architecture's section 6. Sizes are bounds: a stream takes the disk that its messages need. (JetStream counts
+bounds against the `max_file` of its configuration, used or not; so ours follow the run's model, and our brokers set none.) A
+stream that reaches `bytes_max` refuses new messages (discard new) where losing an old one would lose work, and drops the
+oldest where that is its purpose.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from atoll.base.errors import ProtocolMisuse
 from atoll.wire.limits import INFO_BYTES_MAX, INFO_HEADER, MESSAGE_BYTES_MAX, Buffer, Info
 from atoll.wire.subjects import Subjects
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 LENT_AGE_S = 600.0
 
 
@@ -27,7 +29,7 @@ class StreamPlan:
     retention: Literal["limits", "workqueue"] = "limits"
     discard: Literal["old", "new"] = "new"
     per_subject: int = 0
-    bytes_max: int = GIB
+    bytes_max: int = 256 * MIB
     age_max_s: float = 0.0
     dedup_s: float = 600.0
     tap: str | None = None
@@ -49,7 +51,13 @@ def stream_plan(run: str, bytes_max: int = 8 * GIB) -> tuple[StreamPlan, ...]:
             f"atoll_{run}_PS", (f"{p}.ps.>",), per_subject=1, bytes_max=min(GIB, bytes_max), age_max_s=LENT_AGE_S
         ),
         StreamPlan(
-            f"atoll_{run}_EV", (f"{p}.ev.>",), discard="old", age_max_s=30 * 24 * hours, tap="ev", append_only=True
+            f"atoll_{run}_EV",
+            (f"{p}.ev.>",),
+            discard="old",
+            bytes_max=GIB,
+            age_max_s=30 * 24 * hours,
+            tap="ev",
+            append_only=True,
         ),
     )
 

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 import typer
 
 from atoll.base.exits import guarded
-from atoll.cli import archive, fates, look, replay, tap, top, up, why
+from atoll.cli import archive, broker, fates, look, replay, runs, tap, top, up, why
 
 GROUP = "atoll.commands"
 
@@ -35,6 +35,8 @@ def build() -> typer.Typer:
     )
     for register in (
         up.register,
+        broker.register,
+        runs.register,
         tap.register,
         top.register,
         fates.register,

@@ -99,7 +99,7 @@ async def opened(settings: Settings, name: str) -> AsyncIterator[Bus]:
         lambda: typer.echo(f"no broker answers at {broker.url} yet; trying for {broker.patience_s:g} s", err=True),
     )
     try:
-        bus = await open_bus(broker.url, settings.run, name=name, provision=False, options=bus_options(settings))
+        bus = await open_bus(broker.url, settings.run, name=name, options=bus_options(settings))
     finally:
         hint.cancel()
     try:

@@ -71,6 +71,7 @@ class JoinOptions:
         data: fingerprint of the data; two learners of a run must agree on it when both give one.
         data_blocks: blocks of leased data, 0 for a loop that brings its own.
         seed: the run's seed.
+        stream_bytes_max: bound of each stream of tensors, used only by the founder; None: it follows from the model.
         patience_s: how long to try to reach the broker, seconds.
         health_file: touched with every heartbeat that reached the broker.
         clock: another clock, for tests.
@@ -84,6 +85,7 @@ class JoinOptions:
     data: str = ""
     data_blocks: int = 0
     seed: int = 0
+    stream_bytes_max: int | None = None
     patience_s: float = 30.0
     health_file: Path | None = None
     clock: Clock | None = None
@@ -138,6 +140,7 @@ def join(
         options.health_file,
         encode=checked(options.encode),
         donated=options.donated,
+        bytes_max=options.stream_bytes_max,
     )
 
     async def open_url() -> Bus:

@@ -33,6 +33,7 @@ from atoll.client.peer_recovery import StateLender, TrainingStanding
 from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
+from atoll.run.stream_room import stream_bytes_max
 from atoll.wire.messages import Beat, LearnerState, Member, RunRecord, encode, event, event_info
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 
@@ -48,7 +49,7 @@ class JoinRequest:
     """What a learner brings: its id, the run as it would found it, and its parameters, flat per fragment.
 
     `encode` is where pseudo-gradients are made, one of `device_encoding.CHOICES`; `donated` parameters are copied every
-    step.
+    step. `bytes_max` bounds each stream of tensors if this learner founds the run; None: the bound follows from the model.
     """
 
     learner: str
@@ -58,6 +59,7 @@ class JoinRequest:
     health_file: Path | None = None
     encode: str = "auto"
     donated: bool = False
+    bytes_max: int | None = None
 
 
 class Session:
@@ -93,6 +95,7 @@ class Session:
         self.bus = await self._opener()
         self._opened = True
         offer = self._request.record
+        await self.bus.provision(self._request.bytes_max or stream_bytes_max(offer.layout, offer.protocol))
         self.member = await claim(self.bus, offer.subjects, self._request.learner, self._clock, self._identity)
         self.run, self._founder = await found_or_join(self.bus, offer)
         if self._founder:

@@ -15,14 +15,19 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import BrokerUnavailable
 from atoll.base.exits import guarded
 from atoll.base.logs import configure, get
+
+if TYPE_CHECKING:
+    from atoll.bus.server import EmbeddedBroker
 
 RESTARTS_MAX = 5
 WATCH_S = 0.25
@@ -43,7 +48,7 @@ async def check_broker_at(url: str, patience_s: float) -> None:
     from atoll.bus.options import DEFAULTS  # noqa: PLC0415
 
     options = replace(DEFAULTS, patience_s=patience_s)
-    bus = await open_bus(url, "check", name="check", provision=False, options=options)
+    bus = await open_bus(url, "check", name="check", options=options)
     await bus.close()
 
 
@@ -59,19 +64,27 @@ def host(store_dir: Path, url_file: Path, port: int) -> None:
     """
     from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
 
+    configure("json", role="broker")
+    keep(EmbeddedBroker(store_dir, _former_port(url_file) or port), lambda url: _announce(url_file, url))
+
+
+def keep(broker: EmbeddedBroker, ready: Callable[[str], None]) -> None:
+    """Start a broker, tell `ready` its address, and keep it running until SIGTERM or SIGINT.
+
+    Raises what `EmbeddedBroker.start` raises, also when the server died more than `RESTARTS_MAX` times.
+    """
     stop = threading.Event()
 
     def leave(number: int, frame: FrameType | None) -> None:
         del number, frame
         stop.set()
 
-    configure("json", role="broker")
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
-    with EmbeddedBroker(store_dir, _former_port(url_file) or port) as broker:
+    with broker:
         restarts = 0
         room = RoomWatch(broker.log_path)
-        _announce(url_file, broker.url)
+        ready(broker.url)
         while not stop.wait(WATCH_S):
             if not broker.pid and restarts < RESTARTS_MAX:
                 restarts += 1

@@ -51,7 +51,7 @@ async def find_loss(url: str, up: UpPlan) -> RunLost | RunReplaced | None:
     if up.former is None:
         return None
     run = up.settings.run
-    bus = await open_bus(url, run, name="up", provision=False, options=replace(DEFAULTS, patience_s=LOOK_PATIENCE_S))
+    bus = await open_bus(url, run, name="up", options=replace(DEFAULTS, patience_s=LOOK_PATIENCE_S))
     try:
         if up.former.versions:
             await check_kept(bus, run, up.former.versions)
@@ -97,7 +97,8 @@ async def rebuild_at(url: str, up: UpPlan, clock: Clock) -> RebuiltRecord:
     run = up.settings.run
     bus = await open_bus(url, run, name="up", options=bus_options(up.settings))
     try:
-        outcome = await rebuild(bus, CheckpointStore(open_archive(archive_url(up)), run), clock)
+        archive = CheckpointStore(open_archive(archive_url(up)), run)
+        outcome = await rebuild(bus, archive, clock, bytes_max=up.settings.broker.stream_bytes_max)
     finally:
         await bus.close()
     rebuilt = outcome.record.rebuilt
@@ -173,11 +174,8 @@ def _checkpoints(up: UpPlan) -> list[int]:
 async def _exists(url: str, up: UpPlan) -> bool:
     """Return whether the broker has a record of the run."""
     run = up.settings.run
-    bus = await open_bus(url, run, name="up", provision=False, options=replace(DEFAULTS, patience_s=LOOK_PATIENCE_S))
+    bus = await open_bus(url, run, name="up", options=replace(DEFAULTS, patience_s=LOOK_PATIENCE_S))
     try:
         return await read_run(bus, Subjects(run)) is not None
-    except RunReplaced:
-        # JetStream has no such stream.
-        return False
     finally:
         await bus.close()

@@ -138,7 +138,7 @@ class Supervisor:
         await self._prepare_data()
         run = self._up.settings.run
         options = replace(DEFAULTS, patience_s=BROKER_PATIENCE_S)
-        bus = await open_bus(url, run, name="up", provision=False, options=options)
+        bus = await open_bus(url, run, name="up", options=options)
         watch = Watch(bus, run, self._view, self._clock)
         following = asyncio.create_task(watch.follow())
         try:

@@ -19,7 +19,10 @@ UNREAD_NAMED = 4
 
 async def read_run(bus: Bus, subjects: Subjects) -> RunRecord | None:
     """Return the run record, or None if the run is not founded yet."""
-    record = await bus.get_record(subjects.run_record)
+    try:
+        record = await bus.get_record(subjects.run_record)
+    except RunReplaced:  # the broker has no streams of this run
+        return None
     return None if record is None else decode(RunRecord, record.data)
 
 
@@ -27,7 +30,8 @@ async def founded_run(bus: Bus, run: str) -> RunRecord:
     """Return the record of the run that a person has named; raise `SettingsError` if it is not founded."""
     record = await read_run(bus, Subjects(run))
     if record is None:
-        raise SettingsError("nobody has founded this run", got=run, todo="check --run and --broker")
+        todo = "check --run and --broker; `atoll runs` lists what is there"
+        raise SettingsError("nobody has founded this run", got=run, todo=todo)
     return record
 
 

@@ -260,7 +260,7 @@ def _sizes(found: Findings) -> Iterator[Trouble]:
             lambda: ways.for_blobs(question, size),
             one=True,
         )
-    if space.stream > question.stream_bytes_max:
+    if question.stream_bytes_max is not None and space.stream > question.stream_bytes_max:
         enough = math.ceil(space.stream * STREAM_ROOM)
         way = Remedy(f"--set broker.stream_bytes_max={enough}", replace(question, stream_bytes_max=enough))
         yield Trouble(

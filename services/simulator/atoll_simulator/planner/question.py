@@ -86,7 +86,7 @@ class Question:
         chips: chips of one learner.
         failures: see there.
         prices: see there.
-        stream_bytes_max: room of each broker stream that holds tensors.
+        stream_bytes_max: room of each broker stream that holds tensors; None where it follows from the model.
         shard_memory_bytes: memory of the machine that serves one shard.
     """
 
@@ -103,7 +103,7 @@ class Question:
     chips: int = 1
     failures: Failures = field(default_factory=Failures)
     prices: Prices = field(default_factory=Prices)
-    stream_bytes_max: int = DEFAULTS.stream_bytes_max
+    stream_bytes_max: int | None = None
     shard_memory_bytes: float = 16e9
 
     @property

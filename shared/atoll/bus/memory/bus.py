@@ -158,6 +158,11 @@ class MemoryBus:
         self._consumers: list[MemoryConsumer] = []
         self._closed = False
 
+    async def provision(self, stream_bytes_max: int) -> None:
+        """Nothing is left to do: a memory broker has the streams of all its runs, with bounds of its own."""
+        del stream_bytes_max
+        await self._give_way()
+
     async def _stream(self, subject: str) -> MemoryStream:
         """Return the stream that keeps `subject`, after yielding once."""
         plan = stream_of(self._plans, subject)

@@ -2,7 +2,8 @@
 
 Each public method checks its arguments in the caller's loop, runs the work in the connection's loop and counts. The
 modules below: `connection` (thread, supervisor, watchdog), `jetstream_api` (acknowledged publishing, batched reading),
-`blobs`, `records`, `consumers`, `provision`. Measured facts and their reasons are in the documentation of the bus.
+`blobs`, `records`, `consumers`, `provision`, `stored_runs`. Measured facts and their reasons are in the documentation of
+the bus.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 
 from nats.aio.msg import Msg
 
@@ -23,8 +23,9 @@ from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.consumers import QueueConsumer, open_consumer
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream
 from atoll.bus.nats.provision import check_broker, provision
+from atoll.bus.nats.stored_runs import StoredRun, remove_run, stored_runs
 from atoll.bus.options import DEFAULTS, BusOptions
-from atoll.bus.streams import StreamPlan, check_size, info_header, stream_of, stream_plan
+from atoll.bus.streams import check_size, info_header, stream_of, stream_plan
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload, whole
 from atoll.wire.limits import Buffer, Info
@@ -37,17 +38,23 @@ _READERS = 2
 class JetStreamBus:
     """A `Bus` whose broker is a nats-server with JetStream; make one with `open`."""
 
-    def __init__(self, connection: Connection, plans: tuple[StreamPlan, ...]) -> None:
+    def __init__(self, connection: Connection, subjects: Subjects) -> None:
         """Wrap an open connection; callers use `open`."""
         self.stats: BusStats = connection.stats
         self._connection = connection
         self._jetstream = JetStream(connection)
         self._writing = blobs.bulk_connections(connection)
         self._reading = blobs.bulk_connections(connection)
-        self._plans = plans
+        self._subjects = subjects
+        self._plans = stream_plan(subjects.run)
         self._feeds: dict[BufferedSubscription, tuple[Connection, int]] = {}
         self._resting: dict[float, Connection] = {}
         self._consumers: list[QueueConsumer] = []
+
+    @property
+    def subjects(self) -> Subjects:
+        """Return the subjects of this bus's run."""
+        return self._subjects
 
     @classmethod
     async def open(
@@ -56,30 +63,24 @@ class JetStreamBus:
         run: str,
         *,
         name: str,
-        provision: bool = True,
-        stream_bytes_max: int | None = None,
         options: BusOptions = DEFAULTS,
     ) -> JetStreamBus:
-        """Connect to the broker at `url` for `run` as `name`.
+        """Connect to the broker at `url` for `run` as `name`; nothing is created there.
 
-        With `provision`, create the run's streams or verify them. Raises `BrokerUnavailable` (unreachable within
-        `options.patience_s`, too old, no JetStream, max_payload too small), `SettingsError` (streams that differ) or
-        `StorageFull` (the broker has no room for the streams' bounds).
+        Raises `BrokerUnavailable`: unreachable within `options.patience_s`, too old, no JetStream, max_payload too small.
         """
         subjects = Subjects(run)
-        if stream_bytes_max is not None:
-            options = replace(options, stream_bytes_max=stream_bytes_max)
         connection = Connection(url, name, options, BusStats())
-        bus = cls(connection, stream_plan(run, options.stream_bytes_max))
+        bus = cls(connection, subjects)
         try:
-            await connection.call(bus._prepare(url, subjects.prefix if provision else None))
+            await connection.call(bus._prepare(url))
         except BaseException:
             await connection.stop()
             raise
         return bus
 
-    async def _prepare(self, url: str, prefix: str | None) -> None:
-        """Connect, check the broker and, given the run's `prefix`, its streams."""
+    async def _prepare(self, url: str) -> None:
+        """Connect and check the broker."""
         patience_s = self._connection.options.patience_s
         try:
             await self._connection.connect(patience_s)
@@ -90,8 +91,23 @@ class JetStreamBus:
                 todo="start one (`atoll up` brings its own) or correct the address",
             ) from None
         await check_broker(self._jetstream, url)
-        if prefix is not None:
-            await provision(self._jetstream, self._plans, prefix)
+
+    async def provision(self, stream_bytes_max: int) -> None:
+        """Create those of the run's streams that do not exist; see `Bus`."""
+        plans = stream_plan(self._subjects.run, stream_bytes_max)
+        await self._connection.call(provision(self._jetstream, plans, self._subjects.prefix))
+
+    def beside(self, run: str) -> JetStreamBus:
+        """Return a bus for another run of the same broker on this connection; it lives as long as this one."""
+        return JetStreamBus(self._connection, Subjects(run))
+
+    async def stored_runs(self) -> list[StoredRun]:
+        """Return what the broker keeps of each of its runs, by name."""
+        return await self._connection.call(stored_runs(self._jetstream))
+
+    async def remove_run(self) -> int:
+        """Delete all that the broker keeps of this bus's run; return how many streams that were."""
+        return await self._connection.call(remove_run(self._jetstream, self._subjects.run))
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         """Store `payload` under `stem` in acknowledged pieces; see `Bus`."""

@@ -29,8 +29,7 @@ NO_MESSAGE = 10037
 STREAM_EXISTS = 10058
 _STORE_FAILED = 10077
 _NO_ROOM = (10023, 10047)
-_NO_ROOM_TO_CREATE = 10047
-_NO_STREAM = 10059
+NO_STREAM = 10059
 _PAUSE_FIRST_S = 0.05
 _PAUSE_MAX_S = 2.0
 
@@ -67,13 +66,6 @@ class ApiRefusal(Exception):
         """Return the error for a caller of the bus."""
         if self.err_code == _STORE_FAILED and "per subject" in self.description:
             return QueueFull("the queue holds its bound for this subject", got=subject, allowed=self.description)
-        if self.err_code == _NO_ROOM_TO_CREATE:
-            return StorageFull(
-                "the broker has no room for the bounds of this run's streams",
-                got=f"{subject}: {self.description}",
-                todo="lower broker.stream_bytes_max (a run reserves three times that and 4 GiB), raise max_file in the "
-                "broker's configuration, or remove the streams of former runs",
-            )
         if self.is_full:
             return StorageFull(
                 "the stream has no room",
@@ -82,7 +74,7 @@ class ApiRefusal(Exception):
             )
         if self.is_passing:
             return BrokerUnavailable("JetStream cannot serve now", got=str(self), todo="look at the broker's log")
-        if self.err_code == _NO_STREAM:
+        if self.err_code == NO_STREAM:
             return RunReplaced(
                 "the broker has no streams of this run",
                 got=f"{subject}: {self}",

@@ -1,7 +1,8 @@
-"""Checks once, when a bus is opened, that the broker is usable and has our streams.
+"""Checks that a broker is usable, when a bus is opened; creates a run's streams, when it is founded.
 
-Several starters may create at the same time: the first one does, and the others compare what they find. If a stream
-exists with other limits, we do not change it without its owner: the error names the difference and the start is refused.
+We look before we create: a broker may lack the room to create what it already has. Several founders may create at the same
+time: the first one does, and the others compare what they find. Bounds may differ, since they are the first founder's; if
+anything else differs, the stream is not ours, and the error names the difference.
 
 A broker may lose its disk. A process that read a record before may then write with the revision that it knows, and that
 write must never count by chance. So a new stream does not begin at 1 but at the time of day in microseconds: no stream
@@ -10,13 +11,15 @@ stores a million messages a second, so the new numbers lie above all that the lo
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import BrokerUnavailable, SettingsError
+from atoll.base.errors import BrokerUnavailable, SettingsError, StorageFull
 from atoll.base.retry import Unanswered
-from atoll.bus.nats.jetstream_api import STREAM_EXISTS, ApiRefusal, JetStream
+from atoll.base.units import as_size
+from atoll.bus.nats.jetstream_api import NO_STREAM, STREAM_EXISTS, ApiRefusal, JetStream
 from atoll.bus.streams import StreamPlan
 from atoll.wire.limits import CHUNK_BYTES
 
@@ -93,22 +96,17 @@ async def check_broker(jetstream: JetStream, url: str) -> None:
 
 
 async def provision(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) -> None:
-    """Create every stream of `plans` or verify it; raise `SettingsError` naming what differs."""
+    """Create those of `plans` that do not exist; raise `SettingsError` naming what differs in those that do."""
     first_seq = max(1, int(SystemClock().wall() * 1e6))
     for plan in plans:
         wanted = stream_config(plan, prefix, jetstream.connection.options.replicas)
+        if await _is_there(jetstream, plan.name, wanted):
+            continue
         try:
             await jetstream.api(f"STREAM.CREATE.{plan.name}", {**wanted, "first_seq": first_seq})
         except ApiRefusal as reason:
-            if reason.err_code == STREAM_EXISTS:
-                found = (await jetstream.api(f"STREAM.INFO.{plan.name}"))["config"]
-                if not (other := differences(wanted, found)):
-                    continue
-                raise SettingsError(
-                    f"stream {plan.name} exists with another configuration",
-                    got="; ".join(other),
-                    todo="use the settings the run was started with, or another run id",
-                ) from reason
+            if reason.err_code == STREAM_EXISTS and await _is_there(jetstream, plan.name, wanted):
+                continue
             if reason.err_code == _OVERLAP:
                 raise SettingsError(
                     f"another stream already keeps subjects of {plan.name}",
@@ -116,3 +114,40 @@ async def provision(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix:
                     todo="choose another run id or remove that stream",
                 ) from reason
             raise reason.public(plan.name) from reason
+        except StorageFull as reason:
+            raise await _no_room(jetstream, plans, prefix) from reason
+
+
+async def _is_there(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> bool:
+    """Return whether a stream exists; raise `SettingsError` if it is not as `wanted`."""
+    try:
+        found = (await jetstream.api(f"STREAM.INFO.{name}"))["config"]
+    except ApiRefusal as reason:
+        if reason.err_code == NO_STREAM:
+            return False
+        raise reason.public(name) from reason
+    bounds = {"max_bytes": found.get("max_bytes")}
+    if other := differences({**wanted, **bounds}, found):
+        raise SettingsError(
+            f"stream {name} exists with another configuration",
+            got="; ".join(other),
+            todo="choose another run id, or remove the run that has it (`atoll runs remove`)",
+        )
+    return True
+
+
+async def _no_room(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) -> StorageFull:
+    """Return the error of a broker that cannot take the bounds of these streams, with what it says of its room."""
+    wanted = sum(plan.bytes_max for plan in plans)
+    account: Mapping[str, Any] = {}
+    with contextlib.suppress(ApiRefusal, BrokerUnavailable):
+        account = await jetstream.api("INFO")
+    limit = account.get("limits", {}).get("max_storage", -1)
+    return StorageFull(
+        f"the broker has no room for the bounds of the streams of {prefix}",
+        got=f"wanted {as_size(wanted)}; in use {as_size(account.get('storage', 0))} of all runs, whose bounds are "
+        f"{as_size(account.get('reserved_storage', 0))}",
+        allowed="max_file of the broker's configuration" if limit < 0 else f"{as_size(limit)} for this account",
+        todo="set max_file: 64TB in the broker's configuration (a bound takes no disk), remove runs that are over "
+        "(`atoll runs`), or found the run with a smaller broker.stream_bytes_max",
+    )

@@ -1,0 +1,202 @@
+"""`atoll runs`: what runs a broker keeps, how far each is, and what it takes of the disk; `atoll runs remove` deletes some.
+
+A run's streams stay on the broker when its processes are gone: that is what it goes on from. So nothing removes a run but this
+verb. It refuses a run whose processes can still be heard, unless it is told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_text
+import sys
+import time
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from atoll.cli.look import say
+from atoll.cli.options import Assignments, Broker, Config, with_flags
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from atoll.bus.nats.bus import JetStreamBus
+    from atoll.bus.nats.stored_runs import StoredRun
+    from atoll.settings import Settings
+
+LISTEN_S: Final = 2.5
+"""Learners and synchronizers of usual settings are heard about once a second."""
+NAMED: Final = 4
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    runs = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+    runs.callback(help="List the runs that a broker keeps: how far they are, and what they take of its disk.")(
+        list_runs
+    )
+    runs.command(name="remove", help="Delete all that the broker keeps of these runs: models, ledgers, events.")(remove)
+    app.add_typer(runs, name="runs")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One line of the list."""
+
+    run: str
+    state: str
+    parameters: int | None
+    tokens: int | None
+    tokens_target: int | None
+    members: int | None
+    size_bytes: int
+    bounds_bytes: int
+    written_ago_s: float | None
+
+
+def list_runs(
+    context: typer.Context,
+    *,
+    broker: Broker = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Print a line per run."""
+    if context.invoked_subcommand is not None:
+        return
+    rows = asyncio.run(_rows(_settings(broker, config, assignments)))
+    if json:
+        sys.stdout.write(json_text.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    else:
+        show(rows)
+
+
+def remove(
+    runs: Annotated[list[str], typer.Argument(help="Run ids.")],
+    *,
+    broker: Broker = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also a run whose processes are still heard.")] = False,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Remove runs; all of them, or none if one cannot be removed."""
+    asyncio.run(_remove(_settings(broker, config, assignments), runs, yes=yes, force=force))
+
+
+def show(rows: list[RunRow]) -> None:
+    """Print a table."""
+    from rich.console import Console  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from rich.table import Table  # noqa: PLC0415
+
+    from atoll.base.units import as_duration, as_size  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("run")
+    table.add_column("state")
+    for heading in ("parameters", "tokens", "of", "members", "on disk", "at most", "last written"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        numbers = (row.parameters, row.tokens, row.tokens_target, row.members)
+        told = ["-" if number is None else f"{number:,}" for number in numbers]
+        written = "-" if row.written_ago_s is None else f"{as_duration(row.written_ago_s)} ago"
+        table.add_row(row.run, row.state, *told, as_size(row.size_bytes), as_size(row.bounds_bytes), written)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table if rows else "no runs")
+
+
+def _settings(broker: str | None, config: object, assignments: list[str] | None) -> Settings:
+    from pathlib import Path  # noqa: PLC0415
+
+    from atoll.base.logs import configure  # noqa: PLC0415
+    from atoll.settings import load  # noqa: PLC0415
+
+    file = config if isinstance(config, Path) else None
+    settings = load(file, with_flags(assignments, broker__url=broker)).settings
+    configure(settings.log.format, "error", role="runs")
+    return settings
+
+
+@asynccontextmanager
+async def _opened(settings: Settings) -> AsyncIterator[JetStreamBus]:
+    from atoll.bus.open import open_bus  # noqa: PLC0415
+    from atoll.settings import bus_options  # noqa: PLC0415
+
+    bus = await open_bus(settings.broker.url, settings.run, name="runs", options=bus_options(settings))
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def _rows(settings: Settings) -> list[RunRow]:
+    async with _opened(settings) as bus:
+        return [await _row(bus.beside(stored.run), stored) for stored in await bus.stored_runs()]
+
+
+async def _row(bus: JetStreamBus, stored: StoredRun) -> RunRow:
+    from atoll.base.errors import AtollError  # noqa: PLC0415
+    from atoll.run.heads import read_heads  # noqa: PLC0415
+    from atoll.run.record import read_members, read_run, recorded_progress  # noqa: PLC0415
+    from atoll.wire.subjects import Subjects  # noqa: PLC0415
+
+    state, parameters, tokens, target, members = "not founded", None, None, None, None
+    try:
+        record = await read_run(bus, Subjects(stored.run))
+        if record is not None:
+            progress = await recorded_progress(bus, record)
+            complete = len(await read_heads(bus, record)) == len(record.layout.fragments)
+            state = "over" if progress.over else "closing" if record.closing else "open" if complete else "founding"
+            parameters, tokens = sum(record.layout.fragment_sizes()), progress.tokens
+            target = record.protocol.tokens_target or None
+            members = len(await read_members(bus, record.subjects))
+    except AtollError:
+        state = "unreadable"
+    ago_s = None if stored.written_s is None else max(0.0, time.time() - stored.written_s)
+    return RunRow(stored.run, state, parameters, tokens, target, members, stored.size_bytes, stored.bounds_bytes, ago_s)
+
+
+async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool) -> None:
+    from atoll.base.errors import InUse, SettingsError  # noqa: PLC0415
+    from atoll.base.units import as_size  # noqa: PLC0415
+
+    async with _opened(settings) as bus:
+        there = {stored.run: stored for stored in await bus.stored_runs()}
+        if absent := [run for run in runs if run not in there]:
+            raise SettingsError(
+                "the broker keeps no such run", got=", ".join(absent), allowed=", ".join(there) or "it keeps none"
+            )
+        if not force:
+            heard = await asyncio.gather(*(_heard(bus.beside(run)) for run in runs))
+            if alive := [f"{run} ({', '.join(names)})" for run, names in zip(runs, heard, strict=True) if names]:
+                raise InUse(
+                    "processes of this run are still heard",
+                    got="; ".join(alive),
+                    todo="stop them, then remove the run; --force removes it all the same, and they end with an error",
+                )
+        if not yes:
+            sizes = ", ".join(f"{run} ({as_size(there[run].size_bytes)})" for run in runs)
+            typer.confirm(f"remove {sizes} from {settings.broker.url}, for good?", abort=True)
+        for run in runs:
+            await bus.beside(run).remove_run()
+            say(f"removed {run}: {as_size(there[run].size_bytes)}")
+
+
+async def _heard(bus: JetStreamBus) -> list[str]:
+    """Return some processes of the run that said something within `LISTEN_S`."""
+    subjects, names = bus.subjects, set[str]()
+    feeds = [await bus.listen(subject) for subject in (subjects.beat("*"), subjects.presence("*"))]
+    deadline_s = time.monotonic() + LISTEN_S
+    for feed in feeds:
+        while (left_s := deadline_s - time.monotonic()) > 0.0 or len(names) < NAMED:
+            core_message = await feed.next(max(0.0, left_s))
+            if core_message is None:
+                break
+            names.add(core_message.subject.rpartition(".")[2])
+        await feed.close()
+    return sorted(names)[:NAMED]

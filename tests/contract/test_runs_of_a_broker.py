@@ -1,0 +1,132 @@
+"""What a broker keeps of its runs: listed, measured, removed; and `atoll broker`, which serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import atoll
+from atoll.bus.nats.bus import JetStreamBus
+from atoll.bus.server import EmbeddedBroker
+from atoll.bus.streams import GIB, stream_plan
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.record import read_run
+from atoll.wire.subjects import Subjects
+
+pytestmark = pytest.mark.connected
+DEADLINE_S = 120.0
+PROTOCOL = ProtocolSettings(fragments=2, shards=1, interval_steps=8)
+
+
+def said(*words: str, status: int = 0) -> str:
+    """Run the program and return what it said, on either stream."""
+    command = [sys.executable, "-m", "atoll.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+def limits_at(port: int) -> dict[str, Any]:
+    """Return what a server with a monitoring port says of itself."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/varz") as answer:
+        told: dict[str, Any] = json.loads(answer.read())
+    return told
+
+
+@pytest.fixture
+async def bus(broker: EmbeddedBroker, run: str) -> AsyncIterator[JetStreamBus]:
+    """A bus of a run that nobody has founded."""
+    made = await JetStreamBus.open(broker.url, run, name="test")
+    yield made
+    await made.close()
+
+
+async def test_a_run_is_listed_with_its_size_and_removed_whole(bus: JetStreamBus, run: str) -> None:
+    """Another run beside it stays, also one whose name begins with the same letters."""
+    other = bus.beside(f"{run}_2")
+    for each in (bus, other):
+        await each.provision(GIB)
+        await each.put_blob(each.subjects.global_stem(0, 1, "n"), bytes(1000))
+
+    found = {stored.run: stored for stored in await bus.stored_runs()}
+    assert {run, f"{run}_2"} <= set(found)
+    assert found[run].streams == len(stream_plan(run))
+    assert 1000 <= found[run].size_bytes < 3000
+    assert found[run].bounds_bytes == sum(plan.bytes_max for plan in stream_plan(run, GIB))
+    assert found[run].created_s <= (found[run].written_s or 0.0)
+
+    assert await bus.remove_run() == len(stream_plan(run))
+    left = {stored.run for stored in await bus.stored_runs()}
+    assert run not in left
+    assert f"{run}_2" in left
+    assert await bus.remove_run() == 0
+    assert await read_run(bus, Subjects(run)) is None
+
+
+def test_the_program_lists_and_removes_and_refuses_what_lives(broker: EmbeddedBroker, run: str) -> None:
+    """A run whose learner is heard stays unless it is forced; a run that is not there is named, and nothing is removed."""
+    at = ("--broker", broker.url)
+    with atoll.join(broker.url, run=run, learner="a", params={"w": jnp.zeros((8, 4))}, protocol=PROTOCOL):
+        (row,) = [row for row in json.loads(said("runs", *at, "--json")) if row["run"] == run]
+        alive = said("runs", "remove", run, *at, "--yes", status=3)
+        absent = said("runs", "remove", run, "mistyped", *at, "--yes", "--force", status=2)
+    listed = said("runs", *at)
+    removed = said("runs", "remove", run, *at, "--yes", "--force")
+
+    assert (row["state"], row["parameters"], row["members"]) == ("open", 32, 1)
+    assert "still heard" in alive
+    assert f"{run} (a)" in alive
+    assert "mistyped" in absent
+    assert run in listed
+    assert f"removed {run}" in removed
+    assert run not in said("runs", *at)
+
+
+def test_a_mistyped_run_leaves_nothing_behind(broker: EmbeddedBroker, run: str) -> None:
+    """Readers create nothing: the run is named, and the broker is as it was."""
+    for verb in (["fates"], ["why"], ["top", "--once"]):
+        assert "nobody has founded this run" in said(*verb, "--run", run, "--broker", broker.url, status=2)
+
+    assert run not in said("runs", "--broker", broker.url)
+
+
+async def test_a_broker_of_the_program_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    """It says where it is, where its data are and when they are durable; another on the same folder is refused."""
+    extra = tmp_path / "extra.conf"
+    with EmbeddedBroker(tmp_path / "one") as one, EmbeddedBroker(tmp_path / "two") as two:
+        port, watched_port = one.port, two.port
+    extra.write_text(f"http: 127.0.0.1:{watched_port}\n", encoding="utf-8")
+    store, words = tmp_path / "store", ["--port", str(port), "--include", str(extra)]
+    command = [sys.executable, "-m", "atoll.cli", "broker", "--store", str(store), *words]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=os.environ)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            lines = [(await process.stdout.readline()).decode() for _ in range(3)]
+        bus = await JetStreamBus.open(f"nats://127.0.0.1:{port}", "r", name="test")
+        await bus.provision(GIB)
+        await bus.close()
+        limits = await asyncio.to_thread(limits_at, watched_port)
+        taken = await asyncio.to_thread(said, "broker", "--store", str(store), "--port", str(port + 1), status=3)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(DEADLINE_S):
+            status = await process.wait()
+
+    assert f"broker at nats://127.0.0.1:{port}" in lines[0]
+    assert f"data in {store}; sync always" in lines[1]
+    assert status == 0
+    assert "another broker uses this directory" in taken
+    assert limits["max_payload"] == 4 << 20
+    assert "there is no such file" in said("broker", "--include", str(tmp_path / "none"), status=2)
