@@ -76,7 +76,8 @@ def main(name: str, broker: str) -> float:
         while not island.done:  # atoll
             params, state, loss = step(params, state, *next(feed))
             params = island.step(params, tokens=BATCH, loss=float(loss))  # atoll
-    accuracy = float(jnp.mean(jnp.argmax(logits(params, test_x), axis=1) == test_y))
+    merged = island.merged().params  # atoll
+    accuracy = float(jnp.mean(jnp.argmax(logits(merged, test_x), axis=1) == test_y))
     print(f"{name}: accuracy on held-out digits {accuracy:.3f}")
     return accuracy
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 import atoll
+from atoll.base.errors import SettingsError
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import GIB, stream_plan
@@ -77,13 +78,17 @@ async def test_a_run_is_listed_with_its_size_and_removed_whole(bus: JetStreamBus
 def test_the_program_lists_and_removes_and_refuses_what_lives(broker: EmbeddedBroker, run: str) -> None:
     """A run whose learner is heard stays unless it is forced; a run that is not there is named, and nothing is removed."""
     at = ("--broker", broker.url)
-    with atoll.join(broker.url, run=run, learner="a", params={"w": jnp.zeros((8, 4))}, protocol=PROTOCOL):
+    with atoll.join(broker.url, run=run, learner="a", params={"w": jnp.ones((8, 4))}, protocol=PROTOCOL) as island:
+        read = atoll.read_model(broker.url, run=run)
+        merged = island.merged()
         (row,) = [row for row in json.loads(said("runs", *at, "--json")) if row["run"] == run]
         alive = said("runs", "remove", run, *at, "--yes", status=3)
         absent = said("runs", "remove", run, "mistyped", *at, "--yes", "--force", status=2)
     listed = said("runs", *at)
     removed = said("runs", "remove", run, *at, "--yes", "--force")
 
+    assert (read.versions_max, read.settled, float(read.params["w"].sum())) == (0, False, 32.0)
+    assert float(merged.params["w"].sum()) == 32.0
     assert (row["state"], row["parameters"], row["members"]) == ("open", 32, 1)
     assert "still heard" in alive
     assert f"{run} (a)" in alive
@@ -95,6 +100,8 @@ def test_the_program_lists_and_removes_and_refuses_what_lives(broker: EmbeddedBr
 
 def test_a_mistyped_run_leaves_nothing_behind(broker: EmbeddedBroker, run: str) -> None:
     """Readers create nothing: the run is named, and the broker is as it was."""
+    with pytest.raises(SettingsError, match="nobody has founded this run"):
+        atoll.read_model(broker.url, run=run)
     for verb in (["fates"], ["why"], ["top", "--once"]):
         assert "nobody has founded this run" in said(*verb, "--run", run, "--broker", broker.url, status=2)
 

@@ -6,6 +6,7 @@ import time
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from atoll.base.errors import LayoutMismatch, Quarantined, SettingsError
 from atoll.bus.interface import Bus
 from atoll.client import driver
+from atoll.client.join import IslandHandle
+from atoll.client.merged import placed, read_model
 from atoll.protocol.ledger import settle
 from atoll.run.heads import read_heads
 from atoll.wire.messages import Head, RunRecord, decode, encode
@@ -74,6 +77,50 @@ def test_a_run_that_ends_together_holds_every_step_of_its_learner(run: str) -> N
     assert settled.fates["superseded"] == 0
     for name, leaf in world.final["a"].items():
         np.testing.assert_allclose(np.asarray(merged.params[name]), np.asarray(leaf), rtol=0, atol=1e-5)
+
+
+def test_after_the_end_all_islands_hold_the_same_merged_model(run: str) -> None:
+    """What each trained differs; what they read is the run's, in the structure, kinds and dtypes of their own parameters."""
+    protocol = settings(adoption="overwrite", tokens_target=600)
+    world = MemoryWorld(run, protocol)
+    islands: dict[str, IslandHandle] = {}
+
+    def train(name: str, towards: float) -> None:
+        with world.join(name) as island:
+            islands[name] = island
+            params = island.params
+            while not island.done:
+                params = jax.tree.map(lambda leaf: leaf + 0.05 * (towards - leaf), params)
+                time.sleep(STEP_S)
+                params = island.step(params, tokens=10, loss=1.0)
+
+    world.go(partial(train, "a", 1.0), partial(train, "b", -1.0))
+    read = {name: island.merged(settle_s=60.0) for name, island in islands.items()}
+    plain = read_model(world.bus, run=run, home=world.home)
+    own = {name: island.params for name, island in islands.items()}
+    with pytest.raises(LayoutMismatch, match="in the run"):
+        read_model(world.bus, run=run, like={"another": np.zeros((3, 2), np.float32)}, home=world.home)
+    world.home.stop()
+
+    assert all(model.settled for model in read.values())
+    for name, leaf in plain.params.items():
+        assert isinstance(leaf, np.ndarray)
+        for model in read.values():
+            assert isinstance(model.params[name], jax.Array)
+            np.testing.assert_array_equal(np.asarray(model.params[name]), leaf)
+        assert not np.array_equal(np.asarray(own["a"][name]), np.asarray(own["b"][name]))
+
+
+def test_what_is_not_floating_stays_as_it_is() -> None:
+    """Integers travel with no run; a leaf of NumPy stays one, in its own dtype."""
+    like = {"w": np.zeros((2, 2), np.float16), "count": np.int32(7), "j": jnp.ones(3, jnp.bfloat16)}
+    values = {"w": np.ones((2, 2), np.float32), "count": np.zeros((), np.int32), "j": np.full(3, 0.5, np.float32)}
+
+    found = placed(values, like)
+
+    assert (found["count"], found["w"].dtype, found["j"].dtype) == (7, np.float16, jnp.bfloat16)
+    assert isinstance(found["w"], np.ndarray)
+    assert float(found["j"][0]) == 0.5
 
 
 def test_learners_end_together_with_everything_switched_on(run: str) -> None:

@@ -40,6 +40,7 @@ from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.client.device_encoding import checked
+from atoll.client.merged import SETTLE_S, ReadModel, read_model
 from atoll.client.optimizer_state import packed_bytes_max, rebuilt
 from atoll.client.peer_recovery import Loan, borrow
 from atoll.client.session import JoinRequest, Session
@@ -220,6 +221,16 @@ class IslandHandle(StepHook):
         log.info("learner.recovered", source=source, incarnation=self.incarnation, **facts)
         told = self.session.record("recovered", source=source, incarnation=self.incarnation, **facts)
         self.call(told).add_done_callback(_say_if_failed)
+
+    def merged(self, *, settle_s: float = SETTLE_S) -> ReadModel:
+        """Return the run's merged model as a pytree like `params`; best after the end of the `with` block.
+
+        The island's own `params` are what it trained, not what all have trained. Once this island has left a run with a token
+        target, wait up to `settle_s` seconds until all shards have closed; then all islands read the same.
+        """
+        home = None if self._own_home else self._home
+        settle_s = settle_s if self._closed else 0.0
+        return read_model(self.session.opener, run=self.run.run, like=self.params, settle_s=settle_s, home=home)
 
     def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the island's own loop (a data lease, an event for the log) and return its future."""

@@ -82,7 +82,7 @@ class Session:
         """Prepare; nothing is opened yet."""
         self.learner = request.learner
         self._request = request
-        self._opener = opener
+        self.opener = opener
         self._clock = clock
         self._identity = identity or this_process()
         self._opened = False
@@ -92,7 +92,7 @@ class Session:
 
     async def open(self) -> list[AdoptableFragment]:
         """Claim the id, found or join the run, and return the run's frames, ready to adopt."""
-        self.bus = await self._opener()
+        self.bus = await self.opener()
         self._opened = True
         offer = self._request.record
         await self.bus.provision(self._request.bytes_max or stream_bytes_max(offer.layout, offer.protocol))

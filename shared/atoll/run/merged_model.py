@@ -22,6 +22,7 @@ from atoll.codec import unpack_arrays
 from atoll.merge.global_update import AVERAGE, state_bytes_max
 from atoll.merge.outer import State
 from atoll.model.layout import Layout
+from atoll.model.pytrees import named_dtype
 from atoll.run.heads import fetch_frame, read_head, read_heads
 from atoll.wire.messages import Head, RunRecord
 
@@ -30,7 +31,7 @@ READ_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class MergedModel:
-    """The merged parameters by name, and their range of versions; `average`, if kept, is over former versions."""
+    """The merged parameters by name (NumPy arrays) and their range of versions; `average`, if kept, is over former versions."""
 
     params: dict[str, Any]
     versions_min: int
@@ -55,16 +56,14 @@ async def read_merged(bus: Bus, run: RunRecord) -> MergedModel:
 
 
 def _assembled(layout: Layout, values: Mapping[int, Vector]) -> dict[str, Any]:
-    """Return parameters by name, in their dtypes, from the flat float32 values of the fragments."""
-    import jax.numpy as jnp  # noqa: PLC0415  (only where arrays are made)
-
+    """Return NumPy arrays by name, in their dtypes, from the flat float32 values of the fragments."""
     tensors = {t.name: np.zeros(t.shape, dtype=np.float32) for t in layout.tensors}
     for fragment, vector in values.items():
         for tensor_slice in layout.slices(fragment):
             rows = tensors[tensor_slice.tensor_name]
             target = rows[tensor_slice.start : tensor_slice.stop] if rows.ndim else rows
             target[...] = vector[slice(*tensor_slice.bounds)].reshape(target.shape)
-    return {t.name: jnp.array(tensors[t.name], dtype=t.dtype) for t in layout.tensors}
+    return {t.name: tensors[t.name].astype(named_dtype(t.dtype), copy=False) for t in layout.tensors}
 
 
 async def _fetch_average(bus: Bus, run: RunRecord, head: Head, values: Vector) -> Vector:

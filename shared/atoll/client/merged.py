@@ -1,0 +1,160 @@
+"""The merged model in the hands of a loop: `atoll.read_model(url, run=...)` and `island.merged()`.
+
+What a loop trains on are its island's own values. The run's are on the broker: each fragment's newest version, and their
+average where the run keeps one. Reading them takes no part in the run, and needs neither token shards nor the model's code: the
+run record holds names, shapes and dtypes.
+
+At the end of a run every learner has pushed its last steps, and shards merge them while the learners leave. Who reads at once
+may be a version ahead of or behind somebody else. So a reader can wait until all shards have closed their ledgers: then
+everybody reads the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from atoll.base.errors import LayoutMismatch
+from atoll.base.logs import get
+from atoll.base.loop_thread import LoopThread
+from atoll.bus.interface import Bus
+from atoll.bus.open import open_bus
+from atoll.bus.options import BusOptions
+from atoll.client.step_hook import flattened
+from atoll.model.layout import first_difference
+from atoll.model.pytrees import describe
+from atoll.run.merged_model import MergedModel, read_merged
+from atoll.run.record import founded_run, recorded_progress
+from atoll.wire.messages import RunRecord
+
+log = get(__name__)
+
+Opener = Callable[[], Coroutine[Any, Any, Bus]]
+SETTLE_S = 60.0
+POLL_S = 0.2
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadModel:
+    """The merged model of a run.
+
+    Attributes:
+        params: the newest values, as the pytree that was asked for, or NumPy arrays by name.
+        average: their average over former versions, likewise; None where the run keeps none.
+        versions_min, versions_max: the range of the fragments' versions.
+        settled: whether the run is over and all shards have closed, so that nothing changes any more.
+        run: the run record.
+    """
+
+    params: Any
+    average: Any
+    versions_min: int
+    versions_max: int
+    settled: bool
+    run: RunRecord
+
+
+def read_model(
+    broker: str | Opener,
+    *,
+    run: str,
+    like: Any = None,  # noqa: ANN401  (any JAX pytree)
+    settle_s: float = 0.0,
+    patience_s: float = PATIENCE_S,
+    home: LoopThread | None = None,
+) -> ReadModel:
+    """Return the merged model of a run as the broker has it.
+
+    Args:
+        broker: URL of the broker, or a coroutine function that opens a `Bus`.
+        run: run id.
+        like: a pytree of arrays of the run's model. The result has its structure; each leaf is of its kind, dtype and device.
+            Leaves that are not floating travel with no run: they stay as they are in `like`.
+        settle_s: wait so long for the end of a run that has a token target, seconds.
+        patience_s: how long to try to reach the broker, seconds.
+        home: a loop thread to share with others.
+
+    Raises:
+        SettingsError: nobody has founded this run.
+        LayoutMismatch: `like` is not the run's model.
+        BrokerUnavailable, BlobGone: see `atoll.base.errors`.
+    """
+
+    async def open_url() -> Bus:
+        return await open_bus(str(broker), run, name="reader", options=BusOptions(patience_s=patience_s))
+
+    async def read() -> tuple[RunRecord, MergedModel, bool]:
+        bus = await (open_url() if isinstance(broker, str) else broker())
+        try:
+            record = await founded_run(bus, run)
+            settled = await _settled(bus, record, settle_s)
+            return record, await read_merged(bus, record), settled
+        finally:
+            await bus.close()
+
+    thread = home or LoopThread("atoll-reader")
+    try:
+        record, merged, settled = thread.submit(read()).result()
+    finally:
+        if home is None:
+            thread.stop()
+    if like is not None:
+        check_like(record, like)
+    return ReadModel(
+        params=merged.params if like is None else placed(merged.params, like),
+        average=merged.average if like is None or merged.average is None else placed(merged.average, like),
+        versions_min=merged.versions_min,
+        versions_max=merged.versions_max,
+        settled=settled,
+        run=record,
+    )
+
+
+async def _settled(bus: Bus, run: RunRecord, within_s: float) -> bool:
+    """Return whether all shards have closed; wait for that, if the run has a target."""
+    now_s = asyncio.get_running_loop().time
+    deadline_s = now_s() + (within_s if run.protocol.tokens_target else 0.0)
+    while not (await recorded_progress(bus, run)).over:
+        if now_s() >= deadline_s:
+            if within_s:
+                log.warning(
+                    "model.unsettled", run=run.run, waited_s=within_s, todo="some shard has not closed its ledger"
+                )
+            return False
+        await asyncio.sleep(POLL_S)
+    return True
+
+
+def check_like(run: RunRecord, like: Any) -> None:  # noqa: ANN401  (any JAX pytree)
+    """Raise `LayoutMismatch` unless a pytree has the names, shapes and dtypes of the run's model."""
+    if difference := first_difference(msgspec.structs.replace(run.layout, tensors=describe(like)), run.layout):
+        raise LayoutMismatch(
+            f"this is not the model of run {run.run!r}",
+            got=difference,
+            allowed=f"the layout {run.layout.fingerprint} founded by {run.founder}",
+            todo="give parameters of the run's model, or leave `like` away",
+        )
+
+
+def placed(values: Mapping[str, Any], like: Any) -> Any:  # noqa: ANN401  (any JAX pytree)
+    """Return values by name as a pytree like `like`: NumPy arrays stay NumPy's, others go where the leaf lies."""
+    import jax  # noqa: PLC0415  (the kernel loads JAX only where pytrees are JAX's)
+
+    leaves, treedef, names = flattened(like)
+    return jax.tree.unflatten(treedef, [_leaf(values[name], leaf) for name, leaf in zip(names, leaves, strict=True)])
+
+
+def _leaf(value: Any, leaf: Any) -> Any:  # noqa: ANN401  (arrays)
+    import jax  # noqa: PLC0415
+    import jax.numpy as jnp  # noqa: PLC0415
+
+    if not hasattr(leaf, "dtype") or not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+    array = np.asarray(value).astype(leaf.dtype, copy=False)
+    return jax.device_put(array, leaf.sharding) if isinstance(leaf, jax.Array) else array
