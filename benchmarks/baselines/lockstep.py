@@ -43,10 +43,10 @@ from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather
 from atoll.protocol.round import token_weight
 from atoll.settings import Settings
+from atoll_learner.beginning import first_values
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.evaluate import EXPORT_TOKENS_MAX, FOLLOW_TOKENS_MAX
-from atoll_learner.export import load_safetensors
-from atoll_learner.model import Params, embedding_names, init_params
+from atoll_learner.model import Params, embedding_names
 from atoll_learner.process import LearnerWork
 from atoll_learner.train import init_optimizer, learning_rate, make_evaluator, make_step
 
@@ -242,9 +242,7 @@ def train_baseline(  # noqa: PLR0913  (one per question; all but three have defa
     """
     target = settings.protocol.tokens_target
     group = _checked(method, learners, target, stop_tokens) * work.train.tokens_per_step
-    params = init_params(work.model, settings.seed)
-    if settings.learner.initial_model is not None:
-        params = load_safetensors(settings.learner.initial_model, params)
+    params = first_values(work.model, settings.seed, settings.learner.initial_model)
     trainer = DataParallel(work, params) if method == "data-parallel" else Diloco(work, params, settings, learners)
     apart = 1 if method == "data-parallel" else settings.protocol.interval_steps
     steps = max(1, (min(stop_tokens, target) if stop_tokens else target) // group)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import atoll
 from atoll.base.errors import SettingsError
@@ -96,6 +98,21 @@ def test_the_program_lists_and_removes_and_refuses_what_lives(broker: EmbeddedBr
     assert run in listed
     assert f"removed {run}" in removed
     assert run not in said("runs", *at)
+
+
+def test_the_model_of_an_own_loop_is_exported_from_its_layout(broker: EmbeddedBroker, run: str, tmp_path: Path) -> None:
+    """No token shards, no model code: the run record says names, shapes and dtypes."""
+    given = {"w": jnp.full((8, 4), 0.5, jnp.bfloat16), "b": jnp.ones(4)}
+    with atoll.join(broker.url, run=run, learner="a", params=given, protocol=PROTOCOL):
+        said("export", "--run", run, "--broker", broker.url, "--out", str(tmp_path / "out"))
+
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert {name: (str(array.dtype), array.shape) for name, array in found.items()} == {
+        "w": ("bfloat16", (8, 4)),
+        "b": ("float32", (4,)),
+    }
+    assert float(found["w"].astype(np.float32).sum()) == 16.0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
 
 def test_a_mistyped_run_leaves_nothing_behind(broker: EmbeddedBroker, run: str) -> None:

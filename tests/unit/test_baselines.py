@@ -230,7 +230,7 @@ def test_the_verb_writes_a_report_and_a_model(corpus: Path, tmp_path: Path) -> N
     assert result.exit_code == 0, result.output
     assert (report["tokens_trained"], report["seed"], report["group"]) == (4 * STEP, 3, 2)
     model = prepare_work(settings_of(corpus)).model
-    newest, average = (load_safetensors(tmp_path / f"{name}.safetensors", init_params(model, 0)) for name in FILES)
+    newest, average = (load_safetensors([tmp_path / f"{name}.safetensors"], init_params(model, 0)) for name in FILES)
     assert 0.0 < difference(newest, average) < 1.0
 
 

@@ -201,7 +201,7 @@ def test_a_model_file_round_trips(tmp_path: Path) -> None:
     """The same bits under the same names."""
     params = init_params(small(), 0)
     save_safetensors(params, tmp_path / "model.safetensors", {"run": "x"})
-    loaded = load_safetensors(tmp_path / "model.safetensors", init_params(small(), 1))
+    loaded = load_safetensors([tmp_path / "model.safetensors"], init_params(small(), 1))
 
     assert loaded.keys() == params.keys()
     assert all((loaded[name] == params[name]).all() for name in params)
@@ -216,10 +216,10 @@ def test_a_truncated_or_missing_model_file_is_refused(tmp_path: Path) -> None:
     for content in (data[: len(data) // 2], data[:5], b""):
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match="cannot be read"):
-            load_safetensors(path, params)
+            load_safetensors([path], params)
     path.unlink()
     with pytest.raises(CheckpointError, match="cannot be read"):
-        load_safetensors(path, params)
+        load_safetensors([path], params)
 
 
 def test_a_file_of_another_model_is_refused_with_the_first_difference(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_file_of_another_model_is_refused_with_the_first_difference(tmp_path: 
     ):
         save_safetensors(wrong, path, {})
         with pytest.raises(CheckpointError, match=said) as refusal:
-            load_safetensors(path, params)
+            load_safetensors([path], params)
         assert name in str(refusal.value)
 
 
@@ -246,7 +246,7 @@ def test_a_file_whose_numbers_are_no_floats_is_refused(tmp_path: Path, dtype: st
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4 * bytes_each))
 
     with pytest.raises(CheckpointError, match=r"cannot be read|another model"):
-        load_safetensors(path, {"w": jnp.zeros(4)})
+        load_safetensors([path], {"w": jnp.zeros(4)})
 
 
 def test_sampling_is_deterministic_and_starts_with_its_prompt() -> None:

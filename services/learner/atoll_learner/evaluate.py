@@ -122,18 +122,28 @@ async def _pause(stop: asyncio.Event, for_s: float) -> None:
 
 
 def export_run(settings: Settings, out: Path) -> None:
-    """Write `model.safetensors`, `sample.txt` and `validation.json` of the run as it stands now to `out`."""
+    """Write the merged model of a run as it stands now to `out`.
+
+    A run of the reference model whose token shards are here is measured, too: `sample.txt`, `validation.json`, and the files
+    with which Transformers loads it. Of any other run there is `model.safetensors`, from the run's layout alone.
+    """
     configure(settings.log.format, settings.log.level, role="export", run=settings.run)
-    work = prepare_work(settings)
-    limit_threads(settings.learner.threads)
-
-    from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (JAX only after the thread limits are set)
-
-    enable_compile_cache(settings.learner.compile_cache)
     try:
         out.mkdir(parents=True, exist_ok=True)
         run, merged = asyncio.run(_read_now(settings))
-        write_out(work, out, run, merged)
+        if not run.data or not (settings.data.dir / "meta.json").exists():
+            write_values(out, run, merged)
+            reason = f"no token shards in {settings.data.dir}" if run.data else "a run of somebody's own loop"
+            log.info("model.exported", out=str(out), tensors=len(merged.params), measured=False, reason=reason)
+            return
+        work = prepare_work(settings)
+        limit_threads(settings.learner.threads)
+
+        from atoll_learner.beginning import first_values  # noqa: PLC0415  (JAX only after the thread limits are set)
+        from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415
+
+        enable_compile_cache(settings.learner.compile_cache)
+        write_out(work, out, run, merged, first_values(work.model, run.seed, settings.learner.initial_model))
     except OSError as error:
         raise unusable(out, error) from error
 
@@ -144,14 +154,10 @@ async def _read_now(settings: Settings) -> tuple[RunRecord, MergedModel]:
         return run, await read_merged(bus, run)
 
 
-def write_out(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel) -> None:
-    """Write the merged model, a sample of its text and how it measures to `out`."""
+def write_values(out: Path, run: RunRecord, merged: MergedModel) -> None:
+    """Write the merged values, and their average where the run keeps one, to `out`."""
     from atoll_learner.export import save_safetensors  # noqa: PLC0415
-    from atoll_learner.model import init_params  # noqa: PLC0415
-    from atoll_learner.sample import generate  # noqa: PLC0415
-    from atoll_learner.train import make_evaluator  # noqa: PLC0415
 
-    began_s = time.monotonic()
     metadata = {"run": run.run, "model": run.model, "versions": f"{merged.versions_min}..{merged.versions_max}"}
     save_safetensors(merged.params, out / "model.safetensors", metadata | {"values": "newest"})
     average = out / "model-average.safetensors"
@@ -159,10 +165,21 @@ def write_out(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel)
     if merged.average is not None:
         horizon = f"average of horizon {run.protocol.average_versions} versions"
         save_safetensors(merged.average, average, metadata | {"values": horizon})
+
+
+def write_out(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel, first: dict[str, Any]) -> None:
+    """Write the merged model, a sample of its text and how it measures to `out`; `first` are the values that it began with."""
+    from atoll_learner.hugging_face import write_beside  # noqa: PLC0415
+    from atoll_learner.sample import generate  # noqa: PLC0415
+    from atoll_learner.train import make_evaluator  # noqa: PLC0415
+
+    began_s = time.monotonic()
+    write_values(out, run, merged)
+    write_beside(out, work.model, work.shards)
     measure = make_evaluator(work.model, work.train, work.shards, EXPORT_TOKENS_MAX)
     meta = work.shards.meta
     result = {
-        "initial_bits_per_byte": measure(init_params(work.model, run.seed)),
+        "initial_bits_per_byte": measure(first),
         "final_bits_per_byte": measure(merged.params),
         **({} if merged.average is None else {"average_bits_per_byte": measure(merged.average)}),
         "validation_bytes": round(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from atoll.base.errors import CheckpointError, StorageFull
@@ -39,19 +39,30 @@ def _kind(dtype: Any) -> str:  # noqa: ANN401  (whatever names a dtype)
     return "of floats" if jnp.issubdtype(dtype, jnp.floating) else f"of {np.dtype(dtype).name}"
 
 
-def load_safetensors(path: Path, like: Params) -> Params:
-    """Return the tensors of a file, which must have the names and shapes of `like`, in the dtypes of `like`.
+def load_safetensors(
+    files: Sequence[Path], like: Params, check: Callable[[Path, Mapping[str, str] | None], None] | None = None
+) -> Params:
+    """Return the tensors of some files, which must have the names and shapes of `like`, in the dtypes of `like`.
+
+    `check` is called with each file and its metadata before anything is compared.
 
     Raises:
-        CheckpointError: the file is missing, truncated, not safetensors, not finite, or holds another model.
+        CheckpointError: a file is missing, truncated, not safetensors, not finite, or they hold another model.
     """
-    try:
-        found = load_file(path)
-    except (OSError, SafetensorError, ValueError, AttributeError, KeyError, TypeError) as error:
-        # The last three are what the library says of a dtype that NumPy does not have, 8-bit floats for example.
-        raise CheckpointError(
-            "this model file cannot be read", got=f"{path}: {error}", todo="export it again, or name another file"
-        ) from error
+    found: dict[str, Any] = {}
+    for file in files:
+        try:
+            if check is not None:
+                with safe_open(file, framework="numpy") as opened:
+                    metadata = opened.metadata()
+                check(file, metadata)
+            found |= load_file(file)
+        except (OSError, SafetensorError, ValueError, AttributeError, KeyError, TypeError) as error:
+            # The last three are what the library says of a dtype that NumPy does not have, 8-bit floats for example.
+            raise CheckpointError(
+                "this model file cannot be read", got=f"{file}: {error}", todo="export it again, or name another file"
+            ) from error
+    path = files[0] if len(files) == 1 else files[0].parent
     for name in sorted(like.keys() | found.keys()):
         got = f"{name} {found[name].shape} {_kind(found[name].dtype)}" if name in found else f"no {name}"
         allowed = f"{name} {like[name].shape} {_kind(like[name].dtype)}" if name in like else f"no {name}"

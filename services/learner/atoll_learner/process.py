@@ -98,16 +98,14 @@ def train(settings: Settings) -> None:
         settings.learner.scratch_dir,
     )
 
-    from atoll_learner.compiling import enable_compile_cache, turn  # noqa: PLC0415  (after the thread limits are set)
-    from atoll_learner.export import load_safetensors  # noqa: PLC0415
-    from atoll_learner.model import embedding_names, init_params  # noqa: PLC0415
+    from atoll_learner.beginning import first_values  # noqa: PLC0415  (after the thread limits are set)
+    from atoll_learner.compiling import enable_compile_cache, turn  # noqa: PLC0415
+    from atoll_learner.model import embedding_names  # noqa: PLC0415
 
     cache = settings.learner.compile_cache
     enable_compile_cache(cache)
     with turn(cache):
-        params = init_params(work.model, settings.seed)
-    if settings.learner.initial_model is not None:
-        params = load_safetensors(settings.learner.initial_model, params)
+        params = first_values(work.model, settings.seed, settings.learner.initial_model)
     url, options = settings.broker.url, bus_options(settings)
     island = join(
         lambda: open_bus(url, settings.run, name=learner, options=options),

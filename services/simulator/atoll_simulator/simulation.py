@@ -309,7 +309,7 @@ def simulate(
     if outcome.run is None or outcome.merged is None:
         return None, outcome
     with face.stage("measuring and writing the model"):
-        write_out(trade.work, folder.out, outcome.run, outcome.merged)
+        write_out(trade.work, folder.out, outcome.run, outcome.merged, trade.params)
     report = write_report(
         folder, view, files[0].file, outcome.run.data, "virtual", fragment_ledger=outcome.fragment_ledger
     )

@@ -135,17 +135,14 @@ def with_data(up: UpPlan, folder: RunFolder, face: RunConsole) -> Settings:
 
 def trade_of(settings: Settings, folder: RunFolder):  # type: ignore[no-untyped-def]  # noqa: ANN201
     """Return the parts that all learners share, compiled."""
-    from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (loads JAX)
-    from atoll_learner.export import load_safetensors  # noqa: PLC0415
-    from atoll_learner.model import init_params  # noqa: PLC0415
+    from atoll_learner.beginning import first_values  # noqa: PLC0415  (loads JAX)
+    from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415
     from atoll_learner.train import make_step  # noqa: PLC0415
     from atoll_simulator.learner import Trade, warm  # noqa: PLC0415
 
     enable_compile_cache(settings.learner.compile_cache or folder.path("cache", "jax"))
     work = prepare_work(settings)
-    params = init_params(work.model, settings.seed)
-    if settings.learner.initial_model is not None:
-        params = load_safetensors(settings.learner.initial_model, params)
+    params = first_values(work.model, settings.seed, settings.learner.initial_model)
     trade = Trade(settings, work, params, make_step(work.model, work.train))
     warm(trade)
     return trade
