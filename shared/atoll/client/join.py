@@ -42,6 +42,7 @@ from atoll.bus.options import BusOptions
 from atoll.client.device_encoding import checked
 from atoll.client.merged import SETTLE_S, ReadModel, read_model
 from atoll.client.optimizer_state import packed_bytes_max, rebuilt
+from atoll.client.parameters import checked_parameters
 from atoll.client.peer_recovery import Loan, borrow
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
@@ -116,10 +117,12 @@ def join(
         options: everything else, see `JoinOptions`.
 
     Raises:
-        SettingsError, LayoutMismatch, IdentityTaken: see `atoll.base.errors`.
+        SettingsError: a setting is out of range, or a leaf cannot be a parameter (`atoll.client.parameters`).
+        LayoutMismatch, IdentityTaken: see `atoll.base.errors`.
         BrokerUnavailable: no broker, or too old a one, within `options.patience_s`.
     """
     settings = check_codecs((protocol or ProtocolSettings()).check())
+    checked_parameters(params)
     clock = options.clock or SystemClock()
     layout, origin = planned(params, settings.fragments, options.direct)
     record = RunRecord(
@@ -150,7 +153,23 @@ def join(
     session = Session(request, open_url if isinstance(broker, str) else broker, clock)
     handle = IslandHandle(session, clock, donated=options.donated, home=options.home)
     handle.enter_run(params)
+    if protocol is not None:
+        warn_of_ignored(protocol, handle.run.protocol)
     return handle
+
+
+def warn_of_ignored(given: ProtocolSettings, agreed: ProtocolSettings) -> None:
+    """Log which settings of a learner that joins an existing run have no effect."""
+    # The bound of a step's tokens follows from each learner's own batch.
+    names = (name for name in given.__struct_fields__ if name != "step_tokens_max")
+    pairs = ((name, getattr(given, name), getattr(agreed, name)) for name in names)
+    if other := [f"{name} = {theirs} of the run, not {ours}" for name, ours, theirs in pairs if ours != theirs]:
+        log.warning(
+            "protocol.ignored",
+            settings="; ".join(other),
+            why="the founder's settings hold for the whole run",
+            todo="found another run, or leave `protocol` away",
+        )
 
 
 @dataclass(frozen=True, slots=True)

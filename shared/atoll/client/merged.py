@@ -25,7 +25,7 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
-from atoll.client.step_hook import flattened
+from atoll.client.parameters import ParameterShape
 from atoll.model.layout import first_difference
 from atoll.model.pytrees import describe
 from atoll.run.merged_model import MergedModel, read_merged
@@ -144,10 +144,8 @@ def check_like(run: RunRecord, like: Any) -> None:  # noqa: ANN401  (any JAX pyt
 
 def placed(values: Mapping[str, Any], like: Any) -> Any:  # noqa: ANN401  (any JAX pytree)
     """Return values by name as a pytree like `like`: NumPy arrays stay NumPy's, others go where the leaf lies."""
-    import jax  # noqa: PLC0415  (the kernel loads JAX only where pytrees are JAX's)
-
-    leaves, treedef, names = flattened(like)
-    return jax.tree.unflatten(treedef, [_leaf(values[name], leaf) for name, leaf in zip(names, leaves, strict=True)])
+    shape = ParameterShape(like)
+    return shape.whole({name: _leaf(values[name], leaf) for name, leaf in shape.leaves(like).items()})
 
 
 def _leaf(value: Any, leaf: Any) -> Any:  # noqa: ANN401  (arrays)

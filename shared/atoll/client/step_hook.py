@@ -19,7 +19,9 @@ import numpy as np
 
 from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
+from atoll.base.errors import ProtocolMisuse
 from atoll.client.adoption import AdoptableFragment, adopt
+from atoll.client.parameters import ParameterShape, refuse_donated
 from atoll.client.session import Session
 from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.model.layout import Layout, plan_layout
@@ -37,7 +39,7 @@ class StepHook:
         self.session = session
         self._clock = clock
         self._donated = donated
-        self._treedef: Any = None
+        self._shape: ParameterShape | None = None
         self.leaves: Mapping[str, Any] = {}
         self._last_s = 0.0
         self._began_s = 0.0
@@ -48,9 +50,13 @@ class StepHook:
     @property
     def params(self) -> Any:  # noqa: ANN401  (the caller's pytree)
         """Return the parameters to train from."""
-        import jax  # noqa: PLC0415  (the kernel loads JAX only where pytrees are JAX's)
+        return self._entered.whole(self.leaves)
 
-        return jax.tree.unflatten(self._treedef, list(self.leaves.values()))
+    @property
+    def _entered(self) -> ParameterShape:
+        if self._shape is None:
+            raise ProtocolMisuse("the island has not entered its run yet")
+        return self._shape
 
     @property
     def run_tokens(self) -> int:
@@ -68,9 +74,9 @@ class StepHook:
 
         A joining learner has learnt nothing yet, so it overwrites its values whatever the rule for later adoptions is.
         """
-        leaves, self._treedef, names = flattened(params)
+        self._shape = ParameterShape(params)
         joining = msgspec.structs.replace(self.session.run.protocol, adoption="overwrite")
-        self.leaves = adopt(self.session.run.layout, joining, dict(zip(names, leaves, strict=True)), ready)
+        self.leaves = adopt(self.session.run.layout, joining, self._shape.leaves(params), ready)
 
     def begin(self) -> None:
         """Note that the first step begins."""
@@ -80,20 +86,21 @@ class StepHook:
         """Report a completed step over `tokens` tokens and return the parameters to continue from.
 
         Raises:
+            SettingsError: these are not the parameters that the island joined with, or the step has donated them.
             AtollError: the island cannot go on (a newer incarnation took the id over, or the driver failed).
         """
         began_s = self._clock.monotonic()
         driver = self.session.driver
         if driver.failure is not None:
             raise driver.failure
-        import jax  # noqa: PLC0415
-
-        completed: Mapping[str, Any] = dict(zip(self.leaves, jax.tree.leaves(params), strict=True))
+        if not self._donated:
+            refuse_donated(self.leaves)
+        completed: Mapping[str, Any] = self._entered.leaves(params)
         continued = completed
         ready = driver.take_ready()
         if ready:
             continued = adopt(self.session.run.layout, self.session.run.protocol, completed, ready)
-            params = jax.tree.unflatten(self._treedef, list(continued.values()))
+            params = self._entered.whole(continued)
         self.leaves = continued
         if self._donated:
             completed, continued = _copied(completed, continued)
@@ -134,17 +141,7 @@ class Origin(Mapping[int, Vector]):
 def planned(params: Any, fragments: int, direct: tuple[str, ...]) -> tuple[Layout, Origin]:  # noqa: ANN401
     """Return how `params` is divided into `fragments` parts, and the flat parts that a founder brings."""
     layout = plan_layout(describe(params), fragments, direct=direct)
-    leaves, _, names = flattened(params)
-    named = dict(zip(names, leaves, strict=True))
-    return layout, Origin(layout, named)
-
-
-def flattened(params: Any) -> tuple[list[Any], Any, list[str]]:  # noqa: ANN401  (any pytree)
-    """Return the leaves of a pytree, its structure, and the names of the leaves."""
-    import jax  # noqa: PLC0415
-
-    leaves, treedef = jax.tree.flatten(params)
-    return leaves, treedef, [spec.name for spec in describe(params)]
+    return layout, Origin(layout, ParameterShape(params).leaves(params))
 
 
 def _copied(completed: Mapping[str, Any], continued: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

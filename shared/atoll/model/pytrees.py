@@ -25,9 +25,14 @@ def describe(tree: Any) -> tuple[TensorSpec, ...]:  # noqa: ANN401  (any JAX pyt
 
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return tuple(
-        TensorSpec("/".join(_part(key) for key in path) or "value", tuple(int(n) for n in leaf.shape), str(leaf.dtype))
+        TensorSpec(path_name(path), tuple(int(n) for n in leaf.shape), str(leaf.dtype))
         for path, leaf in ((path, leaf if hasattr(leaf, "dtype") else np.asarray(leaf)) for path, leaf in leaves)
     )
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """Return the name of a leaf from its path of keys."""
+    return "/".join(_part(key) for key in path) or "value"
 
 
 def gather(layout: Layout, leaves: Mapping[str, Any], fragment: int, start: int = 0, stop: int | None = None) -> Vector:

@@ -1,0 +1,127 @@
+"""What a loop may hand over: every mistake is named by its leaf, when it is made."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from atoll.base.errors import SettingsError
+from atoll.base.loop_thread import LoopThread
+from atoll.bus.interface import Bus
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.client.join import IslandHandle, JoinOptions, join
+from atoll.client.parameters import checked_parameters
+from atoll.protocol.settings import ProtocolSettings
+
+PROTOCOL = ProtocolSettings(fragments=2, shards=1, interval_steps=8)
+
+
+def given() -> dict[str, Any]:
+    """Return parameters."""
+    return {"w": jnp.ones((4, 3)), "b": {"inner": jnp.zeros(3, jnp.bfloat16)}, "count": jnp.int32(3)}
+
+
+def joined(home: LoopThread, params: Any, learner: str = "a", **changes: Any) -> IslandHandle:  # noqa: ANN401
+    """Join a run in memory."""
+    broker = changes.pop("broker", None) or MemoryBroker()
+
+    async def opened() -> Bus:
+        return MemoryBus("r", broker)
+
+    protocol = changes.pop("protocol", PROTOCOL)
+    options = JoinOptions(home=home, **changes)
+    return join(opened, run="r", learner=learner, params=params, protocol=protocol, options=options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"lr": 0.1}, "lr: float is no array"),
+        ({"z": jnp.ones(2, jnp.complex64)}, "z: complex64 numbers"),
+        ({"bad": jnp.array([1.0, float("nan")])}, "bad: NaN or an infinity"),
+        ({"bad": np.array([1.0, np.inf], np.float16)}, "bad: NaN or an infinity"),
+        ({"abstract": jax.eval_shape(lambda: jnp.ones(2))}, "abstract: ShapeDtypeStruct is no array"),
+        ({"text": "x"}, "text: str is no array"),
+    ],
+)
+def test_what_cannot_be_a_parameter_is_refused_at_the_door(changes: dict[str, Any], named: str) -> None:
+    """Before anything is opened; once a complex array was accepted and never merged."""
+    with pytest.raises(SettingsError) as refused:
+        join("nats://127.0.0.1:1", run="r", learner="a", params=given() | changes)
+
+    assert named in str(refused.value)
+    with pytest.raises(SettingsError, match="there are no parameters"):
+        checked_parameters({})
+
+
+def test_what_travels_with_no_run_is_said_once() -> None:
+    """Integers, booleans and keys of random numbers stay with each island."""
+    with capture_logs() as logs:
+        checked_parameters(given() | {"key": jax.random.key(0)})
+
+    assert [line["leaves"] for line in logs if line["event"] == "params.local"] == ["count, key"]
+
+
+def renamed(params: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Return parameters whose leaf has another name."""
+    return {"w": params["w"], "b": {"outer": params["b"]["inner"]}, "count": params["count"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (renamed, "'b/outer' is new, 'b/inner' is missing"),
+        (lambda p: p["w"], "is missing"),
+        (lambda p: p | {"w": p["w"][:2]}, "float32 of shape [2, 3]"),
+        (lambda p: p | {"w": p["w"].astype(jnp.bfloat16)}, "bfloat16 of shape [4, 3]"),
+        (lambda p: p | {"w": p["w"].reshape(12)}, "float32 of shape [12]"),
+        (lambda p: p | {"count": 3}, "int"),
+    ],
+)
+def test_a_step_with_other_parameters_is_refused_by_leaf(change: Any, named: str) -> None:  # noqa: ANN401
+    """It was accepted, and what travelled was wrong."""
+    home = LoopThread("world")
+    with joined(home, given()) as island:
+        with pytest.raises(SettingsError) as refused:
+            island.step(change(island.params), tokens=1)
+        island.step(island.params, tokens=1)
+    home.stop()
+
+    assert named in str(refused.value)
+
+
+def test_a_step_that_donates_its_parameters_is_noticed_at_once() -> None:
+    """Its pushes were given up one by one, and the program left with 0; with `donated=True` it is fine."""
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(params: Any) -> Any:  # noqa: ANN401
+        return jax.tree.map(lambda leaf: leaf + 1, params)
+
+    home = LoopThread("world")
+    with joined(home, given()) as island, pytest.raises(SettingsError, match="donates its parameters") as refused:
+        island.step(step(island.params), tokens=1)
+    with joined(home, given(), donated=True) as island:
+        params = island.params
+        for _ in range(3):
+            params = island.step(step(params), tokens=1)
+    home.stop()
+
+    assert "JoinOptions(donated=True)" in str(refused.value)
+
+
+def test_settings_that_have_no_effect_are_named() -> None:
+    """The founder's hold; a joiner that asks for others is told which."""
+    home, broker = LoopThread("world"), MemoryBroker()
+    other = ProtocolSettings(fragments=2, shards=1, interval_steps=9, quorum=2)
+    with joined(home, given(), broker=broker), capture_logs() as logs:
+        joined(home, given(), "b", broker=broker, protocol=other).close()
+    home.stop()
+
+    (told,) = [line["settings"] for line in logs if line["event"] == "protocol.ignored"]
+    assert told == "interval_steps = 8 of the run, not 9; quorum = 1 of the run, not 2"
