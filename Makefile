@@ -24,7 +24,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses 2 --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all coverage lines docs docs-build lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst fuzz bench-hostile bench-crowd experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all coverage lines docs docs-build lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst fuzz bench-hostile bench-crowd bench-data experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -176,6 +176,9 @@ fuzz: $(READY)  ## feed every decoder and every handler of messages wrong inputs
 
 bench-hostile: $(READY)  ## measure what hostile messages cost a run: pace, memory, loss
 	$(BENCH) -m benchmarks.faults.hostile $(BENCH_FLAGS)
+
+bench-data: $(READY)  ## measure how fast text becomes token shards, and in how much memory; MEGABYTES=100 is a short run
+	$(BENCH) -m benchmarks.text.prepare $(if $(MEGABYTES),--megabytes $(MEGABYTES)) $(if $(SEED),--seed $(SEED))
 
 bench-crowd: $(READY)  ## measure what a crowd of honest learners costs a shard: heartbeats, and pushes that are all stale
 	$(BENCH) -m benchmarks.faults.crowd $(BENCH_FLAGS)

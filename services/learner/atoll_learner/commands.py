@@ -65,19 +65,40 @@ def export(
 
 def prepare(  # noqa: PLR0913  (one option each)
     out: Annotated[Path, typer.Option(help="Folder for the token shards.")],
-    inputs: Annotated[list[Path] | None, typer.Argument(help="Text files or folders, .jsonl or .parquet.")] = None,
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Text files or folders, .jsonl, .parquet or .arrow; text and .jsonl also as .gz or .zst."),
+    ] = None,
     *,
     stdlib: Annotated[bool, typer.Option("--stdlib", help="Use the Python standard library's own source.")] = False,
     bpe: Annotated[int, typer.Option(help="Train a byte-pair vocabulary of this size; 0: plain bytes.")] = 0,
     validation: Annotated[float, typer.Option(help="Share of documents held out.")] = 0.05,
     block_tokens: Annotated[int, typer.Option(help="Tokens per leased block.")] = 2048,
     seed: Annotated[int, typer.Option(help="Seed of the split and the order.")] = 0,
+    field: Annotated[str, typer.Option(help="Field of a jsonl line, or column of a table, that is the text.")] = "text",
+    suffix: Annotated[
+        list[str] | None, typer.Option(help="Further files that are text in a folder, as .html; repeatable.")
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json to use; no vocabulary is trained.")] = None,
+    separator: Annotated[
+        str, typer.Option(help="Its token that stands between documents; a usual one is found by itself.")
+    ] = "",
 ) -> None:
     """Write token shards, held-out text and meta.json to a folder."""
     from atoll_learner.data.command import prepare_command  # noqa: PLC0415
+    from atoll_learner.data.tokenizer import Vocabulary  # noqa: PLC0415
 
     prepare_command(
-        out, inputs or [], stdlib=stdlib, bpe=bpe, validation=validation, block_tokens=block_tokens, seed=seed
+        out,
+        inputs or [],
+        stdlib=stdlib,
+        bpe=bpe,
+        validation=validation,
+        block_tokens=block_tokens,
+        seed=seed,
+        field=field,
+        suffixes=suffix or (),
+        vocabulary=None if tokenizer is None else Vocabulary(tokenizer, separator),
     )
 
 

@@ -3,29 +3,57 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 
+from atoll.base.units import as_size
 from atoll_learner.data.prepare import Meta, prepare
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.data.sources import files_of, stdlib_files
+from atoll_learner.data.sources import Reading, files_of, part_bytes, stdlib_files
+from atoll_learner.data.tokenizer import Vocabulary
 
 
 def prepare_command(  # noqa: PLR0913  (one per flag)
-    out: Path, inputs: list[Path], *, stdlib: bool, bpe: int, validation: float, block_tokens: int, seed: int
+    out: Path,
+    inputs: list[Path],
+    *,
+    stdlib: bool,
+    bpe: int,
+    validation: float,
+    block_tokens: int,
+    seed: int,
+    field: str = "text",
+    suffixes: Sequence[str] = (),
+    vocabulary: Vocabulary | None = None,
 ) -> None:
-    """Prepare the inputs, or the standard library, and say what came of it."""
+    """Prepare the inputs, or the standard library, and say what came of it and how fast."""
     console = Console(stderr=True)
-    files = [*(stdlib_files() if stdlib else []), *(files_of(inputs) if inputs or not stdlib else [])]
+    reading = Reading(field, frozenset(f".{suffix.lstrip('.')}" for suffix in suffixes))
+    files = [*(stdlib_files() if stdlib else []), *(files_of(inputs, reading) if inputs or not stdlib else [])]
+    reading, began_s = replace(reading, part_bytes=part_bytes(files)), time.monotonic()
 
     def progress(paths: Iterable[Path]) -> Iterable[Path]:
         return track(list(paths), description="preparing", console=console, disable=not sys.stderr.isatty())
 
-    meta = prepare(files, out, bpe=bpe, validation=validation, block_tokens=block_tokens, seed=seed, progress=progress)
+    meta = prepare(
+        files,
+        out,
+        bpe=bpe,
+        validation=validation,
+        block_tokens=block_tokens,
+        seed=seed,
+        reading=reading,
+        vocabulary=vocabulary,
+        progress=progress,
+    )
     console.print(described(meta, out), soft_wrap=True)
+    size, took_s = sum(file.stat().st_size for file in files), time.monotonic() - began_s
+    console.print(f"{as_size(size)} in {took_s:.1f} s, {as_size(round(size / took_s))}/s", soft_wrap=True)
 
 
 def show_command(folder: Path) -> None:

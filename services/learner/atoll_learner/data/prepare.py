@@ -1,7 +1,8 @@
 """Token shards from documents: `train.bin`, `held_out.bin`, `meta.json`, written whole or not at all.
 
 Held-out text is split off by whole documents, chosen by a keyed hash of each document's content, so the split does not
-depend on the order of files and no document is on both sides. Training documents keep their order here: the order of
+depend on the order of files and no document is on both sides. Where chance holds nothing out, as of a small corpus, it is the
+document of the least hash. Training documents keep their order here: the order of
 training belongs to the epoch permutation. The fingerprint covers every token and the tokenizer: two machines with the
 same fingerprint have the same data.
 """
@@ -14,6 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -23,10 +25,19 @@ import numpy.typing as npt
 
 from atoll.base.errors import DataError, SettingsError, StorageFull
 from atoll.base.quantities import Count
-from atoll_learner.data.sources import documents
-from atoll_learner.data.tokenizer import BPE_FILE, ByteTokenizer, Tokenizer, train_bpe
+from atoll_learner.data.sources import Reading, documents, part_bytes
+from atoll_learner.data.tokenizer import (
+    BPE_FILE,
+    SEPARATOR,
+    BpeTokenizer,
+    ByteTokenizer,
+    Tokenizer,
+    Vocabulary,
+    train_bpe,
+)
 
 BPE_SAMPLE_BYTES = 8 << 20
+MIN_HELD_OUT = 2
 Dtype = Literal["uint8", "uint16", "uint32"]
 DTYPES: Final[dict[int, Dtype]] = {1 << 8: "uint8", 1 << 16: "uint16", 1 << 32: "uint32"}
 """The narrowest type for tokens of a vocabulary, by the largest vocabulary that it holds."""
@@ -46,6 +57,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     fingerprint: str
     tokenizer: str
+    separator: str = SEPARATOR
     schema: int = 1
 
     @property
@@ -62,9 +74,13 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
     validation: float = 0.05,
     block_tokens: int = 2_048,
     seed: int = 0,
+    reading: Reading | None = None,
+    vocabulary: Vocabulary | None = None,
     progress: Callable[[Iterable[Path]], Iterable[Path]] = lambda files: files,
 ) -> Meta:
     """Write the token shards of `files` to the folder `out` and return their description.
+
+    The tokenizer is `vocabulary`, one of `bpe` tokens trained on the text, or that of bytes.
 
     Raises:
         SettingsError: a choice is out of range, or `out` holds what is not ours to replace.
@@ -75,12 +91,26 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
         raise SettingsError("the held-out share is out of range", got=validation, allowed="above 0, below 1")
     if not 256 <= block_tokens <= 1 << 26:
         raise SettingsError("block_tokens is out of range", got=block_tokens, allowed="256..67108864")
+    if bpe and vocabulary is not None:
+        raise SettingsError("a vocabulary is either given or trained", got="--bpe and --tokenizer", todo="use one")
     _check_ours(out)
     work: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-        meta = _write(files, work, bpe, validation, block_tokens, seed, progress)
+        reading = reading or Reading(part_bytes=part_bytes(files))
+        tokenizer = _tokenizer(files, bpe, work, reading, vocabulary)
+        split = Split(validation, seed)
+        meta = _write(files, work, tokenizer, split, block_tokens, reading, progress)
+        if meta.validation_tokens < 1 and meta.documents > 1:
+            meta = _write(files, work, tokenizer, split.with_least(), block_tokens, reading, progress)
+        if meta.train_tokens < block_tokens or meta.validation_tokens < MIN_HELD_OUT:
+            raise DataError(
+                "there is too little text",
+                got=f"{meta.documents} documents, {meta.train_tokens} training and {meta.validation_tokens} held-out tokens",
+                allowed=f"at least {block_tokens} training tokens (one block) and some held-out text",
+                todo="add text, lower --block-tokens or raise --validation",
+            )
         _replace(work, out)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -99,25 +129,45 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
     return meta
 
 
+@dataclass(slots=True)
+class Split:
+    """Which documents are held out: those whose keyed hash falls below a share; `least` is the least hash that was seen."""
+
+    share: float
+    seed: int
+    least: int = 1 << 64
+    forced: int = -1
+
+    def holds_out(self, document: bytes) -> bool:
+        """Return whether a document is held out."""
+        digest = hashlib.blake2b(document, digest_size=8, key=self.seed.to_bytes(8, "big")).digest()
+        number = int.from_bytes(digest, "big")
+        self.least = min(self.least, number)
+        return number < self.share * 2**64 or number == self.forced
+
+    def with_least(self) -> Split:
+        """Return a split that also holds out the document of the least hash."""
+        return Split(self.share, self.seed, forced=self.least)
+
+
 def _write(  # noqa: PLR0913, PLR0917  (`prepare` checked them)
     files: list[Path],
     work: Path,
-    bpe: int,
-    validation: float,
+    tokenizer: Tokenizer,
+    split: Split,
     block_tokens: int,
-    seed: int,
+    reading: Reading,
     progress: Callable[[Iterable[Path]], Iterable[Path]],
 ) -> Meta:
-    tokenizer = _tokenizer(files, bpe, work)
     dtype = next(name for most, name in DTYPES.items() if tokenizer.vocab <= most)
     source, content = hashlib.sha256(), hashlib.sha256(f"{tokenizer.vocab}".encode())
     counts = {"train": 0, "held_out": 0}
     number = held_bytes = 0
     with (work / "train.bin").open("wb") as train, (work / "held_out.bin").open("wb") as held_out:
         for file in progress(files):
-            for document in documents(file):
+            for document in documents(file, reading):
                 source.update(hashlib.sha256(document).digest())
-                kept = _is_held_out(document, validation, seed)
+                kept = split.holds_out(document)
                 tokens = np.append(tokenizer.encode(document), tokenizer.separator).astype(dtype)
                 (held_out if kept else train).write(tokens.tobytes())
                 content.update(b"v" if kept else b"t")
@@ -125,13 +175,6 @@ def _write(  # noqa: PLR0913, PLR0917  (`prepare` checked them)
                 counts["held_out" if kept else "train"] += len(tokens)
                 held_bytes += len(document) + 1 if kept else 0
                 number += 1
-    if counts["train"] < block_tokens or counts["held_out"] < 2:
-        raise DataError(
-            "there is too little text",
-            got=f"{number} documents, {counts['train']} training and {counts['held_out']} held-out tokens",
-            allowed=f"at least {block_tokens} training tokens (one block) and some held-out documents",
-            todo="add text, lower --block-tokens or raise --validation",
-        )
     meta = Meta(
         vocab=tokenizer.vocab,
         dtype=dtype,
@@ -142,32 +185,31 @@ def _write(  # noqa: PLR0913, PLR0917  (`prepare` checked them)
         documents=number,
         source=source.hexdigest(),
         fingerprint=content.hexdigest()[:32],
-        tokenizer="bpe" if bpe else "bytes",
+        tokenizer="bpe" if isinstance(tokenizer, BpeTokenizer) else "bytes",
+        separator=tokenizer.separator_name if isinstance(tokenizer, BpeTokenizer) else SEPARATOR,
     )
     (work / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(meta)))
     return meta
 
 
-def _tokenizer(files: list[Path], bpe: int, work: Path) -> Tokenizer:
+def _tokenizer(files: list[Path], bpe: int, work: Path, reading: Reading, vocabulary: Vocabulary | None) -> Tokenizer:
+    if vocabulary is not None:
+        tokenizer = BpeTokenizer(vocabulary.file, vocabulary.separator)
+        shutil.copyfile(vocabulary.file, work / BPE_FILE)
+        return tokenizer
     if not bpe:
         return ByteTokenizer()
 
     def texts() -> Iterable[str]:
         taken = 0
         for file in files:
-            for document in documents(file):
+            for document in documents(file, reading):
                 yield document.decode("utf-8")
                 taken += len(document)
                 if taken > BPE_SAMPLE_BYTES:
                     return
 
     return train_bpe(texts(), bpe, work / BPE_FILE)
-
-
-def _is_held_out(document: bytes, share: float, seed: int) -> bool:
-    """Return whether a document is held out: a keyed hash of its content falls below `share`."""
-    digest = hashlib.blake2b(document, digest_size=8, key=seed.to_bytes(8, "big")).digest()
-    return int.from_bytes(digest, "big") < share * 2**64
 
 
 def _check_ours(out: Path) -> None:

@@ -81,7 +81,11 @@ class TokenShards:
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer the shards were made with."""
-        return BpeTokenizer(self.folder / BPE_FILE) if self.meta.tokenizer == "bpe" else ByteTokenizer()
+        return (
+            BpeTokenizer(self.folder / BPE_FILE, self.meta.separator)
+            if self.meta.tokenizer == "bpe"
+            else ByteTokenizer()
+        )
 
 
 def permuted(position: int, count: int, seed: int, epoch: int) -> int:

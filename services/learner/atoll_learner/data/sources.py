@@ -1,20 +1,69 @@
-"""Documents from files: plain text, folders of it, .jsonl (field `text`), .parquet (column `text`, extra `parquet`).
+"""Documents from files: plain text, folders of it, .jsonl, .parquet, .arrow (a dataset of Hugging Face on disk), packed or not.
 
-A document is one file, one line of a jsonl, one row of a parquet. What cannot be text is refused by name, never skipped
-in silence: an empty file, a byte 0 (binary), bytes that are not UTF-8.
+A document is one file, one line of a jsonl, one row of a table. Files are read as streams, so that memory does not grow with
+them. A file that is longer than a part (`Reading.part_bytes`) is cut into several documents, at the end of a line where there
+is one: otherwise one large file would be a single document, and nothing of it could be held out. What cannot be text is refused
+by name, never skipped in silence: an empty file, a byte 0 (binary), bytes that are not UTF-8.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
+
+import zstandard
 
 from atoll.base.errors import DataError
 
-TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".text"}
+TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py", ".text"})
+TABLES = frozenset({".parquet", ".arrow"})
+PACKED = frozenset({".gz", ".zst"})
+PART_BYTES_MIN = 2 << 10
+PART_BYTES_MAX = 1 << 20
+PARTS_MIN = 20
+"""A file is at most so large a part of its corpus, that some of it can be held out."""
+ROWS_AT_ONCE = 256
 STDLIB_LEAVES_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__", "ensurepip"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How files become documents.
+
+    Attributes:
+        field: the field of a jsonl line, or the column of a table, that holds the text.
+        suffixes: further files that are text in a folder, by their suffixes.
+        part_bytes: a longer text becomes several documents.
+    """
+
+    field: str = "text"
+    suffixes: frozenset[str] = frozenset()
+    part_bytes: int = PART_BYTES_MAX
+
+    def takes(self, file: Path) -> bool:
+        """Return whether a file of a folder is to be read."""
+        return inner_suffix(file) in TEXT_SUFFIXES | TABLES | {".jsonl"} | self.suffixes
+
+
+PLAIN = Reading()
+
+
+def part_bytes(files: Iterable[Path]) -> int:
+    """Return the length from which on a text of this corpus is cut."""
+    total = sum(file.stat().st_size for file in files)
+    return max(PART_BYTES_MIN, min(PART_BYTES_MAX, total // PARTS_MIN))
+
+
+def inner_suffix(file: Path) -> str:
+    """Return the suffix of a file, of what is in it where it is packed (`.jsonl` of `a.jsonl.gz`)."""
+    return Path(file.stem).suffix if file.suffix in PACKED else file.suffix
 
 
 def stdlib_files() -> list[Path]:
@@ -28,16 +77,20 @@ def stdlib_files() -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
-def files_of(inputs: list[Path]) -> list[Path]:
+def files_of(inputs: list[Path], reading: Reading = PLAIN) -> list[Path]:
     """Return the files that `inputs` name, folders expanded to their text files in order."""
     files: list[Path] = []
     for path in inputs:
         if path.is_dir():
-            inside = sorted(
-                p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES | {".jsonl", ".parquet"} and p.is_file()
-            )
+            inside = sorted(p for p in path.rglob("*") if reading.takes(p) and p.is_file())
             if not inside:
-                raise DataError("no text in this folder", got=path, allowed=sorted(TEXT_SUFFIXES), todo="name files")
+                allowed = sorted(TEXT_SUFFIXES | TABLES | {".jsonl"} | reading.suffixes)
+                raise DataError(
+                    "no text in this folder",
+                    got=path,
+                    allowed=f"{', '.join(allowed)}, also with .gz or .zst",
+                    todo="name files, or --suffix for files of another kind",
+                )
             files += inside
         elif path.is_file():
             files.append(path)
@@ -45,69 +98,147 @@ def files_of(inputs: list[Path]) -> list[Path]:
             raise DataError("this is no file", got=path, allowed="a file or a folder", todo="name files")
         else:
             raise DataError(
-                "no such file", got=path, allowed="text, .jsonl, .parquet or a folder", todo="check the path"
+                "no such file", got=path, allowed="text, .jsonl, .parquet, .arrow or a folder", todo="check the path"
             )
     if not files:
         raise DataError("nothing to prepare", got="no inputs", todo="name files or folders, or use --stdlib")
     return files
 
 
-def documents(file: Path) -> Iterator[bytes]:
+def documents(file: Path, reading: Reading = PLAIN) -> Iterator[bytes]:
     """Yield the documents of one file as UTF-8 bytes; raise `DataError` for one that is no text or cannot be read."""
     try:
-        if file.suffix == ".jsonl":
-            yield from _jsonl(file)
-        elif file.suffix == ".parquet":
-            yield from _parquet(file)
-        else:
-            yield checked_text(file.read_bytes(), str(file))
-    except OSError as error:
+        if inner_suffix(file) in TABLES:
+            yield from _table(file, reading)
+            return
+        with _opened(file) as stream:
+            yield from _jsonl(stream, file, reading) if inner_suffix(file) == ".jsonl" else _text(stream, file, reading)
+    except (OSError, EOFError, zstandard.ZstdError) as error:
+        said = getattr(error, "strerror", None) or str(error)
         raise DataError(
-            "this file cannot be read", got=f"{file}: {error.strerror}", todo="correct its permissions or leave it out"
+            "this file cannot be read", got=f"{file}: {said}", todo="correct its permissions, mend it or leave it out"
         ) from error
 
 
-def checked_text(data: bytes, where: str) -> bytes:
-    """Return `data` if it is text; raise `DataError` naming `where` otherwise."""
+def checked_text(data: bytes, where: str, start: int = 0) -> bytes:
+    """Return `data` if it is text; raise `DataError` naming `where`, and the offset after `start`, otherwise."""
     if not data.strip():
         raise DataError("this text is empty", got=f"{where}, {len(data)} bytes", todo="leave it out")
     if b"\0" in data:
-        at = data.index(b"\0")
+        at = start + data.index(b"\0")
         raise DataError("this is not text but binary", got=f"{where}, byte 0 at offset {at}", todo="leave it out")
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            "this text is not UTF-8", got=f"{where}, offset {error.start}", todo="convert it, for example with iconv"
+            "this text is not UTF-8",
+            got=f"{where}, offset {start + error.start}",
+            todo="convert it, for example with iconv",
         ) from error
     return data
 
 
-def _jsonl(file: Path) -> Iterator[bytes]:
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                text = json.loads(line)["text"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise DataError(
-                    "this line is no document", got=f"{file}:{number}", allowed='{"text": "..."}', todo="correct it"
-                ) from error
-            yield checked_text(str(text).encode(), f"{file}:{number}")
+@contextmanager
+def _opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+    """Yield the bytes of a file, unpacked."""
+    with file.open("rb") as raw:
+        if file.suffix == ".gz":
+            with gzip.open(raw) as unpacked:
+                yield unpacked
+        elif file.suffix == ".zst":
+            with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as reader:
+                yield io.BufferedReader(reader)
+        else:
+            yield raw
 
 
-def _parquet(file: Path) -> Iterator[bytes]:
+def _text(stream: IO[bytes] | gzip.GzipFile, file: Path, reading: Reading) -> Iterator[bytes]:
+    """Yield a text in parts."""
+    start, found = 0, False
+    for part in _parts(iter(lambda: stream.read(reading.part_bytes), b""), reading.part_bytes):
+        if part.strip():
+            found = True
+            yield checked_text(part, str(file), start)
+        start += len(part)
+    if not found:
+        checked_text(b"", str(file))
+
+
+def _parts(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
+    """Yield pieces of text anew, of `most` bytes at most, cut behind a line or at least behind a character."""
+    rest = b""
+    for piece in pieces:
+        rest += piece
+        while len(rest) > most:
+            cut = rest.rfind(b"\n", most // 2, most) + 1
+            if not cut:
+                cut = most
+                while cut > most - 4 and rest[cut] & 0xC0 == 0x80:
+                    cut -= 1
+            yield rest[:cut]
+            rest = rest[cut:]
+    if rest:
+        yield rest
+
+
+def _rows(text: str, where: str, reading: Reading) -> Iterator[bytes]:
+    """Yield the documents of one row: one, unless it is very long."""
+    data = checked_text(text.encode(), where)
+    if len(data) <= reading.part_bytes:
+        yield data
+    else:
+        yield from (part for part in _parts(iter([data]), PART_BYTES_MAX) if part.strip())
+
+
+def _jsonl(lines: IO[bytes] | gzip.GzipFile, file: Path, reading: Reading) -> Iterator[bytes]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)[reading.field]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(
+                "this line is no document",
+                got=f"{file}:{number}",
+                allowed=f'{{"{reading.field}": "..."}}',
+                todo="correct it, or name another --field",
+            ) from error
+        yield from _rows(str(text), f"{file}:{number}", reading)
+
+
+def _table(file: Path, reading: Reading) -> Iterator[bytes]:
+    if file.suffix in PACKED:
+        raise DataError("a table is packed by itself", got=file, allowed=".parquet or .arrow", todo="unpack it")
     try:
-        from pyarrow import parquet  # noqa: PLC0415  (an extra)
+        import pyarrow as pa  # noqa: PLC0415  (an extra)
+        from pyarrow import ipc, parquet  # noqa: PLC0415
     except ImportError as error:
-        raise DataError("parquet needs the 'pyarrow' library", got=file, todo="pip install 'atoll[parquet]'") from error
+        raise DataError("tables need the 'pyarrow' library", got=file, todo="pip install 'atoll[parquet]'") from error
+    row = 0
     try:
-        table = parquet.ParquetFile(file)
-        if "text" not in table.schema_arrow.names:
-            raise DataError("no column named text", got=f"{file}: {table.schema_arrow.names}", todo="rename a column")
-        for batch in table.iter_batches(columns=["text"]):
-            for number, text in enumerate(batch.column(0).to_pylist()):
-                yield checked_text(str(text or "").encode(), f"{file} row {number}")
+        if file.suffix == ".parquet":
+            table: Any = parquet.ParquetFile(file)
+            _check_column(file, table.schema_arrow.names, reading)
+            batches = table.iter_batches(batch_size=ROWS_AT_ONCE, columns=[reading.field])
+        else:
+            source = pa.memory_map(str(file))
+            try:
+                table = ipc.open_stream(source)
+            except pa.ArrowInvalid:
+                table = ipc.open_file(source)
+            _check_column(file, table.schema.names, reading)
+            held = table if hasattr(table, "read_next_batch") else map(table.get_batch, range(table.num_record_batches))
+            batches = (batch.select([reading.field]) for batch in held)
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                yield from _rows(str(text or ""), f"{file} row {row}", reading)
+                row += 1
     except (OSError, ValueError) as error:
-        raise DataError("this parquet file cannot be read", got=f"{file}: {error}", todo="write it again") from error
+        raise DataError("this table cannot be read", got=f"{file}: {error}", todo="write it again") from error
+
+
+def _check_column(file: Path, names: list[str], reading: Reading) -> None:
+    if reading.field not in names:
+        raise DataError(
+            f"no column named {reading.field}", got=f"{file}: {names}", todo="name one of them with --field"
+        )

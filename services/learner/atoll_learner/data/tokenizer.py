@@ -7,6 +7,7 @@ documents: text that holds one is refused as binary when it is prepared, so the 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from atoll.base.errors import DataError, SettingsError
 
 BPE_FILE = "tokenizer.json"
 BYTES = 256
+SEPARATOR = "<|doc|>"
+USUAL_SEPARATORS = (SEPARATOR, "<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 
 class Tokenizer(Protocol):
@@ -52,12 +55,42 @@ class ByteTokenizer:
         return bytes(tokens)
 
 
-class BpeTokenizer:
-    """A byte-level byte-pair vocabulary from the `tokenizers` library (extra `bpe`)."""
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A `tokenizer.json` that somebody has, and the token that stands between documents (empty: look for a usual one)."""
 
-    def __init__(self, file: Path) -> None:
-        """Load what `train_bpe` wrote."""
-        self._inner = _tokenizers().Tokenizer.from_file(str(file))
+    file: Path
+    separator: str = ""
+
+
+class BpeTokenizer:
+    """A vocabulary of the `tokenizers` library (extra `bpe`): one that `train_bpe` wrote, or somebody's `tokenizer.json`."""
+
+    def __init__(self, file: Path, separator: str = "") -> None:
+        """Load a file; `separator` is the token between documents, found by its usual names if it is empty.
+
+        Raises:
+            DataError: the file is no vocabulary, or has no such token.
+        """
+        library = _tokenizers()
+        try:
+            self._inner = library.Tokenizer.from_file(str(file))
+        except Exception as error:
+            # The library raises bare exceptions.
+            raise DataError(
+                "this vocabulary cannot be read",
+                got=f"{file}: {error}",
+                allowed="a tokenizer.json",
+                todo="name another",
+            ) from error
+        wanted = (separator,) if separator else USUAL_SEPARATORS
+        self.separator_name = next((name for name in wanted if self._inner.token_to_id(name) is not None), "")
+        if not self.separator_name:
+            raise DataError(
+                "this vocabulary has no token to stand between documents",
+                got=f"{file}: none of {', '.join(wanted)}",
+                todo="name one of its tokens with --separator",
+            )
 
     @property
     def vocab(self) -> int:
@@ -67,11 +100,11 @@ class BpeTokenizer:
     @property
     def separator(self) -> int:
         """Return the id of the end-of-document token."""
-        return int(self._inner.token_to_id("<|doc|>"))
+        return int(self._inner.token_to_id(self.separator_name))
 
     def encode(self, text: bytes) -> npt.NDArray[np.int64]:
         """Return token ids."""
-        return np.array(self._inner.encode(text.decode("utf-8")).ids, dtype=np.int64)
+        return np.array(self._inner.encode(text.decode("utf-8"), add_special_tokens=False).ids, dtype=np.int64)
 
     def decode(self, tokens: Iterable[int]) -> bytes:
         """Return the text of `tokens` as UTF-8."""
@@ -88,7 +121,7 @@ def train_bpe(texts: Iterable[str], vocab: int, file: Path) -> BpeTokenizer:
     inner.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab,
-        special_tokens=["<|doc|>"],
+        special_tokens=[SEPARATOR],
         initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
