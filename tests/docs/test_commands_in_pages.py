@@ -90,6 +90,6 @@ def test_the_loop_of_the_readme_is_that_of_the_library() -> None:
     compile(block, "README.md", "exec")
     named = set(re.findall(r"island\.(\w+)", block))
 
-    assert named == {"params", "done", "step"}
+    assert named == {"params", "done", "step", "merged"}
     assert named <= set(dir(atoll.IslandHandle))
     assert {"run", "learner", "params"} <= inspect.signature(atoll.join).parameters.keys()

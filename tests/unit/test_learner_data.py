@@ -115,7 +115,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_byte_pair_vocabulary_round_trips(tmp_path: Path) -> None:
     """Trained here, stored beside the shards, exact."""
-    prepare(texts(tmp_path / "in"), tmp_path / "out", bpe=320, validation=0.2, block_tokens=256)
+    prepare(texts(tmp_path / "in"), tmp_path / "out", vocabulary=320, validation=0.2, block_tokens=256)
     tokenizer = TokenShards(tmp_path / "out").tokenizer()
     text = "document 7: abc abc, ünïcode".encode()
 
@@ -256,7 +256,7 @@ def test_the_standard_library_is_text_that_every_machine_has(tmp_path: Path) -> 
     assert files == stdlib_files()
     assert not any("test" in path.parts for path in files)
     prepare_command(
-        tmp_path / "out", texts(tmp_path / "in"), stdlib=False, bpe=0, validation=0.2, block_tokens=256, seed=0
+        tmp_path / "out", texts(tmp_path / "in"), stdlib=False, vocabulary=0, validation=0.2, block_tokens=256, seed=0
     )
     assert TokenShards(tmp_path / "out").blocks > 0
 

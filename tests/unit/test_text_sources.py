@@ -13,7 +13,7 @@ import zstandard
 from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from atoll.base.errors import DataError, SettingsError
+from atoll.base.errors import DataError
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.sources import PART_BYTES_MIN, Reading, documents, files_of, part_bytes
@@ -157,7 +157,5 @@ def test_somebodys_vocabulary_is_used_with_its_separator(tmp_path: Path) -> None
     (tmp_path / "junk.json").write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match="cannot be read"):
         prepare(texts, tmp_path / "three", vocabulary=Vocabulary(tmp_path / "junk.json"))
-    with pytest.raises(SettingsError, match="given or trained"):
-        prepare(texts, tmp_path / "three", bpe=300, vocabulary=Vocabulary(tmp_path / "theirs.json"))
     assert not (tmp_path / "three").exists()
     assert ByteTokenizer().separator == 0

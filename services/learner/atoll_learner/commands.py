@@ -85,20 +85,22 @@ def prepare(  # noqa: PLR0913  (one option each)
     ] = "",
 ) -> None:
     """Write token shards, held-out text and meta.json to a folder."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
     from atoll_learner.data.command import prepare_command  # noqa: PLC0415
+    from atoll_learner.data.sources import Reading  # noqa: PLC0415
     from atoll_learner.data.tokenizer import Vocabulary  # noqa: PLC0415
 
+    if bpe and tokenizer is not None:
+        raise SettingsError("a vocabulary is either given or trained", got="--bpe and --tokenizer", todo="use one")
     prepare_command(
         out,
         inputs or [],
         stdlib=stdlib,
-        bpe=bpe,
+        vocabulary=bpe if tokenizer is None else Vocabulary(tokenizer, separator),
         validation=validation,
         block_tokens=block_tokens,
         seed=seed,
-        field=field,
-        suffixes=suffix or (),
-        vocabulary=None if tokenizer is None else Vocabulary(tokenizer, separator),
+        reading=Reading(field, frozenset(f".{each.lstrip('.')}" for each in suffix or ())),
     )
 
 

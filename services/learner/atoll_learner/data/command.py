@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,26 +14,23 @@ from rich.progress import track
 from atoll.base.units import as_size
 from atoll_learner.data.prepare import Meta, prepare
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.data.sources import Reading, files_of, part_bytes, stdlib_files
+from atoll_learner.data.sources import PLAIN, Reading, files_of, part_bytes, stdlib_files
 from atoll_learner.data.tokenizer import Vocabulary
 
 
-def prepare_command(  # noqa: PLR0913  (one per flag)
+def prepare_command(  # noqa: PLR0913  (one per choice)
     out: Path,
     inputs: list[Path],
     *,
     stdlib: bool,
-    bpe: int,
+    vocabulary: int | Vocabulary,
     validation: float,
     block_tokens: int,
     seed: int,
-    field: str = "text",
-    suffixes: Sequence[str] = (),
-    vocabulary: Vocabulary | None = None,
+    reading: Reading = PLAIN,
 ) -> None:
     """Prepare the inputs, or the standard library, and say what came of it and how fast."""
     console = Console(stderr=True)
-    reading = Reading(field, frozenset(f".{suffix.lstrip('.')}" for suffix in suffixes))
     files = [*(stdlib_files() if stdlib else []), *(files_of(inputs, reading) if inputs or not stdlib else [])]
     reading, began_s = replace(reading, part_bytes=part_bytes(files)), time.monotonic()
 
@@ -43,12 +40,11 @@ def prepare_command(  # noqa: PLR0913  (one per flag)
     meta = prepare(
         files,
         out,
-        bpe=bpe,
+        vocabulary=vocabulary,
         validation=validation,
         block_tokens=block_tokens,
         seed=seed,
         reading=reading,
-        vocabulary=vocabulary,
         progress=progress,
     )
     console.print(described(meta, out), soft_wrap=True)

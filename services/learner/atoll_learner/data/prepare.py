@@ -70,17 +70,16 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
     files: list[Path],
     out: Path,
     *,
-    bpe: int = 0,
+    vocabulary: int | Vocabulary = 0,
     validation: float = 0.05,
     block_tokens: int = 2_048,
     seed: int = 0,
     reading: Reading | None = None,
-    vocabulary: Vocabulary | None = None,
     progress: Callable[[Iterable[Path]], Iterable[Path]] = lambda files: files,
 ) -> Meta:
     """Write the token shards of `files` to the folder `out` and return their description.
 
-    The tokenizer is `vocabulary`, one of `bpe` tokens trained on the text, or that of bytes.
+    `vocabulary` is one that somebody has, or the size of one that is trained on the text; 0 for bytes.
 
     Raises:
         SettingsError: a choice is out of range, or `out` holds what is not ours to replace.
@@ -91,15 +90,13 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
         raise SettingsError("the held-out share is out of range", got=validation, allowed="above 0, below 1")
     if not 256 <= block_tokens <= 1 << 26:
         raise SettingsError("block_tokens is out of range", got=block_tokens, allowed="256..67108864")
-    if bpe and vocabulary is not None:
-        raise SettingsError("a vocabulary is either given or trained", got="--bpe and --tokenizer", todo="use one")
     _check_ours(out)
     work: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         reading = reading or Reading(part_bytes=part_bytes(files))
-        tokenizer = _tokenizer(files, bpe, work, reading, vocabulary)
+        tokenizer = _tokenizer(files, vocabulary, work, reading)
         split = Split(validation, seed)
         meta = _write(files, work, tokenizer, split, block_tokens, reading, progress)
         if meta.validation_tokens < 1 and meta.documents > 1:
@@ -192,12 +189,12 @@ def _write(  # noqa: PLR0913, PLR0917  (`prepare` checked them)
     return meta
 
 
-def _tokenizer(files: list[Path], bpe: int, work: Path, reading: Reading, vocabulary: Vocabulary | None) -> Tokenizer:
-    if vocabulary is not None:
+def _tokenizer(files: list[Path], vocabulary: int | Vocabulary, work: Path, reading: Reading) -> Tokenizer:
+    if isinstance(vocabulary, Vocabulary):
         tokenizer = BpeTokenizer(vocabulary.file, vocabulary.separator)
         shutil.copyfile(vocabulary.file, work / BPE_FILE)
         return tokenizer
-    if not bpe:
+    if not vocabulary:
         return ByteTokenizer()
 
     def texts() -> Iterable[str]:
@@ -209,7 +206,7 @@ def _tokenizer(files: list[Path], bpe: int, work: Path, reading: Reading, vocabu
                 if taken > BPE_SAMPLE_BYTES:
                     return
 
-    return train_bpe(texts(), bpe, work / BPE_FILE)
+    return train_bpe(texts(), vocabulary, work / BPE_FILE)
 
 
 def _check_ours(out: Path) -> None:
