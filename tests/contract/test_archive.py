@@ -276,7 +276,7 @@ async def test_a_rebuilding_leaves_those_alone_who_came_after_it(founded: Founde
     outcome, broker = await founded.rebuild()
     bus, subjects = MemoryBus(founded.run, broker), Subjects(founded.run)
     ours = await claim(bus, subjects, "a", founded.clock)
-    lease = Lease(shard=0, epoch=2, nonce="owner", host="h", pid=1)
+    lease = Lease(shard=0, epoch=2, nonce="owner", run_nonce="r", host="h", pid=1)
     there = await bus.get_record(subjects.lease(0))
     assert there is not None
     await bus.put_record(subjects.lease(0), encode(lease), expected=there.revision)
@@ -298,7 +298,7 @@ async def test_a_shard_that_lived_through_the_loss_keeps_no_lease_of_the_empty_b
     broker = MemoryBroker()
     bus, subjects = MemoryBus(founded.run, broker), Subjects(founded.run)
     for shard, epoch in enumerate((9, 1)):
-        survivor = Lease(shard=shard, epoch=epoch, nonce="survivor", host="h", pid=1)
+        survivor = Lease(shard=shard, epoch=epoch, nonce="survivor", run_nonce="r", host="h", pid=1)
         await bus.put_record(subjects.lease(shard), encode(survivor), expected=0)
     await founded.rebuild(broker)
     leases = [await bus.get_record(subjects.lease(shard)) for shard in range(SHARDS)]

@@ -130,7 +130,7 @@ def _messages(run: RunRecord) -> dict[str, tuple[bytes, ...]]:
         superseded=(blob,),
     )
     member = messages.Member(learner="a", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)
-    lease = messages.Lease(shard=0, epoch=1, nonce="n", host="h", pid=1, ledger=ledger)
+    lease = messages.Lease(shard=0, epoch=1, nonce="n", run_nonce="r", host="h", pid=1, ledger=ledger)
     grant = DataGrant(0, 0, 2, "a", 1, read=1, of=4)
     offer = messages.StateOffer(
         learner="a", incarnation=1, run_nonce=run.nonce, steps=1, tokens=1, run_tokens=1, blob=blob

@@ -441,7 +441,7 @@ class World:
         for fragment_ledger in self.safety.durable.fragment_ledger.values():
             fragment_ledger.enter_into(whole)
         for lease in self.safety.leases.values():
-            if lease.ledger is not None:
+            if lease.ledger is not None and self.safety.run is not None and lease.run_nonce == self.safety.run.nonce:
                 told.learn(lease.ledger)
         whole.learn(told)
         former = self.safety.archived

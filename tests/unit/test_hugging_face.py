@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from atoll.base.errors import CheckpointError
 from atoll_learner.beginning import files_of, first_values
@@ -52,13 +52,27 @@ def test_a_folder_of_several_files_is_read_whole(tmp_path: Path) -> None:
         ({"num_key_value_heads": None}, "num_key_value_heads = 4, not 2 (model.kv_heads)"),
         ({"rope_theta": 500000.0}, "rope_theta = 500000.0, not 10000.0 (model.rope_theta)"),
         ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, "rope_theta = 500000.0, not 10000.0"),
-        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3"}}, 'rope_type = "llama3", which this model'),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3"}},
+            'rope_parameters: rope_type = "llama3", which this model',
+        ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling ="),
         ({"rms_norm_eps": 1e-6}, "rms_norm_eps = 1e-06, not 1e-05 (model.norm_eps)"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings = true, not false (model.tied)"),
-        ({"attention_bias": True}, "attention_bias = true, which this model cannot do (false)"),
+        ({"attention_bias": True}, "attention_bias = true, which this model cannot do (false"),
         ({"hidden_act": "gelu"}, 'hidden_act = "gelu"'),
         ({"model_type": "qwen3"}, 'model_type = "qwen3", which this model cannot do ("llama")'),
+        ({"architectures": ["MixtralForCausalLM"]}, "architectures ="),
+        ({"rope_parameters": {"type": "linear", "factor": 8.0}}, "factor = 8.0"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "full_attention ="),
+        ({"rope_parameters": ["yarn"]}, 'rope_type = ["yarn"]'),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"sliding_window": 4096}, "sliding_window = 4096"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config ="),
+        ({"hidden_size": 10**400}, "hidden_size ="),
+        ({"hidden_size": "32"}, 'hidden_size = "32", not 32'),
+        ({"rms_norm_eps": None}, "rms_norm_eps = 1e-06, not 1e-05"),
+        ({"tie_word_embeddings": True, "vocab_size": 301}, "vocab_size = 301, not 300"),
         ({"head_dim": 16}, "head_dim = 16, not 8"),
     ],
 )
@@ -70,6 +84,29 @@ def test_a_model_whose_numbers_fit_but_mean_something_else_is_refused(
         first_values(MODEL, 0, folder(tmp_path / "model", **changes))
 
     assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": {"rope_type": "default"}, "attention_bias": None, "rope_theta": 10000},
+        {"rope_scaling": {}, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "rope_theta": None},
+    ],
+)
+def test_what_means_nothing_else_is_taken(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Several words of different versions mean the same."""
+    assert first_values(MODEL, 0, folder(tmp_path / "model", **changes))
+
+
+def test_a_tensor_that_two_files_hold_is_refused(tmp_path: Path) -> None:
+    """The last one won, whatever the index said."""
+    path = folder(tmp_path / "model")
+    first, second = sorted(path.glob("*.safetensors"))
+    name = min(load_file(first))
+    save_file(load_file(second) | {name: np.zeros_like(load_file(first)[name])}, second, {"format": "pt"})
+
+    with pytest.raises(CheckpointError, match="two files of this model hold the same tensor"):
+        first_values(MODEL, 0, path)
 
 
 def test_every_difference_is_named_at_once(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from atoll.bus.interface import CoreMessage
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.membership import claim
 from atoll.protocol.events import ContributionArrived, Event, LearnerBeat, LearnerLeft
+from atoll.protocol.ledger import Ledger
 from atoll.run.member_roll import Strangers
-from atoll.wire.messages import RunRecord
+from atoll.wire.messages import Lease, RunRecord, encode
+from atoll_synchronizer import hearsay
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.intake import FactIntake, MessageFailed, digest_of
 from atoll_synchronizer.pending import PendingAcknowledgements
@@ -158,6 +160,32 @@ async def test_a_push_that_its_learner_cannot_have_trained_is_absurd(scene: Inta
     await until(there)
     facts = [fact for fact in scene.told if isinstance(fact, ContributionArrived)]
     assert [(fact.tokens, fact.absurd) for fact in facts] == [(1 << 47, True), (1000, False)]
+
+
+async def test_how_far_the_run_is_is_believed_as_far_as_leases_say(
+    scene: IntakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that says that the run is over once ended it for all; what it says has the leases read."""
+    monkeypatch.setattr(hearsay, "LOOK_S", 0.01)
+    intake = await scene.begin()
+    scene.tasks.append(asyncio.create_task(intake.hearsay.keep_looking()))
+    subject, told = scene.run.subjects.beat("a"), beat(scene.run, "a", run_tokens=1 << 50)
+
+    async def said(tokens: int) -> bool:
+        intake._on_beat(CoreMessage(subject, told))
+        return isinstance(fact := scene.told[-1], LearnerBeat) and fact.run_tokens == tokens
+
+    assert await said(0)
+    ledger = Ledger()
+    ledger.reported("b", 1, 70_000, 0, 0, 0)
+    fields = {"shard": 1, "epoch": 1, "nonce": "n", "host": "h", "pid": 1, "ledger": ledger}
+    foreign = Lease(**fields | {"run_nonce": "another"})  # type: ignore[arg-type]
+    await scene.bus.put_record(scene.run.subjects.lease(1), encode(foreign), expected=0)
+    await asyncio.sleep(0.1)
+    assert await said(0)
+    ours = Lease(**fields | {"run_nonce": scene.run.nonce})  # type: ignore[arg-type]
+    await scene.bus.put_record(scene.run.subjects.lease(1), encode(ours), expected=None)
+    await until(lambda: said(70_000))
 
 
 async def test_a_message_that_breaks_the_machine_is_named_and_can_be_set_aside(scene: IntakeScene) -> None:

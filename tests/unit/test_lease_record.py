@@ -13,11 +13,13 @@ from atoll.base.quantities import EPOCH_MAX
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.protocol.ledger import ACCOUNTS_MAX, Account, Ledger, newest
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.record import recorded_progress
 from atoll.wire.blobs import BlobRef
-from atoll.wire.messages import MESSAGE_BYTES_MAX, Head, Lease, decode, encode
+from atoll.wire.messages import MESSAGE_BYTES_MAX, Head, Lease, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.lease import LeaseKeeper
 from support.clocks import HandClock
+from support.founded_run import run_record
 
 DEADLINE_S = 240.0
 REASONS = (
@@ -60,9 +62,14 @@ async def put_head(bus: MemoryBus, run: str, epoch: int) -> None:
     await bus.put_record(Subjects(run).head(0), encode(head), expected=0)
 
 
+def founded(run: str, nonce: str = "first") -> RunRecord:
+    """Return the record of the run."""
+    return msgspec.structs.replace(run_record(run), protocol=PROTOCOL, nonce=nonce)
+
+
 def keeper(bus: MemoryBus, run: str) -> LeaseKeeper:
     """Return a candidate for the only shard."""
-    return LeaseKeeper(bus, Subjects(run), 0, PROTOCOL, SystemClock())
+    return LeaseKeeper(bus, founded(run), 0, SystemClock())
 
 
 def test_of_many_incarnations_the_living_and_the_last_are_kept_and_all_tokens_stay_known() -> None:
@@ -119,7 +126,7 @@ async def test_a_lease_that_cannot_be_read_is_taken_over_once_it_stands_still(ru
     """One error line is enough; the new owner's epoch is above those of the heads, and above the number of the junk."""
     bus, subject, clock = MemoryBus(run, MemoryBroker()), Subjects(run).lease(0), HandClock()
     await put_head(bus, run, epoch=FAR)
-    candidate = LeaseKeeper(bus, Subjects(run), 0, PROTOCOL, clock)
+    candidate = LeaseKeeper(bus, founded(run), 0, clock)
     await bus.put_record(subject, junk, expected=None)
     with structlog.testing.capture_logs() as said:
         await candidate._look(None)
@@ -135,7 +142,7 @@ async def test_a_lease_that_cannot_be_read_is_taken_over_once_it_stands_still(ru
 async def test_an_owner_writes_its_lease_over_one_that_nobody_can_read(run: str) -> None:
     """Junk takes no shard from its owner."""
     bus, subject, clock = MemoryBus(run, MemoryBroker()), Subjects(run).lease(0), HandClock()
-    owner = LeaseKeeper(bus, Subjects(run), 0, PROTOCOL, clock)
+    owner = LeaseKeeper(bus, founded(run), 0, clock)
     await owner.win()
     await bus.put_record(subject, b"junk", expected=None)
     for _ in range(4):
@@ -153,10 +160,10 @@ async def test_an_epoch_above_the_broker_s_numbers_is_not_gone_on_from(run: str,
     """The heirs count from the broker's numbers and the heads, so that what they write stays readable, however often."""
     bus, subject, clock = MemoryBus(run, MemoryBroker()), Subjects(run).lease(0), HandClock()
     await put_head(bus, run, epoch=FAR)
-    absurd = Lease(shard=0, epoch=epoch, nonce="x", host="h", pid=1)
+    absurd = Lease(shard=0, epoch=epoch, nonce="x", run_nonce="first", host="h", pid=1)
     for _ in range(3):
         await bus.put_record(subject, encode(absurd), expected=None)
-        heir = LeaseKeeper(bus, Subjects(run), 0, PROTOCOL, clock)
+        heir = LeaseKeeper(bus, founded(run), 0, clock)
         await heir._look(None)
         clock.now_s += PROTOCOL.lease_s
         await heir._look(None)
@@ -173,7 +180,7 @@ async def test_no_two_owners_have_the_same_epoch_whatever_is_written_over_their_
     await put_head(bus, run, epoch=0)
     epochs: list[int] = []
     for _ in range(4):
-        owner = LeaseKeeper(bus, Subjects(run), 0, PROTOCOL, clock)
+        owner = LeaseKeeper(bus, founded(run), 0, clock)
         await owner._look(None)
         clock.now_s += PROTOCOL.lease_s
         await owner._look(None)
@@ -188,7 +195,7 @@ async def test_no_two_owners_have_the_same_epoch_whatever_is_written_over_their_
 async def test_a_lease_runs_out_by_time_that_passes_whatever_the_wall_clock_says(run: str) -> None:
     """Its owner renews it in time, and its heir waits for all of it, while somebody sets the time of day over and over."""
     bus, clock = MemoryBus(run, MemoryBroker()), HandClock()
-    owner, heir = (LeaseKeeper(bus, Subjects(run), 0, PROTOCOL, clock) for _ in range(2))
+    owner, heir = (LeaseKeeper(bus, founded(run), 0, clock) for _ in range(2))
     renewed: list[int] = []
     async with asyncio.timeout(DEADLINE_S):
         await owner.win()
@@ -208,4 +215,25 @@ async def test_a_lease_runs_out_by_time_that_passes_whatever_the_wall_clock_says
     assert PROTOCOL.lease_s <= clock.now_s - before_s + PROTOCOL.lease_s / 3.0 <= 2.0 * PROTOCOL.lease_s
     await owner._look(Ledger())
     assert (owner.epoch, heir.epoch) == (0, 2)
+    await bus.close()
+
+
+async def test_what_an_owner_of_a_former_founding_says_of_learners_is_not_taken_over(run: str) -> None:
+    """A broker lost its store; a candidate of the lost founding wrote its lease, with that one's ledger, into the new one."""
+    bus, clock = MemoryBus(run, MemoryBroker()), HandClock()
+    former = LeaseKeeper(bus, founded(run, "lost"), 0, clock)
+    await former.win()
+    ledger = Ledger()
+    ledger.reported("a", 1, 1 << 40, 0, 0, 0)
+    await former.release(ledger, closed=False)
+    heirs = {nonce: LeaseKeeper(bus, founded(run, nonce), 0, clock) for nonce in ("lost", "first")}
+    known = {}
+    for nonce, heir in heirs.items():
+        await heir._look(None)
+        known[nonce] = heir._ledger
+
+    assert known["first"] is None
+    assert known["lost"] is not None
+    assert (await recorded_progress(bus, founded(run))).tokens == 0
+    assert (await recorded_progress(bus, founded(run, "lost"))).tokens == 1 << 40
     await bus.close()

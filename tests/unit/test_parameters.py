@@ -16,6 +16,7 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle, JoinOptions, join
+from atoll.client.merged import read_model
 from atoll.client.parameters import checked_parameters
 from atoll.protocol.settings import ProtocolSettings
 
@@ -44,10 +45,13 @@ def joined(home: LoopThread, params: Any, learner: str = "a", **changes: Any) ->
     [
         ({"lr": 0.1}, "lr: float is no array"),
         ({"z": jnp.ones(2, jnp.complex64)}, "z: complex64 numbers"),
-        ({"bad": jnp.array([1.0, float("nan")])}, "bad: NaN or an infinity"),
-        ({"bad": np.array([1.0, np.inf], np.float16)}, "bad: NaN or an infinity"),
+        ({"bad": jnp.array([1.0, float("nan")])}, "bad: NaN, an infinity"),
+        ({"bad": np.array([1.0, np.inf], np.float16)}, "bad: NaN, an infinity"),
         ({"abstract": jax.eval_shape(lambda: jnp.ones(2))}, "abstract: ShapeDtypeStruct is no array"),
         ({"text": "x"}, "text: str is no array"),
+        ({"wide": np.full(3, 1e300)}, "wide: NaN, an infinity or a number beyond float32"),
+        ({"names": np.array(["a", "b"])}, "names: <U1 is no kind of number"),
+        ({"fields": np.zeros(2, dtype=[("a", "<f4")])}, "is no kind of number"),
     ],
 )
 def test_what_cannot_be_a_parameter_is_refused_at_the_door(changes: dict[str, Any], named: str) -> None:
@@ -125,3 +129,63 @@ def test_settings_that_have_no_effect_are_named() -> None:
 
     (told,) = [line["settings"] for line in logs if line["event"] == "protocol.ignored"]
     assert told == "interval_steps = 8 of the run, not 9; quorum = 1 of the run, not 2"
+
+
+@pytest.mark.parametrize("tokens", [2.5, float("nan"), -5, 1 << 60, "3", None, jnp.ones(2)])
+def test_tokens_are_counted_in_whole_numbers(tokens: Any) -> None:  # noqa: ANN401
+    """Half a token once lost the whole run in silence: its heartbeats and pushes were junk to the shards."""
+    home = LoopThread("world")
+    with joined(home, given()) as island:
+        with pytest.raises(SettingsError, match="tokens"):
+            island.step(island.params, tokens=tokens)
+        for each in (np.int64(4), jnp.int32(3), jnp.ones(5, bool).sum(), True):
+            island.step(island.params, tokens=each)  # type: ignore[arg-type]
+        assert island.session.driver.failure is None
+    home.stop()
+
+
+def test_numpy_parameters_that_are_changed_in_place_are_snapshots_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a copy, what is pushed later is not what the step left."""
+    home = LoopThread("world")
+    with joined(home, {"w": np.zeros(4, np.float32), "j": jnp.zeros(4)}) as island:
+        params = island.params
+        params["w"] = np.array(params["w"])
+        params["w"] += 1.0
+        seen: list[Any] = []
+        monkeypatch.setattr(island.session.driver, "post_step", seen.append)
+        again = island.step(params, tokens=1)
+        monkeypatch.undo()
+        params["w"] += 1.0
+    home.stop()
+
+    assert again["w"] is params["w"]
+    assert seen[0].completed["w"].tolist() == [1.0] * 4
+    assert seen[0].completed["j"] is params["j"]
+
+
+def test_a_step_is_reported_from_outside_of_compiled_functions() -> None:
+    """A tracer is no array that could travel."""
+    home = LoopThread("world")
+    with joined(home, given()) as island, pytest.raises(SettingsError, match="is a tracer"):
+        jax.jit(lambda params: island.step(params, tokens=1))(island.params)
+    home.stop()
+
+
+def test_keys_and_counters_do_not_keep_a_model_from_being_read() -> None:
+    """They stay with the island: whoever reads without it gets no zeros in their place."""
+    home, broker = LoopThread("world"), MemoryBroker()
+
+    async def opened() -> Bus:
+        return MemoryBus("r", broker)
+
+    params = given() | {"key": jax.random.key(0)}
+    with joined(home, params, broker=broker) as island:
+        merged = island.merged()
+        read = read_model(opened, run="r", home=home)
+    home.stop()
+
+    assert sorted(read.params) == ["b/inner", "w"]
+    assert int(merged.params["count"]) == 3
+    assert (jax.random.key_data(merged.params["key"]) == jax.random.key_data(params["key"])).all()

@@ -45,7 +45,7 @@ def files_of(path: Path) -> list[Path]:
     """Return the safetensors files of a model: the file that was named, or those of a folder."""
     if not path.is_dir():
         return [path]
-    if (path / WHOLE).exists():
+    if (path / WHOLE).exists() and not (path / INDEX).exists():
         return [path / WHOLE]
     try:
         index = parsed((path / INDEX).read_bytes(), ShardIndex)
@@ -55,7 +55,7 @@ def files_of(path: Path) -> list[Path]:
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError("the index of this model cannot be read", got=f"{path / INDEX}: {error}") from error
     names = sorted(set(index.weight_map.values()))
-    if foreign := [name for name in names if Path(name).name != name]:
+    if foreign := [name for name in names if not name or name in {".", ".."} or Path(name).name != name]:
         raise CheckpointError("an index that names files elsewhere", got=f"{path / INDEX}: {foreign[0]}")
     if not names:
         raise CheckpointError("an index that names no file", got=path / INDEX)

@@ -158,6 +158,8 @@ def write_values(out: Path, run: RunRecord, merged: MergedModel) -> None:
     """Write the merged values, and their average where the run keeps one, to `out`."""
     from atoll_learner.export import save_safetensors  # noqa: PLC0415
 
+    if merged.versions_max == 0:
+        log.warning("model.unmerged", run=run.run, why="nothing has been merged yet: these are the founder's values")
     metadata = {"run": run.run, "model": run.model, "versions": f"{merged.versions_min}..{merged.versions_max}"}
     save_safetensors(merged.params, out / "model.safetensors", metadata | {"values": "newest"})
     average = out / "model-average.safetensors"

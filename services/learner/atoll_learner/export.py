@@ -56,7 +56,12 @@ def load_safetensors(
                 with safe_open(file, framework="numpy") as opened:
                     metadata = opened.metadata()
                 check(file, metadata)
-            found |= load_file(file)
+            held = load_file(file)
+            if twice := sorted(held.keys() & found.keys()):
+                raise CheckpointError(
+                    "two files of this model hold the same tensor", got=f"{file}: {twice[0]}", todo="remove one of them"
+                )
+            found |= held
         except (OSError, SafetensorError, ValueError, AttributeError, KeyError, TypeError) as error:
             # The last three are what the library says of a dtype that NumPy does not have, 8-bit floats for example.
             raise CheckpointError(

@@ -38,15 +38,29 @@ FIELDS: Final = {
     "vocab_size": "vocab",
 }
 """What a `config.json` and the settings of a model both say, by their names there and here."""
+DEFAULTS: Final[Mapping[str, object]] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": False}
+"""What Transformers takes for a Llama where a `config.json` is silent."""
 ONLY: Final[Mapping[str, tuple[object, ...]]] = {
     "model_type": ("llama",),
+    "architectures": (["LlamaForCausalLM"], ["LlamaModel"], None),
     "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "rope_scaling": (None,),
-    "pretraining_tp": (1,),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "rope_scaling": (None, {}, {"rope_type": "default"}, {"type": "default"}),
+    "pretraining_tp": (1, None),
+    "partial_rotary_factor": (1, 1.0, None),
+    "sliding_window": (None,),
+    "quantization_config": (None,),
+    "logit_scale": (None, 1, 1.0),
+    "embedding_multiplier": (None, 1, 1.0),
 }
 """What this model can do of what a `config.json` may ask for; a name that is missing there is no question."""
+ROPE: Final[Mapping[str, tuple[object, ...]]] = {
+    "rope_type": ("default",),
+    "type": ("default",),
+    "partial_rotary_factor": (1, 1.0, None),
+}
+"""The same for what is in its `rope_parameters`, beside `rope_theta`."""
 RELATIVE: Final = 1e-9
 
 
@@ -121,10 +135,13 @@ def _differences(said: Mapping[str, Any], model: ModelSettings) -> Iterator[str]
             yield f"{name} = {json.dumps(said[name])}, which this model cannot do ({', '.join(map(json.dumps, allowed))})"
     heads = said.get("num_attention_heads")
     rope = said.get("rope_parameters")  # as newer versions of Transformers write it
-    if isinstance(rope, dict):
-        if rope.get("rope_type", "default") != "default":
-            yield f"rope_parameters.rope_type = {json.dumps(rope['rope_type'])}, which this model cannot do"
-        said = {**said, "rope_theta": rope.get("rope_theta", said.get("rope_theta"))}
+    if rope is not None:
+        inside = rope if isinstance(rope, dict) else {"rope_type": rope}
+        for name, value in inside.items():
+            if name != "rope_theta" and value not in ROPE.get(name, ()):
+                yield f"rope_parameters: {name} = {json.dumps(value)}, which this model cannot do"
+        said = {**said, "rope_theta": inside.get("rope_theta", said.get("rope_theta"))}
+    said = {**DEFAULTS, **{name: value for name, value in said.items() if value is not None}}
     for name, ours in FIELDS.items():
         here = getattr(model, ours)
         there = said.get(name)
@@ -135,9 +152,12 @@ def _differences(said: Mapping[str, Any], model: ModelSettings) -> Iterator[str]
 
 
 def _equal(one: object, other: object) -> bool:
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=RELATIVE)
-    return one == other
+    if isinstance(one, float) or isinstance(other, float):
+        try:
+            return math.isclose(float(one), float(other), rel_tol=RELATIVE)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            return False
+    return type(one) is type(other) and one == other
 
 
 def _refuse(file: Path, differences: list[str]) -> None:

@@ -30,6 +30,7 @@ from atoll.protocol.events import ContributionArrived, Event, LearnerBeat, Learn
 from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.wire.messages import Beat, Contribution, RunRecord, decode
 from atoll.wire.subjects import Subjects
+from atoll_synchronizer.hearsay import Hearsay
 from atoll_synchronizer.junk import JunkReport
 from atoll_synchronizer.pending import PendingAcknowledgements, PendingManifest
 from atoll_synchronizer.shard_context import EventLog, ShardContext
@@ -64,12 +65,15 @@ class FactIntake:
         pending: PendingAcknowledgements,
         event_log: EventLog,
         tell: Callable[[Event], None],
+        known_tokens: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Receive nothing yet; `open` subscribes."""
+        """Receive nothing yet; `open` subscribes. `known_tokens` says how far the run is by the machine's own books."""
         self._context = context
         self._pending = pending
         self._event_log = event_log
         self._tell = tell
+        self._known_tokens = known_tokens
+        self.hearsay = Hearsay(context.bus, context.run)
         self.aside: Collection[str] = ()
         self._beats: Subscription | None = None
         self._queue: Consumer | None = None
@@ -164,7 +168,7 @@ class FactIntake:
             return self._wait_for_roll(core_message, sender, settled=settled)
         # A farewell comes through the queue, behind the learner's last push; a heartbeat may overtake that push.
         if beat.state != "left":
-            self._tell(beat_fact(beat, self._context.clock.monotonic()))
+            self._tell(self._fact(beat))
         return True
 
     def _wait_for_roll(self, core_message: CoreMessage, sender: str, *, settled: bool) -> bool:
@@ -247,10 +251,14 @@ class FactIntake:
         beat = self._beat(delivery.data, delivery.subject, partial(context.subjects.farewell, context.shard))
         if beat is None:
             return None
-        now_s = context.clock.monotonic()
+        fact = self._fact(beat)
         self._pending.farewells[beat.learner, beat.incarnation] = delivery
-        left = LearnerLeft(at_s=now_s, learner=beat.learner, incarnation=beat.incarnation)
-        return [beat_fact(beat, now_s), left]
+        return [fact, LearnerLeft(at_s=fact.at_s, learner=beat.learner, incarnation=beat.incarnation)]
+
+    def _fact(self, beat: Beat) -> LearnerBeat:
+        """Return the fact that a learner reported; how far the run is, it knows from hearsay only."""
+        run_tokens = self.hearsay.believed(beat.run_tokens, self._known_tokens())
+        return beat_fact(beat, self._context.clock.monotonic(), run_tokens)
 
     def _beat(self, data: bytes, subject: str, subject_of: Callable[[str], str]) -> Beat | None:
         """Return a heartbeat or farewell; None of an incarnation that is not known to be a member's.
@@ -306,8 +314,8 @@ def read_beat(data: bytes, run: RunRecord) -> Beat:
     return beat
 
 
-def beat_fact(beat: Beat, at_s: float) -> LearnerBeat:
-    """Return the fact that a learner reported."""
+def beat_fact(beat: Beat, at_s: float, run_tokens: int) -> LearnerBeat:
+    """Return the fact that a learner reported, with what is believed of the run's tokens."""
     return LearnerBeat(
         at_s=at_s,
         learner=beat.learner,
@@ -319,5 +327,5 @@ def beat_fact(beat: Beat, at_s: float) -> LearnerBeat:
         pushed=beat.pushed,
         superseded=beat.superseded,
         refused_local=beat.refused_local,
-        run_tokens=beat.run_tokens,
+        run_tokens=run_tokens,
     )

@@ -33,10 +33,8 @@ from atoll.bus.interface import Bus, Record
 from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
 from atoll.protocol.ledger import Ledger, newest
 from atoll.protocol.recorder import FactRecorder
-from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
-from atoll.wire.messages import Head, Lease, decode, encode
-from atoll.wire.subjects import Subjects
+from atoll.wire.messages import Head, Lease, RunRecord, decode, encode
 
 log = get(__name__)
 
@@ -49,16 +47,17 @@ class LeaseKeeper:
     def __init__(
         self,
         bus: Bus,
-        subjects: Subjects,
+        run: RunRecord,
         shard: int,
-        settings: ProtocolSettings,
         clock: Clock,
         identity: Identity | None = None,
     ) -> None:
         """Want the shard on behalf of a process; `win` waits for it."""
+        settings = run.protocol
         self._bus = bus
-        self._subject = subjects.lease(shard)
-        self._heads = [subjects.head(fragment) for fragment in settings.fragments_of(shard)]
+        self._run_nonce = run.nonce
+        self._subject = run.subjects.lease(shard)
+        self._heads = [run.subjects.head(fragment) for fragment in settings.fragments_of(shard)]
         self._shard = shard
         self._target = settings.tokens_target
         self._clock = clock
@@ -91,11 +90,11 @@ class LeaseKeeper:
             if self.epoch:
                 return self._ledger
             if lease is not None and self._is_over(lease):
-                return lease.ledger
+                return self._ledger_of(lease)
             if self._leaving and lease is not None:
                 told_to_leave_at = self._machine.revision if told_to_leave_at is None else told_to_leave_at
                 if self._machine.revision > told_to_leave_at:
-                    return lease.ledger
+                    return self._ledger_of(lease)
             now_s = self._clock.monotonic()
             if lease is not None and now_s - said_s >= SAY_S:
                 said_s = now_s
@@ -138,7 +137,7 @@ class LeaseKeeper:
             record = await self._bus.get_record(self._subject)
             lease = None if record is None else self._decoded(record)
             if lease is not None and lease.nonce != self._nonce:
-                self._ledger = lease.ledger
+                self._ledger = self._ledger_of(lease)
             seen = LeaseSeen(
                 at_s=self._clock.monotonic(),
                 revision=0 if record is None else record.revision,
@@ -193,11 +192,16 @@ class LeaseKeeper:
             shard=self._shard,
             epoch=self._machine.epoch,
             nonce=self._nonce,
+            run_nonce=self._run_nonce,
             host=self._identity.host,
             pid=self._identity.pid,
             epoch_max=max(self._epoch_max, self._machine.epoch),
             ledger=None if ledger is None else newest(ledger),
         )
+
+    def _ledger_of(self, lease: Lease) -> Ledger | None:
+        """Return what a lease says of the learners; None if its owner belongs to another founding of the run."""
+        return lease.ledger if lease.run_nonce == self._run_nonce else None
 
     def _is_free(self, lease: Lease) -> bool:
         """Return whether we may have it at once; a lease released to another host first runs out like any other."""
@@ -205,5 +209,6 @@ class LeaseKeeper:
 
     def _is_over(self, lease: Lease) -> bool:
         """Return whether the owner closed its ledger at the run's token target."""
-        reached = lease.ledger is not None and lease.ledger.known_tokens >= self._target
+        ledger = self._ledger_of(lease)
+        reached = ledger is not None and ledger.known_tokens >= self._target
         return bool(self._target) and lease.closed and reached

@@ -93,11 +93,13 @@ class ShardService:
         self.subjects = self.context.subjects
         protocol = run.protocol
         self.store = ShardStore(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
-        self.lease = LeaseKeeper(bus, self.subjects, shard, protocol, clock, identity)
+        self.lease = LeaseKeeper(bus, run, shard, clock, identity)
         self.event_log = EventLog(bus, self.subjects, self.context.name, clock)
         self.pending = PendingAcknowledgements(bus, self.subjects, self.event_log, self.store.garbage_collector)
         self.aggregator = Aggregator(bus, run)
-        self.intake = FactIntake(self.context, self.pending, self.event_log, self._on_fact)
+        self.intake = FactIntake(
+            self.context, self.pending, self.event_log, self._on_fact, lambda: self.machine.ledger.known_tokens
+        )
         self.background = BackgroundTasks(self._on_failure)
         self.owning = self.draining = self._finished = False
         self._heir = ""
@@ -158,6 +160,7 @@ class ShardService:
         self.background.spawn(*(self.lanes.work(fragment) for fragment in versions))
         await self.intake.open(epoch)
         self.background.spawn(self.intake.hear_beats(), self.intake.read_queue(), self.intake.keep_roll())
+        self.background.spawn(self.intake.hearsay.keep_looking())
         self.background.spawn(self.pending.keep_telling(), self.intake.junk.keep_telling())
         self.background.spawn(self.pending.keep_holding(), self.store.garbage_collector.keep_sweeping())
         if self.archivist:

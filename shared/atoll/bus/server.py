@@ -105,20 +105,22 @@ class EmbeddedBroker:
         self._name = f"atoll-{secrets.token_hex(6)}"
         self._sync_always = sync_always
         self._bytes_max = bytes_max
-        self._host = host
+        self._host = host.strip("[]")
         self._include = include
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_begins = 0
         self._lock: IO[str] | None = None
 
     @property
     def url(self) -> str:
         """Return the address for clients."""
-        return f"nats://{self._reached_at}:{self._port}"
+        return f"nats://{bracketed(self._reached_at)}:{self._port}"
 
     @property
     def _reached_at(self) -> str:
         """Return where this machine reaches it: one that listens everywhere listens on the loopback, too."""
-        return "127.0.0.1" if self._host in ("0.0.0.0", "::", "*", "") else self._host  # noqa: S104  (a comparison)
+        everywhere = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  (a comparison)
+        return everywhere.get(self._host, self._host)
 
     @property
     def port(self) -> int:
@@ -202,7 +204,7 @@ class EmbeddedBroker:
         )
         config = self.store_dir / "nats-server.conf"
         config.write_text(
-            f"listen: {json.dumps(f'{self._host}:{self._port or -1}')}\n"
+            f"listen: {json.dumps(f'{bracketed(self._host)}:{self._port or -1}')}\n"
             f"ports_file_dir: {json.dumps(str(self.store_dir))}\n"
             f"log_file: {json.dumps(str(self.log_path))}\nlogfile_size_limit: 16MB\n"
             'max_payload: 4MB\nmax_pending: 256MB\nwrite_deadline: "30s"\n'
@@ -215,6 +217,7 @@ class EmbeddedBroker:
 
     def _spawn(self, command: list[str]) -> None:
         """Start the process from a thread that stays until it has ended."""
+        self._log_begins = self.log_path.stat().st_size if self.log_path.exists() else 0
         if sys.platform == "linux":
             shim = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
             command = [*shim, *command]
@@ -275,9 +278,11 @@ class EmbeddedBroker:
         return greeting
 
     def _last_words(self) -> str:
-        """Return the end of the server's log."""
+        """Return the end of what the server has logged since it was started last."""
         try:
-            return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+            with self.log_path.open("rb") as said:
+                said.seek(self._log_begins if self._log_begins <= self.log_path.stat().st_size else 0)
+                return "\n".join(said.read().decode("utf-8", "replace").splitlines()[-_LOG_TAIL_LINES:])
         except OSError:
             return "(no log)"
 
@@ -318,3 +323,8 @@ class EmbeddedBroker:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -84,7 +84,7 @@ def remove(
     assignments: Assignments = None,
 ) -> None:
     """Remove runs; all of them, or none if one cannot be removed."""
-    asyncio.run(_remove(_settings(broker, config, assignments), runs, yes=yes, force=force))
+    asyncio.run(_remove(_settings(broker, config, assignments), list(dict.fromkeys(runs)), yes=yes, force=force))
 
 
 def show(rows: list[RunRow]) -> None:

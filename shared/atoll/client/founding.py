@@ -10,17 +10,45 @@ time-out. Heads are created with revision 0, so a head that exists is never repl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BrokerUnavailable, RecordConflict
 from atoll.base.identity import Identity, this_process
 from atoll.bus.interface import Bus
+from atoll.model.layout import Layout
+from atoll.model.pytrees import gather
 from atoll.run.delta_chain import digest_of_values, keyframe_of
 from atoll.run.heads import head_info
 from atoll.run.record import check_run
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Head, RunRecord, decode, encode
+
+
+class Origin(Mapping[int, Vector]):
+    """The parameters that a founder brings, flat by fragment; each fragment is built when it is read."""
+
+    def __init__(self, layout: Layout, leaves: Mapping[str, Any]) -> None:
+        """Refer to arrays that do not change."""
+        self._layout = layout
+        self._leaves = leaves
+
+    def on(self, layout: Layout) -> Origin:
+        """Return the same parameters in another division."""
+        return Origin(layout, self._leaves)
+
+    def __getitem__(self, fragment: int) -> Vector:
+        """Return one fragment."""
+        return gather(self._layout, self._leaves, fragment)
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the fragments."""
+        return iter(range(len(self._layout.fragments)))
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._layout.fragments)
 
 
 async def found_or_join(bus: Bus, offer: RunRecord) -> tuple[RunRecord, bool]:

@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from atoll.base.clock import Clock, SystemClock
-from atoll.base.errors import AtollError, BrokerUnavailable, PeerMisbehaved
+from atoll.base.errors import AtollError, BrokerUnavailable, PeerMisbehaved, SettingsError
 from atoll.base.identity import this_process
 from atoll.base.logs import get
 from atoll.base.loop_thread import LoopThread
@@ -49,7 +49,8 @@ from atoll.client.step_hook import StepHook, planned
 from atoll.codec import check_codecs
 from atoll.model.layout import Layout
 from atoll.protocol.settings import ProtocolSettings
-from atoll.wire.messages import RunRecord
+from atoll.wire.messages import RunRecord, decode, encode
+from atoll.wire.subjects import token
 
 log = get(__name__)
 
@@ -113,7 +114,8 @@ def join(
         run: run id; processes with the same run id train one model.
         learner: this learner's id, unique among live learners of the run.
         params: pytree of arrays; the first learner of a run founds it with these values.
-        protocol: settings of the run, used only by its founder.
+        protocol: settings of the run, used only by its founder. Without them a founder takes the defaults, with fewer fragments
+            where the parameters have fewer rows.
         options: everything else, see `JoinOptions`.
 
     Raises:
@@ -121,8 +123,8 @@ def join(
         LayoutMismatch, IdentityTaken: see `atoll.base.errors`.
         BrokerUnavailable: no broker, or too old a one, within `options.patience_s`.
     """
-    settings = check_codecs((protocol or ProtocolSettings()).check())
-    checked_parameters(params)
+    rows = sum(tensor.rows for tensor in checked_parameters(params))
+    settings = check_codecs((protocol or suited(rows)).check())
     clock = options.clock or SystemClock()
     layout, origin = planned(params, settings.fragments, options.direct)
     record = RunRecord(
@@ -136,6 +138,7 @@ def join(
         data=options.data,
         seed=options.seed,
     )
+    check_offer(record)
     request = JoinRequest(
         learner,
         record,
@@ -156,6 +159,28 @@ def join(
     if protocol is not None:
         warn_of_ignored(protocol, handle.run.protocol)
     return handle
+
+
+def suited(rows: int) -> ProtocolSettings:
+    """Return the default settings for parameters of so many rows: a fragment has at least one."""
+    usual = ProtocolSettings()
+    fragments = max(1, min(usual.fragments, rows))
+    return ProtocolSettings(fragments=fragments, shards=min(usual.shards, fragments))
+
+
+def check_offer(record: RunRecord) -> None:
+    """Raise `SettingsError` for a record that nobody could read: it is found before anything is created on the broker."""
+    token(record.run, "run id")
+    token(record.founder, "learner id")
+    try:
+        decode(RunRecord, encode(record))
+    except AtollError as error:
+        raise SettingsError(
+            "a run cannot be founded with these values",
+            got=error.got or error.what,
+            allowed="settings of the types that `ProtocolSettings` names; names of leaves up to 256 characters, on one line",
+            todo="correct the value that is named",
+        ) from error
 
 
 def warn_of_ignored(given: ProtocolSettings, agreed: ProtocolSettings) -> None:

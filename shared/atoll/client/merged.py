@@ -45,7 +45,8 @@ class ReadModel:
     """The merged model of a run.
 
     Attributes:
-        params: the newest values, as the pytree that was asked for, or NumPy arrays by name.
+        params: the newest values, as the pytree that was asked for, or NumPy arrays by name. Leaves that are not floating
+            travel with no run: they are as in `like`, or left out.
         average: their average over former versions, likewise; None where the run keeps none.
         versions_min, versions_max: the range of the fragments' versions.
         settled: whether the run is over and all shards have closed, so that nothing changes any more.
@@ -75,7 +76,6 @@ def read_model(
         broker: URL of the broker, or a coroutine function that opens a `Bus`.
         run: run id.
         like: a pytree of arrays of the run's model. The result has its structure; each leaf is of its kind, dtype and device.
-            Leaves that are not floating travel with no run: they stay as they are in `like`.
         settle_s: wait so long for the end of a run that has a token target, seconds.
         patience_s: how long to try to reach the broker, seconds.
         home: a loop thread to share with others.
@@ -106,6 +106,8 @@ def read_model(
             thread.stop()
     if like is not None:
         check_like(record, like)
+    if merged.versions_max == 0:
+        log.warning("model.unmerged", run=run, why="nothing has been merged yet: these are the founder's values")
     return ReadModel(
         params=merged.params if like is None else placed(merged.params, like),
         average=merged.average if like is None or merged.average is None else placed(merged.average, like),
@@ -119,13 +121,13 @@ def read_model(
 async def _settled(bus: Bus, run: RunRecord, within_s: float) -> bool:
     """Return whether all shards have closed; wait for that, if the run has a target."""
     now_s = asyncio.get_running_loop().time
-    deadline_s = now_s() + (within_s if run.protocol.tokens_target else 0.0)
+    within_s = within_s if run.protocol.tokens_target else 0.0
+    deadline_s = now_s() + within_s
     while not (await recorded_progress(bus, run)).over:
         if now_s() >= deadline_s:
             if within_s:
-                log.warning(
-                    "model.unsettled", run=run.run, waited_s=within_s, todo="some shard has not closed its ledger"
-                )
+                todo = "some shard has not closed its ledger: does a synchronizer run, and have all learners left?"
+                log.warning("model.unsettled", run=run.run, waited_s=within_s, todo=todo)
             return False
         await asyncio.sleep(POLL_S)
     return True
@@ -145,14 +147,14 @@ def check_like(run: RunRecord, like: Any) -> None:  # noqa: ANN401  (any JAX pyt
 def placed(values: Mapping[str, Any], like: Any) -> Any:  # noqa: ANN401  (any JAX pytree)
     """Return values by name as a pytree like `like`: NumPy arrays stay NumPy's, others go where the leaf lies."""
     shape = ParameterShape(like)
-    return shape.whole({name: _leaf(values[name], leaf) for name, leaf in shape.leaves(like).items()})
+    return shape.whole({name: _leaf(values.get(name), leaf) for name, leaf in shape.leaves(like).items()})
 
 
 def _leaf(value: Any, leaf: Any) -> Any:  # noqa: ANN401  (arrays)
     import jax  # noqa: PLC0415
     import jax.numpy as jnp  # noqa: PLC0415
 
-    if not hasattr(leaf, "dtype") or not jnp.issubdtype(leaf.dtype, jnp.floating):
+    if value is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
     array = np.asarray(value).astype(leaf.dtype, copy=False)
     return jax.device_put(array, leaf.sharding) if isinstance(leaf, jax.Array) else array

@@ -9,6 +9,7 @@ What is not floating (integers, booleans, keys of random numbers) travels with n
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from atoll.base.errors import SettingsError
 from atoll.base.logs import get
+from atoll.base.quantities import TOKENS_MAX
 from atoll.model.layout import TensorSpec
 from atoll.model.pytrees import describe, path_name
 
@@ -61,10 +63,13 @@ def _fault(leaf: Any) -> str:  # noqa: ANN401  (any leaf)
         return "the array was deleted, or donated to a step"
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         return f"{leaf.dtype} numbers"
+    if isinstance(leaf, np.ndarray) and (leaf.dtype.kind in "OSUMmc" or leaf.dtype.names):
+        return f"{leaf.dtype} is no kind of number"
     if jnp.issubdtype(leaf.dtype, jnp.floating):
-        finite = jnp.isfinite(leaf).all() if isinstance(leaf, jax.Array) else np.isfinite(leaf).all()
-        if not bool(finite):
-            return "NaN or an infinity in it"
+        with np.errstate(over="ignore"):
+            # As it travels: what float32 cannot hold is infinite.
+            wide = jnp.float32(leaf) if isinstance(leaf, jax.Array) else np.asarray(leaf).astype(np.float32)
+        return "" if bool(np.isfinite(wide).all()) else "NaN, an infinity or a number beyond float32 in it"
     return ""
 
 
@@ -97,7 +102,13 @@ class ParameterShape:
                 todo="hand over what your step returned for `island.params`",
             )
         for name, leaf, (shape, dtype) in zip(self.names, leaves, self._kinds, strict=True):
-            if getattr(leaf, "dtype", None) != dtype or leaf.shape != shape:
+            if isinstance(leaf, jax.core.Tracer):
+                raise SettingsError(
+                    "a step is reported from outside of compiled functions",
+                    got=f"{name!r} is a tracer",
+                    todo="call island.step after the jitted step, not inside it",
+                )
+            if getattr(leaf, "dtype", None) != dtype or leaf.shape != shape or isinstance(leaf, jax.ShapeDtypeStruct):
                 raise SettingsError(
                     f"the leaf {name!r} has changed",
                     got=_kind(leaf),
@@ -121,6 +132,32 @@ class ParameterShape:
         missing = [name for name in self.names if name not in theirs]
         told = [f"{name!r} is new" for name in added[:1]] + [f"{name!r} is missing" for name in missing[:1]]
         return ", ".join(told) or str(jax.tree.structure(params))[:200]
+
+
+def checked_tokens(tokens: Any) -> int:  # noqa: ANN401  (what the caller counts with)
+    """Return the tokens of a step, from an integer of Python, NumPy or JAX; raise `SettingsError` for anything else."""
+    try:
+        number = operator.index(tokens)
+    except TypeError as error:
+        raise SettingsError(
+            "the tokens of a step are counted in whole numbers",
+            got=f"tokens = {tokens!r} ({type(tokens).__name__})",
+            allowed=f"an integer from 0 to {TOKENS_MAX}",
+            todo="round it before the step reports it",
+        ) from error
+    if not 0 <= number <= TOKENS_MAX:
+        raise SettingsError(
+            "no step has so many tokens",
+            got=f"tokens = {number}",
+            allowed=f"0 to {TOKENS_MAX}",
+            todo="correct the count",
+        )
+    return number
+
+
+def may_change(leaf: Any) -> bool:  # noqa: ANN401  (any array)
+    """Return whether a loop may change an array in place: then its snapshot is a copy."""
+    return isinstance(leaf, np.ndarray) and leaf.flags.writeable
 
 
 def refuse_donated(leaves: Mapping[str, Any]) -> None:

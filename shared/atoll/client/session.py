@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
 from atoll.base.health import show_life
@@ -27,7 +26,7 @@ from atoll.bus.interface import Bus
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.data_leases import DataLeases
 from atoll.client.driver import IslandDriver
-from atoll.client.founding import found_or_join, publish_origin
+from atoll.client.founding import Origin, found_or_join, publish_origin
 from atoll.client.membership import claim, release
 from atoll.client.peer_recovery import StateLender, TrainingStanding
 from atoll.protocol.data import data_lease_s
@@ -54,7 +53,7 @@ class JoinRequest:
 
     learner: str
     record: RunRecord
-    origin: Mapping[int, Vector]
+    origin: Origin
     data_blocks: int = 0
     health_file: Path | None = None
     encode: str = "auto"
@@ -103,11 +102,11 @@ class Session:
         heads = await wait_for_heads(self.bus, self.run, self._clock)
         if heads is None:
             log.warning("run.founder_lost", founder=self.run.founder)
-            await publish_origin(self.bus, self.run, self._request.origin, self._identity)
+            await publish_origin(self.bus, self.run, self._request.origin.on(self.run.layout), self._identity)
             heads = await wait_for_heads(self.bus, self.run, self._clock)
         if heads is None:
             raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")
-        self._request = replace(self._request, origin={})  # its arrays may be freed
+        self._request = replace(self._request, origin=Origin(self.run.layout, {}))  # its arrays may be freed
         gate = asyncio.Semaphore(FETCHES_AT_ONCE)
 
         async def fetch(p: int) -> GlobalFragment:

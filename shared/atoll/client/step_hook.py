@@ -11,21 +11,21 @@ waits for the network. Two layers stand between a step and the protocol: this on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
 
 import msgspec
 import numpy as np
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import ProtocolMisuse
 from atoll.client.adoption import AdoptableFragment, adopt
-from atoll.client.parameters import ParameterShape, refuse_donated
+from atoll.client.founding import Origin
+from atoll.client.parameters import ParameterShape, checked_tokens, may_change, refuse_donated
 from atoll.client.session import Session
 from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.model.layout import Layout, plan_layout
-from atoll.model.pytrees import describe, gather
+from atoll.model.pytrees import describe
 
 
 class StepHook:
@@ -93,6 +93,7 @@ class StepHook:
         driver = self.session.driver
         if driver.failure is not None:
             raise driver.failure
+        tokens = checked_tokens(tokens)
         if not self._donated:
             refuse_donated(self.leaves)
         completed: Mapping[str, Any] = self._entered.leaves(params)
@@ -103,7 +104,9 @@ class StepHook:
             params = self._entered.whole(continued)
         self.leaves = continued
         if self._donated:
-            completed, continued = _copied(completed, continued)
+            completed, continued = _copied(completed, continued, lambda _: True)
+        elif any(may_change(leaf) for leaf in completed.values()):
+            completed, continued = _copied(completed, continued, may_change)
         self._steps += 1
         step_s = began_s - self._last_s if self._steps > 1 else 0.0
         report = StepReport(step_s=step_s, loss=loss, overhead=self.overhead, steps=self._steps)
@@ -117,35 +120,19 @@ class StepHook:
         return params
 
 
-class Origin(Mapping[int, Vector]):
-    """The parameters that a founder brings, flat by fragment; each fragment is built when it is read."""
-
-    def __init__(self, layout: Layout, leaves: Mapping[str, Any]) -> None:
-        """Refer to arrays that do not change."""
-        self._layout = layout
-        self._leaves = leaves
-
-    def __getitem__(self, fragment: int) -> Vector:
-        """Return one fragment."""
-        return gather(self._layout, self._leaves, fragment)
-
-    def __iter__(self) -> Iterator[int]:
-        """Iterate over the fragments."""
-        return iter(range(len(self._layout.fragments)))
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self._layout.fragments)
-
-
 def planned(params: Any, fragments: int, direct: tuple[str, ...]) -> tuple[Layout, Origin]:  # noqa: ANN401
     """Return how `params` is divided into `fragments` parts, and the flat parts that a founder brings."""
     layout = plan_layout(describe(params), fragments, direct=direct)
     return layout, Origin(layout, ParameterShape(params).leaves(params))
 
 
-def _copied(completed: Mapping[str, Any], continued: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return both in host memory; an array that was not adopted is copied once."""
-    first = {name: np.array(leaf) for name, leaf in completed.items()}
-    second = {name: first[name] if leaf is completed[name] else np.array(leaf) for name, leaf in continued.items()}
+def _copied(
+    completed: Mapping[str, Any], continued: Mapping[str, Any], which: Callable[[Any], bool]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return both with copies in host memory of what `which` says; an array that was not adopted is copied once."""
+    first = {name: np.array(leaf) if which(leaf) else leaf for name, leaf in completed.items()}
+    second = {
+        name: first[name] if leaf is completed[name] else np.array(leaf) if which(leaf) else leaf
+        for name, leaf in continued.items()
+    }
     return first, second

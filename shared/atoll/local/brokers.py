@@ -15,6 +15,8 @@ import shutil
 import signal
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from atoll.bus.server import EmbeddedBroker
 
 RESTARTS_MAX = 5
+RESTARTS_S = 600.0
+"""A server that dies so often within so long will not get better."""
 WATCH_S = 0.25
 ROOM_BYTES = 64 << 20
 FULL_WORDS = b"no space left on device"
@@ -71,7 +75,7 @@ def host(store_dir: Path, url_file: Path, port: int) -> None:
 def keep(broker: EmbeddedBroker, ready: Callable[[str], None]) -> None:
     """Start a broker, tell `ready` its address, and keep it running until SIGTERM or SIGINT.
 
-    Raises what `EmbeddedBroker.start` raises, also when the server died more than `RESTARTS_MAX` times.
+    Raises what `EmbeddedBroker.start` raises, also when the server died more than `RESTARTS_MAX` times in ten minutes.
     """
     stop = threading.Event()
 
@@ -82,13 +86,14 @@ def keep(broker: EmbeddedBroker, ready: Callable[[str], None]) -> None:
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
     with broker:
-        restarts = 0
+        deaths: deque[float] = deque(maxlen=RESTARTS_MAX)
         room = RoomWatch(broker.log_path)
         ready(broker.url)
         while not stop.wait(WATCH_S):
-            if not broker.pid and restarts < RESTARTS_MAX:
-                restarts += 1
-                log.warning("broker.restarted", reason="it died", restarts=restarts)
+            often = len(deaths) == RESTARTS_MAX and time.monotonic() - deaths[0] < RESTARTS_S
+            if not broker.pid and not often:
+                deaths.append(time.monotonic())
+                log.warning("broker.restarted", reason="it died", restarts=len(deaths))
                 broker.restart()
             elif broker.pid and room.is_back():
                 log.warning("broker.restarted", reason="its disk was full and has room again")
@@ -96,7 +101,9 @@ def keep(broker: EmbeddedBroker, ready: Callable[[str], None]) -> None:
                 room = RoomWatch(broker.log_path)
             elif not broker.pid:
                 raise BrokerUnavailable(
-                    "the broker dies again and again", got=f"{restarts} restarts", todo=f"look at {broker.log_path}"
+                    "the broker dies again and again",
+                    got=f"{len(deaths)} restarts within {RESTARTS_S:g} s",
+                    todo=f"look at {broker.log_path}",
                 )
 
 

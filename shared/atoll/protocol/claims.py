@@ -1,11 +1,14 @@
 """What a member says of itself is believed within what time and the run's declared batch allow.
 
 A shard cannot see a learner's steps. It can see that no learner takes more steps a second than the run has agreed on
-(`steps_per_s_max`), that a step has no more tokens than agreed (`step_tokens_max`, sixteen times the founder's batch where
-nobody set it), and that what is pushed, overwritten and refused is no more than what was trained. So the weight of one
-contribution, tokens^2 / steps, grows no faster than time. A claim beyond that is none of a learner of ours. Such a heartbeat is
-dropped whole: it moves no sum and no clock. So a learner that goes on like that is silent, and no round waits for it. Such a
-contribution is refused as `implausible`, which is an offence.
+(`steps_per_s_max`), that a step has no more tokens than agreed (`step_tokens_max`), and that what is pushed, overwritten and
+refused is no more than what was trained. So the weight of one contribution, tokens^2 / steps, grows no faster than time. (The
+reference learner declares sixteen times its founder's batch where nobody set `step_tokens_max`. In a loop of one's own there is
+no bound until its founder sets one.)
+
+A claim beyond that is none of a learner of ours. Such a heartbeat is dropped whole: it moves no sum and no clock. So a learner
+that goes on like that is silent, and no round waits for it. Such a contribution is refused as `implausible`, which is an
+offence.
 
 Where this owner has not yet heard a learner's heartbeat, it cannot know for how long that has trained, and believes the rate.
 """

@@ -81,7 +81,7 @@ async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
     for shard in range(run.protocol.shards):
         record = await bus.get_record(run.subjects.lease(shard))
         lease = None if record is None else readable(Lease, record)
-        if lease is not None and lease.ledger is not None:
+        if lease is not None and lease.ledger is not None and lease.run_nonce == run.nonce:
             ledger.learn(lease.ledger)
     return ledger
 

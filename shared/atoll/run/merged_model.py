@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from atoll.base.buffer_pool import Vector
-from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
+from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisbehaved
 from atoll.bus.interface import Bus
 from atoll.codec import unpack_arrays
 from atoll.merge.global_update import AVERAGE, state_bytes_max
@@ -43,9 +43,16 @@ async def read_merged(bus: Bus, run: RunRecord) -> MergedModel:
     """Return the newest parameters of `run`, assembled from every fragment's head.
 
     Raises:
+        BrokerUnavailable: the founder has not published all fragments yet.
         BlobGone: a fragment moved on faster than it could be read, several times.
     """
     heads = await read_heads(bus, run)
+    if missing := len(run.layout.fragments) - len(heads):
+        raise BrokerUnavailable(
+            f"run {run.run!r} is founded, but has no values yet",
+            got=f"{missing} of {len(run.layout.fragments)} fragments are missing",
+            todo="wait until its founder has published them; a founder that died leaves that to the next learner",
+        )
     values = {p: (await fetch_frame(bus, run, head)).values for p, head in sorted(heads.items())}
     average = None
     if run.protocol.average_versions:
@@ -56,14 +63,17 @@ async def read_merged(bus: Bus, run: RunRecord) -> MergedModel:
 
 
 def _assembled(layout: Layout, values: Mapping[int, Vector]) -> dict[str, Any]:
-    """Return NumPy arrays by name, in their dtypes, from the flat float32 values of the fragments."""
-    tensors = {t.name: np.zeros(t.shape, dtype=np.float32) for t in layout.tensors}
+    """Return NumPy arrays by name, in their dtypes, from the flat float32 values of the fragments.
+
+    What is not floating travels with no run, so it is not among them: zeros in its place would be wrong numbers.
+    """
+    tensors = {t.name: np.zeros(t.shape, dtype=np.float32) for t in layout.tensors if t.floating}
     for fragment, vector in values.items():
-        for tensor_slice in layout.slices(fragment):
+        for tensor_slice in (each for each in layout.slices(fragment) if each.floating):
             rows = tensors[tensor_slice.tensor_name]
             target = rows[tensor_slice.start : tensor_slice.stop] if rows.ndim else rows
             target[...] = vector[slice(*tensor_slice.bounds)].reshape(target.shape)
-    return {t.name: tensors[t.name].astype(named_dtype(t.dtype), copy=False) for t in layout.tensors}
+    return {t.name: tensors[t.name].astype(named_dtype(t.dtype), copy=False) for t in layout.tensors if t.floating}
 
 
 async def _fetch_average(bus: Bus, run: RunRecord, head: Head, values: Vector) -> Vector:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from atoll.base.errors import BrokerUnavailable, LayoutMismatch, PeerMisbehaved, RunReplaced, SettingsError
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, Record
@@ -52,15 +54,18 @@ async def the_run(bus: Bus, subjects: Subjects) -> RunRecord:
 
 
 async def check_run(bus: Bus, subjects: Subjects, layout: Layout, data: str) -> RunRecord:
-    """Compare this learner's `layout` and `data` fingerprint with the run record, and return the record."""
+    """Compare this learner's tensors and `data` fingerprint with the run record, and return the record.
+
+    How the tensors are cut into fragments is the founder's choice.
+    """
     run = await read_run(bus, subjects)
     if run is None:
         raise BrokerUnavailable("the run record vanished", todo="was the broker's store deleted? start a new run")
     check_known(run)
-    if run.layout.fingerprint != layout.fingerprint:
+    if difference := first_difference(msgspec.structs.replace(run.layout, tensors=layout.tensors), run.layout):
         raise LayoutMismatch(
             f"this model is not the model of run {run.run!r}",
-            got=first_difference(layout, run.layout),
+            got=difference,
             allowed=f"the layout {run.layout.fingerprint} founded by {run.founder}",
             todo="use the run's model and protocol settings, or another run id",
         )
@@ -97,12 +102,16 @@ class RecordedProgress:
 
 
 async def recorded_progress(bus: Bus, run: RunRecord) -> RecordedProgress:
-    """Return how far a run is by its leases; once it is over, no shard hears a learner. An unreadable lease says nothing."""
+    """Return how far a run is by its leases; once it is over, no shard hears a learner.
+
+    A lease that cannot be read, or that is of another founding, says nothing.
+    """
     target = run.protocol.tokens_target
     tokens, over = 0, target > 0
     for shard in range(run.protocol.shards):
         record = await bus.get_record(run.subjects.lease(shard))
         lease = None if record is None else readable(Lease, record)
+        lease = lease if lease is not None and lease.run_nonce == run.nonce else None
         known = 0 if lease is None or lease.ledger is None else lease.ledger.known_tokens
         tokens = max(tokens, known)
         over = over and lease is not None and lease.closed and known >= target

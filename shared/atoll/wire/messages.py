@@ -257,7 +257,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     `released`: the host `to`, or any host, may take it. `closed`: the ledger is closed for good, because the run has
     reached its target and everything is settled. `epoch_max`: no tenure until now had a higher epoch; where a lease was lost,
-    that may be more than `epoch`.
+    that may be more than `epoch`. `run_nonce` is the founding of its owner: where a broker lost its store, a process of the
+    former founding may write its lease into the new one, and what its ledger says is of other incarnations.
     """
 
     shard: ShardNumber
@@ -265,6 +266,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     nonce: PeerId
     host: Text
     pid: Count
+    run_nonce: PeerId
     epoch_max: Epoch = 0
     ledger: Ledger | None = None
     released: bool = False
