@@ -32,8 +32,8 @@ def register(app: typer.Typer) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line of the answer."""
-    print(line)  # noqa: T201  (this is the verb's output)
+    """Print a line of the answer, at once: whoever reads a pipe waits for it."""
+    print(line, flush=True)  # noqa: T201  (this is the verb's output)
 
 
 def version_verb() -> None:
