@@ -296,9 +296,10 @@ class ShardAtRandom:
             training=chance.random() < 0.9,
             step_s=self.steps_s[name] * chance.choice([0.0, 0.9, 1.0, 1.5]),
             tokens=chance.randrange(500),
-            run_tokens=chance.randrange(900),
         )
         self.tell(told)
+        if chance.random() < 0.1:
+            self.tell(QueueDrained(at_s=self.now_s, proven=False, run_tokens=chance.randrange(900)))
 
     def offer(self, name: str) -> None:
         """Let a contribution arrive, mostly one that can be merged."""

@@ -292,7 +292,9 @@ async def removed_reader_waits(self: FactIntake) -> None:
             delivery = await self._queue.next(QUEUE_POLL_S)  # type: ignore[union-attr]
             if delivery is None:
                 proven = await self._queue.drained()  # type: ignore[union-attr]
-                self._tell(QueueDrained(at_s=self._context.clock.monotonic(), proven=proven))
+                self._tell(
+                    QueueDrained(at_s=self._context.clock.monotonic(), proven=proven, run_tokens=self.hearsay.tokens)
+                )
                 continue
             await self._on_delivery(delivery)
         except (BusError, BrokerUnavailable):

@@ -135,6 +135,7 @@ class RoundModel:
 
     def see(self, fact: Event, actions: Iterable[Action]) -> None:
         """Follow a fact and its commands; raise `InvariantBroken` where they are not what the facts lead to."""
+        self._told = max(self._told, getattr(fact, "run_tokens", 0))
         self._take(fact)
         actions = list(actions)
         for action in actions:
@@ -197,7 +198,6 @@ class RoundModel:
     def _take_beat(self, beat: LearnerBeat) -> None:
         life = beat.learner, beat.incarnation
         self._trained[life] = max(self._trained.get(life, 0), beat.tokens)
-        self._told = max(self._told, beat.run_tokens)
         heard = self._learners.get(beat.learner)
         if heard is None or beat.incarnation > heard.incarnation:
             heard = self._learners[beat.learner] = _Heard(beat.incarnation, beat.at_s)

@@ -43,7 +43,7 @@ CONSTANTS = [
     (global_update, {"_HEADER_BYTES_MAX": 2 << 20, "_NUMBER_BYTES_MAX": 64}),
 ]
 SILENT: list[tuple[type, dict[str, object]]] = [
-    (events.LearnerBeat, {"pushed": 0, "superseded": 0, "refused_local": 0, "run_tokens": 0, "cause_id": ""}),
+    (events.LearnerBeat, {"pushed": 0, "superseded": 0, "refused_local": 0, "cause_id": ""}),
     (events.ContributionArrived, {"final": False}),
     (events.ContributionReady, {"norm": 0.0, "base_norm": 0.0}),
     (events.QueueDrained, {"proven": True}),

@@ -63,7 +63,8 @@ def test_two_absurd_heartbeats_stop_no_calls() -> None:
     """The sum of what learners claim stays within what a call may say; once it left that bound, commits stopped for ever."""
     desk = Shard(agreed(), 0, {0: 0})
     for number in range(64):
-        desk.handle(beat(f"fat{number}", 0.0, tokens=TOKENS_MAX, run_tokens=RUN_TOKENS_MAX))
+        desk.handle(beat(f"fat{number}", 0.0, tokens=TOKENS_MAX))
+    desk.handle(QueueDrained(at_s=0.0, proven=False, run_tokens=RUN_TOKENS_MAX))
     desk.slots[0].due_s = 9.0
     (call,) = [action for action in desk.handle(TimerFired(at_s=9.0, name="due/0")) if isinstance(action, PublishCall)]
 

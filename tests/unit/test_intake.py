@@ -12,7 +12,7 @@ from atoll.base.clock import SystemClock
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.membership import claim
-from atoll.protocol.events import ContributionArrived, Event, LearnerBeat, LearnerLeft
+from atoll.protocol.events import ContributionArrived, Event, LearnerBeat, LearnerLeft, QueueDrained
 from atoll.protocol.ledger import Ledger
 from atoll.run.member_roll import Strangers
 from atoll.wire.messages import Lease, RunRecord, encode
@@ -162,6 +162,11 @@ async def test_a_push_that_its_learner_cannot_have_trained_is_absurd(scene: Inta
     assert [(fact.tokens, fact.absurd) for fact in facts] == [(1 << 47, True), (1000, False)]
 
 
+async def drained_since(scene: IntakeScene, count: int) -> bool:
+    """Return whether so many facts were told in all, of which the newest says how far the run is."""
+    return len(scene.told) > count and isinstance(scene.told[-1], QueueDrained)
+
+
 async def test_how_far_the_run_is_is_believed_as_far_as_leases_say(
     scene: IntakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,15 +178,17 @@ async def test_how_far_the_run_is_is_believed_as_far_as_leases_say(
 
     async def said(tokens: int) -> bool:
         intake._on_beat(CoreMessage(subject, told))
-        return isinstance(fact := scene.told[-1], LearnerBeat) and fact.run_tokens == tokens
+        asked = [fact.run_tokens for fact in scene.told if isinstance(fact, QueueDrained)]
+        return bool(asked) and asked[-1] == tokens
 
-    assert await said(0)
+    await until(lambda: said(0))
     ledger = Ledger()
     ledger.reported("b", 1, 70_000, 0, 0, 0)
     fields = {"shard": 1, "epoch": 1, "nonce": "n", "host": "h", "pid": 1, "ledger": ledger}
     foreign = Lease(**fields | {"run_nonce": "another"})  # type: ignore[arg-type]
     await scene.bus.put_record(scene.run.subjects.lease(1), encode(foreign), expected=0)
-    await asyncio.sleep(0.1)
+    seen = len(scene.told)
+    await until(lambda: drained_since(scene, seen + 2))
     assert await said(0)
     ours = Lease(**fields | {"run_nonce": scene.run.nonce})  # type: ignore[arg-type]
     await scene.bus.put_record(scene.run.subjects.lease(1), encode(ours), expected=None)

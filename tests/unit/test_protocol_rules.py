@@ -366,16 +366,14 @@ def test_who_contributes_is_heard() -> None:
 
 
 def test_a_run_is_over_also_when_only_another_shard_heard_of_the_last_tokens() -> None:
-    """A learner that died told one shard alone; those that left at that shard's word carry it to all the others."""
+    """A learner that died told one shard alone; that shard's lease carries it to all the others."""
     desk = RulesDesk(tokens_target=1000, silence_s=1.0)
     desk.beat("a")
     desk.tell(QueueDrained(at_s=50.0))
     assert not desk.shard.finished
 
-    told = LearnerBeat(
-        at_s=50.0, learner="a", incarnation=1, training=False, step_s=STEP_S, tokens=100, run_tokens=1000
-    )
-    desk.tell(told)
+    desk.tell(LearnerBeat(at_s=50.0, learner="a", incarnation=1, training=False, step_s=STEP_S, tokens=100))
+    desk.tell(QueueDrained(at_s=50.0, run_tokens=1000))
     (kept,) = the(Keep, desk.tell(LearnerLeft(at_s=50.0, learner="a", incarnation=1)))
     assert isinstance(kept, Keep)
     heir = shard.Shard(

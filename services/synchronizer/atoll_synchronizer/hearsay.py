@@ -24,20 +24,19 @@ LOOK_S_MAX: Final = 60.0
 
 
 class Hearsay:
-    """What the leases of a run have proven of its tokens."""
+    """What the leases of a run have shown of its tokens: `tokens`."""
 
     def __init__(self, bus: Bus, run: RunRecord) -> None:
-        """Believe nothing yet."""
+        """Know nothing yet."""
         self._bus = bus
         self._run = run
-        self._proven = 0
+        self.tokens = 0
         self._wanted = asyncio.Event()
 
-    def believed(self, run_tokens: int, known: int) -> int:
-        """Return what may be believed of a count of the run's tokens; one above what is `known` has the leases read."""
-        if run_tokens > max(self._proven, known):
+    def heard(self, run_tokens: int, known: int) -> None:
+        """Have the leases read if somebody says more than is `known`."""
+        if run_tokens > max(self.tokens, known):
             self._wanted.set()
-        return min(run_tokens, self._proven)
 
     async def keep_looking(self) -> None:
         """Read the leases whenever somebody says more than is known."""
@@ -47,9 +46,9 @@ class Hearsay:
             # A heartbeat may be ahead of the others that say the same: most of such differences are gone by then.
             await asyncio.sleep(pause_s)
             self._wanted.clear()
-            before = self._proven
+            before = self.tokens
             try:
-                self._proven = max(before, (await recorded_progress(self._bus, self._run)).tokens)
+                self.tokens = max(before, (await recorded_progress(self._bus, self._run)).tokens)
             except (BusError, BrokerUnavailable, StorageFull) as error:
                 log.warning("leases.unreadable", reason=str(error))
-            pause_s = LOOK_S if self._proven > before else min(LOOK_S_MAX, 2.0 * pause_s)
+            pause_s = LOOK_S if self.tokens > before else min(LOOK_S_MAX, 2.0 * pause_s)

@@ -127,7 +127,8 @@ class FactIntake:
                 now_s = self._context.clock.monotonic()
                 if delivery is None or now_s - asked_s >= QUEUE_ASK_S:
                     asked_s = now_s
-                    self._tell(QueueDrained(at_s=now_s, proven=await queue.drained()))
+                    proven = await queue.drained()
+                    self._tell(QueueDrained(at_s=now_s, proven=proven, run_tokens=self.hearsay.tokens))
             except RecordConflict:
                 raise
             except (BusError, BrokerUnavailable) as error:
@@ -256,9 +257,9 @@ class FactIntake:
         return [fact, LearnerLeft(at_s=fact.at_s, learner=beat.learner, incarnation=beat.incarnation)]
 
     def _fact(self, beat: Beat) -> LearnerBeat:
-        """Return the fact that a learner reported; how far the run is, it knows from hearsay only."""
-        run_tokens = self.hearsay.believed(beat.run_tokens, self._known_tokens())
-        return beat_fact(beat, self._context.clock.monotonic(), run_tokens)
+        """Return the fact that a learner reported; what it says of the whole run is hearsay, and no fact."""
+        self.hearsay.heard(beat.run_tokens, self._known_tokens())
+        return beat_fact(beat, self._context.clock.monotonic())
 
     def _beat(self, data: bytes, subject: str, subject_of: Callable[[str], str]) -> Beat | None:
         """Return a heartbeat or farewell; None of an incarnation that is not known to be a member's.
@@ -314,8 +315,8 @@ def read_beat(data: bytes, run: RunRecord) -> Beat:
     return beat
 
 
-def beat_fact(beat: Beat, at_s: float, run_tokens: int) -> LearnerBeat:
-    """Return the fact that a learner reported, with what is believed of the run's tokens."""
+def beat_fact(beat: Beat, at_s: float) -> LearnerBeat:
+    """Return the fact that a learner reported."""
     return LearnerBeat(
         at_s=at_s,
         learner=beat.learner,
@@ -327,5 +328,4 @@ def beat_fact(beat: Beat, at_s: float, run_tokens: int) -> LearnerBeat:
         pushed=beat.pushed,
         superseded=beat.superseded,
         refused_local=beat.refused_local,
-        run_tokens=run_tokens,
     )

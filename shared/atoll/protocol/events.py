@@ -36,7 +36,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerBeat(Fact):
-    """A learner reported: step time (seconds), steps, totals in tokens and token-fragments, the run's tokens as it heard."""
+    """A learner reported: step time (seconds), steps, totals in tokens and token-fragments."""
 
     learner: str
     incarnation: int
@@ -46,7 +46,6 @@ class LearnerBeat(Fact):
     pushed: int = 0
     superseded: int = 0
     refused_local: int = 0
-    run_tokens: int = 0
     steps: int = 0
 
 
@@ -120,9 +119,10 @@ class CommitRefused(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDrained(Fact):
-    """The queue delivered nothing; `proven`: the broker confirms that nothing is queued or delivered and unsettled."""
+    """The queue was asked; `proven`: nothing is queued or delivered and unsettled. By all leases the run has `run_tokens`."""
 
     proven: bool = True
+    run_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ class Account(msgspec.Struct):
 class Ledger(msgspec.Struct):
     """The accounts of a run as one shard, or several together, know them; keys are `learner/incarnation`.
 
-    `told_tokens` is the largest count of the run's tokens that any learner has heard of, from any shard.
+    `told_tokens` is the largest count of the run's tokens that the leases of all shards have shown.
     """
 
     accounts: dict[AccountKey, Account] = msgspec.field(default_factory=dict)

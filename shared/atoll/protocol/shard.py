@@ -153,7 +153,6 @@ class Shard:
         self.ledger.reported(
             event.learner, event.incarnation, event.tokens, event.pushed, event.superseded, event.refused_local
         )
-        self.ledger.told_tokens = max(self.ledger.told_tokens, event.run_tokens)
         if event.incarnation < view.incarnation:
             return []
         news = view.take(event.at_s, event.training, event.step_s, event.steps)
@@ -274,6 +273,7 @@ class Shard:
 
         Who is present is not known before everybody had the time to be heard: an owner that has just taken over waits.
         """
+        self.ledger.told_tokens = max(self.ledger.told_tokens, event.run_tokens)
         over = self._over()
         if over and self.over_s is None:
             self.over_s = event.at_s
