@@ -24,7 +24,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses 2 --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all coverage lines docs docs-build lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst fuzz bench-hostile bench-crowd bench-data experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all coverage lines docs docs-build wheel lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst fuzz bench-hostile bench-crowd bench-data bench-transformers bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -46,7 +46,8 @@ help:  ## list the targets and the variables
 #: RATES=1,4,16        faults per minute of the storms (chaos)
 #: KILLS=200           how many kills end the gauntlet (chaos)
 #: GAUNTLET=32         faults per minute of the gauntlet (chaos)
-#: ONLY=storm-4        do this run alone; what was measured before is kept (chaos); rows with AXIS=VALUE (experiment)
+#: ONLY=storm-4        do this run alone; what was measured before is kept (chaos); rows with AXIS=VALUE (experiment); one loop
+#:                     (bench-loops)
 #: HOSTILE=1           only schedules with hostile peers (dst)
 #: RESUME=build/dst.json  the file of a campaign that goes on from night to night (dst)
 #: SAMPLE=10           try every tenth mutant (mutants); ONLY=round.py those of one file, FRESH=1 also those that are known
@@ -62,7 +63,7 @@ $(READY): uv.lock pyproject.toml infra/bootstrap.txt infra/setup.sh
 demo: $(READY)  ## train across three islands on this machine and write a report
 	$(VENV)/bin/atoll up --again --out $(or $(OUT),runs/demo)
 
-test: $(READY)  ## run the first tier of the tests: every module, every contract, a run, a takeover; five minutes
+test: $(READY)  ## run the first tier of the tests: every module, every contract, a run, a takeover; six minutes
 	$(SCHEDULED) $(PYTEST) -m "not second_tier"
 
 test-all: $(READY)  ## run the second tier: all the tests that `make test` leaves out
@@ -86,6 +87,9 @@ mutants-planted: $(READY)  ## make every mistake of tests/mutants/planted.toml a
 
 mutants-page: $(READY)  ## write docs/results/mutants.md from what the two found
 	$(PY) tests/mutants/page.py
+
+wheel: $(READY)  ## build the wheel into dist/, from which pip installs Atoll anywhere
+	rm -rf dist && $(PY) -m hatchling build -t wheel -d dist
 
 lint: $(READY)  ## check style, formatting, import contracts and declared dependencies
 	$(PY) -m ruff check .
@@ -135,6 +139,9 @@ bench-arithmetic: $(READY)  ## measure folding, encoding and the outer step besi
 bench-memory: $(READY)  ## measure what a fragment of 2 GB costs a shard and a learner in memory
 	$(BENCH) -m benchmarks.arithmetic.large_fragments $(if $(SEED),--seed $(SEED))
 
+bench-start: $(READY)  ## measure what a first use costs with every cache empty: import, join, export; a minute
+	$(BENCH) -m benchmarks.network.cold_start $(if $(SEED),--seed $(SEED))
+
 bench-broker: $(READY)  ## measure blobs through a broker beside stock nats-py and a bare socket
 	$(BENCH) -m benchmarks.network.broker $(if $(SEED),--seed $(SEED))
 
@@ -179,6 +186,12 @@ bench-hostile: $(READY)  ## measure what hostile messages cost a run: pace, memo
 
 bench-data: $(READY)  ## measure how fast text becomes token shards, and in how much memory; MEGABYTES=100 is a short run
 	$(BENCH) -m benchmarks.text.prepare $(if $(MEGABYTES),--megabytes $(MEGABYTES)) $(if $(SEED),--seed $(SEED))
+
+bench-transformers: $(READY)  ## compare logits with Transformers, of its models in Atoll and of Atoll's in it; makes an environment of its own
+	$(BENCH) -m benchmarks.text.hugging_face $(if $(SEED),--seed $(SEED))
+
+bench-loops: $(READY)  ## play every loop of examples/ undisturbed and with killed islands; ONLY=cnn is one loop
+	$(BENCH) -m benchmarks.loops.loops $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
 
 bench-crowd: $(READY)  ## measure what a crowd of honest learners costs a shard: heartbeats, and pushes that are all stale
 	$(BENCH) -m benchmarks.faults.crowd $(BENCH_FLAGS)

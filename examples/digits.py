@@ -19,10 +19,11 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-import atoll
-from atoll.protocol.settings import ProtocolSettings
+import atoll  # atoll
+from atoll.protocol.settings import ProtocolSettings  # atoll
+from outcome import print_losses
 
-PROTOCOL = ProtocolSettings(fragments=4, interval_steps=200, shards=1, tokens_target=1_000_000)
+PROTOCOL = ProtocolSettings(fragments=4, interval_steps=200, shards=1, tokens_target=1_000_000)  # atoll
 BATCH = 64
 
 
@@ -69,16 +70,18 @@ def main(name: str, broker: str) -> float:
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, loss
 
-    feed = batches(train_x, train_y, name)
+    feed, losses = batches(train_x, train_y, name), []
     with atoll.join(broker, run="digits", learner=name, params=init(0), protocol=PROTOCOL) as island:  # atoll
         params = island.params  # atoll
         state = optimizer.init(params)
         while not island.done:  # atoll
             params, state, loss = step(params, state, *next(feed))
-            params = island.step(params, tokens=BATCH, loss=float(loss))  # atoll
+            losses.append(float(loss))
+            params = island.step(params, tokens=BATCH, loss=losses[-1])  # atoll
     merged = island.merged().params  # atoll
     accuracy = float(jnp.mean(jnp.argmax(logits(merged, test_x), axis=1) == test_y))
-    print(f"{name}: accuracy on held-out digits {accuracy:.3f}")
+    print_losses(name, losses, island.inside_s, island.overhead)
+    print(f"{name}: accuracy on held-out digits {accuracy:.4f}")
     return accuracy
 
 

@@ -19,7 +19,7 @@ FLOORS = {
     "shared/atoll/codec": 77,
     "shared/atoll/bus": 93,
 }
-ROOMS = ("base", "model", "wire", "run", "archive", "local", "report", "cli")
+ROOMS = ("base", "model", "wire", "run", "archive", "keras", "local", "report", "cli")
 UNBOUND = [*(f"shared/atoll/{room}" for room in ROOMS), "services/learner", "services/simulator"]
 
 

@@ -39,6 +39,7 @@ from atoll.codec.formats.interface import BLOCK
 from atoll.codec.kernels import in_jax, kernels
 from atoll.merge.outer import MOMENTUM, NO_CARRY, Nesterov
 from benchmarks.lib.arguments import count, natural
+from benchmarks.lib.compiled import compile_kernels
 from benchmarks.lib.results import Figure, write
 
 ELEMENTS = 50_000_000 // 1024 * 1024
@@ -104,6 +105,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=count, default=REPEATS)
     parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
+    compile_kernels()
     bench = ArithmeticBench.of(options.elements, options.repeats, options.seed)
     figures = []
     for codec in track(list(FORMATS), description="measuring"):

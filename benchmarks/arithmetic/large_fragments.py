@@ -37,8 +37,6 @@ from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.client.founding import found_or_join, publish_origin
 from atoll.client.pushing import Pusher
-from atoll.codec.formats import F32
-from atoll.codec.kernels import kernels
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Push
 from atoll.protocol.settings import ProtocolSettings
@@ -47,6 +45,7 @@ from atoll.settings import LearnerSettings
 from atoll.wire.messages import Beat, Member, RunRecord, encode
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.arguments import natural, positive
+from benchmarks.lib.compiled import compile_kernels
 from benchmarks.lib.results import Figure, write
 
 GIB = 1 << 30
@@ -218,7 +217,7 @@ def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
     scratch_arrays.policy.bytes_min = LearnerSettings().spill_bytes
     dice = np.random.default_rng(0)
     arrays = _fixed({f"w{n}": dice.standard_normal(elements // TENSORS, dtype=np.float32) for n in range(TENSORS)})
-    kernels(F32, elements)  # compiled or loaded: a library, too
+    compile_kernels(["f32"])  # a library, too
     protocol = record_of("learner", elements, 1).protocol
     before = psutil.Process().memory_info().rss
     told.put(before + 2 * 4 * elements)

@@ -46,6 +46,7 @@ from atoll.protocol.settings import ProtocolSettings
 from benchmarks.arithmetic.arithmetic import in_place, seconds
 from benchmarks.arithmetic.reference_merges import RivalRound, jitted, textbook
 from benchmarks.lib.arguments import count, natural
+from benchmarks.lib.compiled import compile_kernels
 from benchmarks.lib.peer_environments import PEERS, peer_seconds
 from benchmarks.lib.results import Figure, write
 
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument("--without-peers", action="store_true", help="make no environments")
     options = parser.parse_args()
+    compile_kernels()
     figures = []
     for name, elements in track(SIZES.items(), description="measuring"):
         figures += figures_of(name, elements, options.repeats, options.seed)
@@ -215,8 +217,7 @@ def spans_of(elements: int) -> tuple[FragmentSlice, ...]:
     offsets = range(0, elements, SLICE)
     sizes = [min(SLICE, elements - at) for at in offsets]
     return tuple(
-        FragmentSlice(f"w{at}", 0, size, at, size, direct=False, floating=True)
-        for at, size in zip(offsets, sizes, strict=True)
+        FragmentSlice(f"w{at}", 0, size, at, size, direct=False) for at, size in zip(offsets, sizes, strict=True)
     )
 
 

@@ -46,7 +46,7 @@ from atoll.settings import Settings
 from atoll_learner.beginning import first_values
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.evaluate import EXPORT_TOKENS_MAX, FOLLOW_TOKENS_MAX
-from atoll_learner.model import Params, embedding_names
+from atoll_learner.model import Params, embedding_rules
 from atoll_learner.process import LearnerWork
 from atoll_learner.train import init_optimizer, learning_rate, make_evaluator, make_step
 
@@ -166,7 +166,7 @@ class Diloco:
         self._format = format_of(protocol.codec_up)
         self._step = make_step(work.model, work.train)
         self._protocol, self._correction = protocol, correction_of(protocol)
-        self._layout = plan_layout(describe(params), protocol.fragments, embedding_names(work.model))
+        self._layout = plan_layout(describe(params), protocol.fragments, tuple(embedding_rules(work.model)))
         self._outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
         self._globals = [gather(self._layout, params, p) for p in range(protocol.fragments)]
         self._momenta = [self._outer.init(vector) for vector in self._globals]
@@ -213,12 +213,9 @@ class Diloco:
         tensors = {tensor.name: np.array(self.params[tensor.name]) for tensor in self._layout.tensors}
         for p, vector in enumerate(self._globals):
             for tensor_slice in self._layout.slices(p):
-                if tensor_slice.floating:
-                    whole = tensors[tensor_slice.tensor_name]
-                    rows = whole[tensor_slice.start : tensor_slice.stop] if whole.ndim else whole
-                    rows[...] = vector[tensor_slice.offset : tensor_slice.offset + tensor_slice.size].reshape(
-                        rows.shape
-                    )
+                whole = tensors[tensor_slice.tensor_name]
+                rows = whole[tensor_slice.start : tensor_slice.stop] if whole.ndim else whole
+                rows[...] = vector[tensor_slice.offset : tensor_slice.offset + tensor_slice.size].reshape(rows.shape)
         return {name: jnp.asarray(tensor) for name, tensor in tensors.items()}
 
 

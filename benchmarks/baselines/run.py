@@ -16,9 +16,9 @@ import atoll
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import SettingsError
 from atoll.base.logs import configure, get
+from atoll.base.provenance import commit, machine
 from atoll.local import defaults
 from atoll.local.environment import as_text, flat
-from atoll.report.collect import commit, machine
 from atoll.run.folder import unusable
 from atoll.settings import Settings, load
 from atoll_learner.process import limit_threads, prepare_work

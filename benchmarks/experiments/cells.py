@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from atoll.base.atomic_files import write_whole
+from atoll.base.provenance import commit, machine
 from atoll.local.processes import DIE_WITH_PARENT
 from benchmarks.experiments.grid import GridCell, unsaid
 from benchmarks.experiments.questions import Value
-from benchmarks.lib.results import commit, machine
 
 PACE_S: Final = 1 / 40_000
 START_S: Final = 8.0

@@ -22,8 +22,9 @@ from typing import Any, Final
 from atoll.base.errors import SettingsError
 from atoll.local import defaults
 from atoll.local.environment import flat
-from atoll.local.options import LEARNERS_MAX, shard_names
+from atoll.local.options import shard_names
 from atoll.settings import Settings, load
+from atoll.settings.sections import UP_LEARNERS_MAX
 from atoll_simulator.scenario import scenario_of
 from benchmarks.experiments.questions import Baseline, Experiment, Labels, Value, axes_of, flattened, matches
 
@@ -139,9 +140,11 @@ def _cell(settings: Mapping[str, Value], seed: int, scale: float) -> GridCell:
     method, learners = own["method"], own["learners"]
     if method not in METHODS:
         raise SettingsError("unknown method", got=method, allowed=", ".join(METHODS))
-    most = LEARNERS_MAX if method == "atoll" else math.inf
+    most = UP_LEARNERS_MAX if method == "atoll" else math.inf
     if type(learners) is not int or not 1 <= learners <= most:
-        raise SettingsError("learners is wrong", got=learners, allowed=f"a number from 1, for atoll to {LEARNERS_MAX}")
+        raise SettingsError(
+            "learners is wrong", got=learners, allowed=f"a number from 1, for atoll to {UP_LEARNERS_MAX}"
+        )
     each = own["tokens_per_learner"]
     tokens = own["tokens"] or (each * learners if isinstance(each, int) else 0)
     if not isinstance(tokens, int) or tokens < 1 or (own["tokens"] and each):

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.base.clock import SystemClock
+from atoll.base.provenance import commit, machine
 from atoll.bus.server import EmbeddedBroker
 from atoll.local.environment import without_settings
 from atoll.local.processes import ChildPlan, ProcessGroup
@@ -27,7 +28,7 @@ from benchmarks.faults.fault_schedule import Planned, storm
 from benchmarks.faults.storm import Storm, StormLinks, Victim, chosen
 from benchmarks.faults.synchronous import SIZE, Line, compile_program, read_checkpoint
 from benchmarks.faults.up_in_storm import BEGIN_MAX_S, CALM_S, PACE
-from benchmarks.lib.results import commit, machine, sources
+from benchmarks.lib.results import sources
 
 COORDINATOR = "coordinator"
 RESTARTS_MAX = 1_000_000

@@ -26,6 +26,7 @@ import psutil
 from atoll.base.errors import AtollError
 from atoll.base.loop_thread import LoopThread
 from atoll.base.parsing import parsed
+from atoll.base.provenance import commit, machine
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
@@ -52,7 +53,7 @@ from benchmarks.faults.extracts import (
 )
 from benchmarks.faults.fault_schedule import Planned, storm
 from benchmarks.faults.storm import Storm, StormLinks, Victim, chosen
-from benchmarks.lib.results import commit, machine, sources
+from benchmarks.lib.results import sources
 
 SHARDS, STANDBYS = 2, 1
 PACE = 12.0

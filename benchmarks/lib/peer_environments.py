@@ -1,4 +1,4 @@
-"""Other projects' merges, each in an environment of its own, made by pip from the pinned requirements in `peers`."""
+"""Other projects' programs, each in an environment of its own, made by pip from the pinned requirements in `peers`."""
 
 from __future__ import annotations
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import atoll
 from atoll.base.atomic_files import write_whole
+from atoll.base.provenance import commit, machine
 from benchmarks.lib.history import before
 
 RESULTS = Path("build/results")
@@ -60,19 +59,6 @@ def write(target: str, seed: int, figures: list[Figure], raw: Sequence[Path] = (
 def change(value: float, former: float | None) -> str:
     """Return how far a figure is from a former one, as a person reads it; nothing where there is none to compare with."""
     return f"{value / former - 1.0:+.1%}" if former else ""
-
-
-def machine() -> str:
-    """Return what the figures were measured on."""
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
-
-
-def commit() -> str:
-    """Return the commit measured, marked when the tree has changes; 'unknown' outside git."""
-    head, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
-    if head is None or status is None:
-        return "unknown"
-    return head + ("+changes" if status else "")
 
 
 def sources() -> str:

@@ -33,7 +33,7 @@ from atoll.client import driver, step_hook
 from atoll.client.driver import IslandDriver
 from atoll.client.join import join
 from atoll.client.pushing import Pusher
-from atoll.codec import Encoded, format_of, frame_bytes
+from atoll.codec import KEYFRAME, Encoded, format_of, frame_bytes
 from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import FragmentFold, slice_norms, validated_norms
 from atoll.merge.global_update import GlobalUpdate
@@ -49,6 +49,7 @@ from atoll_synchronizer.pending import PendingAcknowledgements
 from atoll_synchronizer.process import serve_run
 from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import ShardStore
+from benchmarks.lib.compiled import compile_kernels
 
 TENSORS, ROWS, COLUMNS = 5, 5120, 1024
 ELEMENTS = TENSORS * ROWS * COLUMNS
@@ -188,6 +189,7 @@ def be_shard(scene: EndsScene, wire: Connection, notes: Connection) -> None:
     """Serve the run's one shard until told to stop."""
     for watched in SHARD:
         noted(watched, notes)
+    compile_kernels(codecs_of(scene))
 
     async def opener() -> JetStreamBus:
         return await open_bus(scene.url, scene.run, name="shard")
@@ -254,6 +256,7 @@ def be_learner(scene: EndsScene, wire: Connection, notes: Connection, number: in
     """Join and step until told to stop: a step is a pause, and the first after an adoption moves every parameter."""
     for watched in LEARNER:
         noted(watched, notes)
+    compile_kernels(codecs_of(scene))
     stopped = threading.Event()
     training = threading.Thread(target=train, args=(scene, number, stopped))
     training.start()
@@ -292,6 +295,11 @@ def settings(learners: int, codecs: tuple[str, str], interval_steps: int) -> Pro
     asked: dict[str, object] = {"fragments": 1, "shards": 1, "quorum": learners, "interval_steps": interval_steps}
     asked |= {"codec_up": codecs[0], "codec_down": codecs[1]}
     return msgspec.convert(asked, ProtocolSettings).check(learners)
+
+
+def codecs_of(scene: EndsScene) -> set[str]:
+    """Return the formats of this scene's frames: contributions, deltas, keyframes."""
+    return {scene.protocol.codec_up, scene.protocol.codec_down, KEYFRAME}
 
 
 def stem(scene: EndsScene, what: str, number: int) -> str:

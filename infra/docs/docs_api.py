@@ -10,7 +10,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from docs_docstrings import markdown, summary
+from docs_docstrings import markdown
+
+from atoll.base.docstrings import summary
 
 SOURCE_ROOTS = ("shared", "services/learner", "services/synchronizer", "services/simulator")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -54,8 +56,9 @@ def pages(root: Path) -> dict[str, str]:
 
 
 INTRODUCTION = """\
-`import atoll` and [`atoll.join`]({page}) are what a training loop needs. Everything else is documented because the
-parts are meant to be read and changed; it may change between versions."""
+`import atoll` and [`atoll.join`]({page}) are what a training loop needs, and [`atoll.keras`](atoll.keras.md) what `model.fit`
+of Keras needs. Everything else is documented because the parts are meant to be read and changed; it may change between
+versions."""
 
 
 def _first_line(path: Path) -> str:

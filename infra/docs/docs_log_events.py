@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docs_api import modules
-from docs_docstrings import summary
+
+from atoll.base.docstrings import summary
 
 LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
 

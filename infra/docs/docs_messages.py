@@ -11,10 +11,11 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
-from docs_docstrings import markdown, summary
+from docs_docstrings import markdown
 
 import atoll.wire
 import atoll.wire.subjects as subjects_module
+from atoll.base.docstrings import summary
 
 CARRIED_BY = {
     "Beat": "`hb.<learner>`",

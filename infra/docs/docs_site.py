@@ -22,8 +22,9 @@ import docs_commands
 import docs_log_events
 import docs_messages
 import docs_settings
-from docs_docstrings import summary
 from docs_links import ROOT_PAGES, Linker
+
+from atoll.base.docstrings import summary
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "docs"

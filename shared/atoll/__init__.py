@@ -1,28 +1,48 @@
 """Atoll: one model, trained across asynchronous islands of compute.
 
 `import atoll` loads no JAX and opens nothing; `join`, `read_model` and the services load what they need when they are called.
+An error of ours that a script does not catch ends it with a message and without a traceback (`atoll.base.uncaught`).
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from atoll.base import uncaught
+
 if TYPE_CHECKING:
+    from atoll.base.errors import AtollError, SettingsError
     from atoll.client.join import IslandHandle, JoinOptions, join
     from atoll.client.merged import ReadModel, read_model
 
-__all__ = ["IslandHandle", "JoinOptions", "ReadModel", "__version__", "join", "read_model"]
+__all__ = [
+    "AtollError",
+    "IslandHandle",
+    "JoinOptions",
+    "ReadModel",
+    "SettingsError",
+    "__version__",
+    "join",
+    "read_model",
+]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "AtollError": "atoll.base.errors",
+    "SettingsError": "atoll.base.errors",
+    "IslandHandle": "atoll.client.join",
+    "JoinOptions": "atoll.client.join",
+    "join": "atoll.client.join",
+    "ReadModel": "atoll.client.merged",
+    "read_model": "atoll.client.merged",
+}
+
+uncaught.install()
 
 
 def __getattr__(name: str) -> object:
     """Load `join`, `read_model` and what belongs to them on first use, so that commands that train nothing stay light."""
-    if name in {"join", "JoinOptions", "IslandHandle"}:
-        from atoll.client import join as module  # noqa: PLC0415  (lazy on purpose: see the module docstring)
-
-        return getattr(module, name)
-    if name in {"ReadModel", "read_model"}:
-        from atoll.client import merged  # noqa: PLC0415
-
-        return getattr(merged, name)
-    raise AttributeError(name)
+    if name not in _HOMES:
+        raise AttributeError(name)
+    return getattr(import_module(_HOMES[name]), name)

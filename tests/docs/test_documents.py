@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.documents import ROOT, SLOW, Reader, Step, commands, shows, steps
+from support.documents import NETWORK, ROOT, SLOW, Reader, Step, commands, shows, steps
 
 PAGES = sorted([*(ROOT / "docs" / "tutorial").glob("*.md"), *(ROOT / "docs" / "how-to").glob("*.md")])
 
@@ -29,23 +30,36 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.parametrize("path", [marked(path) for path in PAGES if steps(path.read_text(encoding="utf-8"))])
-def test_a_page_does_what_it_says(path: Path, reader: Reader) -> None:
-    """Its blocks run in order and end well, and what it shows of their output is there."""
-    reader.follow(path.read_text(encoding="utf-8"))
+def test_a_page_does_what_it_says(path: Path, reader: Reader, request: pytest.FixtureRequest) -> None:
+    """Its blocks run in order and end well, and what it shows of their output is there.
+
+    A page that installs finds the wheel of this tree in `dist/`, as `make wheel` leaves it, and needs a package index.
+    """
+    page = path.read_text(encoding="utf-8")
+    if NETWORK in page:
+        request.getfixturevalue("index")
+        wheel: Path = request.getfixturevalue("wheel")
+        dist = reader.folder / "dist"
+        dist.mkdir()
+        shutil.copy(wheel, dist)
+    reader.follow(page)
 
 
 def test_blocks_are_found_in_order() -> None:
     """Shells, files, what a reader waits for, and one program of all Python blocks, at its last one."""
     page = (
         '```bash\na\n```\n```toml title="x.toml"\nb = 1\n```\n```python\nc = 1\n```\n'
-        '<!-- until Terminal 1 prints "ok" -->\n```python\nd = c\n```\n```text\nno\n```'
+        '<!-- until Terminal 1 prints "ok" -->\n'
+        "<!-- with a network -->\n<!-- activated: env -->\n```python\nd = c\n```\n```text\nno\n```"
     )
 
     assert steps(page) == [
         Step("shell", 1, "a\n"),
         Step("save", 4, "b = 1\n", "x.toml"),
         Step("until", 10, "ok", "Terminal 1"),
-        Step("python", 11, "c = 1\n\nd = c\n"),
+        Step("network", 11),
+        Step("activate", 12, "", "env"),
+        Step("python", 13, "c = 1\n\nd = c\n"),
     ]
 
 

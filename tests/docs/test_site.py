@@ -14,11 +14,13 @@ import docs_log_events
 import docs_messages
 import docs_settings
 import pytest
-from docs_docstrings import attributes, markdown
+from docs_docstrings import markdown
 from docs_links import BrokenLinks, Linker
 from docs_site import generated, stage
 
 import atoll
+from atoll.base.docstrings import attributes
+from atoll.settings.described import every_setting
 from atoll.wire.messages import Head
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +35,7 @@ def reference() -> dict[str, str]:
 def test_every_setting_is_explained(reference: dict[str, str]) -> None:
     """Each has a row with its default, a meaning, and what the default follows from."""
     known = docs_settings.origins(ROOT)
-    settings = docs_settings.every_setting()
+    settings = every_setting()
     page = reference["docs/reference/settings.md"]
 
     assert [setting.name for setting in settings if not setting.meaning] == []
@@ -43,7 +45,7 @@ def test_every_setting_is_explained(reference: dict[str, str]) -> None:
 
 def test_no_setting_is_explained_that_is_gone() -> None:
     """What a default follows from is told of settings and sections that there are."""
-    names = {setting.name for setting in docs_settings.every_setting()}
+    names = {setting.name for setting in every_setting()}
     sections = {f"{name.rpartition('.')[0]}.*" for name in names} | {f"{name.split('.')[0]}.*" for name in names}
 
     assert set(docs_settings.origins(ROOT)) - names - sections == set()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,8 +18,8 @@ import numpy as np
 import pytest
 import structlog
 
+from atoll.client.checkpoints import KEPT, CheckpointNote, Checkpoints, DataPlace
 from atoll.client.optimizer_state import host_copy
-from atoll_learner.checkpoints import KEPT, CheckpointNote, Checkpoints, DataPlace
 
 DEADLINE_S = 240.0
 LIFE = CheckpointNote(
@@ -37,7 +40,7 @@ ENDLESS_SAVES = """
 import sys
 from pathlib import Path
 import msgspec, numpy as np
-from atoll_learner.checkpoints import Checkpoints
+from atoll.client.checkpoints import Checkpoints
 from test_checkpoints import LIFE
 checkpoints = Checkpoints(Path(sys.argv[1]), LIFE)
 for step in range(1, 10_000):
@@ -178,6 +181,58 @@ def test_a_place_that_cannot_be_written_costs_the_checkpoint_and_nothing_else(tm
 
     assert [line["event"] for line in said] == ["checkpoint.failed"]
     assert checkpoints.load(tree(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("plain", {"read": 4}), ("run_tokens", 21), ("anchors", [4, 6]), ("cursor", [])]
+)
+def test_a_note_that_was_changed_is_no_note(tmp_path: Path, field: str, value: Any) -> None:  # noqa: ANN401
+    """The numbers of a loop are in it: a place in the data that nobody wrote was adopted."""
+    checkpoints = Checkpoints(tmp_path, LIFE)
+    save(checkpoints, 1, plain={"read": 3, "rate": 0.1, "seed": 1 << 100, "name": "\ud800"})
+    assert value_of(checkpoints) == (1, 1)
+    [file] = checkpoints.folder.glob("*/note/metadata")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    with structlog.testing.capture_logs() as said:
+        assert value_of(checkpoints) is None
+
+    assert [line["event"] for line in said] == ["checkpoint.damaged"]
+    assert "the note" in said[0]["reason"]
+
+
+def test_a_full_disk_costs_the_checkpoint_and_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told before Orbax begins; the next one is tried again."""
+    checkpoints = Checkpoints(tmp_path, LIFE)
+    save(checkpoints, 1)
+    with structlog.testing.capture_logs() as said, monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=99))
+        save(checkpoints, 2)
+
+    (failed,) = said
+    assert (failed["event"], failed["step"]) == ("checkpoint.failed", 2)
+    assert failed["reason"] == "StorageFull: 99 bytes are free for a checkpoint of 772"
+    assert value_of(checkpoints) == (1, 1)
+    save(checkpoints, 3)
+    assert value_of(checkpoints) == (3, 3)
+
+
+def test_a_disk_that_fails_in_the_middle_is_told_in_one_line_too(tmp_path: Path) -> None:
+    """Files may not grow beyond a bound here; Orbax logged its traceback beside the error that it raised."""
+    bound = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
+    saves = ENDLESS_SAVES.replace("10_000", "2")
+    program = bound + saves.replace("np.full(1 << 20, step, np.float32)", "np.random.default_rng(i).random(1 << 20)")
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("checkpoint.failed") == 1
+    assert "_SignalingThread" not in done.stderr
 
 
 @pytest.mark.parametrize("asked", ["run.nonce/a", "root"])

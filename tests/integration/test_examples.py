@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from support.documents import ROOT, Reader, documented
 
@@ -42,19 +44,73 @@ def test_two_islands_find_what_neither_sees(reader: Reader) -> None:
     assert slopes == pytest.approx([3.0, 3.0], abs=0.1)
 
 
-def test_your_own_loop_becomes_an_island(reader: Reader) -> None:
-    """Two digits learners and a shard on a real broker: both classify held-out digits well."""
-    broker_line, shard_line, *learner_lines = lines_of("digits.py")
-    reader.terminals["broker"] = reader.type("broker", broker_line)
+@pytest.mark.second_tier
+def test_learners_train_on_a_source_of_grain(reader: Reader) -> None:
+    """Real learners, a real broker, and none of the text that `up` prepares but what is held out."""
+    [command] = lines_of("grain_source.py")
+    said = reader.type("up", command).finish(reader.deadline_s)
+    [bits] = re.findall(r"bits per byte: ([\d.]+) to ([\d.]+)", said)
+
+    assert "finished: " in said
+    assert float(bits[1]) < float(bits[0]) - 1.0
+
+
+def run_as_written(reader: Reader, example: str) -> tuple[list[str], int]:
+    """Type the lines at the head of a loop; return what its learners printed and how many versions the shard committed."""
+    lines = lines_of(example)
+    broker_at = next(i for i, line in enumerate(lines) if line.startswith("atoll broker"))
+    for line in lines[:broker_at]:
+        reader.type("before", line).finish(reader.deadline_s)
+    reader.terminals["broker"] = reader.type("broker", lines[broker_at])
     reader.wait_for(reader.terminals["broker"], "broker at nats://")
+    shard_line, *learner_lines = lines[broker_at + 1 :]
     started = {line: reader.type("process", line) for line in (shard_line, *learner_lines)}
     reader.terminals |= started
     said = [started[line].finish(reader.deadline_s) for line in learner_lines]
-    commits = started[shard_line].finish(reader.deadline_s).count("round.committed")
+    return said, started[shard_line].finish(reader.deadline_s).count("round.committed")
 
-    assert len(learner_lines) == 2
+
+def measures_of(said: list[str]) -> list[float]:
+    """Return the measures of the merged model that learners printed, after a look at their losses."""
+    losses = [re.search(r": loss ([\d.]+) to ([\d.]+) in \d+ steps", text) for text in said]
+    measures = [re.search(r"(?:accuracy|loss) on held-out \w+ ([\d.]+)", text) for text in said]
+    assert all(loss and float(loss[2]) < 0.9 * float(loss[1]) for loss in losses), said
+    assert all(measures), said
+    return [float(measure[1]) for measure in measures if measure]
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        "digits.py",
+        *(
+            pytest.param(name, marks=pytest.mark.second_tier)
+            for name in ("keras_digits.py", "nnx_batchnorm.py", "equinox_digits.py", "cnn.py", "numpy_loop.py")
+        ),
+    ],
+)
+def test_a_loop_becomes_an_island(reader: Reader, example: str) -> None:
+    """Two learners and a shard on a real broker: loss falls for both, and both read the same good merged model."""
+    said, commits = run_as_written(reader, example)
+    measures = measures_of(said)
+
     assert commits >= 8
-    for text in said:
-        found = re.search(r"accuracy on held-out digits ([\d.]+)", text)
-        assert found, text
-        assert float(found[1]) > 0.9
+    assert len(measures) == 2
+    assert measures[0] == measures[1] > 0.9
+
+
+@pytest.mark.second_tier
+def test_two_islands_tune_a_llama(reader: Reader) -> None:
+    """Its loss on held-out pages falls, and both write the same model in the words of Hugging Face."""
+    said, commits = run_as_written(reader, "llama_finetune.py")
+    measures = measures_of(said)
+    before = re.search(r"before ([\d.]+)", said[0])
+    folders = [reader.folder / "runs" / f"llama-by-{name}" for name in "ab"]
+    models = [load_file(folder / "model.safetensors") for folder in folders]
+
+    assert commits >= 8
+    assert before
+    assert measures[0] == measures[1] < 0.9 * float(before[1])
+    assert models[0].keys() == load_file(reader.folder / "runs" / "llama" / "model.safetensors").keys()
+    assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0])
+    assert (folders[0] / "config.json").exists()

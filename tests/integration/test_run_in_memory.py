@@ -10,16 +10,20 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from atoll.base.errors import LayoutMismatch, Quarantined, SettingsError
+from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client import driver
-from atoll.client.join import IslandHandle
+from atoll.client.join import IslandHandle, JoinOptions, join
 from atoll.client.merged import placed, read_model
 from atoll.protocol.ledger import settle
 from atoll.run.heads import read_heads
 from atoll.wire.messages import Head, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
+from support.links import unique_run
 from support.memory_world import MEAN, STEP_S, MemoryWorld, parameters, settings
 
 
@@ -289,3 +293,23 @@ def test_a_quorum_above_the_learners_is_refused() -> None:
     """K > M could never be met."""
     with pytest.raises(SettingsError, match="quorum"):
         settings(quorum=5).check(learners=4)
+
+
+def test_an_island_leaves_although_nobody_has_read_its_former_farewells() -> None:
+    """Shards that are away read no farewell, and the broker keeps two of a learner; its silence tells them the rest."""
+    broker, home = MemoryBroker(), LoopThread("alone")
+    run, protocol = unique_run(), settings(tokens_target=0)
+
+    async def opened() -> Bus:
+        return MemoryBus(run, broker)
+
+    with capture_logs() as said:
+        for _ in range(4):
+            with join(
+                opened, run=run, learner="a", params=parameters(), protocol=protocol, options=JoinOptions(home=home)
+            ):
+                pass
+    home.stop()
+
+    assert [line["event"] for line in said].count("learner.left") == 4
+    assert "farewell.not_stored" in [line["event"] for line in said]

@@ -48,7 +48,7 @@ def slices_of(sizes: Sequence[int] = SIZES) -> tuple[FragmentSlice, ...]:
     """Return the slices of a fragment that lie one behind the other; one of them takes the mean whatever the rule."""
     made, at = [], 0
     for number, size in enumerate(sizes):
-        made.append(FragmentSlice(f"t{number}", 0, size, at, size, number == DIRECT, floating=True))
+        made.append(FragmentSlice(f"t{number}", 0, size, at, size, number == DIRECT))
         at += size
     return tuple(made)
 

@@ -17,7 +17,6 @@ import argparse
 import gc
 import math
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from multiprocessing import get_context
 from pathlib import Path
 
+from atoll.base.provenance import commit
 from benchmarks.lib.arguments import count, natural, positive
 from benchmarks.lib.results import Figure, write
 from schedules.faults import KINDS
@@ -232,16 +232,6 @@ def told(failure: Outcome, *, hostile: bool = False) -> str:
             + (" --hostile" if hostile else ""),
         ]
     )
-
-
-def commit() -> str:
-    """Return the commit that is simulated, marked when there are changes; 'unknown' outside a repository."""
-    try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)  # noqa: S607
-        changes = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)  # noqa: S607
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
 
 
 def replay(seed: int, only: frozenset[int] | None, *, hostile: bool) -> int:

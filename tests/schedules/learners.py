@@ -15,12 +15,12 @@ import numpy as np
 from atoll.base.errors import AtollError, BrokerUnavailable
 from atoll.base.identity import Identity
 from atoll.client.adoption import AdoptableFragment
-from atoll.client.join import believed
+from atoll.client.leaf_rules import rules_of
 from atoll.client.optimizer_state import packed_bytes_max
-from atoll.client.peer_recovery import borrow
+from atoll.client.peer_recovery import believed, borrow
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
-from atoll.model.pytrees import gather
+from atoll.model.pytrees import describe, gather
 from atoll.wire.messages import RunRecord
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.feed import Supply
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from schedules.world import World
 
 BLOCK_TOKENS = 9
+RULES = {"e": "direct"}
 SEQUENCE = 4
 BATCH = 2
 RECOVER_S = 5.0
@@ -85,7 +86,7 @@ class Learner:
             ready = await session.open()
             self._check_frames(session, ready)
             boundary.enter(params, ready)
-            await session.begin(dict(boundary.leaves))
+            await session.begin(boundary.travelling)
             self._watch(session)
             self.world.joined(self)
             state, cursor = await self._recovered(session, boundary)
@@ -101,7 +102,7 @@ class Learner:
 
     def _request(self, params: Mapping[str, Any]) -> JoinRequest:
         world = self.world
-        layout, origin = planned(params, world.settings.fragments, ("e",))
+        layout, origin = planned(params, world.settings.fragments, rules_of(describe(params), RULES))
         record = RunRecord(
             run=world.run,
             founder=self.name,

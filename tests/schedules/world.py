@@ -22,9 +22,10 @@ from atoll.archive.rebuild import rebuild
 from atoll.base.errors import AtollError, IdentityTaken, ProtocolMisuse, on_one_line
 from atoll.base.identity import Identity
 from atoll.bus.memory.streams import StoredMessage
-from atoll.client.join import Borrowed
-from atoll.client.step_hook import planned
+from atoll.client.leaf_rules import rules_of
+from atoll.client.peer_recovery import Borrowed
 from atoll.model.layout import Layout
+from atoll.model.pytrees import describe
 from atoll.protocol.invariants import InvariantBroken, require
 from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.settings import ProtocolSettings
@@ -36,7 +37,7 @@ from schedules.broker import ScheduleBroker
 from schedules.drawing import Plan
 from schedules.faults import Happening
 from schedules.hostile import HOSTILE, LIAR, HostilePeers
-from schedules.learners import BLOCK_TOKENS, SEQUENCE, Learner
+from schedules.learners import BLOCK_TOKENS, RULES, SEQUENCE, Learner
 from schedules.network import Network, ScheduleBus
 from schedules.processes import OUTSIDE, Process, ProcessLoop
 from schedules.safety import LEASE_LOST, Safety
@@ -142,7 +143,9 @@ class World:
         self.data_blocks, self.lease_blocks = plan.data_blocks, plan.lease_blocks
         self.storm = FaultStorm(self, happenings)
         self.hostile = HostilePeers(self)
-        self.layout: Layout = planned(self.params(random.Random(seed)), settings.fragments, ("e",))[0]
+        self.layout: Layout = rules_of(describe(self.params(random.Random(seed))), RULES).layout(
+            describe(self.params(random.Random(seed))), settings.fragments
+        )
         self._numbers: Counter[str] = Counter()
         self._steps_s = {name: 0.25 * 2.0 ** self.dice.uniform(-1.0, 1.0) for name in NAMES}
 

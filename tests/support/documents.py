@@ -14,6 +14,12 @@ Comments say what a reader sees and does between blocks, and that a page takes l
     <!-- Ctrl-C in Terminal 1 -->
     <!-- slow -->
 
+What a page installs, it uses: a block below the first comment reaches the network, those after the second one have the page's
+own environment activated, in place of that of `make setup`.
+
+    <!-- with a network -->
+    <!-- activated: env -->
+
 Ports are those that the page names. Where the system allows it, all terminals of a page share a network namespace of their own,
 so that no other process of the machine has these ports; it also has no way out, so a page that needs one fails.
 
@@ -35,7 +41,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 900.0
-OWN = ("runs", "build", ".git", ".pytest_cache", ".hypothesis")
+OWN = ("runs", "build", "dist", ".git", ".pytest_cache", ".hypothesis")
 MARK = "DOCUMENT_OF_A_TEST"
 SHELLS = ("bash", "console")
 LOOPBACK_UP = """
@@ -48,12 +54,17 @@ sys.stdin.read()
 _FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}) *(?P<language>[\w-]*)(?: +title=\"(?P<title>[^\"]+)\")? *$")
 _UNTIL = re.compile(r"<!-- until (?P<terminal>[^\"]+?) prints \"(?P<text>[^\"]+)\" -->")
 _INTERRUPT = re.compile(r"<!-- Ctrl-C in (?P<terminal>.+?) -->")
+_ACTIVATED = re.compile(r"<!-- activated: (?P<folder>.+?) -->")
 SLOW = "<!-- slow -->"
+NETWORK = "<!-- with a network -->"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that a reader does: `kind` is `shell`, `console`, `python`, `save`, `until` or `interrupt`."""
+    """One thing that a reader does.
+
+    `kind` is `shell`, `console`, `python`, `save`, `until`, `interrupt`, `network` or `activate`.
+    """
 
     kind: str
     line: int
@@ -95,6 +106,10 @@ def _directives(line: str, number: int) -> Iterator[Step]:
         yield Step("until", number, match["text"], match["terminal"])
     for match in _INTERRUPT.finditer(line):
         yield Step("interrupt", number, "", match["terminal"])
+    for match in _ACTIVATED.finditer(line):
+        yield Step("activate", number, "", match["folder"])
+    if NETWORK in line:
+        yield Step("network", number)
 
 
 def commands(block: str) -> list[tuple[str, list[str]]]:
@@ -174,6 +189,8 @@ class Reader:
     network: PrivateNetwork = field(default_factory=PrivateNetwork)
     terminals: dict[str, Terminal] = field(default_factory=dict)
     deadline_s: float = field(default_factory=lambda: time.monotonic() + DEADLINE_S)
+    scripts: Path = Path(sys.executable).parent
+    alone: bool = True
 
     def __post_init__(self) -> None:
         """Make the folder look like the repository after `make setup`."""
@@ -203,9 +220,20 @@ class Reader:
             self.wait_for(self.terminals[step.where], step.text)
         elif step.kind == "interrupt":
             self.terminals[step.where].interrupt()
+        elif step.kind == "activate":
+            self.scripts = self.folder / step.where / "bin"
+            assert (self.scripts / "activate").is_file(), f"{step.where} is no environment"
+        elif step.kind == "network":
+            self.alone = False
         elif step.kind == "python":
             self._start("python", [sys.executable, "-c", step.text]).finish(self.deadline_s)
-        elif step.kind == "console":
+        else:
+            self._type(step)
+            self.alone = True
+
+    def _type(self, step: Step) -> None:
+        """Type a block: in its own terminal, or in any and wait for its end."""
+        if step.kind == "console":
             for command, expected in commands(step.text):
                 said = self.type("console", command).finish(self.deadline_s)
                 missing = shows(said, expected)
@@ -222,14 +250,13 @@ class Reader:
         return self._start(name, ["bash", "-eu", "-o", "pipefail", "-c", text])
 
     def _start(self, name: str, command: list[str]) -> Terminal:
-        """Start a command as the environment of `make setup` has it when it is activated."""
+        """Start a command in the environment that is activated: that of `make setup`, or the page's own."""
         output = self.folder / "build" / f"{len(list((self.folder / 'build').iterdir()))}-{name.replace(' ', '-')}.out"
-        scripts = str(Path(sys.executable).parent)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("ATOLL_")}
-        environment |= {"PATH": f"{scripts}:{environment['PATH']}", MARK: str(self.folder), "COLUMNS": "200"}
+        environment |= {"PATH": f"{self.scripts}:{environment['PATH']}", MARK: str(self.folder), "COLUMNS": "200"}
         with output.open("wb") as file:
             process = subprocess.Popen(
-                [*self.network.prefix, *command],
+                [*(self.network.prefix if self.alone else []), *command],
                 cwd=self.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -76,8 +76,8 @@ class MemoryWorld:
         """Open one more bus on the shared broker."""
         return MemoryBus(self.run, self.broker)
 
-    def join(self, learner: str, params: dict[str, jax.Array] | None = None) -> IslandHandle:
-        """Join as `learner`."""
+    def join(self, learner: str, params: dict[str, jax.Array] | None = None, **options: Any) -> IslandHandle:  # noqa: ANN401
+        """Join as `learner`, with options of `JoinOptions`."""
         given = parameters() if params is None else params
         return join(
             self.bus,
@@ -85,7 +85,7 @@ class MemoryWorld:
             learner=learner,
             params=given,
             protocol=self.protocol,
-            options=JoinOptions(home=self.home, encode=self.encode),
+            options=JoinOptions(home=self.home, encode=self.encode, **options),
         )
 
     def train(self, learner: str, towards: float, pace: float = 1.0, steps_max: int = 100_000) -> None:

@@ -247,10 +247,10 @@ def test_a_class_name_that_means_two_things_is_found() -> None:
 
 
 def test_every_module_lies_in_a_room() -> None:
-    """Beside the rooms of the kernel there are its version and its settings."""
+    """Beside the rooms of the kernel there is its version."""
     loose = {path.name for path in (ROOT / "shared" / "atoll").glob("*.py")}
 
-    assert loose == {"__init__.py", "settings.py"}
+    assert loose == {"__init__.py"}
 
 
 def test_every_make_target_has_a_help_line() -> None:

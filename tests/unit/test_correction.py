@@ -26,7 +26,7 @@ def slices_of(*sizes: int) -> tuple[FragmentSlice, ...]:
     """Return spans of these sizes, one after the other; the second is merged directly, which makes no difference."""
     starts = np.cumsum([0, *sizes])
     return tuple(
-        FragmentSlice(f"t{number}", 0, size, int(starts[number]), size, direct=number == 1, floating=True)
+        FragmentSlice(f"t{number}", 0, size, int(starts[number]), size, direct=number == 1)
         for number, size in enumerate(sizes)
     )
 

@@ -90,7 +90,7 @@ class Numbers(ProtocolWorld):
     def _do(self, action: Action) -> None:
         if isinstance(action, Fold):
             size = len(NAMES)
-            interval = FragmentSlice("w", 0, size, 0, size, direct=False, floating=True)
+            interval = FragmentSlice("w", 0, size, 0, size, direct=False)
             self.fold = self.fold or FragmentFold((interval,), "mean")
             pushed = Encoded.exact(self.pushed[action.key])
             self.fold.add(pushed, slice_norms((interval,), pushed), action.weight, action.staleness_weight)

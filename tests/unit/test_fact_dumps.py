@@ -7,13 +7,16 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from atoll.base import fact_dumps
 from atoll.base.errors import BrokerUnavailable, ProtocolMisuse, RecordConflict, SettingsError
+from atoll.protocol.events import StepDone
 from atoll.protocol.island import Island
-from atoll.protocol.recorder import FactRecorder
+from atoll.protocol.recorder import FactRecorder, Replay
 from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.snapshots import freeze
 
 
 @pytest.fixture
@@ -129,3 +132,36 @@ def test_a_folder_whose_name_cannot_be_one_harms_nothing() -> None:
         assert fact_dumps.dump(recorder("a"), "asked") is None
     finally:
         fact_dumps.policy.folder = None
+
+
+def test_odd_values_in_facts_are_dumped_all_the_same(folder: Path) -> None:
+    """A NumPy number as what it is, so that it replays; anything else as its text."""
+    one = recorder("odd")
+    one.handle(StepDone(at_s=1.0, tokens=np.int64(5)))  # type: ignore[arg-type]
+    one.handle(StepDone(at_s=np.float64(2.0), tokens=3))
+    path = fact_dumps.dump(one, "asked")
+    assert path is not None
+    replay = Replay(path.read_bytes().splitlines())
+    for _ in replay.play():
+        pass
+
+    assert isinstance(replay.machine, Island)
+    assert replay.machine.tokens == 8
+    one.machine.steps = object()  # type: ignore[union-attr]
+    assert b"object object" in freeze(one.machine)
+    assert list(folder.iterdir()) == [path]
+
+
+def test_a_recorder_whose_lines_cannot_be_made_harms_nothing(folder: Path) -> None:
+    """Whatever it raises: something else fails already."""
+
+    class Broken:
+        name = "broken"
+
+        def lines(self, why: str) -> Iterator[bytes]:
+            """Fail as an encoder does."""
+            raise TypeError(why)
+            yield b""
+
+    assert fact_dumps.dump(Broken(), "asked") is None
+    assert list(folder.iterdir()) == []

@@ -25,7 +25,7 @@ def slices_of(sizes: dict[str, int], direct: Sequence[str] = ()) -> tuple[Fragme
     """Return one slice per name, one row each element."""
     slices, at = [], 0
     for name, size in sizes.items():
-        slices.append(FragmentSlice(name, 0, size, at, size, name in direct, floating=True))
+        slices.append(FragmentSlice(name, 0, size, at, size, name in direct))
         at += size
     return tuple(slices)
 

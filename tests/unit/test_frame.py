@@ -42,7 +42,7 @@ def sliced(*sizes: int) -> list[FragmentSlice]:
     """Return slices of these sizes, one behind the other."""
     starts = np.cumsum((0, *sizes))
     return [
-        FragmentSlice(str(n), 0, size, int(start), size, direct=False, floating=True)
+        FragmentSlice(str(n), 0, size, int(start), size, direct=False)
         for n, (start, size) in enumerate(zip(starts, sizes, strict=False))
     ]
 

@@ -7,15 +7,18 @@ from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from atoll.base.clock import SystemClock
+from atoll.base.errors import FrameRejected
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.driver import IslandDriver
 from atoll.client.founding import publish_origin
+from atoll.client.local_refusals import QUIET_S, LocalRefusals
 from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.model.layout import TensorSpec, plan_layout
-from atoll.protocol.events import CallHeard, HeadHeard
+from atoll.protocol.events import CallHeard, HeadHeard, Push
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import GlobalFragment, fetch_frame, read_head
@@ -23,6 +26,7 @@ from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.limits import Buffer
 from atoll.wire.messages import Member, RunRecord, encode
 from atoll.wire.subjects import Subjects
+from support.clocks import HandClock
 from support.links import unique_run
 
 SIZE, TOKENS = 6, 10
@@ -123,6 +127,29 @@ async def test_what_is_not_finite_is_refused_at_home_and_what_is_stored_is_pushe
     await scene.settled()
 
     assert (scene.machine.pushed, scene.machine.refused_local, scene.machine.superseded) == (TOKENS, TOKENS, TOKENS)
+
+
+async def test_the_first_push_that_is_refused_at_home_is_told_by_its_leaf(scene: DriverScene) -> None:
+    """A loop in NaN trained on in silence; only the count at its end said so. Later ones are counted, and told in a while."""
+    refused = FrameRejected("not_finite", "a frame holds infinities or NaN")
+    snapshot = {"w": np.full(SIZE, np.nan, np.float32)}
+    push = Push(fragment=0, push=1, base_version=0, tokens=TOKENS, steps=1, trained_tokens=TOKENS)
+    clock = HandClock(0.0)
+    refusals = LocalRefusals(scene.driver.run.layout, clock)
+    with capture_logs() as logs:
+        scene.step(np.nan)
+        scene.called(0)
+        await scene.settled()
+        for clock.now_s in (0.0, 1.0, QUIET_S - 1.0, QUIET_S):
+            await refusals.tell(push, snapshot, refused)
+
+    told = [line for line in logs if line["event"] == "push.refused_local"]
+    assert [(line["log_level"], line["leaf"], line["pushes"]) for line in told] == [
+        ("warning", "w", 1),
+        ("warning", "w", 1),
+        ("warning", "w", 3),
+    ]
+    assert "learning rate" in told[0]["todo"]
 
 
 async def test_a_fragment_whose_frame_cannot_be_read_is_asked_for_again(scene: DriverScene) -> None:

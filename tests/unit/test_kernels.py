@@ -61,7 +61,7 @@ def test_nesterov_steps_agree_to_the_bit() -> None:
     """And with the formula."""
     values, pseudo_gradient, momentum, lost = (drawn(3000, seed, 1.0) for seed in range(4))
     bits = lost.astype(ml_dtypes.bfloat16).view(np.uint16)
-    compiled = compiled_step()
+    compiled = compiled_step.now()
     assert compiled is not None
     for carry, before in itertools.product((bits[:0], bits), (momentum[:0], momentum)):
         after, kept, same, same_kept = (np.empty_like(like) for like in (values, before, values, before))

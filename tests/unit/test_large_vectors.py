@@ -26,8 +26,7 @@ def slices() -> tuple[FragmentSlice, ...]:
     """Return three slices that begin within blocks and end within parts."""
     offsets = np.cumsum([0, *SIZES])
     return tuple(
-        FragmentSlice(f"w{at}", 0, size, int(at), size, direct=False, floating=True)
-        for at, size in zip(offsets, SIZES, strict=False)
+        FragmentSlice(f"w{at}", 0, size, int(at), size, direct=False) for at, size in zip(offsets, SIZES, strict=False)
     )
 
 

@@ -48,22 +48,21 @@ def test_fragments_are_balanced(vocabulary: int, width: int, layers: int, fragme
 @pytest.mark.parametrize("fragments", [1, 3, 24])
 def test_every_row_is_in_one_fragment(fragments: int) -> None:
     """Each row of each tensor, scalars included, is in exactly one fragment."""
-    tensors = [*llama(256, 64, 2), TensorSpec("scale", (), "float32"), TensorSpec("count", (3,), "int32")]
+    tensors = [*llama(256, 64, 2), TensorSpec("scale", (), "float32"), TensorSpec("bias", (3,), "float32")]
     layout = plan_layout(tensors, fragments)
     assert covered(layout) == [(n, row) for n, tensor in enumerate(tensors) for row in range(tensor.rows)]
     assert sum(layout.fragment_sizes()) == sum(tensor.size for tensor in tensors)
 
 
 def test_spans_tile_the_flat_vector() -> None:
-    """The spans of a fragment follow each other without gap or overlap and know what is direct or floating."""
-    tensors = [*llama(256, 64, 1), TensorSpec("count", (), "int32")]
+    """The spans of a fragment follow each other without gap or overlap and know what is direct."""
+    tensors = [*llama(256, 64, 1), TensorSpec("scale", (), "float32")]
     layout = plan_layout(tensors, 3, direct=["embed"])
     for fragment, size in enumerate(layout.fragment_sizes()):
         at = 0
         for tensor_slice in layout.slices(fragment):
             assert tensor_slice.offset == at
             assert tensor_slice.direct == (tensor_slice.tensor_name == "embed")
-            assert tensor_slice.floating == (tensor_slice.tensor_name != "count")
             at += tensor_slice.size
         assert at == size
 
@@ -121,9 +120,17 @@ def test_equal_names_are_refused() -> None:
 
 def test_an_unknown_direct_name_is_refused() -> None:
     """A name in `direct` that no tensor has is a spelling mistake."""
-    with pytest.raises(SettingsError, match="directly") as caught:
+    with pytest.raises(SettingsError, match="no such tensor") as caught:
         plan_layout(llama(256, 64, 1), 2, direct=["embedding"])
     assert caught.value.got == ["embedding"]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
+def test_what_cannot_be_averaged_is_in_no_layout(dtype: str) -> None:
+    """A counter or a mask would be a wrong number after its first merge."""
+    with pytest.raises(SettingsError, match="only floating tensors") as caught:
+        plan_layout([TensorSpec("w", (3,), "float32"), TensorSpec("n", (3,), dtype)], 1)
+    assert caught.value.got == ["n"]
 
 
 def test_equal_layouts_have_no_difference() -> None:

@@ -15,7 +15,7 @@ import pytest
 from atoll.base.errors import CheckpointError, SettingsError
 from atoll_learner.data.tokenizer import ByteTokenizer
 from atoll_learner.export import load_safetensors, save_safetensors
-from atoll_learner.model import embedding_names, init_params, make_forward, rotate
+from atoll_learner.model import embedding_rules, frequencies, init_params, make_forward, rotate
 from atoll_learner.model_settings import ModelSettings, model_settings
 from atoll_learner.sample import generate
 from atoll_learner.train import init_optimizer, learning_rate, make_loss, make_step
@@ -45,7 +45,7 @@ def test_rotary_positions_turn_channel_pairs_half_a_head_apart() -> None:
     angle = np.arange(5)[:, None] * 100.0 ** (-np.arange(4) / 4)
     turned = (x[..., :4] + 1j * x[..., 4:]) * np.exp(1j * angle)[:, None, :]
 
-    got = np.asarray(rotate(jnp.array(x), 100.0))
+    got = np.asarray(rotate(jnp.array(x), 100.0 ** (-np.arange(4) / 4)))
 
     np.testing.assert_allclose(got, np.concatenate([turned.real, turned.imag], -1), atol=1e-5)
 
@@ -84,7 +84,7 @@ def reference(params: dict[str, jax.Array], s: ModelSettings, tokens: np.ndarray
             rows, kv = slice(head * 8, head * 8 + 8), slice(group * 8, group * 8 + 8)
             q = h @ w["self_attn.q_proj.weight"][rows].T
             k = h @ w["self_attn.k_proj.weight"][kv].T
-            q, k = (np.asarray(rotate(jnp.array(a[:, :, None, :]), s.rope_theta))[:, :, 0] for a in (q, k))
+            q, k = (np.asarray(rotate(jnp.array(a[:, :, None, :]), frequencies(s)))[:, :, 0] for a in (q, k))
             scores = q @ k.transpose(0, 2, 1) / np.sqrt(8.0)
             scores[:, np.triu(np.ones((length, length), dtype=bool), 1)] = -np.inf
             share = np.exp(scores - scores.max(-1, keepdims=True))
@@ -109,7 +109,7 @@ def test_the_decoder_equals_an_explicit_reference(*, tied: bool) -> None:
 
     np.testing.assert_allclose(got, reference(params, settings, tokens), atol=2e-4)
     assert ("lm_head.weight" in params) == (not tied)
-    assert set(embedding_names(settings)) <= set(params)
+    assert set(embedding_rules(settings)) <= set(params)
 
 
 def test_equal_seeds_give_equal_bits_and_others_do_not() -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from atoll.base.errors import BrokerUnavailable
+from atoll.client.checkpoints import CheckpointNote, Checkpoints
 from atoll.client.join import IslandHandle
 from atoll.settings import load
-from atoll_learner.checkpoints import CheckpointNote, Checkpoints
 from atoll_learner.feed import LeasedFeed
 from atoll_learner.keeper import Keeper
 from atoll_learner.leaving import KEEP_SHARE, RETURN_SHARE, leave

@@ -78,7 +78,8 @@ class ShardOwner:
             assert not reason
             fold = Fold(key=key, weight=16.0, staleness_weight=1.0 - 0.5 * number, age=number)
             await self.bench.fold(fold, self.store.holdings[0].state)
-        await self.store.commit(one_commit(version), (await self.bench.merged(0)).pseudo_gradient)
+        merged = await self.bench.merged(0, self.store.holdings[0].state, version + 1)
+        await self.store.commit(one_commit(version), merged.pseudo_gradient)
 
 
 class LeverDesk:
@@ -228,7 +229,7 @@ async def test_an_outer_state_of_another_shape_is_not_taken(desk: LeverDesk) -> 
     owner = await desk.owner(1)
     await owner.advance()
     state = owner.store.holdings[0].state
-    assert _fitting(state, owner.store._global_update.init(np.ones(SIZE, np.float32))) is state
+    assert _fitting(state, owner.store._update_of(0).init(np.ones(SIZE, np.float32))) is state
     for wrong in (state[MOMENTUM][:-1], state[MOMENTUM].astype(np.float64)):
         with pytest.raises(BlobCorrupt, match="outer state"):
             _fitting(state | {MOMENTUM: wrong}, state)

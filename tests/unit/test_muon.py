@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
+from atoll.client.checkpoints import CheckpointNote, Checkpoints
 from atoll.client.optimizer_state import host_copy, rebuilt
 from atoll.codec import pack_arrays, unpack_arrays
-from atoll_learner.checkpoints import CheckpointNote, Checkpoints
-from atoll_learner.model import EMBEDDINGS, Params
+from atoll_learner.model import Params
+from atoll_learner.model_settings import EMBEDDINGS
 from atoll_learner.recovery import impossible
 from atoll_learner.train import MUON_RMS, init_optimizer, learning_rate, optimizer
 from atoll_learner.train_settings import TrainSettings

@@ -12,6 +12,7 @@ import pytest
 from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.codec import pack_arrays, unpack_arrays
 from atoll.codec.kernels import FAST_ELEMENTS
+from atoll.codec.kernels.later import CompiledLater
 from atoll.merge.outer import Nesterov, OptaxOuter, OuterOptimizer, make_outer
 
 Vector = npt.NDArray[np.float32]
@@ -199,9 +200,12 @@ def test_vectors_that_do_not_belong_together_are_refused() -> None:
 
 
 def test_a_large_vector_takes_the_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A smaller one is done before numba is loaded."""
+    """A smaller one is done in NumPy, and so is a large one while nothing is compiled."""
     asked: list[int] = []
-    monkeypatch.setattr("atoll.merge.outer.compiled_step", lambda: lambda values, *_: asked.append(values.size))
+    there = CompiledLater("there", lambda: lambda values, *_: asked.append(values.size))
+    monkeypatch.setattr("atoll.merge.outer.compiled_step", there)
+    Nesterov(0.6, 0.0).update(np.ones(FAST_ELEMENTS, np.float32), np.ones(FAST_ELEMENTS, np.float32), {})
+    assert (asked, there.now() is None) == ([], False)
     for elements in (FAST_ELEMENTS - 1, FAST_ELEMENTS):
         Nesterov(0.6, 0.0).update(np.ones(elements, np.float32), np.ones(elements, np.float32), {})
     assert asked == [FAST_ELEMENTS]

@@ -15,7 +15,9 @@ from atoll.base.errors import SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.client import parameters
 from atoll.client.join import IslandHandle, JoinOptions, join
+from atoll.client.leaf_rules import digest_of
 from atoll.client.merged import read_model
 from atoll.client.parameters import checked_parameters
 from atoll.protocol.settings import ProtocolSettings
@@ -61,15 +63,116 @@ def test_what_cannot_be_a_parameter_is_refused_at_the_door(changes: dict[str, An
 
     assert named in str(refused.value)
     with pytest.raises(SettingsError, match="there are no parameters"):
-        checked_parameters({})
+        checked_parameters({}, {})
+
+
+@pytest.mark.parametrize(
+    ("leaf", "todo"),
+    [
+        (0.1, "make an array of it"),
+        (jnp.ones(2, jnp.complex64), "real and its imaginary part"),
+        (np.array(["a", "b"]), "make numbers of it (astype)"),
+        (jnp.array([float("nan")]), "look at how it was initialised or loaded"),
+    ],
+)
+def test_what_to_do_fits_the_fault(leaf: Any, todo: str) -> None:  # noqa: ANN401
+    """Of a leaf of NaN one was told to make an array of it, which it is."""
+    with pytest.raises(SettingsError) as refused:
+        checked_parameters(given() | {"leaf": leaf}, {})
+
+    assert todo in str(refused.value.todo)
+
+
+FROZEN: dict[str, Any] = {"merge": {"base": "frozen"}}
+
+
+def adapted(kind: Any = jnp) -> dict[str, Any]:  # noqa: ANN401  (NumPy or JAX)
+    """Return an adapter's parameters and those of the base below it."""
+    return {"w": kind.ones((4, 3), kind.float32), "base": kind.ones(5, kind.float32)}
+
+
+@pytest.mark.parametrize("kind", [np, jnp])
+def test_a_step_that_changes_a_frozen_leaf_is_refused_after_the_first_one(kind: Any) -> None:  # noqa: ANN401
+    """Its values were compared when the island joined, and never again."""
+    home = LoopThread("world")
+    with pytest.raises(SettingsError) as refused, joined(home, adapted(kind), **FROZEN) as island:
+        island.step({name: leaf * 0.5 for name, leaf in island.params.items()}, tokens=1)
+    home.stop()
+
+    assert "the frozen leaf 'base' has changed" in str(refused.value)
+
+
+def test_a_loop_that_goes_on_all_the_same_is_refused_again() -> None:
+    """Every step, until the founder's values are back."""
+    home, refused = LoopThread("world"), 0
+    with joined(home, adapted(np), **FROZEN) as island:
+        ours = island.params
+        for _ in range(4):
+            try:
+                island.step(ours | {"base": ours["base"] * 0.5}, tokens=1)
+            except SettingsError:
+                refused += 1
+        island.step(ours, tokens=1)
+        island.step(ours, tokens=1)
+    home.stop()
+
+    assert refused == 4
+
+
+def rewrite_its_base(home: LoopThread) -> None:
+    """Be a loop that takes six steps and writes into its own frozen array after the first: the same array, other values."""
+    with joined(home, adapted(np), **FROZEN) as island:
+        params = island.step(island.params, tokens=1)
+        params["base"] += 1.0
+        for _ in range(5):
+            params = island.step(params, tokens=1)
+
+
+@pytest.mark.parametrize(("every", "found"), [(4, 4), (1000, 6)])
+def test_a_frozen_leaf_that_changes_later_is_noticed_later(
+    monkeypatch: pytest.MonkeyPatch, every: int, found: int
+) -> None:
+    """After so many steps, or when the island leaves."""
+    monkeypatch.setattr(parameters, "FROZEN_EVERY", every)
+    home = LoopThread("world")
+    with pytest.raises(SettingsError, match="'base' has changed") as refused:
+        rewrite_its_base(home)
+    home.stop()
+
+    assert refused.value.got == f"other values at step {found}"
+
+
+def test_a_frozen_leaf_costs_no_digest_while_it_is_the_same_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that returns new arrays, as a compiled one does, costs a digest now and then."""
+    monkeypatch.setattr(parameters, "FROZEN_EVERY", 2)
+    read: list[str] = []
+
+    def noted(name: str, leaf: Any) -> str:  # noqa: ANN401
+        read.append(name)
+        return digest_of(name, leaf)
+
+    home = LoopThread("world")
+    with joined(home, adapted(), **FROZEN) as island:
+        monkeypatch.setattr(parameters, "digest_of", noted)
+        step = jax.jit(lambda params: params | {"w": params["w"] * 0.5})
+        params = island.params
+        for _ in range(4):
+            params = island.step(params | {"w": step(params)["w"]}, tokens=1)
+        assert read == []
+        for _ in range(4):
+            params = island.step(step(params), tokens=1)
+        assert read == ["base", "base"]
+    home.stop()
 
 
 def test_what_travels_with_no_run_is_said_once() -> None:
-    """Integers, booleans and keys of random numbers stay with each island."""
+    """Integers, booleans and keys of random numbers stay with each island; so does what a loop keeps to itself."""
+    kept = {"spectrum": jnp.ones(2, jnp.complex64), "mask": jnp.array([float("nan")])}
     with capture_logs() as logs:
-        checked_parameters(given() | {"key": jax.random.key(0)})
+        checked_parameters(given() | {"key": jax.random.key(0)} | kept, {"spectrum": "local", "mask": "local"})
 
-    assert [line["leaves"] for line in logs if line["event"] == "params.local"] == ["count, key"]
+    said = [line["leaves"] for line in logs if line["event"] == "leaves.ruled" and line["rule"] == "local"]
+    assert said == ["count, key, mask, spectrum"]
 
 
 def renamed(params: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -98,17 +98,6 @@ def test_float64_is_rounded_to_float32() -> None:
         np.testing.assert_array_equal(back[name], array.astype(np.float32).astype(np.float64))
 
 
-@pytest.mark.parametrize("dtype", ["int32", "bool"])
-def test_other_dtypes_are_zero_and_left_alone(dtype: str) -> None:
-    """A counter or a mask is zero in the vector, and scatter gives no piece for it."""
-    leaves = {"w": np.ones((3,), dtype=np.float32), "n": np.ones((3,), dtype=dtype)}
-    layout = planned(leaves, 1)
-    vector = gather(layout, leaves, 0)
-    by_name = {s.tensor_name: vector[s.offset : s.offset + s.size].tolist() for s in layout.slices(0)}
-    assert by_name == {"w": [1.0] * 3, "n": [0.0] * 3}
-    assert set(scatter(layout, 0, vector, leaves)) == {"w"}
-
-
 def test_describe_names_the_leaves_of_a_pytree() -> None:
     """Names are paths; order is JAX's; Python scalars and bfloat16 are described too."""
     tree = {"b": [np.zeros((2, 3), ml_dtypes.bfloat16), np.zeros((), np.int32)], "a": {"x": np.zeros(4, np.float32)}}

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from atoll.client.join import Borrowed
-from atoll_learner.checkpoints import CheckpointNote, DataPlace, LoadedCheckpoint
+from atoll.client.checkpoints import CheckpointNote, DataPlace, LoadedCheckpoint
+from atoll.client.peer_recovery import Borrowed
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards

@@ -22,9 +22,9 @@ from atoll.protocol.settings import ProtocolSettings
 Vector = npt.NDArray[np.float32]
 
 SLICES = (
-    FragmentSlice(tensor_name="w", offset=0, start=0, stop=60, size=6000, floating=True, direct=False),
-    FragmentSlice(tensor_name="e", offset=6000, start=0, stop=20, size=2000, floating=True, direct=True),
-    FragmentSlice(tensor_name="b", offset=8000, start=0, stop=40, size=40, floating=True, direct=False),
+    FragmentSlice(tensor_name="w", offset=0, start=0, stop=60, size=6000, direct=False),
+    FragmentSlice(tensor_name="e", offset=6000, start=0, stop=20, size=2000, direct=True),
+    FragmentSlice(tensor_name="b", offset=8000, start=0, stop=40, size=40, direct=False),
 )
 SIZE = 8040
 

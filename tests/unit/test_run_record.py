@@ -7,14 +7,80 @@ import asyncio
 import msgspec
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
-from atoll.base.errors import SettingsError
+from atoll.base.errors import LayoutMismatch, SettingsError
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import found_or_join, publish_origin
+from atoll.client.leaf_rules import frozen_leaves, rules_of
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord
 from atoll_synchronizer.process import wait_for_run
+
+MODEL = (
+    TensorSpec("base/w", (8,), "float32"),
+    TensorSpec("lora/a", (4,), "float32"),
+    TensorSpec("lora/b", (4,), "float32"),
+    TensorSpec("stats", (2,), "float32"),
+)
+
+
+def offered(run: str, merge: dict[str, str], tensors: tuple[TensorSpec, ...] = MODEL) -> RunRecord:
+    """Return the record that a loop with these rules would found a run with."""
+    rules = rules_of(tensors, merge)
+    values = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in tensors}
+    layout = rules.layout(tensors, 2)
+    protocol = ProtocolSettings(fragments=2, shards=1, value_fragments=layout.value_fragments)
+    frozen = frozen_leaves(values, rules)
+    return RunRecord(run=run, founder="a", nonce="n", founded_at_s=0.0, layout=layout, protocol=protocol, frozen=frozen)
+
+
+@pytest.mark.parametrize(
+    ("founder", "ours", "told"),
+    [
+        ({"base/*": "frozen"}, {}, "'base/w' is merged here, and frozen in the run"),
+        ({"base/*": "local"}, {}, "'base/w' is merged here, and local or missing in the run"),
+        ({}, {"base/*": "frozen"}, "'base/w' is frozen here, and merged in the run"),
+        ({"base/*": "local"}, {"lora/a": "local"}, "'lora/a' is local or missing here, and merged in the run"),
+    ],
+)
+async def test_an_island_with_other_rules_than_the_founder_is_told_of_its_rules(
+    run: str, founder: dict[str, str], ours: dict[str, str], told: str
+) -> None:
+    """Without `merge` it was told of tensors that have changed places."""
+    bus = MemoryBus(run, MemoryBroker())
+    await found_or_join(bus, offered(run, founder))
+
+    with pytest.raises(LayoutMismatch, match="merges other leaves") as refused:
+        await found_or_join(bus, offered(run, ours))
+
+    assert told in str(refused.value)
+    assert "the same JoinOptions.merge as the founder" in str(refused.value.todo)
+
+
+async def test_another_model_is_still_told_as_one(run: str) -> None:
+    """A leaf of another shape is no matter of rules."""
+    bus = MemoryBus(run, MemoryBroker())
+    await found_or_join(bus, offered(run, {"base/*": "frozen"}))
+    other = (TensorSpec("base/w", (8,), "float32"), TensorSpec("lora/a", (5,), "float32"))
+
+    with pytest.raises(LayoutMismatch, match="this model is not the model"):
+        await found_or_join(bus, offered(run, {}, other))
+
+
+async def test_rules_that_have_no_effect_are_named(run: str) -> None:
+    """The first few leaves, each with both rules."""
+    bus = MemoryBus(run, MemoryBroker())
+    await found_or_join(bus, offered(run, {"lora/*": "direct", "stats": "mean"}))
+    with capture_logs() as logs:
+        await found_or_join(bus, offered(run, {"stats": "mean"}))
+
+    (told,) = [line for line in logs if line["event"] == "rules.ignored"]
+    assert (
+        told["leaves"]
+        == "lora/a = direct of the run, not pseudo_gradient; lora/b = direct of the run, not pseudo_gradient"
+    )
 
 
 async def test_a_run_with_a_codec_of_another_version_is_refused_before_anything_is_owned(run: str) -> None:

@@ -118,8 +118,8 @@ def test_a_folder_that_nobody_asked_for_may_be_full(tmp_path: Path, monkeypatch:
 def stepped(codec: str) -> tuple[Vector, UpdatedFragment, bytes]:
     """Return a sum of two contributions, the step that it leads to, and the frame that is sent of it."""
     slices = [
-        FragmentSlice("a", 0, 1, 0, 700_000, direct=False, floating=True),
-        FragmentSlice("b", 0, 1, 700_000, 800_000, direct=True, floating=True),
+        FragmentSlice("a", 0, 1, 0, 700_000, direct=False),
+        FragmentSlice("b", 0, 1, 700_000, 800_000, direct=True),
     ]
     fold = FragmentFold(slices, "rda")
     for seed in (1, 2):

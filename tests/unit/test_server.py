@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.base.errors import BrokerUnavailable, EnvironmentFault, InUse
+from atoll.base.errors import BrokerUnavailable, EnvironmentFault, InUse, SettingsError
 from atoll.bus.server import EmbeddedBroker, find_server
 
 pytestmark = pytest.mark.connected
@@ -160,3 +160,20 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not alive(pid)
+
+
+@pytest.mark.parametrize("moved", ['listen: "127.0.0.1:{port}"', "server_name: other"])
+def test_an_included_file_that_moves_the_broker_is_named(tmp_path: Path, moved: str) -> None:
+    """In two seconds, not after the whole wait, with what to take out of it."""
+    with socket.socket() as one, socket.socket() as two:
+        for each in (one, two):
+            each.bind(("127.0.0.1", 0))
+        mine, theirs = (each.getsockname()[1] for each in (one, two))
+    include = tmp_path / "more.conf"
+    include.write_text(moved.format(port=theirs))
+
+    with pytest.raises(SettingsError, match=r"more\.conf changes what this broker sets itself") as refused:
+        EmbeddedBroker(tmp_path / "b", mine, include=include).start()
+
+    assert str(theirs if "listen" in moved else mine) in str(refused.value.got)
+    assert "--port" in str(refused.value.todo)

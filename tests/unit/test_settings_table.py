@@ -16,6 +16,7 @@ from atoll.protocol.settings import ProtocolSettings
 
 DEFAULTS = {
     "fragments": 24,
+    "value_fragments": 0,
     "interval_steps": 24,
     "overlap_steps": 2,
     "shards": 2,

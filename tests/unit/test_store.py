@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,8 +18,9 @@ from atoll.base.retry import all_of
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.merge.fold import l2_norm
-from atoll.merge.global_update import UpdatedFragment
+from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
 from atoll.merge.outer import State, make_outer
+from atoll.merge.values import KEPT
 from atoll.model.layout import Layout, TensorSpec, plan_layout
 from atoll.protocol.events import PushKey
 from atoll.protocol.fragment_ledger import FragmentLedger
@@ -191,6 +193,22 @@ class Cramped(MemoryBus):
         return ref
 
 
+async def test_a_state_from_before_there_was_a_memory_has_an_empty_one() -> None:
+    """A run with statistics that an earlier version has begun goes on."""
+    desk = StoreDesk()
+    protocol = msgspec.structs.replace(desk.run.protocol, value_fragments=1)
+    by_value = msgspec.structs.replace(LAYOUT, by_value=tuple(tensor.name for tensor in LAYOUT.tensors))
+    desk.run = msgspec.structs.replace(desk.run, layout=by_value, protocol=protocol)
+    await publish_origin(desk.bus, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
+    former = await desk.owner(1)
+    former.holdings[0].state = {}
+    await former.commit(one_commit(0), STEP)
+    heir = await desk.owner(2)
+
+    assert heir.holdings[0].values.tobytes() == (-STEP).tobytes()
+    assert heir.holdings[0].state["weights"].tolist() == [0.0] * KEPT
+
+
 async def test_a_commit_that_failed_goes_on_where_it_was(desk: StoreDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The outer step is taken once, and what was stored is not stored again; what comes out is what would have."""
     other = StoreDesk()
@@ -200,13 +218,13 @@ async def test_a_commit_that_failed_goes_on_where_it_was(desk: StoreDesk, monkey
     desk.bus = bus = Cramped(desk.name, desk.bus._broker)
     bus.stored = []
     store = await desk.owner(1)
-    steps, step = list[Vector](), store._global_update.step
+    steps, step = list[Vector](), store._update_of(0).step
 
     def counted(values: Vector, pseudo_gradient: Vector, state: State) -> UpdatedFragment:
         steps.append(values)
         return step(values, pseudo_gradient, state)
 
-    monkeypatch.setattr(store._global_update, "step", counted)
+    monkeypatch.setattr(GlobalUpdate, "step", lambda _self, *given: counted(*given))
     for _ in range(2):
         with pytest.raises(StorageFull):
             await store.commit(one_commit(0), STEP)

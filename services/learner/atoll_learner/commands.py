@@ -1,4 +1,4 @@
-"""The learner's verbs: `learner`, `evaluate`, `export`, `data prepare`, `data show`. They load nothing before they run."""
+"""The learner's verbs: `learner`, `evaluate`, `export`, `data prepare`, `data mix`, `data show`. They load nothing early."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
     app.command(name="export", help="Write the merged model as safetensors, with a sample of its text.")(export)
     data = typer.Typer(help="Token shards.", no_args_is_help=True)
     data.command(name="prepare", help="Turn text, jsonl or parquet into token shards.")(prepare)
+    data.command(name="mix", help="Mix folders of token shards by weight.")(mix)
     data.command(name="show", help="Say what a folder of token shards holds, and check that it is whole.")(show)
     app.add_typer(data, name="data")
 
@@ -29,24 +30,42 @@ def learn(
     assignments: Assignments = None,
 ) -> None:
     """Train until the run's token target is reached or the process is told to drain (SIGTERM)."""
-    from atoll.settings import load  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.base.extras import require  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+    require("flax", "learner", "`atoll learner`")
+    from atoll.settings import load  # noqa: PLC0415
     from atoll_learner.process import train  # noqa: PLC0415
 
     train(load(config, with_flags(assignments, learner__id=learner, run=run, broker__url=broker)).settings)
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913, PLR0917  (one option each)
     every_s: Annotated[float, typer.Option("--every", min=0.5, help="Seconds between two evaluations.")] = 20.0,
+    own: Annotated[
+        str,
+        typer.Option("--with", help="module:function of yours that gets the merged parameters and returns numbers."),
+    ] = "",
+    like: Annotated[
+        str,
+        typer.Option(help="With --with: module:attribute, a pytree (or a function that returns it) to put them into."),
+    ] = "",
     run: Run = None,
     broker: Broker = None,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
-    """Publish the merged model's bits per byte on the event log until told to stop (SIGTERM)."""
+    """Publish the merged model's bits per byte, or numbers of yours, on the event log until told to stop (SIGTERM)."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.base.extras import require  # noqa: PLC0415
+
+    if like and not own:
+        raise SettingsError("--like is for a function of yours", got=like, todo="name the function with --with")
+    if not own:  # a function of somebody's own needs what it needs
+        require("flax", "learner", "`atoll evaluate`")
     from atoll.settings import load  # noqa: PLC0415
     from atoll_learner.evaluate import follow  # noqa: PLC0415
 
-    follow(load(config, with_flags(assignments, run=run, broker__url=broker)).settings, every_s)
+    follow(load(config, with_flags(assignments, run=run, broker__url=broker)).settings, every_s, own, like)
 
 
 def export(
@@ -79,7 +98,10 @@ def prepare(  # noqa: PLR0913  (one option each)
     suffix: Annotated[
         list[str] | None, typer.Option(help="Further files that are text in a folder, as .html; repeatable.")
     ] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json to use; no vocabulary is trained.")] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="A tokenizer.json to use, or a model's folder with one; no vocabulary is trained."),
+    ] = None,
     separator: Annotated[
         str, typer.Option(help="Its token that stands between documents; a usual one is found by itself.")
     ] = "",
@@ -96,12 +118,22 @@ def prepare(  # noqa: PLR0913  (one option each)
         out,
         inputs or [],
         stdlib=stdlib,
-        vocabulary=bpe if tokenizer is None else Vocabulary(tokenizer, separator),
+        vocabulary=bpe if tokenizer is None else Vocabulary.of(tokenizer, separator),
         validation=validation,
         block_tokens=block_tokens,
         seed=seed,
         reading=Reading(field, frozenset(f".{each.lstrip('.')}" for each in suffix or ())),
     )
+
+
+def mix(
+    parts: Annotated[list[str], typer.Argument(help="folder=weight, at least two.")],
+    out: Annotated[Path, typer.Option(help="Folder for the mixture.")],
+) -> None:
+    """Write a folder from which learners read the parts in shares of their weights."""
+    from atoll_learner.data.command import mix_command  # noqa: PLC0415
+
+    mix_command(parts, out)
 
 
 def show(folder: Annotated[Path, typer.Argument(help="Folder with token shards.")]) -> None:

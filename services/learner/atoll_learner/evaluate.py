@@ -4,6 +4,9 @@ The evaluator is a reader: it takes the newest frame of every fragment, puts the
 byte on the same held-out bytes each time. It holds no lease and answers no call, so no process waits for it
 (`atoll.run.merged_model`). If the run keeps an average of its values, the evaluator measures and exports that too, as
 `model-average.safetensors`; each file's metadata name which it is.
+
+How far the run is comes from the shards' leases, so the count goes on when the evaluator is started again. A model of
+somebody's own loop is measured by a function of theirs (`own_evaluation`), as `evaluated` events.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved
+from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved
+from atoll.base.extras import installed
 from atoll.base.health import live
 from atoll.base.logs import configure, get
 from atoll.bus.interface import Bus
@@ -26,7 +31,7 @@ from atoll.bus.open import open_bus
 from atoll.cli.reading import opened
 from atoll.run.folder import unusable
 from atoll.run.heads import read_heads
-from atoll.run.merged_model import MergedModel, read_merged
+from atoll.run.merged_model import MergedModel, read_merged, warn_if_partial, warn_if_unmerged
 from atoll.run.record import founded_run, read_run, recorded_progress
 from atoll.settings import Settings, bus_options
 from atoll.wire.messages import RunRecord, encode, event
@@ -43,35 +48,76 @@ POLL_S = 0.5
 WHO = "evaluator"
 
 
-def follow(settings: Settings, every_s: float) -> None:
-    """Evaluate every `every_s` seconds and append each result to the event log, until told to stop."""
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What is measured: the kind of its event, and a function from the run, its model and its tokens to the event's fields."""
+
+    kind: str
+    fields: Callable[[RunRecord, MergedModel, int], dict[str, Any]]
+
+
+def follow(settings: Settings, every_s: float, own: str = "", like: str = "") -> None:
+    """Evaluate every `every_s` seconds and append each result to the event log, until told to stop.
+
+    `own` names a function (`module:function`) that measures in place of the reference model's bits per byte.
+
+    Raises:
+        SettingsError: the settings, or what `own` and `like` name, are wrong.
+        AtollError: the first evaluation by `own` failed. Later ones that fail are logged and passed over.
+    """
     configure(settings.log.format, settings.log.level, role=WHO, run=settings.run)
-    work = prepare_work(settings)
+    work = None if own else prepare_work(settings)
     limit_threads(settings.learner.threads or 1)
 
-    from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (JAX only after the thread limits are set)
+    if installed("jax"):  # a function of somebody's own may do without
+        from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (only after the thread limits are set)
 
-    enable_compile_cache(settings.learner.compile_cache)
+        enable_compile_cache(settings.learner.compile_cache)
     os.nice(5)
-    asyncio.run(_follow(settings, work, every_s))
+    asyncio.run(_follow(settings, _of_own(own, like) if work is None else _of_reference(work), every_s))
 
 
-async def _follow(settings: Settings, work: LearnerWork, every_s: float) -> None:
+def _of_reference(work: LearnerWork) -> Evaluation:
     from atoll_learner.train import make_evaluator  # noqa: PLC0415
 
+    measure = make_evaluator(work.model, work.train, work.shards, FOLLOW_TOKENS_MAX)
+    return Evaluation("validation", lambda _run, merged, tokens: measured(merged, measure, tokens))
+
+
+def _of_own(own: str, like: str) -> Evaluation:
+    from atoll_learner.own_evaluation import OwnEvaluation  # noqa: PLC0415
+
+    evaluation = OwnEvaluation(own, like)
+    return Evaluation(
+        "evaluated",
+        lambda run, merged, tokens: {
+            "run_tokens": tokens,
+            **evaluation.values(run, merged),
+            "versions_min": merged.versions_min,
+            "versions_max": merged.versions_max,
+        },
+    )
+
+
+async def _follow(settings: Settings, evaluation: Evaluation, every_s: float) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    measure = make_evaluator(work.model, work.train, work.shards, FOLLOW_TOKENS_MAX)
     bus = await open_bus(settings.broker.url, settings.run, name=WHO, options=bus_options(settings))
     try:
         life = asyncio.create_task(live(settings.health_file))
+        sound = False
         while not stop.is_set():
             run = await read_run(bus, Subjects(settings.run))
             if run is None or await _incomplete(bus, run):
                 await _pause(stop, POLL_S)
                 continue
-            await _evaluate_once(bus, run, measure)
+            try:
+                sound = await evaluate_once(bus, run, evaluation) or sound
+            except AtollError as error:
+                if not sound:
+                    raise
+                log.warning("evaluation.failed", reason=str(error))
             await _pause(stop, every_s)
         life.cancel()
     finally:
@@ -82,22 +128,32 @@ async def _incomplete(bus: Bus, run: RunRecord) -> bool:
     return len(await read_heads(bus, run)) < len(run.layout.fragments)
 
 
-async def _evaluate_once(bus: Bus, run: RunRecord, measure: Any) -> None:  # noqa: ANN401  (jitted)
+async def evaluate_once(bus: Bus, run: RunRecord, evaluation: Evaluation) -> bool:
+    """Measure the present model and write the result to the event log; return whether the run could be read.
+
+    Raises:
+        AtollError: the evaluation itself failed.
+    """
     began_s = time.monotonic()
     try:
         tokens = (await recorded_progress(bus, run)).tokens
         merged = await read_merged(bus, run)
-        fields = await asyncio.to_thread(measured, merged, measure, tokens)
-        fields["took_s"] = round(time.monotonic() - began_s, 3)
-        clock = SystemClock()
-        line = encode(event("validation", WHO, clock.wall(), **fields))
-        msg_id = f"validation-{os.getpid()}-{clock.monotonic():.6f}"
-        await bus.publish(
-            run.subjects.event("validation", WHO), line, msg_id=msg_id, info={"bpb": fields["bits_per_byte"]}
-        )
-        log.info("model.evaluated", **fields)
     except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
         log.warning("evaluation.skipped", reason=str(error))
+        return False
+    fields = await asyncio.to_thread(evaluation.fields, run, merged, tokens)
+    fields["took_s"] = round(time.monotonic() - began_s, 3)
+    clock = SystemClock()
+    line = encode(event(evaluation.kind, WHO, clock.wall(), **fields))
+    msg_id = f"{evaluation.kind}-{os.getpid()}-{clock.monotonic():.6f}"
+    shown = fields["values"] if "values" in fields else {"bpb": fields["bits_per_byte"]}
+    try:
+        await bus.publish(run.subjects.event(evaluation.kind, WHO), line, msg_id=msg_id, info=shown)
+    except (BusError, BrokerUnavailable) as error:
+        log.warning("evaluation.skipped", reason=str(error))
+        return False
+    log.info("model.evaluated", **fields)
+    return True
 
 
 def measured(
@@ -158,8 +214,8 @@ def write_values(out: Path, run: RunRecord, merged: MergedModel) -> None:
     """Write the merged values, and their average where the run keeps one, to `out`."""
     from atoll_learner.export import save_safetensors  # noqa: PLC0415
 
-    if merged.versions_max == 0:
-        log.warning("model.unmerged", run=run.run, why="nothing has been merged yet: these are the founder's values")
+    warn_if_unmerged(run, merged)
+    warn_if_partial(run)
     metadata = {"run": run.run, "model": run.model, "versions": f"{merged.versions_min}..{merged.versions_max}"}
     save_safetensors(merged.params, out / "model.safetensors", metadata | {"values": "newest"})
     average = out / "model-average.safetensors"

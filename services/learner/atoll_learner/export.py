@@ -1,4 +1,7 @@
-"""The merged model as a file: safetensors, written whole or not at all."""
+"""Models as files: safetensors, written whole or not at all, and read only if they hold the model that is wanted.
+
+Writing needs no JAX: `atoll export` writes any run's model with the base installation.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,19 @@ import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from atoll.base.errors import CheckpointError, StorageFull
-from atoll_learner.model import Params
+from atoll_learner.model_settings import EMBEDDINGS
+
+if TYPE_CHECKING:
+    from atoll_learner.model import Params
+
+HEAD = EMBEDDINGS[1]
 
 
 def save_safetensors(params: Params, path: Path, metadata: Mapping[str, str]) -> None:
@@ -36,7 +43,22 @@ def save_safetensors(params: Params, path: Path, metadata: Mapping[str, str]) ->
 
 def _kind(dtype: Any) -> str:  # noqa: ANN401  (whatever names a dtype)
     """Return what numbers of a dtype are: floats of any width may be loaded as floats of another."""
+    import jax.numpy as jnp  # noqa: PLC0415  (loading is for learners, which have JAX)
+
     return "of floats" if jnp.issubdtype(dtype, jnp.floating) else f"of {np.dtype(dtype).name}"
+
+
+def _less_what_follows(found: dict[str, Any], like: Params) -> dict[str, Any]:
+    """Return `found` without tensors that follow from others, which some folders hold as well.
+
+    Former versions of Transformers stored the frequencies of rotations; and a head that shares the embedding's weights may
+    be stored as a copy of them.
+    """
+    kept = {name: held for name, held in found.items() if not name.endswith(".rotary_emb.inv_freq")}
+    head, embedding = kept.get(HEAD), kept.get(EMBEDDINGS[0])
+    if HEAD not in like and head is not None and embedding is not None and np.array_equal(head, embedding):
+        del kept[HEAD]
+    return kept
 
 
 def load_safetensors(
@@ -49,6 +71,8 @@ def load_safetensors(
     Raises:
         CheckpointError: a file is missing, truncated, not safetensors, not finite, or they hold another model.
     """
+    import jax.numpy as jnp  # noqa: PLC0415
+
     found: dict[str, Any] = {}
     for file in files:
         try:
@@ -68,6 +92,7 @@ def load_safetensors(
                 "this model file cannot be read", got=f"{file}: {error}", todo="export it again, or name another file"
             ) from error
     path = files[0] if len(files) == 1 else files[0].parent
+    found = _less_what_follows(found, like)
     for name in sorted(like.keys() | found.keys()):
         got = f"{name} {found[name].shape} {_kind(found[name].dtype)}" if name in found else f"no {name}"
         allowed = f"{name} {like[name].shape} {_kind(like[name].dtype)}" if name in like else f"no {name}"

@@ -1,9 +1,9 @@
-"""The reference model in the words of Hugging Face: `config.json` written and read, `generation_config.json`, `tokenizer.json`.
+"""The reference model in the words of Hugging Face: files written beside it, and compared with it.
 
-The parameters have the names and shapes of a Llama from Hugging Face already, so a folder needs only these files beside
-`model.safetensors` to be loaded by `from_pretrained`. In the other direction a `config.json` says what numbers cannot: how many
-heads a matrix has, the base of the rotation, the epsilon of the norms. A model of other heads has the same shapes and other
-logits. So what a file says is compared with the settings, and what this model cannot do is refused by name.
+The parameters have the names and shapes of a Llama, Qwen 2 or Qwen 3 from Hugging Face already, so a folder needs only
+`config.json`, `generation_config.json` and `tokenizer.json` beside `model.safetensors` to be loaded by `from_pretrained`. In
+the other direction, what a `config.json` says (`model_config`) is compared with the settings, because a model of other heads
+has the same shapes and other logits; and its `tokenizer.json` with that of the text, because other tokens are another language.
 """
 
 from __future__ import annotations
@@ -17,64 +17,47 @@ from typing import Any, Final
 
 import msgspec
 
-from atoll.base.errors import CheckpointError
+from atoll.base.errors import CheckpointError, DataError
 from atoll.base.parsing import parsed
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.tokenizer import BPE_FILE
-from atoll_learner.model_settings import ModelSettings
+from atoll_learner.model_config import (
+    ARCHITECTURES,
+    CONFIG,
+    EXTRAS,
+    FIELDS,
+    SCALED,
+    dimensions_of,
+    family_of,
+    read_config,
+    unsupported,
+)
+from atoll_learner.model_settings import LATER, ModelSettings
 
-CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
-FIELDS: Final = {
-    "hidden_size": "width",
-    "intermediate_size": "ffn",
-    "num_hidden_layers": "layers",
-    "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads",
-    "head_dim": "head_dim",
-    "rms_norm_eps": "norm_eps",
-    "rope_theta": "rope_theta",
-    "tie_word_embeddings": "tied",
-    "vocab_size": "vocab",
-}
-"""What a `config.json` and the settings of a model both say, by their names there and here."""
-DEFAULTS: Final[Mapping[str, object]] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": False}
-"""What Transformers takes for a Llama where a `config.json` is silent."""
-ONLY: Final[Mapping[str, tuple[object, ...]]] = {
-    "model_type": ("llama",),
-    "architectures": (["LlamaForCausalLM"], ["LlamaModel"], None),
-    "hidden_act": ("silu",),
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
-    "rope_scaling": (None, {}, {"rope_type": "default"}, {"type": "default"}),
-    "pretraining_tp": (1, None),
-    "partial_rotary_factor": (1, 1.0, None),
-    "sliding_window": (None,),
-    "quantization_config": (None,),
-    "logit_scale": (None, 1, 1.0),
-    "embedding_multiplier": (None, 1, 1.0),
-}
-"""What this model can do of what a `config.json` may ask for; a name that is missing there is no question."""
-ROPE: Final[Mapping[str, tuple[object, ...]]] = {
-    "rope_type": ("default",),
-    "type": ("default",),
-    "partial_rotary_factor": (1, 1.0, None),
-}
-"""The same for what is in its `rope_parameters`, beside `rope_theta`."""
+COMPARED: Final = (*FIELDS.values(), *SCALED.values(), *EXTRAS["llama"])
+"""The settings of which a model's logits are a function, beside its tensors."""
+NOT_OF_THE_TOKENS: Final = frozenset({"truncation", "padding", "version"})
+"""What a `tokenizer.json` says that does not change the tokens of a text that is encoded whole."""
 RELATIVE: Final = 1e-9
 
 
 def config_of(model: ModelSettings, *, end_token: int | None) -> dict[str, Any]:
-    """Return the `config.json` of a model; `end_token` stands between documents."""
-    said = {name: getattr(model, ours) for name, ours in FIELDS.items()}
+    """Return the `config.json` of a model, in the form that versions 4 and 5 of Transformers read.
+
+    `end_token` stands between documents.
+    """
+    family = family_of(qkv_bias=model.qkv_bias, qk_norm=model.qk_norm)
+    scaled = {name: getattr(model, ours) for name, ours in SCALED.items()}
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **said,
+        "architectures": [f"{ARCHITECTURES[family]}ForCausalLM"],
+        "model_type": family,
+        **{name: getattr(model, ours) for name, ours in FIELDS.items()},
+        "rope_scaling": {"rope_type": "llama3", **scaled} if model.rope_factor != 1.0 else None,
         "max_position_embeddings": model.context,
         "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
+        **({"use_sliding_window": False} if family != "llama" else {"mlp_bias": False}),
+        **({"attention_bias": False} if family != "qwen2" else {}),
         "attention_dropout": 0.0,
         "bos_token_id": end_token,
         "eos_token_id": end_token,
@@ -100,17 +83,9 @@ def check_beside(file: Path, model: ModelSettings) -> None:
     Every difference is named. Without such a file there is nothing to compare.
     """
     config = file.parent / CONFIG
-    try:
-        said = parsed(config.read_bytes(), dict[str, Any])
-    except FileNotFoundError:
-        return
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(
-            "the configuration beside this model file cannot be read",
-            got=f"{config}: {error}",
-            todo="mend or remove it",
-        ) from error
-    _refuse(config, list(_differences(said, model)))
+    said = read_config(config)
+    if said is not None:
+        _refuse(config, list(_differences(said, model)))
 
 
 def check_metadata(file: Path, metadata: Mapping[str, str] | None, model: ModelSettings) -> None:
@@ -122,33 +97,58 @@ def check_metadata(file: Path, metadata: Mapping[str, str] | None, model: ModelS
         said = parsed(described.encode(), dict[str, Any])
     except msgspec.MsgspecError:
         return  # somebody else's metadata
-    ours = model.model_dump()
-    compared = (name for name in FIELDS.values() if name in said and name in ours)
+    said, ours = LATER | said, model.model_dump()
+    compared = (name for name in COMPARED if name in said and name in ours)
     _refuse(
         file, [f"{name} = {said[name]}, not {ours[name]}" for name in compared if not _equal(said[name], ours[name])]
     )
 
 
+def check_tokenizer(model: Path, shards: TokenShards) -> None:
+    """Raise `DataError` if text was prepared with another tokenizer than the `tokenizer.json` of a model, a file or folder.
+
+    Without such a file there is nothing to compare.
+    """
+    theirs, ours = (model if model.is_dir() else model.parent) / BPE_FILE, shards.folder / BPE_FILE
+    if not theirs.is_file():
+        return
+    used = shards.meta.tokenizer == "bpe"
+    if used and _of_the_tokens(theirs) == _of_the_tokens(ours):
+        return
+    raise DataError(
+        "this text was prepared with another tokenizer than the model's",
+        got=f"{ours if used else f'plain bytes in {shards.folder}'}",
+        allowed=str(theirs),
+        todo=f"prepare the text with --tokenizer {theirs}",
+    )
+
+
+def _of_the_tokens(file: Path) -> dict[str, Any]:
+    """Return what decides how a `tokenizer.json` cuts a text."""
+    try:
+        said = parsed(file.read_bytes(), dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DataError("this vocabulary cannot be read", got=f"{file}: {error}", todo="mend or remove it") from error
+    return {name: value for name, value in said.items() if name not in NOT_OF_THE_TOKENS}
+
+
 def _differences(said: Mapping[str, Any], model: ModelSettings) -> Iterator[str]:
-    for name, allowed in ONLY.items():
-        if name in said and said[name] not in allowed:
-            yield f"{name} = {json.dumps(said[name])}, which this model cannot do ({', '.join(map(json.dumps, allowed))})"
-    heads = said.get("num_attention_heads")
-    rope = said.get("rope_parameters")  # as newer versions of Transformers write it
-    if rope is not None:
-        inside = rope if isinstance(rope, dict) else {"rope_type": rope}
-        for name, value in inside.items():
-            if name != "rope_theta" and value not in ROPE.get(name, ()):
-                yield f"rope_parameters: {name} = {json.dumps(value)}, which this model cannot do"
-        said = {**said, "rope_theta": inside.get("rope_theta", said.get("rope_theta"))}
-    said = {**DEFAULTS, **{name: value for name, value in said.items() if value is not None}}
-    for name, ours in FIELDS.items():
+    refused = unsupported(said)
+    yield from refused
+    if any(each.startswith("model_type") or each.endswith("is missing") for each in refused):
+        return  # what the other fields mean depends on these
+    told = {each.partition(" = ")[0] for each in refused}
+    for ours, (name, there) in dimensions_of(said).items():
         here = getattr(model, ours)
-        there = said.get(name)
-        if there is None and name == "num_key_value_heads":
-            there = heads  # as Transformers takes it
-        if there is not None and not _equal(there, here):
+        if name in told or _equal(there, here):
+            continue
+        if name == "model_type":
+            yield f"{name} = {json.dumps(said[name])}, which has model.{ours} = {json.dumps(there)}"
+        else:
             yield f"{name} = {json.dumps(there)}, not {json.dumps(here)} (model.{ours})"
+    longest = said.get("max_position_embeddings")
+    if isinstance(longest, int) and longest < model.context:
+        yield f"max_position_embeddings = {longest}, less than {model.context} (model.context)"
 
 
 def _equal(one: object, other: object) -> bool:
@@ -166,5 +166,5 @@ def _refuse(file: Path, differences: list[str]) -> None:
             "this model file holds another model",
             got=f"{file}: {'; '.join(differences)}",
             allowed="what model.* says",
-            todo="set model.* to what the file was trained with, or name another file",
+            todo="set model.config to the folder of the model, model.* to what it was trained with, or name another file",
         )

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from atoll.base.logs import get
+from atoll.client.checkpoints import Checkpoints, DataPlace, life_of, note_now, rebuilt_from
 from atoll.client.join import IslandHandle
 from atoll.client.optimizer_state import Arrays, host_copy
 from atoll.protocol.data import Progress
 from atoll.settings import Settings
-from atoll_learner.checkpoints import CheckpointNote, Checkpoints, DataPlace
 
 log = get(__name__)
 
@@ -28,23 +28,10 @@ class Keeper:
         self._kept_s: float | None = None
         self._steps = 0
         self._arrays: Arrays | None = None
-        run = island.run
-        self._life = CheckpointNote(
-            run=run.run,
-            nonce=run.nonce,
-            model=run.model,
-            layout=run.layout.fingerprint,
-            learner=settings.learner.id,
-            incarnation=island.incarnation,
-            anchors=(),
-            steps=0,
-            tokens=0,
-            run_tokens=0,
-            saved_at_s=0.0,
-        )
+        self._life = life_of(island, settings.learner.id)
         folder = settings.learner.checkpoint_dir
-        rebuilt_from = run.rebuilt.source if run.rebuilt is not None else ""
-        self.checkpoints = Checkpoints(folder, self._life, rebuilt_from) if folder is not None else None
+        former = rebuilt_from(island.run)
+        self.checkpoints = Checkpoints(folder, self._life, former) if folder is not None else None
 
     def keep(self, state: Any, cursor: Progress) -> None:  # noqa: ANN401  (an optax state)
         """Note a step, and begin a checkpoint when one is due: a copy to host memory here, the rest in a thread."""
@@ -73,14 +60,7 @@ class Keeper:
         # Nothing is under way, so what was copied for the last checkpoint is written and its memory free.
         self._arrays = host_copy(state, self._arrays)
         copied_s = time.monotonic() - began_s
-        intervals = self._island.session.driver.machine.intervals
-        note = msgspec.structs.replace(
-            self._life,
-            anchors=tuple(intervals[p].anchor for p in sorted(intervals)),
-            steps=self._steps,
-            tokens=self._steps * self._tokens_per_step,
-            run_tokens=self._island.run_tokens,
-            saved_at_s=time.time(),
-            cursor=tuple(DataPlace(unit, read, of) for unit, (read, of) in cursor.items()),
-        )
+        note = note_now(self._life, self._island, self._steps, self._steps * self._tokens_per_step)
+        places = tuple(DataPlace(unit, read, of) for unit, (read, of) in cursor.items())
+        note = msgspec.structs.replace(note, cursor=places)
         checkpoints.save(self._arrays, note, copied_s)

@@ -12,6 +12,7 @@ import time
 from typing import Any, Final
 
 from atoll.client.join import IslandHandle
+from atoll_learner.data.token_source import SourceFeed
 from atoll_learner.feed import LeasedFeed
 from atoll_learner.keeper import Keeper
 
@@ -22,7 +23,7 @@ KEEP_SHARE: Final = 8.0
 PUSH_S_MIN: Final = 0.1
 
 
-def leave(island: IslandHandle, feed: LeasedFeed, keeper: Keeper, state: Any, bound_s: float) -> None:  # noqa: ANN401
+def leave(island: IslandHandle, feed: LeasedFeed | SourceFeed, keeper: Keeper, state: Any, bound_s: float) -> None:  # noqa: ANN401
     """Leave in good order within `bound_s`, or as far as that allows; `state` is None when no checkpoint is wanted.
 
     Raises:

@@ -1,6 +1,8 @@
 """A Llama-shaped decoder in Flax NNX: RMSNorm, rotary positions (half-split), SwiGLU, grouped-query attention.
 
-Parameters live outside as one flat mapping from Hugging Face Llama names to arrays, because that is what travels in
+With biases of queries, keys and values it is a Qwen 2, with norms of queries and keys a Qwen 3.
+
+Parameters live outside as one flat mapping from the names of Hugging Face to arrays, because that is what travels in
 fragments, what the checkpoint stores and what other tools expect. Matrices are kept as (out, in), as those tools do.
 The NNX module is the reference structure: `forward` puts the mapping into it and runs it, so names and mathematics are
 written once. Matrices start as N(0, 1/in), those that
@@ -17,21 +19,24 @@ import numpy as np
 import numpy.typing as npt
 from flax import nnx
 
-from atoll_learner.model_settings import ModelSettings
+from atoll.client.leaf_rules import Rule
+from atoll_learner.model_settings import EMBEDDINGS, ModelSettings
 
 Params = dict[str, jax.Array]
 
 EMBEDDING_STD = 0.02
-EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 class Linear(nnx.Module):
-    """y = W x without bias; `weight` has shape (out, in)."""
+    """y = W x, or W x + b; `weight` has shape (out, in)."""
 
-    def __init__(self, inputs: int, outputs: int, key: jax.Array, *, scale: float = 1.0, std: float = 0.0) -> None:
-        """Draw the weight with standard deviation `std`, or `scale` / sqrt(in) where none is given."""
+    def __init__(
+        self, inputs: int, outputs: int, key: jax.Array, *, scale: float = 1.0, std: float = 0.0, bias: bool = False
+    ) -> None:
+        """Draw the weight with standard deviation `std`, or `scale` / sqrt(in) where none is given; a bias begins at zero."""
         std = std or scale / inputs**0.5
         self.weight = nnx.Param(std * jax.random.normal(key, (outputs, inputs), dtype=jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((outputs,), dtype=jnp.float32)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map (..., in) to (..., out) in the dtype of `x`.
@@ -40,6 +45,8 @@ class Linear(nnx.Module):
         slower code.
         """
         rows = x.reshape(-1, x.shape[-1]) @ self.weight[...].astype(x.dtype).T
+        if self.bias is not None:
+            rows = rows + self.bias[...].astype(x.dtype)
         return rows.reshape(*x.shape[:-1], -1)
 
 
@@ -58,21 +65,36 @@ class RMSNorm(nnx.Module):
         return (wide * scale * self.weight[...]).astype(x.dtype)
 
 
-def turns(length: int, half: int, theta: float) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return cosines and sines (T, 1, H/2) of position / theta^(2i/H), for H/2 = `half` channel pairs.
+def frequencies(settings: ModelSettings) -> npt.NDArray[np.float64]:
+    r"""Return by how many radians each of the H/2 channel pairs turns from one position to the next.
+
+    f_i = theta^(-2i/H). Scaled as in Llama 3.1, with wave length w = 2 pi / f, original context C, factor s, l < h:
+    f / s where w > C / l, f where w < C / h, and between them (1 - m) f / s + m f with m = (C / w - l) / (h - l).
+    """
+    half = settings.head_dim // 2
+    plain: npt.NDArray[np.float64] = settings.rope_theta ** (-np.arange(half) / half)
+    if settings.rope_factor == 1.0:
+        return plain
+    low, high = settings.rope_low_freq_factor, settings.rope_high_freq_factor
+    waves_in_context = settings.rope_original_context * plain / (2.0 * np.pi)
+    kept = np.clip((waves_in_context - low) / (high - low), 0.0, 1.0)
+    return kept * plain + (1.0 - kept) * plain / settings.rope_factor
+
+
+def turns(length: int, frequency: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return cosines and sines (T, 1, H/2) of position times `frequency` (H/2,).
 
     Constants of the compiled step: left to the compiler they are computed anew for every value that is turned, which was a
     quarter of the step of a small model.
     """
-    frequency = theta ** (-np.arange(half) / half)
     angle = np.arange(length)[:, None, None] * frequency
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
-def rotate(x: jax.Array, theta: float) -> jax.Array:
-    """Return x (B, T, N, H) with rotary positions: channel i turns with i + H/2 by position / theta^(2i/H)."""
+def rotate(x: jax.Array, frequency: npt.NDArray[np.float64]) -> jax.Array:
+    """Return x (B, T, N, H) with rotary positions: channel i turns with i + H/2 by position times `frequency[i]`."""
     half = x.shape[-1] // 2
-    cos, sin = (jnp.asarray(part, dtype=x.dtype) for part in turns(x.shape[1], half, theta))
+    cos, sin = (jnp.asarray(part, dtype=x.dtype) for part in turns(x.shape[1], frequency))
     first, second = x[..., :half], x[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
@@ -84,16 +106,22 @@ class Attention(nnx.Module):
         """Draw the four projections."""
         s, keys = settings, jax.random.split(key, 4)
         self.settings = settings
-        self.q_proj = Linear(s.width, s.heads * s.head_dim, keys[0])
-        self.k_proj = Linear(s.width, s.kv_heads * s.head_dim, keys[1])
-        self.v_proj = Linear(s.width, s.kv_heads * s.head_dim, keys[2])
+        self.q_proj = Linear(s.width, s.heads * s.head_dim, keys[0], bias=s.qkv_bias)
+        self.k_proj = Linear(s.width, s.kv_heads * s.head_dim, keys[1], bias=s.qkv_bias)
+        self.v_proj = Linear(s.width, s.kv_heads * s.head_dim, keys[2], bias=s.qkv_bias)
         self.o_proj = Linear(s.heads * s.head_dim, s.width, keys[3], scale=scale)
+        self.q_norm = RMSNorm(s.head_dim, s.norm_eps) if s.qk_norm else None
+        self.k_norm = RMSNorm(s.head_dim, s.norm_eps) if s.qk_norm else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map (B, T, D) to (B, T, D)."""
         s, (b, t, _) = self.settings, x.shape
-        q = rotate(self.q_proj(x).reshape(b, t, s.heads, s.head_dim), s.rope_theta)
-        k = rotate(self.k_proj(x).reshape(b, t, s.kv_heads, s.head_dim), s.rope_theta)
+        q = self.q_proj(x).reshape(b, t, s.heads, s.head_dim)
+        k = self.k_proj(x).reshape(b, t, s.kv_heads, s.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        turn = frequencies(s)
+        q, k = rotate(q, turn), rotate(k, turn)
         v = self.v_proj(x).reshape(b, t, s.kv_heads, s.head_dim)
         mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(mixed.reshape(b, t, s.heads * s.head_dim))
@@ -183,9 +211,9 @@ def make_forward(settings: ModelSettings):  # type: ignore[no-untyped-def]  # no
     return forward
 
 
-def embedding_names(settings: ModelSettings) -> tuple[str, ...]:
-    """Return the tensors that are merged by the plain weighted mean (App. D.2): embeddings and an untied head."""
-    return EMBEDDINGS[:1] if settings.tied else EMBEDDINGS
+def embedding_rules(settings: ModelSettings) -> dict[str, Rule]:
+    """Return the rules of the tensors that are merged by the plain weighted mean (App. D.2): embeddings and an untied head."""
+    return dict.fromkeys(EMBEDDINGS[:1] if settings.tied else EMBEDDINGS, "direct")
 
 
 def _name(path: tuple[object, ...]) -> str:

@@ -11,29 +11,45 @@ The dial is `depth`, the number of layers L. Everything else follows (values in 
 which makes 1.0 million parameters of the demo's model over bytes. The aspect ratio d/L = 32 and the wide ffn are choices
 for models of one to thirty million parameters, where training time is short; they are not tuned. Any value can be given
 instead. Named sizes: xs = 2, s = 4 (the demo), m = 8, l = 12.
+
+`model.config` names the `config.json` of a model that somebody has; its dimensions take the place of the dial's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from atoll.base.errors import SettingsError
+from atoll.base.errors import CheckpointError, SettingsError
 from atoll.settings import refusal
+from atoll_learner.data.tokenizer import BYTES
+from atoll_learner.model_config import CONFIG, dimensions_of, family_of, read_config, unsupported
 
 SIZES = {"xs": 2, "s": 4, "m": 8, "l": 12}
 SIZE_DEFAULT = "s"
+DEPTH_MAX = 64
+EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
+LATER = {
+    "qkv_bias": False,
+    "qk_norm": False,
+    "rope_factor": 1.0,
+    "rope_low_freq_factor": 1.0,
+    "rope_high_freq_factor": 4.0,
+    "rope_original_context": 8192,
+}
+"""What a description that does not name them means: those of former runs do not."""
 
 
 class ModelSettings(BaseModel):
-    """Dimensions of a Llama-shaped decoder; `describe` is what the run record keeps.
+    """Dimensions of a decoder as Llama, Qwen 2 and Qwen 3 have it; `describe` is what the run record keeps.
 
     Attributes:
-        vocab: size of the vocabulary; it comes with the data.
+        vocab: size of the vocabulary: that of the data, or a larger one, of which the data does not use all.
         layers: layers.
-        width: width of the residual stream; an even multiple of `heads`.
+        width: width of the residual stream; a multiple of `heads`.
         heads: attention heads.
         kv_heads: heads of keys and values; `heads` must be a multiple of it.
         ffn: width of the feed-forward layers.
@@ -42,6 +58,13 @@ class ModelSettings(BaseModel):
         rope_theta: base of the rotary position embedding.
         norm_eps: what the normalisation adds to a variance.
         compute: number format of the activations; parameters are float32.
+        head_dim: channels of one head, an even number; `width` / `heads`, if not given.
+        qkv_bias: whether queries, keys and values have biases, as in Qwen 2.
+        qk_norm: whether the queries and keys of every head are normalised before they are turned, as in Qwen 3.
+        rope_factor: how much longer waves the slow rotations get, as in Llama 3; 1 for none.
+        rope_low_freq_factor: waves longer than `rope_original_context` over this get the whole factor.
+        rope_high_freq_factor: waves shorter than `rope_original_context` over this get none; more than `rope_low_freq_factor`.
+        rope_original_context: tokens of the context before rotations were scaled.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,45 +80,87 @@ class ModelSettings(BaseModel):
     rope_theta: float = Field(default=10_000.0, gt=1.0)
     norm_eps: float = Field(default=1e-5, gt=0.0)
     compute: Literal["float32", "bfloat16"] = "float32"
+    head_dim: int = Field(default_factory=lambda given: given["width"] // given["heads"], ge=2, le=1 << 12)
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    rope_factor: float = Field(default=1.0, ge=1.0, le=1024.0)
+    rope_low_freq_factor: float = Field(default=1.0, gt=0.0)
+    rope_high_freq_factor: float = Field(default=4.0, gt=0.0)
+    rope_original_context: int = Field(default=8192, ge=8, le=1 << 24)
 
     @model_validator(mode="after")
     def _related(self) -> ModelSettings:
         """Check the relations between dimensions."""
-        if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ValueError(f"width {self.width} must be an even multiple of heads {self.heads}")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} must be even (width {self.width}, heads {self.heads})")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
+        if self.rope_low_freq_factor >= self.rope_high_freq_factor:
+            raise ValueError(
+                f"rope_low_freq_factor {self.rope_low_freq_factor} must be below "
+                f"rope_high_freq_factor {self.rope_high_freq_factor}"
+            )
+        family_of(qkv_bias=self.qkv_bias, qk_norm=self.qk_norm)
         return self
 
-    @property
-    def head_dim(self) -> int:
-        """Return the channels of one head."""
-        return self.width // self.heads
-
     def describe(self) -> str:
-        """Return the dimensions as canonical JSON."""
-        return self.model_dump_json()
+        """Return the dimensions as canonical JSON; later ones only where they are not what a model without them has."""
+        plain = {name for name, value in LATER.items() if getattr(self, name) == value}
+        follows = {"head_dim"} if self.head_dim * self.heads == self.width else set()
+        return self.model_dump_json(exclude=plain | follows)
 
 
-def model_settings(table: Mapping[str, Any], *, vocab: int) -> ModelSettings:
-    """Return the model that `table` (the `[model]` section) asks for over a vocabulary of `vocab` tokens.
+class ModelTable(ModelSettings):
+    """Dimensions of a decoder as Llama, Qwen 2 and Qwen 3 have it, as the `[model]` section of a file gives them.
+
+    Attributes:
+        size: the one dial of the model, from which width, heads, ffn and context follow; each can also be given by itself.
+        config: a `config.json` of a Llama, Qwen 2 or Qwen 3, or its folder: all dimensions are those of that model.
+    """
+
+    size: str = Field(default=SIZE_DEFAULT, description=f"{', '.join(SIZES)}, or a depth from 1 to {DEPTH_MAX}")
+    config: Path | None = None
+
+
+def model_settings(table: Mapping[str, Any], *, vocab: int | None) -> ModelSettings:
+    """Return the model that `table` (the `[model]` section) asks for over data of `vocab` tokens; None: not known yet.
 
     Raises:
-        SettingsError: a name is unknown, a value out of range, or two dimensions contradict each other.
+        SettingsError: a name is unknown, a value out of range, two dimensions contradict each other, the vocabulary is
+            smaller than the data's, or `model.config` names a model that ours cannot be.
     """
     given = dict(table)
-    if "vocab" in given:
-        raise SettingsError("model.vocab follows from the data", got=given["vocab"], todo="leave it away")
-    size = given.pop("size", SIZE_DEFAULT)
-    depth = SIZES.get(str(size)) or (int(size) if str(size).isdigit() and 0 < int(size) <= 64 else 0)
+    size, config = given.pop("size", SIZE_DEFAULT), given.pop("config", None)
+    dimensions = _of_the_dial(size) if config is None else _of_a_config(Path(config))
+    try:
+        model = ModelSettings(**({"vocab": vocab or BYTES} | dimensions | given))
+    except ValidationError as error:
+        raise refusal(error, "model", ["size", "config", *ModelSettings.model_fields]) from error
+    if vocab is not None and model.vocab < vocab:
+        raise SettingsError(
+            "the data has tokens that the model has not",
+            got=f"model.vocab = {model.vocab}, {vocab} tokens in the data",
+            allowed=f"at least {vocab}",
+            todo="leave model.vocab away, or prepare the text with the model's tokenizer",
+        )
+    return model
+
+
+def _of_the_dial(size: object) -> dict[str, Any]:
+    """Return the dimensions that follow from `model.size`."""
+    depth = SIZES.get(str(size)) or (int(str(size)) if str(size).isdigit() and 0 < int(str(size)) <= DEPTH_MAX else 0)
     if not depth:
         raise SettingsError(
-            "unknown model size", got=size, allowed=f"{', '.join(SIZES)} or a depth from 1 to 64", todo="set model.size"
+            "unknown model size",
+            got=size,
+            allowed=f"{', '.join(SIZES)} or a depth from 1 to {DEPTH_MAX}",
+            todo="set model.size",
         )
     width = max(32, 32 * depth)
     heads = max(1, width // 32)
-    derived: dict[str, Any] = {
-        "vocab": vocab,
+    return {
         "layers": depth,
         "width": width,
         "heads": heads,
@@ -103,9 +168,29 @@ def model_settings(table: Mapping[str, Any], *, vocab: int) -> ModelSettings:
         "ffn": 4 * width,
         "context": 128 if depth <= 8 else 512,
     }
+
+
+def _of_a_config(path: Path) -> dict[str, Any]:
+    """Return the dimensions that a `config.json`, or the one in a folder, says."""
+    file = path / CONFIG if path.is_dir() else path
     try:
-        return ModelSettings(**(derived | given))
-    except ValidationError as error:
-        raise refusal(
-            error, "model", ["size", *(name for name in ModelSettings.model_fields if name != "vocab")]
-        ) from error
+        said = read_config(file)
+    except CheckpointError as error:
+        raise SettingsError("model.config cannot be read", got=error.got, todo="mend it, or name another") from error
+    if said is None:
+        raise SettingsError(
+            "model.config names no configuration", got=path, allowed=f"a {CONFIG} or its folder", todo="check the path"
+        )
+    if refused := unsupported(said):
+        raise SettingsError(
+            "model.config is of a model that this one cannot be",
+            got=f"{file}: {'; '.join(refused)}",
+            allowed="a Llama, Qwen 2 or Qwen 3 with full attention, in floating-point numbers",
+            todo="begin from another model",
+        )
+    longest = said.get("max_position_embeddings")
+    if longest is None:
+        raise SettingsError(
+            "model.config does not say its context", got=f"{file}: max_position_embeddings is missing", todo="add it"
+        )
+    return {ours: value for ours, (_, value) in dimensions_of(said).items()} | {"context": longest}

@@ -31,10 +31,13 @@ from atoll.base.logs import configure, get
 from atoll.bus.open import open_bus
 from atoll.client.join import IslandHandle, JoinOptions, join
 from atoll.protocol.claims import with_declared_batch
+from atoll.protocol.data import Progress
 from atoll.settings import Settings, bus_options
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.shards import TokenShards
+from atoll_learner.data.token_source import SourceFeed, SourceRequest, fingerprint_with, start_of
 from atoll_learner.feed import LeasedFeed
+from atoll_learner.hugging_face import check_tokenizer
 from atoll_learner.model_settings import ModelSettings, model_settings
 from atoll_learner.train_settings import TrainSettings, train_settings
 
@@ -75,9 +78,11 @@ def prepare_work(settings: Settings) -> LearnerWork:
 
     Raises:
         SettingsError: a model or training setting is unknown or out of range, or they contradict the data.
-        DataError: the token shards are missing or damaged.
+        DataError: the token shards are missing or damaged, or made with another tokenizer than that of the model to begin from.
     """
     shards = TokenShards(settings.data.dir)
+    if settings.learner.initial_model is not None:
+        check_tokenizer(settings.learner.initial_model, shards)
     model = model_settings(settings.model, vocab=shards.meta.vocab)
     train = train_settings(settings.train, context=model.context)
     return LearnerWork(model, train, shards)
@@ -100,13 +105,14 @@ def train(settings: Settings) -> None:
 
     from atoll_learner.beginning import first_values  # noqa: PLC0415  (after the thread limits are set)
     from atoll_learner.compiling import enable_compile_cache, turn  # noqa: PLC0415
-    from atoll_learner.model import embedding_names  # noqa: PLC0415
+    from atoll_learner.model import embedding_rules  # noqa: PLC0415
 
     cache = settings.learner.compile_cache
     enable_compile_cache(cache)
     with turn(cache):
         params = first_values(work.model, settings.seed, settings.learner.initial_model)
     url, options = settings.broker.url, bus_options(settings)
+    source, fingerprint = settings.data.source, work.shards.meta.fingerprint
     island = join(
         lambda: open_bus(url, settings.run, name=learner, options=options),
         run=settings.run,
@@ -114,10 +120,10 @@ def train(settings: Settings) -> None:
         params=params,
         protocol=with_declared_batch(settings.protocol, work.train.tokens_per_step),
         options=JoinOptions(
-            direct=embedding_names(work.model),
+            merge=embedding_rules(work.model),
             model=work.model.describe(),
-            data=work.shards.meta.fingerprint,
-            data_blocks=work.shards.blocks,
+            data=fingerprint_with(source, fingerprint) if source else fingerprint,
+            data_blocks=0 if source else work.shards.blocks,
             seed=settings.seed,
             stream_bytes_max=settings.broker.stream_bytes_max,
             health_file=settings.health_file,
@@ -147,15 +153,12 @@ class Trainer:
         self._began_s = began_s
         self._step = make_step(work.model, work.train)
         self._keeper = Keeper(settings, island, work.train.tokens_per_step)
-        reader = BatchReader(
-            work.shards, work.train.sequence, work.train.batch * work.train.accumulation, island.run.seed
-        )
         self._late_s: deque[float] = deque(maxlen=LATE_STEPS)
         self._first_losses: list[float] = []
         self._sound = True
         start = recover(island, self._keeper.checkpoints, work.train, init_optimizer(work.train, island.params))
         self._state: Any = start.state
-        self._feed = LeasedFeed(island, reader, settings.data.lease_blocks, start.cursor)
+        self._feed = feed_of(settings, work, island, start.cursor)
 
     def train(self) -> None:
         """Step until the run is done or the process is told to stop; then leave in good order."""
@@ -228,6 +231,18 @@ class Trainer:
             run_tokens=self._island.run_tokens,
             overhead=round(self._island.overhead, 5),
         )
+
+
+def feed_of(settings: Settings, work: LearnerWork, island: IslandHandle, cursor: Progress) -> LeasedFeed | SourceFeed:
+    """Return the batches of a learner: leased blocks of the token shards, or windows of a source of a person's own."""
+    rows, seed = work.train.batch * work.train.accumulation, island.run.seed
+    if settings.data.source:
+        request = SourceRequest(
+            settings.learner.id, seed, work.train.sequence, work.shards.meta.vocab, start_of(cursor)
+        )
+        return SourceFeed(settings.data.source, request, rows)
+    reader = BatchReader(work.shards, work.train.sequence, rows, seed)
+    return LeasedFeed(island, reader, settings.data.lease_blocks, cursor)
 
 
 def limit_threads(threads: int) -> None:

@@ -31,9 +31,11 @@ import numpy as np
 import optax
 
 from atoll.base.logs import get
-from atoll.client.join import Borrowed, IslandHandle
+from atoll.client.checkpoints import Checkpoints, LoadedCheckpoint
+from atoll.client.join import IslandHandle
+from atoll.client.keeping import FRESH_FACTS, age_of, checkpoint_facts, loan_facts
+from atoll.client.peer_recovery import Borrowed
 from atoll.protocol.data import Key
-from atoll_learner.checkpoints import Checkpoints, LoadedCheckpoint
 from atoll_learner.train import init_optimizer
 from atoll_learner.train_settings import TrainSettings
 
@@ -44,9 +46,6 @@ USABLE_HORIZONS: Final = 10.0
 ROUNDING: Final = 1.02
 TINY: Final = 1e-12
 """Second moments below this square underflow: such a first moment moves a parameter by less than Adam's epsilon lets it."""
-
-FRESH_FACTS: Final[Mapping[str, str | int | float]] = {"bytes": 0, "age_tokens": 0, "took_s": 0.0}
-"""What log and event log say of a start without a former state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def recover(island: IslandHandle, checkpoints: Checkpoints | None, train: TrainS
     """Return the best state there is, and say on log and event log which it was."""
     own = _own(checkpoints, train, fresh)
     cursor = own.note.progress if own else {}
-    age_tokens = _age_tokens(island, own) if own else 0
+    age_tokens = age_of(own, island.run_tokens) if own else 0
     horizon_tokens = train.tokens_per_step / (1.0 - train.beta2)
     if own is not None and age_tokens <= GOOD_HORIZONS * horizon_tokens:
         return _from_checkpoint(island, own, age_tokens)
@@ -84,17 +83,6 @@ def possible(borrowed: Borrowed, train: TrainSettings) -> bool:
     if reason:
         log.warning("state.not_borrowed", peer=borrowed.lender, reason=reason)
     return not reason
-
-
-def loan_facts(borrowed: Borrowed, run_tokens: int) -> dict[str, str | int | float]:
-    """Return the fields that log and event log carry about a loan, in a run that is at `run_tokens`."""
-    return {
-        "peer": borrowed.lender,
-        "steps": borrowed.steps,
-        "age_tokens": max(0, run_tokens - borrowed.run_tokens),
-        "bytes": borrowed.size_bytes,
-        "took_s": round(borrowed.took_s, 3),
-    }
 
 
 def impossible(state: Any, train: TrainSettings) -> str:  # noqa: ANN401  (an optax state)
@@ -142,21 +130,8 @@ def _own(checkpoints: Checkpoints | None, train: TrainSettings, fresh: Any) -> L
     return own
 
 
-def _age_tokens(island: IslandHandle, own: LoadedCheckpoint) -> int:
-    """Return how far the run is from where it was; heads know a little less than its learners did, which is no age."""
-    passed = island.run_tokens - own.note.run_tokens
-    return abs(passed) if own.rebuilt_since else max(0, passed)
-
-
 def _from_checkpoint(island: IslandHandle, own: LoadedCheckpoint, age_tokens: int) -> Recovered:
-    island.note_recovery(
-        "checkpoint",
-        former=own.note.incarnation,
-        steps=own.note.steps,
-        age_tokens=age_tokens,
-        bytes=own.size_bytes,
-        took_s=round(own.took_s, 3),
-    )
+    island.note_recovery("checkpoint", **checkpoint_facts(own, age_tokens))
     return Recovered(own.state, "checkpoint", own.note.progress)
 
 

@@ -23,14 +23,15 @@ def generate(  # noqa: PLR0913  (a choice each)
 ) -> str:
     """Return `prompt` and `count` tokens after it, drawn at `temperature`; bytes that are not UTF-8 are marked."""
     forward = make_forward(settings)
-    window = settings.context
+    text = [int(token) for token in tokenizer.encode(prompt)]
+    window = min(settings.context, len(text) + count)  # a model that somebody has may have a context of 2^17
 
     @jax.jit
     def draw(params: Params, tokens: npt.NDArray[np.int32], last: np.int32, key: jax.Array) -> jax.Array:
         logits = forward(params, tokens[None, :])[0, last]
-        return jax.random.categorical(key, logits / temperature)
+        # Rows of the embedding that no token of the text has were never trained.
+        return jax.random.categorical(key, logits[: tokenizer.vocab] / temperature)
 
-    text = [int(token) for token in tokenizer.encode(prompt)]
     for key in jax.random.split(jax.random.key(seed), count):
         recent = text[-window:]
         padded = np.zeros(window, dtype=np.int32)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from atoll_learner.data.tokenizer import BYTES
 from atoll_learner.model_settings import SIZE_DEFAULT, model_settings
 from atoll_learner.train_settings import train_settings
 
@@ -18,11 +17,15 @@ Section = dict[str, Any]
 
 
 def complete(model: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Section, Section]:
-    """Return both sections with every value that follows from what was given; the vocabulary comes with the data.
+    """Return both sections with every value that follows from what was given; the vocabulary mostly comes with the data.
+
+    A `config.json` that was named is read here, once, and does not stay: whoever is given the result needs no such file.
 
     Raises:
         SettingsError: a name is unknown, a value out of range, or two of them contradict each other.
     """
-    dimensions = model_settings(model, vocab=BYTES)
+    dimensions = model_settings(model, vocab=None)
     schedule = train_settings(train, context=dimensions.context)
-    return {"size": model.get("size", SIZE_DEFAULT), **dimensions.model_dump(exclude={"vocab"})}, schedule.model_dump()
+    later = set() if "vocab" in model or model.get("config") is not None else {"vocab"}
+    told = {"size": model.get("size", SIZE_DEFAULT), "config": None, **dimensions.model_dump(exclude=later)}
+    return told, schedule.model_dump()

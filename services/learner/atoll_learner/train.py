@@ -27,8 +27,8 @@ import optax
 
 from atoll.base.errors import DataError
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.model import EMBEDDINGS, Params, make_forward
-from atoll_learner.model_settings import ModelSettings
+from atoll_learner.model import Params, make_forward
+from atoll_learner.model_settings import EMBEDDINGS, ModelSettings
 from atoll_learner.train_settings import TrainSettings
 
 MUON_RMS: Final = 0.2

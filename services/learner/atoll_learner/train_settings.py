@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from atoll.base.errors import SettingsError
 from atoll.settings import refusal
 
+SEQUENCE_MAX = 1024
+"""Where nobody says more: contexts of models that somebody has are far longer than what a step can hold."""
+
 
 class TrainSettings(BaseModel):
     """The inner optimizer and its schedule, by tokens of the run.
@@ -18,7 +21,7 @@ class TrainSettings(BaseModel):
 
     Attributes:
         batch: sequences of one micro-batch.
-        sequence: tokens of one sequence; the model's context, if not given.
+        sequence: tokens of one sequence; if not given, the model's context, at most 1024.
         accumulation: micro-batches of one step.
         rate: largest learning rate.
         rate_min_ratio: learning rate at the end, as a share of `rate`.
@@ -63,7 +66,7 @@ def train_settings(table: Mapping[str, Any], *, context: int) -> TrainSettings:
         SettingsError: a name is unknown, a value out of range, or the sequence exceeds the context.
     """
     try:
-        train = TrainSettings(**({"sequence": context} | dict(table)))
+        train = TrainSettings(**({"sequence": min(context, SEQUENCE_MAX)} | dict(table)))
     except ValidationError as error:
         raise refusal(error, "train", list(TrainSettings.model_fields)) from error
     if train.sequence > context:

@@ -27,19 +27,22 @@ from atoll.base.errors import AtollError, BrokerUnavailable
 from atoll.base.identity import Identity
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
-from atoll.client.join import RECOVER_S, believed
+from atoll.client.join import RECOVER_S
+from atoll.client.keeping import FRESH_FACTS, loan_facts
+from atoll.client.leaf_rules import rules_of
 from atoll.client.optimizer_state import packed_bytes_max
-from atoll.client.peer_recovery import borrow
+from atoll.client.peer_recovery import believed, borrow
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
+from atoll.model.pytrees import describe
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.feed import LOOK_S, Supply
 from atoll_learner.leaving import RETURN_SHARE
-from atoll_learner.model import Params, embedding_names
+from atoll_learner.model import Params, embedding_rules
 from atoll_learner.process import LearnerWork
-from atoll_learner.recovery import FRESH_FACTS, loan_facts, possible
+from atoll_learner.recovery import possible
 from atoll_learner.train import Step, init_optimizer, learning_rate
 from atoll_simulator.liars import Liar, corrupt
 
@@ -126,7 +129,7 @@ class SimulatedLearner:
         boundary = StepHook(session, self._clock)
         try:
             boundary.enter(params, await session.open())
-            await session.begin(dict(boundary.leaves))
+            await session.begin(boundary.travelling)
             if self._liar is not None:
                 corrupt(session.driver.pusher, self._liar)
             state = await self._recovered(session, boundary)
@@ -145,7 +148,9 @@ class SimulatedLearner:
 
     def _request(self, params: Params) -> JoinRequest:
         settings, work = self._trade.settings, self._trade.work
-        layout, origin = planned(params, settings.protocol.fragments, embedding_names(work.model))
+        layout, origin = planned(
+            params, settings.protocol.fragments, rules_of(describe(params), embedding_rules(work.model))
+        )
         record = RunRecord(
             run=settings.run,
             founder=self._name,

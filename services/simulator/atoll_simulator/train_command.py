@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.options import Assignments, Config, with_flags
+from atoll.cli.options import Assignments, Config, Corpus, Learners, Shards, Standbys, Throttle, with_flags
 
 
 def register(group: typer.Typer) -> None:
@@ -17,16 +17,14 @@ def register(group: typer.Typer) -> None:
 
 def train(  # noqa: PLR0913  (one option each)
     *,
-    learners: Annotated[int | None, typer.Option(help="How many learners.  [default: 3]")] = None,
-    shards: Annotated[int | None, typer.Option(help="How many synchronizer shards.  [default: 2]")] = None,
-    standbys: Annotated[int, typer.Option(help="How many more processes stand by for each shard.")] = 0,
+    learners: Learners = None,
+    shards: Shards = None,
+    standbys: Standbys = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything: model, data order, chance.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.  [default: runs/sim-<seed>]")] = None,
     tokens: Annotated[int | None, typer.Option(help="Train this many tokens in all.  [default: 2500000]")] = None,
-    corpus: Annotated[
-        list[Path] | None, typer.Option(help="Text to train on; repeatable.  [default: Python's own source]")
-    ] = None,
-    throttle: Annotated[list[str] | None, typer.Option(help="Slow a learner down, as learner-3=5; repeatable.")] = None,
+    corpus: Corpus = None,
+    throttle: Throttle = None,
     config: Config = None,
     assignments: Assignments = None,
     again: Annotated[bool, typer.Option("--again", help="Move a run that is in --out aside and begin anew.")] = False,
@@ -37,7 +35,10 @@ def train(  # noqa: PLR0913  (one option each)
     docs/explanation/virtual-time.md describes it. The same seed on the same machine gives the same event log, byte by
     byte. Ctrl-C once drains the run and reports; twice ends everything at once. Either way the exit code is 130.
     """
-    from atoll_simulator.cores import one_thread_for_algebra  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.base.extras import require  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+    require("flax", "simulator", "`atoll sim train`")
+    from atoll_simulator.cores import one_thread_for_algebra  # noqa: PLC0415
 
     one_thread_for_algebra()
     from atoll.local.options import UpRequest  # noqa: PLC0415

@@ -21,6 +21,7 @@ from atoll.run.folder import RunFolder, move_aside, read_run_file
 from atoll.settings import Settings
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.sources import files_of, stdlib_files
+from atoll_learner.data.tokenizer import Vocabulary
 from atoll_learner.process import prepare_work
 from atoll_simulator.cores import use_cores
 from atoll_simulator.interrupting import Interrupted
@@ -118,18 +119,24 @@ def planned_run(request: UpRequest) -> tuple[UpPlan, Scenario]:
         raise SettingsError(
             "this run would never end", got="no token target", todo="give --tokens, or set sim.max_s in seconds"
         )
-    return replace(up, out=request.out or Path("runs") / f"sim-{up.settings.seed}"), scenario
+    return replace(up, out=up.settings.up.out or Path("runs") / f"sim-{up.settings.seed}"), scenario
 
 
 def with_data(up: UpPlan, folder: RunFolder, face: RunConsole) -> Settings:
     """Return the settings with the folder of the token shards, prepared first if the run owns them."""
     settings = up.settings
+    if settings.data.source:
+        todo = "use `atoll up`, or leave data.source away"
+        raise SettingsError(
+            "a simulated run reads token shards only", got=f"data.source = {settings.data.source}", todo=todo
+        )
     if not up.prepare:
         return settings
     data = folder.path("data").absolute()
     if not (data / "meta.json").exists():
         with face.stage("preparing data"):
-            prepare(files_of(list(up.corpus)) if up.corpus else stdlib_files(), data)
+            vocabulary = Vocabulary(up.tokenizer) if up.tokenizer else 0
+            prepare(files_of(list(up.corpus)) if up.corpus else stdlib_files(), data, vocabulary=vocabulary)
     return settings.model_copy(update={"data": settings.data.model_copy(update={"dir": data})})
 
 

@@ -25,9 +25,12 @@ from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import FragmentFold, MergeResult, validated_norms
 from atoll.merge.outer import MOMENTUM, State
 from atoll.merge.robust import CollectedFold, fold_of
+from atoll.merge.values import ValuesFold, is_remembered
 from atoll.protocol.events import Fold, PushKey
 from atoll.run.delta_chain import FrameReader
 from atoll.wire.messages import Contribution, RunRecord
+
+AnyFold = FragmentFold | CollectedFold | ValuesFold
 
 READS_AT_ONCE = 8
 READS_PER_LEARNER = 2
@@ -50,10 +53,9 @@ class Aggregator:
         self._bus = bus
         self._run = run
         self._sizes = run.layout.fragment_sizes()
-        self._correction = correction_of(run.protocol)
         self._ready: dict[PushKey, PendingContribution] = {}
         self._momentum_references: dict[int, MomentumReference] = {}
-        self._folds: dict[int, FragmentFold | CollectedFold] = {}
+        self._folds: dict[int, AnyFold] = {}
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
         self._reads_of: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(READS_PER_LEARNER))
 
@@ -63,7 +65,7 @@ class Aggregator:
         While the broker is away, wait.
         """
         elements, slices = self._sizes[key.fragment], self._run.layout.slices(key.fragment)
-        protocol = self._run.protocol
+        protocol = self._run.protocol.of(key.fragment)
         try:
             async with self._reads_of[key.learner], self._reading:
                 begun = partial(off_loop, elements, FrameReader.of, manifest.blob, elements, protocol.codec_up, slices)
@@ -86,13 +88,15 @@ class Aggregator:
             return  # it was refused after all, and an `Unfold` follows
         fold = self._folds.get(key.fragment)
         if fold is None:
-            fold = self._folds[key.fragment] = fold_of(self._run.layout.slices(key.fragment), self._run.protocol)
+            fold = self._folds[key.fragment] = self._begun(key.fragment)
         await off_loop(waiting.pseudo_gradient.elements, self._add, fold, waiting, command, state)
 
-    async def merged(self, fragment: int) -> MergeResult:
-        """Return the merge of the fragment's round and begin a new sum."""
+    async def merged(self, fragment: int, state: State, version: int) -> MergeResult:
+        """Return the merge of the round that makes `version`, on the fragment's outer state, and begin a new sum."""
         fold = self._folds.pop(fragment)
         self._momentum_references.pop(fragment, None)
+        if isinstance(fold, ValuesFold):
+            return await off_loop(self._sizes[fragment], fold.result, state, version)
         return await off_loop(self._sizes[fragment], fold.result)
 
     def unfold(self, fragment: int) -> None:
@@ -104,20 +108,26 @@ class Aggregator:
         """Drop a contribution that no fold will use."""
         self._ready.pop(key, None)
 
-    def _add(
-        self, fold: FragmentFold | CollectedFold, waiting: PendingContribution, command: Fold, state: State
-    ) -> None:
+    def _begun(self, fragment: int) -> AnyFold:
+        """Return an empty fold by the rules that hold for the fragment."""
+        slices, protocol = self._run.layout.slices(fragment), self._run.protocol
+        if protocol.by_value(fragment) and is_remembered(self._sizes[fragment]):
+            return ValuesFold(slices, protocol.of(fragment))
+        return fold_of(slices, protocol.of(fragment))
+
+    def _add(self, fold: AnyFold, waiting: PendingContribution, command: Fold, state: State) -> None:
         """Fold a pseudo-gradient in with its staleness weight, corrected if the run has a correction."""
-        corrections = None
-        if self._correction is not None:
-            fragment, momentum = command.key.fragment, state[MOMENTUM]
+        corrections, fragment = None, command.key.fragment
+        correction = correction_of(self._run.protocol.of(fragment))
+        if correction is not None:
+            momentum = state[MOMENTUM]
             slices = self._run.layout.slices(fragment)
             reference = self._momentum_references.get(fragment)
             if reference is None or reference.momentum is not momentum:  # measured again after every commit
                 reference = self._momentum_references[fragment] = MomentumReference.of(momentum, slices)
-            corrections = self._correction.corrections(waiting.pseudo_gradient, waiting.norms, reference, slices)
+            corrections = correction.corrections(waiting.pseudo_gradient, waiting.norms, reference, slices)
         taken = waiting.pseudo_gradient, waiting.norms, command.weight, command.staleness_weight, corrections
-        if isinstance(fold, CollectedFold):
-            fold.add(*taken, learner=command.key.learner)
-        else:
+        if isinstance(fold, FragmentFold):
             fold.add(*taken)
+        else:
+            fold.add(*taken, learner=command.key.learner)

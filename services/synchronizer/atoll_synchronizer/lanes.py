@@ -110,9 +110,12 @@ class FragmentLanes:
     async def _commit(self, command: Commit, decided_s: float) -> None:
         began_s = self._clock.monotonic()
         tools = self._tools
-        merged = await tools.aggregator.merged(command.fragment)
+        state = tools.store.holdings[command.fragment].state
+        merged = await tools.aggregator.merged(command.fragment, state, command.base_version + 1)
         merged_s = self._clock.monotonic()
-        bytes_down = await patiently(lambda: tools.store.commit(command, merged.pseudo_gradient), "a commit")
+        bytes_down = await patiently(
+            lambda: tools.store.commit(command, merged.pseudo_gradient, merged.memory), "a commit"
+        )
         now_s = self._clock.monotonic()
         self.commits += 1
         held = (tools.pending.contributions.get(share.key) for share in command.shares)

@@ -47,6 +47,7 @@ from atoll.codec import ArraysDecoder, EncodedFrame, PackedArrays
 from atoll.merge.fold import l2_norm
 from atoll.merge.global_update import GlobalUpdate, state_bytes_max
 from atoll.merge.outer import OuterOptimizer, State
+from atoll.merge.values import MEMORY, MeanOfValues
 from atoll.protocol.events import Commit
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Ledger
@@ -92,7 +93,7 @@ class ShardStore:
         self._bus = bus
         self._run = run
         self._shard = shard
-        self._global_update = GlobalUpdate(outer, run.protocol)
+        self._outer = outer
         self._subjects = run.subjects
         self.epoch = 0
         self.holdings: dict[int, Holding] = {}
@@ -116,10 +117,10 @@ class ShardStore:
         for fragment in self._run.protocol.fragments_of(self._shard):
             self.holdings[fragment] = await self._load(fragment)
 
-    async def commit(self, command: Commit, pseudo_gradient: Vector) -> int:
+    async def commit(self, command: Commit, pseudo_gradient: Vector, memory: State | None = None) -> int:
         """Take the outer step and make `command.base_version + 1` visible with its ledger; return its frames' bytes.
 
-        May be repeated.
+        `memory` takes its place in the outer state, for a round merged by value. May be repeated.
 
         Raises:
             RecordConflict: another process wrote this fragment's head.
@@ -130,7 +131,9 @@ class ShardStore:
             raise ProtocolMisuse("a commit on another version than the one we hold", got=got)
         attempt = self._attempts.get(command.fragment)
         if attempt is None or attempt.nonce != self._nonce(fragment_ledger):
-            attempt = self._attempts[command.fragment] = await self._begun(command, held, pseudo_gradient)
+            attempt = self._attempts[command.fragment] = await self._begun(
+                command, held, pseudo_gradient, held.state | (memory or {})
+            )
         try:
             stored = await attempt.stored(self._bus)
         except StorageFull:
@@ -159,11 +162,16 @@ class ShardStore:
         await self._sweep(command.fragment)
         return frame_bytes
 
-    async def _begun(self, command: Commit, held: Holding, pseudo_gradient: Vector) -> CommitAttempt:
+    def _update_of(self, fragment: int) -> GlobalUpdate:
+        """Return the rules for a fragment's values: the run's outer optimizer, unless it is merged by value."""
+        protocol = self._run.protocol
+        return GlobalUpdate(MeanOfValues() if protocol.by_value(fragment) else self._outer, protocol.of(fragment))
+
+    async def _begun(self, command: Commit, held: Holding, pseudo_gradient: Vector, state: State) -> CommitAttempt:
         """Take the outer step, and list what to store of it: a delta, a keyframe or both, outer state, ledger."""
         fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.fragment_ledger)
-        protocol, subjects = self._run.protocol, self._subjects
-        new = await asyncio.to_thread(self._global_update.step, held.values, pseudo_gradient, held.state)
+        protocol, subjects = self._run.protocol.of(fragment), self._subjects
+        new = await asyncio.to_thread(self._update_of(fragment).step, held.values, pseudo_gradient, state)
         uploads = {
             "state": (subjects.state_stem(fragment, version, nonce), Upload(PackedArrays(new.state))),
             "fragment_ledger": (subjects.ledger_stem(fragment, nonce), Upload(Cut(command.fragment_ledger))),
@@ -296,9 +304,12 @@ class ShardStore:
 
     async def _read(self, fragment: int, head: Head, revision: int) -> Holding:
         values, elements = await read_values(self._bus, self._run, head), self._run.layout.fragment_sizes()[fragment]
-        state = self._global_update.init(values)
+        state = self._update_of(fragment).init(values)
         if head.state is not None:
-            state = _fitting(await self._read_state(head.state, elements), state)
+            stored = await self._read_state(head.state, elements)
+            if MEMORY.isdisjoint(stored):  # of a version without a memory: it begins empty
+                stored |= {name: state[name] for name in MEMORY & state.keys()}
+            state = _fitting(stored, state)
         fragment_ledger = (
             None if head.fragment_ledger is None else await self._bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)
         )

@@ -44,7 +44,7 @@ from atoll.protocol.ledger import Ledger, newest
 from atoll.run.delta_chain import frames_of
 from atoll.run.heads import head_info, read_heads
 from atoll.run.record import read_run
-from atoll.run.stream_room import stream_bytes_max
+from atoll.run.stream_room import provide
 from atoll.wire.blobs import BlobRef, Cut, Pieces, Upload
 from atoll.wire.messages import Head, Lease, Member, Rebuilt, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
@@ -84,7 +84,7 @@ async def rebuild(
     if there is None:
         checkpoint, manifests = await asyncio.to_thread(store.newest)
         offer = _record(checkpoint, manifests, clock.wall())
-        await bus.provision(bytes_max or stream_bytes_max(offer.layout, offer.protocol))
+        await provide(bus, offer, bytes_max)
         there = await _claim(bus, offer)
         if there.rebuilt is None:
             await _say_it_stands(store, there)

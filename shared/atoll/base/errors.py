@@ -72,6 +72,11 @@ def on_one_line(text: str) -> str:
     return "; ".join(line.strip() for line in text.splitlines()) if "\n" in text else text
 
 
+def for_a_terminal(text: str) -> str:
+    """Return a text whose control characters are written out: a name from a file or a peer must not move the cursor."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def exit_code_of(error: BaseException) -> int:
     """Return what a program leaves with: the code of our own errors, 130 after Ctrl-C, 1 for anything else."""
     if isinstance(error, KeyboardInterrupt):

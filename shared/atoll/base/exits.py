@@ -10,23 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.base import logs
-from atoll.base.errors import AtollError, UserError, exit_code_of, text_of
+from atoll.base.errors import AtollError, exit_code_of, for_a_terminal, text_of
+from atoll.base.extras import missing
 from atoll.base.logs import get
-
-NOT_INSTALLED = UserError.exit_code
-_EXTRAS = {
-    "jax": "learner",
-    "flax": "learner",
-    "optax": "learner",
-    "safetensors": "learner",
-    "ml_dtypes": "learner",
-    "tokenizers": "bpe",
-    "pyarrow": "parquet",
-    "atoll_learner": "learner",
-    "atoll_synchronizer": "synchronizer",
-    "atoll_simulator": "simulator",
-}
-
 
 log = get(__name__)
 
@@ -51,12 +37,11 @@ def guarded(call: Callable[[], Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
+        told = missing(error)
+        if told is None:
             raise
-        todo = f"pip install 'atoll[{_EXTRAS[package]}]'"
-        _tell(UserError(f"this verb needs {package}, which is not installed", todo=todo))
-        sys.exit(NOT_INSTALLED)
+        _tell(told)
+        sys.exit(exit_code_of(told))
 
 
 def last_word_in(line: str) -> str:
@@ -75,4 +60,4 @@ def _tell(error: AtollError) -> None:
     if logs.outlet.last_word_as_json:
         log.error("process.failed", kind=type(error).__name__, exit_code=exit_code_of(error), **error.parts())
     else:
-        print(f"atoll: {error}", file=sys.stderr)  # noqa: T201  (a command line speaks)
+        print(f"atoll: {for_a_terminal(str(error))}", file=sys.stderr)  # noqa: T201  (a command line speaks)

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol
 
-from atoll.base.errors import AtollError, BusError, EnvironmentFault, PeerMisbehaved, UserError
+from atoll.base.errors import BusError, EnvironmentFault, PeerMisbehaved, UserError
 from atoll.base.logs import get
 
 FILES_MAX: Final = 32
@@ -78,10 +78,10 @@ def dump(recorder: Recorded, why: str) -> Path | None:
         for old in sorted(policy.place.glob("facts-*.jsonl"), key=_age)[: 1 - FILES_MAX]:
             old.unlink(missing_ok=True)
         _write(path, recorder.lines(why))
-    except (OSError, ValueError, AtollError) as error:
+    except Exception as error:  # noqa: BLE001  (an odd value in a fact may raise anything, and something else fails already)
         with contextlib.suppress(OSError, ValueError):
             path.unlink(missing_ok=True)
-        log.warning("facts.not_dumped", machine=recorder.name, why=why, reason=str(error))
+        log.warning("facts.not_dumped", machine=recorder.name, why=why, reason=f"{type(error).__name__}: {error}")
         return None
     log.error("facts.dumped", machine=recorder.name, why=why, path=str(path), todo=f"atoll replay {path}")
     return path

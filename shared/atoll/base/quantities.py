@@ -36,10 +36,12 @@ SIZE_BYTES_MAX: Final = 1 << 46
 COUNT_MAX: Final = 1 << 53
 SECONDS_MAX: Final = 1e12
 NAME_CHARS_MAX: Final = 256
+DESCRIPTION_CHARS_MAX: Final = 1024
 STEM_CHARS_MAX: Final = 512
 
 _ONLY: Final = r"$(?!\n)"
 """The end of a text: `$` alone would also match before a last newline."""
+_READABLE: Final = rf"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*{_ONLY}"
 _LEVEL: Final = "[A-Za-z0-9_-]{1,64}"
 
 FragmentNumber = Annotated[int, Meta(ge=0, lt=FRAGMENTS_MAX)]
@@ -72,14 +74,10 @@ Fingerprint = Annotated[str, Meta(pattern=f"^[0-9a-f]{{16}}{_ONLY}")]
 """The fingerprint of a layout."""
 Word = Annotated[str, Meta(pattern=f"^[a-z0-9_]{{0,64}}{_ONLY}")]
 """A short stable word for counters: the reason of a refusal, the kind of an event."""
-Text = Annotated[
-    str,
-    Meta(
-        max_length=NAME_CHARS_MAX,
-        pattern=rf"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*{_ONLY}",
-    ),
-]
+Text = Annotated[str, Meta(max_length=NAME_CHARS_MAX, pattern=_READABLE)]
 """Words for people: no control characters, and none that turn the direction of writing."""
+Description = Annotated[str, Meta(max_length=DESCRIPTION_CHARS_MAX, pattern=_READABLE)]
+"""The same, with room for what a model is."""
 
 
 def at_most(bound: int, number: int) -> int:

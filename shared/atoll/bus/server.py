@@ -26,10 +26,12 @@ from types import TracebackType
 from typing import IO, NoReturn, Self
 
 from atoll.base.atomic_files import hold
-from atoll.base.errors import BrokerUnavailable, EnvironmentFault, InUse, StorageFull
+from atoll.base.errors import BrokerUnavailable, EnvironmentFault, InUse, SettingsError, StorageFull
 from atoll.bus.nats.provision import VERSION_MIN
 
 READY_S = 15.0
+READY_WORDS = "Server is ready"
+MOVED_S = 2.0
 STOP_S = 5.0
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 8
@@ -140,8 +142,8 @@ class EmbeddedBroker:
     def start(self) -> Self:
         """Start the server and return once it answers.
 
-        Raises `InUse`, `StorageFull`, `EnvironmentFault` (store not usable) or `BrokerUnavailable` (no
-        server, or it died or stayed silent; the message quotes the end of its log).
+        Raises `InUse`, `StorageFull`, `EnvironmentFault` (store not usable), `SettingsError` (the included file moves
+        it) or `BrokerUnavailable` (no server, or it died or stayed silent; the message quotes the end of its log).
         """
         if self.pid:
             return self
@@ -255,8 +257,23 @@ class EmbeddedBroker:
                     self._explain_death()
                 self._port = port
                 return
+            if self._include is not None and READY_WORDS in self._last_words():
+                # It is up and does not greet as we have told it to: a moment for a slow machine, and then it is the file.
+                deadline = min(deadline, time.monotonic() + MOVED_S)
             time.sleep(_POLL_S)
+        if self._include is not None and READY_WORDS in self._last_words():
+            self._explain_include(self._include)
         raise BrokerUnavailable("the broker did not start in time", got=f"{READY_S:g} s\n{self._last_words()}")
+
+    def _explain_include(self, include: Path) -> NoReturn:
+        """Raise what a server that is up elsewhere, or under another name, means: the included file has changed it."""
+        listens = re.search(r"Listening for client connections on (\S+)", self._last_words())
+        raise SettingsError(
+            f"{include} changes what this broker sets itself",
+            got=f"the server listens on {listens[1] if listens else 'another address'} and does not answer as ours",
+            allowed="TLS (not handshake_first), accounts, a cluster",
+            todo="take port, listen, host, server_name and ports_file_dir out of the file; use --port and --host",
+        )
 
     def _chosen_port(self) -> int:
         """Return the port in the server's port file, or 0."""

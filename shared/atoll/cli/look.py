@@ -1,16 +1,14 @@
-"""Verbs that look and change nothing: `config`, `version`, `doctor`, `health`."""
+"""Verbs that look and change nothing: `version`, `doctor`, `health`."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,7 +23,6 @@ BROKER_PATIENCE_S = 3.0
 
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
-    app.command(name="config", help="Show every setting, its value and where it comes from.")(config_verb)
     app.command(name="version", help="Print the version.")(version_verb)
     app.command(name="doctor", help="Check what Atoll needs on this machine.")(doctor_verb)
     app.command(name="health", help="Leave with 0 while a service's health file is fresh, else with 1.")(health_verb)
@@ -41,30 +38,6 @@ def version_verb() -> None:
     from atoll import __version__  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
     say(f"atoll {__version__}")
-
-
-def config_verb(
-    *,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the settings instead.")] = False,
-    config: Config = None,
-    assignments: Assignments = None,
-) -> None:
-    """Print `name = value` and the origin of each value, one per line."""
-    if schema:
-        from atoll.cli.schema import settings_schema  # noqa: PLC0415
-
-        say(json.dumps(settings_schema(), indent=2))
-        return
-    from atoll.local.environment import flat, redacted  # noqa: PLC0415
-    from atoll.settings import load  # noqa: PLC0415
-
-    loaded = load(config, assignments or [])
-    values = flat(loaded.settings)
-    width = max(len(name) for name in values)
-    for name, value in values.items():
-        shown = json.dumps(redacted(value) if name == "broker.url" else value)
-        origin = loaded.origins.get(name, "default")
-        say(f"{name:<{width}} = {shown:<24} {redacted(origin) if name == 'broker.url' else origin}".rstrip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +80,13 @@ def _server() -> Finding:
 
 def _jax() -> Finding:
     """Return whether JAX is installed, without importing it: the import alone takes a second."""
-    if find_spec("jax") is None:
-        return Finding("note", "JAX is not installed; learners need it: pip install 'atoll[learner]'")
+    from atoll.base.extras import install, installed  # noqa: PLC0415
+
+    if not installed("jax"):
+        own, ours = install("island"), install("learner")
+        return Finding(
+            "note", f"JAX is not installed; a loop of your own needs it: {own}; the reference learner: {ours}"
+        )
     try:
         return Finding("ok", f"JAX {version('jax')}")
     except PackageNotFoundError:

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 import typer
 
 from atoll.base.exits import guarded
-from atoll.cli import archive, broker, fates, look, replay, runs, tap, top, up, why
+from atoll.cli import archive, broker, config, fates, look, replay, runs, tap, top, up, why
 
 GROUP = "atoll.commands"
 
@@ -43,6 +43,7 @@ def build() -> typer.Typer:
         why.register,
         replay.register,
         archive.register,
+        config.register,
         look.register,
     ):
         register(app)

@@ -12,6 +12,24 @@ Assignments = Annotated[list[str] | None, typer.Option("--set", help="One settin
 Run = Annotated[str | None, typer.Option(help="Run id.")]
 Broker = Annotated[str | None, typer.Option(help="URL of a running broker, nats://host:port.")]
 
+# What the verbs that make a whole run share: `atoll up` and `atoll sim train`.
+Learners = Annotated[int | None, typer.Option(help="How many learners.  [default: 3]")]
+Shards = Annotated[int | None, typer.Option(help="How many synchronizer shards.  [default: 2]")]
+Standbys = Annotated[int | None, typer.Option(help="How many more processes stand by for each shard.  [default: 0]")]
+Corpus = Annotated[
+    list[Path] | None, typer.Option(help="Text to train on; repeatable.  [default: Python's own source]")
+]
+Throttle = Annotated[list[str] | None, typer.Option(help="Slow a learner down, as learner-3=5; repeatable.")]
+Via = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Let one process reach the broker through a relay of yours, as learner-1=nats://host:port; repeatable."
+    ),
+]
+Like = Annotated[
+    Path | None, typer.Option(help="Begin a new run, set as the one of this report.json, run.json or folder was.")
+]
+
 
 def with_flags(assignments: list[str] | None, **flags: object) -> list[str]:
     """Return the `--set` texts followed by those of `flags` that were given; `__` in a name stands for a dot.

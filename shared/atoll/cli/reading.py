@@ -17,7 +17,7 @@ import typer
 from atoll.cli.options import with_flags
 
 if TYPE_CHECKING:
-    from atoll.bus.interface import Bus
+    from atoll.bus.nats.bus import JetStreamBus
     from atoll.settings import Settings
 
 HINT_S: Final = 2.0
@@ -88,7 +88,7 @@ def _broker_of(out: Path, broker: str) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, name: str) -> AsyncIterator[Bus]:
+async def opened(settings: Settings, name: str) -> AsyncIterator[JetStreamBus]:
     """Yield a bus that creates nothing; say so if the broker keeps us waiting."""
     from atoll.bus.open import open_bus  # noqa: PLC0415
     from atoll.settings import bus_options  # noqa: PLC0415

@@ -10,18 +10,19 @@ import asyncio
 import json as json_text
 import sys
 import time
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from atoll.cli.look import say
-from atoll.cli.options import Assignments, Broker, Config, with_flags
+from atoll.cli.options import Assignments, Broker, Config
+from atoll.cli.reading import opened, settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from atoll.bus.nats.bus import JetStreamBus
     from atoll.bus.nats.stored_runs import StoredRun
     from atoll.settings import Settings
@@ -67,7 +68,8 @@ def list_runs(
     """Print a line per run."""
     if context.invoked_subcommand is not None:
         return
-    rows = asyncio.run(_rows(_settings(broker, config, assignments)))
+    with _settings(broker, config, assignments) as settings:
+        rows = asyncio.run(_rows(settings))
     if json:
         sys.stdout.write(json_text.dumps([asdict(row) for row in rows], indent=2) + "\n")
     else:
@@ -84,7 +86,8 @@ def remove(
     assignments: Assignments = None,
 ) -> None:
     """Remove runs; all of them, or none if one cannot be removed."""
-    asyncio.run(_remove(_settings(broker, config, assignments), list(dict.fromkeys(runs)), yes=yes, force=force))
+    with _settings(broker, config, assignments) as settings:
+        asyncio.run(_remove(settings, list(dict.fromkeys(runs)), yes=yes, force=force))
 
 
 def show(rows: list[RunRow]) -> None:
@@ -110,32 +113,17 @@ def show(rows: list[RunRow]) -> None:
     console.print(table if rows else "no runs")
 
 
-def _settings(broker: str | None, config: object, assignments: list[str] | None) -> Settings:
-    from pathlib import Path  # noqa: PLC0415
-
+@contextmanager
+def _settings(broker: str | None, config: Path | None, assignments: list[str] | None) -> Iterator[Settings]:
     from atoll.base.logs import configure  # noqa: PLC0415
-    from atoll.settings import load  # noqa: PLC0415
 
-    file = config if isinstance(config, Path) else None
-    settings = load(file, with_flags(assignments, broker__url=broker)).settings
-    configure(settings.log.format, "error", role="runs")
-    return settings
-
-
-@asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[JetStreamBus]:
-    from atoll.bus.open import open_bus  # noqa: PLC0415
-    from atoll.settings import bus_options  # noqa: PLC0415
-
-    bus = await open_bus(settings.broker.url, settings.run, name="runs", options=bus_options(settings))
-    try:
-        yield bus
-    finally:
-        await bus.close()
+    with settings_of(None, None, broker, config, assignments) as settings:
+        configure(settings.log.format, "error", role="runs")
+        yield settings
 
 
 async def _rows(settings: Settings) -> list[RunRow]:
-    async with _opened(settings) as bus:
+    async with opened(settings, "runs") as bus:
         return [await _row(bus.beside(stored.run), stored) for stored in await bus.stored_runs()]
 
 
@@ -165,7 +153,7 @@ async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool
     from atoll.base.errors import InUse, SettingsError  # noqa: PLC0415
     from atoll.base.units import as_size  # noqa: PLC0415
 
-    async with _opened(settings) as bus:
+    async with opened(settings, "runs") as bus:
         there = {stored.run: stored for stored in await bus.stored_runs()}
         if absent := [run for run in runs if run not in there]:
             raise SettingsError(

@@ -1,4 +1,4 @@
-"""The JSON schema of the settings: pydantic's own, with the protocol's table, which is a msgspec struct, put in."""
+"""The JSON schema of the settings: pydantic's own, with the protocol's table (a msgspec struct) and descriptions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic_core import core_schema
 
 from atoll.protocol.settings import ProtocolSettings
 from atoll.settings import Settings
+from atoll.settings.described import every_setting
 
 
 class _WithStructs(GenerateJsonSchema):
@@ -30,4 +31,18 @@ class _WithStructs(GenerateJsonSchema):
 def settings_schema() -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of everything a process of Atoll can be told."""
     schema = Settings.model_json_schema(schema_generator=_WithStructs)
+    for setting in every_setting():
+        _place(schema, setting.name)["description"] = (
+            f"{setting.meaning} Allowed: {setting.allowed}. {setting.variable}"
+        )
     return {"$schema": _WithStructs.schema_dialect, **schema}
+
+
+def _place(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the schema of the setting with this dotted name; of a section that the kernel only carries it is made here."""
+    here = schema
+    for key in name.split("."):
+        here = here.setdefault("properties", {}).setdefault(key, {})
+        if "$ref" in here:
+            here = schema["$defs"][here["$ref"].rpartition("/")[2]]
+    return here

@@ -7,7 +7,27 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.options import Assignments, Broker, Config, with_flags
+from atoll.cli.options import (
+    Assignments,
+    Broker,
+    Config,
+    Corpus,
+    Learners,
+    Like,
+    Shards,
+    Standbys,
+    Throttle,
+    Via,
+    with_flags,
+)
+
+Again = Annotated[
+    bool,
+    typer.Option("--again", help="Begin anew, as set now, where --out holds a finished run, which is moved aside."),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Rebuild the run of --out from its archive if the broker has lost it.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -16,10 +36,11 @@ def register(app: typer.Typer) -> None:
 
 
 def up(  # noqa: PLR0913  (one option each)
+    file: Annotated[Path | None, typer.Argument(help="A TOML file of settings, as for --config.")] = None,
     *,
-    learners: Annotated[int | None, typer.Option(help="How many learners.  [default: 3]")] = None,
-    shards: Annotated[int | None, typer.Option(help="How many synchronizer shards.  [default: 2]")] = None,
-    standbys: Annotated[int, typer.Option(help="How many more processes stand by for each shard.")] = 0,
+    learners: Learners = None,
+    shards: Shards = None,
+    standbys: Standbys = None,
     seed: Annotated[int | None, typer.Option(help="Seed of model, data order and sampling.")] = None,
     out: Annotated[
         Path | None,
@@ -27,40 +48,39 @@ def up(  # noqa: PLR0913  (one option each)
     ] = None,
     broker: Broker = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the run's own broker; default: a free one.")
+        int | None, typer.Option(min=1, max=65535, help="Port of the run's own broker.  [default: a free one]")
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="Train for this long at most.")] = None,
     tokens: Annotated[
         int | None, typer.Option(help="Train this many tokens in all; 0 goes on until told.  [default: 2500000]")
     ] = None,
-    corpus: Annotated[
-        list[Path] | None, typer.Option(help="Text to train on; repeatable.  [default: Python's own source]")
-    ] = None,
-    throttle: Annotated[list[str] | None, typer.Option(help="Slow a learner down, as learner-3=5; repeatable.")] = None,
-    via: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Let one process reach the broker through a relay of yours, as learner-1=nats://host:port; repeatable."
-        ),
-    ] = None,
+    corpus: Corpus = None,
+    throttle: Throttle = None,
+    via: Via = None,
     config: Config = None,
+    like: Like = None,
     assignments: Assignments = None,
-    again: Annotated[
-        bool,
-        typer.Option("--again", help="Begin anew, as set now, where --out holds a finished run, which is moved aside."),
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Rebuild the run of --out from its archive if the broker has lost it.")
-    ] = False,
+    again: Again = False,
+    resume: Resume = False,
 ) -> None:
     """Prepare data, start a broker, shards, learners and the evaluator; drain, export and report at the end.
+
+    `atoll up run.toml` takes everything from one file, these options from its section [up]; what is given here goes before.
 
     Ctrl-C once drains and leaves a run that `atoll up --out DIR` continues; twice kills everything at once. Of a run
     that is continued, learners, --tokens, --minutes, --throttle, --via, train.* and log.* may change; the rest is fixed.
     """
-    from atoll.local.options import UpRequest, plan  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.base.extras import require  # noqa: PLC0415
+
+    require("flax", "learner", "`atoll up`")
+    from atoll.local.options import UpRequest, plan  # noqa: PLC0415
     from atoll.local.supervisor import run_up  # noqa: PLC0415
 
+    if file is not None and config is not None:
+        raise SettingsError(
+            "two files of settings", got=f"{file} and --config {config}", allowed="one of them", todo="leave one away"
+        )
     flags = with_flags(
         assignments, protocol__shards=shards, seed=seed, broker__url=broker, protocol__tokens_target=tokens
     )
@@ -72,11 +92,12 @@ def up(  # noqa: PLR0913  (one option each)
         corpus=tuple(corpus or ()),
         throttle=tuple(throttle or ()),
         via=tuple(via or ()),
-        config=config,
+        config=file if file is not None else config,
         assignments=tuple(flags),
         again=again,
         resume=resume,
         standbys=standbys,
+        like=like,
     )
     code = run_up(plan(request))
     if code:

@@ -1,4 +1,4 @@
-r"""Adopts a global fragment at a step boundary, for the arrays of any JAX loop.
+r"""Adopts a global fragment at a step boundary, for the arrays of any loop.
 
 Let theta be the learner's values of the fragment, Theta the global ones and theta_s the snapshot that was pushed last:
 
@@ -28,6 +28,7 @@ from atoll.base.buffer_pool import Vector
 from atoll.client.device_encoding import Placed, taken
 from atoll.model.layout import Layout
 from atoll.model.pytrees import gather, scatter
+from atoll.model.tree_walk import is_jax_array, loaded_jax
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import GlobalFragment
 
@@ -47,16 +48,16 @@ def adopt(
     """Return `leaves` (name -> array) with every ready fragment adopted; untouched arrays are passed through."""
     adopted = dict(leaves)
     for item in ready:
-        slices = layout.slices(item.frame.fragment)
-        on_device = None if item.placed is None else taken(slices, settings, adopted, item.placed)
+        slices, rules = layout.slices(item.frame.fragment), settings.of(item.frame.fragment)
+        on_device = None if item.placed is None else taken(slices, rules, adopted, item.placed)
         if on_device is not None:
             adopted |= on_device
             continue
         values = item.frame.values
-        if settings.adoption == "blend":
-            alpha = np.float32(settings.blend_alpha)
+        if rules.adoption == "blend":
+            alpha = np.float32(rules.blend_alpha)
             values = alpha * gather(layout, adopted, item.frame.fragment) + (np.float32(1.0) - alpha) * values
-        elif settings.adoption == "carry":
+        elif rules.adoption == "carry":
             values = values + (gather(layout, adopted, item.frame.fragment) - item.carry_from)
         for name, pieces in scatter(layout, item.frame.fragment, values, adopted).items():
             adopted[name] = _with_rows(adopted[name], pieces)
@@ -71,10 +72,7 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> An
     rows are transferred, and the update is one program per pair of shapes, whatever the row. An array that was not
     committed to a device stays uncommitted: otherwise a jitted step would be compiled again for the other kind.
     """
-    import jax  # noqa: PLC0415  (the kernel loads JAX only where arrays are JAX arrays)
-    import jax.numpy as jnp  # noqa: PLC0415
-
-    on_host = not isinstance(leaf, jax.Array)
+    jax, on_host = loaded_jax(), not is_jax_array(leaf)
     if on_host or all(device.platform == "cpu" for device in leaf.devices()):
         whole = pieces[0][2].shape == leaf.shape
         array = pieces[0][2] if whole else np.array(leaf)
@@ -82,7 +80,7 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> An
             for start, stop, rows in pieces:
                 array[... if array.ndim == 0 else slice(start, stop)] = rows
         if not on_host and not leaf.committed:
-            return jnp.array(array, copy=True)
+            return jax.numpy.array(array, copy=True)
         array = array.copy() if whole else array  # `device_put` aliases aligned memory, whatever its options are
         return array if on_host else jax.device_put(array, leaf.sharding)
     from atoll.codec import on_device  # noqa: PLC0415

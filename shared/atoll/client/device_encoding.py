@@ -23,6 +23,7 @@ again if its arrays change in kind, or if its device has no room for an anchor.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,16 +32,20 @@ import numpy as np
 
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import SettingsError
+from atoll.base.logs import get
 from atoll.codec import Encoded, format_of
 from atoll.model.layout import FragmentSlice, Layout
+from atoll.model.tree_walk import is_jax_array
 from atoll.protocol.settings import ProtocolSettings
+
+log = get(__name__)
 
 CHOICES: Final = ("auto", "host", "device")
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A fragment's values on its home: per slice its rows, float32 JAX arrays; None if the slice is not floating."""
+    """A fragment's values on its home: per slice its rows, float32 JAX arrays."""
 
     home: Any
     rows: tuple[Any, ...]
@@ -68,9 +73,6 @@ class Encoder:
         rows: list[Any] = []
         with jax.default_device(home), jax.transfer_guard("allow"):
             for tensor_slice in self.layout.slices(fragment):
-                if not tensor_slice.floating:
-                    rows.append(None)
-                    continue
                 shape = (
                     (tensor_slice.stop - tensor_slice.start, *shapes[tensor_slice.tensor_name][1:])
                     if shapes[tensor_slice.tensor_name]
@@ -79,14 +81,21 @@ class Encoder:
                 here = values[slice(*tensor_slice.bounds)].reshape(shape)
                 rows.append(jax.device_put(here, home if self.committed else None, may_alias=False))
             for placed in rows:
-                if placed is not None:
-                    placed.block_until_ready()
+                placed.block_until_ready()
         return Placed(home, tuple(rows))
+
+    async def placed(self, fragment: int, version: int, values: Vector) -> Placed | None:
+        """Put a version's values on their home, if it has room; pseudo-gradients of the fragment are then made there."""
+        try:
+            return await asyncio.to_thread(self.place, fragment, values)
+        except RuntimeError as error:
+            log.warning("anchor.not_placed", fragment=fragment, version=version, reason=str(error))
+            return None
 
     def reads(self, fragment: int, leaves: Mapping[str, Any]) -> bool:
         """Return whether pseudo-gradients of a snapshot with these arrays can still be made here."""
         slices = self.layout.slices(fragment)
-        return not any(_unfit(leaves[tensor_slice.tensor_name]) for tensor_slice in slices if tensor_slice.floating)
+        return not any(_unfit(leaves[tensor_slice.tensor_name]) for tensor_slice in slices)
 
     def encode(
         self,
@@ -106,17 +115,12 @@ class Encoder:
 
         from atoll.codec import on_device  # noqa: PLC0415
 
-        slices, form = self.layout.slices(fragment), format_of(self.protocol.codec_up)
+        slices, form = self.layout.slices(fragment), format_of(self.protocol.of(fragment).codec_up)
         with jax.default_device(anchor.home), jax.transfer_guard("allow"):
-            found = [
-                _at_home(leaves[tensor_slice.tensor_name], tensor_slice, anchor.home)
-                if tensor_slice.floating
-                else _NOTHING
-                for tensor_slice in slices
-            ]
+            found = [_at_home(leaves[part.tensor_name], part, anchor.home) for part in slices]
             sizes, corners = tuple(part.size for part in slices), tuple(rows.corners for rows in found)
             made = on_device.pseudo_gradient(
-                on_device.EncodingPlan(form, self.protocol.error_feedback, sizes, corners),
+                on_device.EncodingPlan(form, self.protocol.of(fragment).error_feedback, sizes, corners),
                 anchor.rows,
                 tuple(each.parts for each in found),
                 tuple(each.start for each in found),
@@ -134,21 +138,21 @@ def chosen(
 
     `choice` is `host`, `device` (wherever that is possible) or `auto` (where that is an accelerator).
     """
-    floating = {tensor.name: leaves[tensor.name] for tensor in layout.tensors if tensor.floating}
-    unfit = [f"{name!r} {reason}" for name, leaf in floating.items() if (reason := _unfit(leaf))]
+    merged = {tensor.name: leaves[tensor.name] for tensor in layout.tensors}
+    unfit = [f"{name!r} {reason}" for name, leaf in merged.items() if (reason := _unfit(leaf))]
     if choice == "host":
         return None, "so it was asked for"
     if donated:
         return None, "snapshots of donated parameters are copies on the host"
     if protocol.adoption == "carry" or protocol.ending == "together":
         return None, "adoption by carry and endings together need what was sent"
-    if unfit or not floating:
-        return None, f"{unfit[0]} ({len(unfit)} of {len(floating)} tensors)" if unfit else "nothing is trained"
-    homes = sorted({device for leaf in floating.values() for device in leaf.devices()}, key=lambda device: device.id)
+    if unfit:
+        return None, f"{unfit[0]} ({len(unfit)} of {len(merged)} tensors)"
+    homes = sorted({device for leaf in merged.values() for device in leaf.devices()}, key=lambda device: device.id)
     platforms = sorted({str(device.platform) for device in homes})
     if choice == "auto" and "cpu" in platforms:
         return None, "parameters lie in the host's memory"
-    committed = any(leaf.committed for leaf in floating.values())
+    committed = any(leaf.committed for leaf in merged.values())
     return Encoder(
         layout, protocol, tuple(homes), committed
     ), f"parameters lie on {len(homes)} x {', '.join(platforms)}"
@@ -177,8 +181,6 @@ def taken(
     changed: dict[str, Any] = {}
     with jax.transfer_guard("allow"):  # the loop may forbid transfers: ours are a few numbers
         for tensor_slice, rows in zip(slices, placed.rows, strict=True):
-            if rows is None:
-                continue
             leaf = changed.get(tensor_slice.tensor_name, leaves[tensor_slice.tensor_name])
             if _unfit(leaf) or leaf.devices() != {placed.home} or leaf.committed != rows.committed:
                 return None
@@ -201,14 +203,9 @@ class _Found:
     corners: tuple[tuple[int, ...], ...] = ()
 
 
-_NOTHING = _Found(())
-
-
 def _unfit(leaf: Any) -> str:  # noqa: ANN401  (any array)
     """Return why a device cannot compute with an array, or the empty string."""
-    import jax  # noqa: PLC0415
-
-    if not isinstance(leaf, jax.Array):
+    if not is_jax_array(leaf):
         return "is no array of JAX"
     if not leaf.is_fully_addressable:
         return "lies with other processes, too"

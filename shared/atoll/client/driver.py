@@ -40,6 +40,7 @@ from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, chosen
+from atoll.client.local_refusals import LocalRefusals
 from atoll.client.membership import dismissal, quarantine
 from atoll.client.pushing import Pusher
 from atoll.client.run_progress import RunProgress
@@ -122,6 +123,7 @@ class IslandDriver:
         self.background = BackgroundTasks(self._fail)
         self._pushing = asyncio.Semaphore(PUSHES_AT_ONCE)
         self.pusher = Pusher(bus, run, member, clock)
+        self._refusals = LocalRefusals(run.layout, clock)
         self._encoder: Encoder | None = None
 
     async def begin(self, snapshot: Mapping[str, Any], encode: str = "auto", *, donated: bool = False) -> None:
@@ -131,7 +133,8 @@ class IslandDriver:
         tell = log.warning if encode == "device" and self._encoder is None else log.info
         tell("pseudo_gradients.encoded", where="host" if self._encoder is None else "device", why=why)
         for p, frame in self._anchors.items():
-            if self._encoder and (placed := await self._place(self._encoder, frame)) is not None:
+            placed = await self._encoder.placed(p, frame.version, frame.values) if self._encoder else None
+            if placed is not None:
                 self._at_home[p] = placed
 
     # --- called by the training thread ------------------------------------------------------------------------------
@@ -316,12 +319,17 @@ class IslandDriver:
                 p = action.fragment
                 with self._lock:
                     self._encoding.add(p)
-                origin = self._sent[p] if action.onward else self._anchors[p].values
-                self.background.spawn(self._push(action, self._snapshot, origin, self._at_home.get(p)))
+                self.background.spawn(self._push(action, self._snapshot, *self._origin(action)))
             elif isinstance(action, FetchFragment):
                 self.background.spawn(self._fetch(action))
             elif isinstance(action, Leave):
                 self.left.set()
+
+    def _origin(self, action: Push) -> tuple[Vector, Placed | None]:
+        """Return what a push is a difference from, and the same on its device if it is there."""
+        if self.run.protocol.by_value(p := action.fragment):
+            return np.zeros(self.run.layout.fragment_sizes()[p], np.float32), None
+        return self._sent[p] if action.onward else self._anchors[p].values, self._at_home.get(p)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -339,13 +347,12 @@ class IslandDriver:
                     await self.pusher.push(action, origin, theta, lambda: self.losses.read(self.report.loss))
             except FrameRejected as error:
                 reason = error.reason
+                await self._refusals.tell(action, snapshot, error)
             except (BusError, BrokerUnavailable, StorageFull, RuntimeError) as error:
                 reason = "gave_up"
-                log.warning("push.gave_up", fragment=action.fragment, push=action.push, reason=str(error))
+                log.warning("push.gave_up", fragment=p, push=action.push, reason=str(error))
         now_s = self.clock.monotonic()
-        settled = PushSettled(
-            at_s=now_s, fragment=action.fragment, push=action.push, reason=reason, cause_id=action.cause_id
-        )
+        settled = PushSettled(at_s=now_s, fragment=p, push=action.push, reason=reason, cause_id=action.cause_id)
         self._on_fact(settled)
 
     def _reader(self, fragment: int, snapshot: Mapping[str, Any], origin: Vector) -> Read:
@@ -354,7 +361,7 @@ class IslandDriver:
         Runs in a worker thread. It copies in runs that carry progress over or push onward from it, and it copies arrays
         that their owner may write to. Other arrays do not change.
         """
-        layout, protocol = self.run.layout, self.run.protocol
+        layout, protocol = self.run.layout, self.run.protocol.of(fragment)
         try:
             changing = any(isinstance(leaf, np.ndarray) and leaf.flags.writeable for leaf in snapshot.values())
             if protocol.adoption != "carry" and protocol.ending != "together" and not changing:
@@ -377,7 +384,7 @@ class IslandDriver:
             if frame is None:
                 self._on_fact(NothingNewer(at_s=self.clock.monotonic(), fragment=p, cause_id=action.cause_id))
                 return
-            placed = await self._place(self._encoder, frame) if self._encoder else None
+            placed = await self._encoder.placed(p, frame.version, frame.values) if self._encoder else None
         except (BusError, BrokerUnavailable, PeerMisbehaved, StorageFull) as error:
             log.warning("fetch.failed", fragment=p, version=action.version, reason=str(error))
             now_s = self.clock.monotonic()
@@ -390,11 +397,3 @@ class IslandDriver:
             self._ready[p] = frame, placed
         now_s, cause = self.clock.monotonic(), id_of("head", p, frame.version)
         self._on_fact(FragmentFetched(at_s=now_s, fragment=p, version=frame.version, cause_id=cause))
-
-    async def _place(self, encoder: Encoder, frame: GlobalFragment) -> Placed | None:
-        """Return a fragment on its device, if the device has room; that is where pseudo-gradients are made."""
-        try:
-            return await asyncio.to_thread(encoder.place, frame.fragment, frame.values)
-        except RuntimeError as error:
-            log.warning("anchor.not_placed", fragment=frame.fragment, version=frame.version, reason=str(error))
-            return None

@@ -60,7 +60,7 @@ async def found_or_join(bus: Bus, offer: RunRecord) -> tuple[RunRecord, bool]:
     try:
         await bus.put_record(offer.subjects.run_record, encode(offer), expected=0, info={"run": offer.run})
     except RecordConflict:
-        return await check_run(bus, offer.subjects, offer.layout, offer.data), False
+        return await check_run(bus, offer), False
     return offer, True
 
 

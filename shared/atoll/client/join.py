@@ -1,4 +1,4 @@
-"""`atoll.join` turns any JAX loop into an island in a few lines.
+"""`atoll.join` turns any loop over arrays of JAX or NumPy into an island in a few lines.
 
     with atoll.join("nats://broker:4222", run="my-run", learner="a", params=params) as island:
         params = island.params
@@ -11,12 +11,15 @@ parameters of a completed step, adopts the fragments that have arrived, and retu
 never waits for the network. At the end of the block the learner pushes the last pseudo-gradient and writes its final
 counts. On an exception it leaves at once: what was not pushed counts as lost, as for a killed process.
 
-A loop whose optimizer state is worth keeping can start warm from a peer's, and lend its own:
+A loop keeps what it needs to go on, beside the parameters, in checkpoints of its own (`atoll.client.keeping`):
 
-        borrowed = island.recovered_state(like=opt_state)       # None: no peer had one, or not in time
-        opt_state = borrowed.state if borrowed else opt_state
+        kept = island.checkpoints("checkpoints", like={"opt": opt_state, "read": 0}, lend="opt")
+        opt_state, read = kept.restored["opt"], kept.restored["read"]
         ...
-        island.share(opt_state)                                 # after each step; nearly free until a peer asks
+        kept.save({"opt": opt_state, "read": read})             # after each step; nearly free until one is due
+
+With `lend` a learner without a checkpoint starts warm from a peer's optimizer state. A loop without checkpoints can do so by
+`island.recovered_state(like=opt_state)` and `island.share(opt_state)`.
 
 The island keeps the parameters of the last step by reference, as the snapshot that answers calls. A loop that *donates*
 them to its next step must say `donated=True`: then each step copies them to host memory first.
@@ -24,33 +27,39 @@ them to its next step must say `donated=True`: then each step copies them to hos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, SupportsFloat, TypeVar
+
+import msgspec
 
 from atoll.base.clock import Clock, SystemClock
-from atoll.base.errors import AtollError, BrokerUnavailable, PeerMisbehaved, SettingsError
+from atoll.base.errors import AtollError, BrokerUnavailable, SettingsError
 from atoll.base.identity import this_process
 from atoll.base.logs import get
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
+from atoll.client.arguments import check_joining, check_offer, check_place, has_left, warn_of_ignored
 from atoll.client.device_encoding import checked
+from atoll.client.leaf_rules import Rule, frozen_leaves
 from atoll.client.merged import SETTLE_S, ReadModel, read_model
-from atoll.client.optimizer_state import packed_bytes_max, rebuilt
-from atoll.client.parameters import checked_parameters
-from atoll.client.peer_recovery import Loan, borrow
+from atoll.client.optimizer_state import packed_bytes_max
+from atoll.client.parameters import ParameterShape, checked_parameters
+from atoll.client.peer_recovery import Borrowed, believed, borrow
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
 from atoll.codec import check_codecs
 from atoll.model.layout import Layout
 from atoll.protocol.settings import ProtocolSettings
-from atoll.wire.messages import RunRecord, decode, encode
-from atoll.wire.subjects import token
+from atoll.wire.messages import RunRecord
+
+if TYPE_CHECKING:
+    from atoll.client.keeping import LoopCheckpoints
 
 log = get(__name__)
 
@@ -67,7 +76,8 @@ class JoinOptions:
     """What a caller of `join` may choose beside the run and its parameters.
 
     Attributes:
-        direct: names (as `atoll.model.pytrees.describe` gives them) of embeddings, merged by the plain weighted mean.
+        merge: rules of leaves by patterns on their names, {"*/scale": "mean"} say, see `atoll.client.leaf_rules`. The
+            founder's hold for the run.
         donated: the training step donates its parameters, so snapshots are copied.
         encode: where to make pseudo-gradients (`client.device_encoding`): "host", "device" (if possible) or "auto".
         model: a description of the model, kept in the run record.
@@ -81,7 +91,7 @@ class JoinOptions:
         home: a loop thread to share with others (in-memory buses need one loop); a thread of its own by default.
     """
 
-    direct: tuple[str, ...] = ()
+    merge: Mapping[str, Rule] = field(default_factory=dict)
     donated: bool = False
     encode: str = "auto"
     model: str = ""
@@ -103,7 +113,7 @@ def join(
     *,
     run: str,
     learner: str,
-    params: Any,  # noqa: ANN401  (any JAX pytree)
+    params: Any,  # noqa: ANN401  (any pytree)
     protocol: ProtocolSettings | None = None,
     options: JoinOptions = DEFAULTS,
 ) -> IslandHandle:
@@ -119,24 +129,28 @@ def join(
         options: everything else, see `JoinOptions`.
 
     Raises:
-        SettingsError: a setting is out of range, or a leaf cannot be a parameter (`atoll.client.parameters`).
+        SettingsError: JAX is missing, a setting is out of range, or a leaf cannot be a parameter (`atoll.client.parameters`).
         LayoutMismatch, IdentityTaken: see `atoll.base.errors`.
         BrokerUnavailable: no broker, or too old a one, within `options.patience_s`.
     """
-    rows = sum(tensor.rows for tensor in checked_parameters(params))
-    settings = check_codecs((protocol or suited(rows)).check())
+    check_place(broker, run)
+    check_joining(learner, protocol, options, JoinOptions)
+    tensors, rules = checked_parameters(params, options.merge)
+    merged = set(rules.merged)
+    settings = check_codecs((protocol or suited(sum(t.rows for t in tensors if t.name in merged))).check())
     clock = options.clock or SystemClock()
-    layout, origin = planned(params, settings.fragments, options.direct)
+    layout, origin = planned(params, settings.fragments, rules)
     record = RunRecord(
         run=run,
         founder=learner,
         nonce=this_process().nonce(8),
         founded_at_s=clock.wall(),
         layout=layout,
-        protocol=settings,
+        protocol=msgspec.structs.replace(settings, value_fragments=settings.value_fragments or layout.value_fragments),
         model=options.model,
         data=options.data,
         seed=options.seed,
+        frozen=frozen_leaves(ParameterShape(params).leaves(params), rules),
     )
     check_offer(record)
     request = JoinRequest(
@@ -168,48 +182,6 @@ def suited(rows: int) -> ProtocolSettings:
     return ProtocolSettings(fragments=fragments, shards=min(usual.shards, fragments))
 
 
-def check_offer(record: RunRecord) -> None:
-    """Raise `SettingsError` for a record that nobody could read: it is found before anything is created on the broker."""
-    token(record.run, "run id")
-    token(record.founder, "learner id")
-    try:
-        decode(RunRecord, encode(record))
-    except AtollError as error:
-        raise SettingsError(
-            "a run cannot be founded with these values",
-            got=error.got or error.what,
-            allowed="settings of the types that `ProtocolSettings` names; names of leaves up to 256 characters, on one line",
-            todo="correct the value that is named",
-        ) from error
-
-
-def warn_of_ignored(given: ProtocolSettings, agreed: ProtocolSettings) -> None:
-    """Log which settings of a learner that joins an existing run have no effect."""
-    # The bound of a step's tokens follows from each learner's own batch.
-    names = (name for name in given.__struct_fields__ if name != "step_tokens_max")
-    pairs = ((name, getattr(given, name), getattr(agreed, name)) for name in names)
-    if other := [f"{name} = {theirs} of the run, not {ours}" for name, ours, theirs in pairs if ours != theirs]:
-        log.warning(
-            "protocol.ignored",
-            settings="; ".join(other),
-            why="the founder's settings hold for the whole run",
-            todo="found another run, or leave `protocol` away",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Borrowed:
-    """A peer's optimizer state: the pytree, the lender, the lender's progress, and the time it took."""
-
-    state: Any
-    lender: str
-    steps: int
-    tokens: int
-    run_tokens: int
-    size_bytes: int
-    took_s: float
-
-
 class IslandHandle(StepHook):
     """A joined island as the training thread sees it. Only one thread may use it at a time.
 
@@ -223,6 +195,7 @@ class IslandHandle(StepHook):
         self._own_home = home is None
         self._home = home or LoopThread(f"atoll-island-{session.learner}")
         self._closed = False
+        self._kept: LoopCheckpoints | None = None
 
     # --- what a loop uses -------------------------------------------------------------------------------------------
 
@@ -260,6 +233,39 @@ class IslandHandle(StepHook):
         loan = self.call(work).result()
         return believed(loan, like, self._clock.monotonic() - began_s)
 
+    def checkpoints(
+        self,
+        folder: Path | str,
+        *,
+        like: Any,  # noqa: ANN401  (any pytree)
+        lend: str = "",
+        every_s: float = 20.0,
+        kept: int = 2,
+    ) -> LoopCheckpoints:
+        """Return the keeper of what this loop needs to go on after every process has died (`atoll.client.keeping`).
+
+        Call it once, after joining and before the first step. It needs `pip install 'atoll[learner]'`.
+
+        Args:
+            folder: where checkpoints are; learners and runs may share it. Each has a folder of its own in it.
+            like: a fresh state, any pytree of arrays, keys, numbers and strings; `restored` is like it.
+            lend: the entry of `like` with the optimizer's state, which peers lend to each other; empty for none.
+            every_s: seconds between two checkpoints.
+            kept: how many of the newest stay.
+
+        Raises:
+            SettingsError: a leaf cannot be kept, the folder cannot be used, an argument is out of range, or Orbax is missing.
+        """
+        if self._kept is not None:
+            raise SettingsError("this island keeps checkpoints already", todo="put all of the state into one `like`")
+        try:
+            from atoll.client.keeping import LoopCheckpoints  # noqa: PLC0415  (it loads Orbax, and that JAX)
+        except ModuleNotFoundError as error:
+            todo = "pip install 'atoll[learner]'"
+            raise SettingsError("checkpoints need Orbax, which is not installed", got=error, todo=todo) from error
+        self._kept = LoopCheckpoints(self, folder, like, lend=lend, every_s=every_s, kept=kept)
+        return self._kept
+
     def note_recovery(self, source: str, **facts: str | float) -> None:
         """Write to log and event log where this optimizer state came from: `checkpoint`, `peer` or `fresh`."""
         log.info("learner.recovered", source=source, incarnation=self.incarnation, **facts)
@@ -276,8 +282,17 @@ class IslandHandle(StepHook):
         settle_s = settle_s if self._closed else 0.0
         return read_model(self.session.opener, run=self.run.run, like=self.params, settle_s=settle_s, home=home)
 
+    def step(self, params: Any, *, tokens: int, loss: SupportsFloat | None = None) -> Any:  # noqa: ANN401
+        """Report a completed step over `tokens` tokens and return the parameters to continue from, as `StepHook.step`."""
+        if self._closed:
+            raise has_left("a step")
+        return super().step(params, tokens=tokens, loss=loss)
+
     def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the island's own loop (a data lease, an event for the log) and return its future."""
+        if self._closed:
+            work.close()
+            raise has_left("a call")
         return self._home.submit(work)
 
     # --- coming and going -------------------------------------------------------------------------------------------
@@ -286,7 +301,7 @@ class IslandHandle(StepHook):
         """Join; this blocks until the run's parameters are here."""
         try:
             self.enter(params, self.call(self.session.open()).result())
-            self.call(self.session.begin(dict(self.leaves))).result()
+            self.call(self.session.begin(self.travelling)).result()
         except BaseException:
             self._shut()
             raise
@@ -304,16 +319,22 @@ class IslandHandle(StepHook):
         if kind is None:
             self.close()
         else:
-            self._shut()
+            self._abandon()
 
     def close(self, drain_s: float = DRAIN_S) -> None:
         """Push the rest, write the final counts and say goodbye; idempotent.
 
         Raises:
+            SettingsError: the loop has changed a frozen leaf; what was not pushed yet is lost.
             BrokerUnavailable: the last pushes could not be made durable within `drain_s`.
         """
         if self._closed:
             return
+        try:
+            self.frozen.check()
+        except SettingsError:
+            self._abandon()
+            raise
         try:
             if self.session.driver.failure is None:
                 self.call(self.session.drain(drain_s)).result()
@@ -324,6 +345,9 @@ class IslandHandle(StepHook):
                 todo="is the broker up? what was not pushed is lost, everything before it is merged",
             ) from error
         finally:
+            # Last, as nobody else waits for it: the pushes go first.
+            if self._kept is not None:
+                self._kept.leave()
             self._shut()
 
     def _unpushed(self) -> str:
@@ -333,31 +357,24 @@ class IslandHandle(StepHook):
         more = f" and {len(waiting) - UNPUSHED_NAMED} more" if len(waiting) > UNPUSHED_NAMED else ""
         return named + more if waiting else "the goodbye"
 
+    def _abandon(self) -> None:
+        """Leave without a goodbye; what the loop reached since its last checkpoint is not kept."""
+        if self._kept is not None:
+            self._kept.finish(STOP_S)
+        self._shut()
+
     def _shut(self) -> None:
         """Stop the loop and its thread, whatever state they are in."""
         if self._closed:
             return
-        self._closed = True
         try:
             self.call(self.session.shut()).result(STOP_S)
         except (AtollError, TimeoutError):
             pass
         finally:
+            self._closed = True
             if self._own_home:
                 self._home.stop()
-
-
-def believed(loan: Loan | None, like: Any, took_s: float) -> Borrowed | None:  # noqa: ANN401  (any pytree)
-    """Return a peer's loan as a state like `like`, or None if it is not one."""
-    if loan is None:
-        return None
-    try:
-        state = rebuilt(like, loan.arrays)
-    except PeerMisbehaved as error:
-        log.warning("state.not_borrowed", peer=loan.offer.learner, reason=str(error))
-        return None
-    offer = loan.offer
-    return Borrowed(state, offer.learner, offer.steps, offer.tokens, offer.run_tokens, loan.size_bytes, took_s)
 
 
 def _say_if_failed(told: Future[None]) -> None:

@@ -16,20 +16,21 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from atoll.base.errors import LayoutMismatch
 from atoll.base.logs import get
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
+from atoll.client.arguments import check_place
+from atoll.client.leaf_rules import digest_of
 from atoll.client.parameters import ParameterShape
-from atoll.model.layout import first_difference
+from atoll.model.layout import FrozenLeaf
 from atoll.model.pytrees import describe
-from atoll.run.merged_model import MergedModel, read_merged
-from atoll.run.record import founded_run, recorded_progress
+from atoll.model.tree_walk import is_jax_array, loaded_jax
+from atoll.run.merged_model import MergedModel, read_merged, warn_if_partial, warn_if_unmerged
+from atoll.run.record import check_frozen, check_tensors, founded_run, recorded_progress
 from atoll.wire.messages import RunRecord
 
 log = get(__name__)
@@ -45,8 +46,8 @@ class ReadModel:
     """The merged model of a run.
 
     Attributes:
-        params: the newest values, as the pytree that was asked for, or NumPy arrays by name. Leaves that are not floating
-            travel with no run: they are as in `like`, or left out.
+        params: the newest values, as the pytree that was asked for, or NumPy arrays by name. Local and frozen leaves do not
+            travel: they are as in `like`, or left out.
         average: their average over former versions, likewise; None where the run keeps none.
         versions_min, versions_max: the range of the fragments' versions.
         settled: whether the run is over and all shards have closed, so that nothing changes any more.
@@ -65,7 +66,7 @@ def read_model(
     broker: str | Opener,
     *,
     run: str,
-    like: Any = None,  # noqa: ANN401  (any JAX pytree)
+    like: Any = None,  # noqa: ANN401  (any pytree)
     settle_s: float = 0.0,
     patience_s: float = PATIENCE_S,
     home: LoopThread | None = None,
@@ -85,6 +86,7 @@ def read_model(
         LayoutMismatch: `like` is not the run's model.
         BrokerUnavailable, BlobGone: see `atoll.base.errors`.
     """
+    check_place(broker, run)
 
     async def open_url() -> Bus:
         return await open_bus(str(broker), run, name="reader", options=BusOptions(patience_s=patience_s))
@@ -106,8 +108,9 @@ def read_model(
             thread.stop()
     if like is not None:
         check_like(record, like)
-    if merged.versions_max == 0:
-        log.warning("model.unmerged", run=run, why="nothing has been merged yet: these are the founder's values")
+    else:
+        warn_if_partial(record)
+    warn_if_unmerged(record, merged)
     return ReadModel(
         params=merged.params if like is None else placed(merged.params, like),
         average=merged.average if like is None or merged.average is None else placed(merged.average, like),
@@ -116,6 +119,15 @@ def read_model(
         settled=settled,
         run=record,
     )
+
+
+def check_like(run: RunRecord, like: Any) -> None:  # noqa: ANN401  (any JAX pytree)
+    """Raise `LayoutMismatch` unless `like` has all leaves that the run merges, and its frozen ones with their values."""
+    names, frozen = {tensor.name for tensor in run.layout.tensors}, {leaf.name for leaf in run.frozen}
+    leaves = ParameterShape(like).leaves(like)
+    merged = tuple(tensor for tensor in describe(like) if tensor.name in names)
+    check_tensors(run, merged, "give parameters of the run's model, or leave `like` away")
+    check_frozen(run, tuple(FrozenLeaf(name, digest_of(name, leaves[name])) for name in leaves if name in frozen))
 
 
 async def _settled(bus: Bus, run: RunRecord, within_s: float) -> bool:
@@ -133,28 +145,14 @@ async def _settled(bus: Bus, run: RunRecord, within_s: float) -> bool:
     return True
 
 
-def check_like(run: RunRecord, like: Any) -> None:  # noqa: ANN401  (any JAX pytree)
-    """Raise `LayoutMismatch` unless a pytree has the names, shapes and dtypes of the run's model."""
-    if difference := first_difference(msgspec.structs.replace(run.layout, tensors=describe(like)), run.layout):
-        raise LayoutMismatch(
-            f"this is not the model of run {run.run!r}",
-            got=difference,
-            allowed=f"the layout {run.layout.fingerprint} founded by {run.founder}",
-            todo="give parameters of the run's model, or leave `like` away",
-        )
-
-
-def placed(values: Mapping[str, Any], like: Any) -> Any:  # noqa: ANN401  (any JAX pytree)
+def placed(values: Mapping[str, Any], like: Any) -> Any:  # noqa: ANN401  (any pytree)
     """Return values by name as a pytree like `like`: NumPy arrays stay NumPy's, others go where the leaf lies."""
     shape = ParameterShape(like)
     return shape.whole({name: _leaf(values.get(name), leaf) for name, leaf in shape.leaves(like).items()})
 
 
 def _leaf(value: Any, leaf: Any) -> Any:  # noqa: ANN401  (arrays)
-    import jax  # noqa: PLC0415
-    import jax.numpy as jnp  # noqa: PLC0415
-
-    if value is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
+    if value is None or "float" not in str(leaf.dtype):
         return leaf
     array = np.asarray(value).astype(leaf.dtype, copy=False)
-    return jax.device_put(array, leaf.sharding) if isinstance(leaf, jax.Array) else array
+    return loaded_jax().device_put(array, leaf.sharding) if is_jax_array(leaf) else array

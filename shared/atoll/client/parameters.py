@@ -4,73 +4,143 @@ A mistake here is silent otherwise. A leaf that changed its shape, a tree that l
 or not at all; NaN in a founder's values is everybody's; and an array that the next step has taken over (donated) cannot be
 pushed any more. So each is refused by the name of its leaf.
 
-What is not floating (integers, booleans, keys of random numbers) travels with no run: each island keeps its own.
+Of leaves that do not travel (`atoll.client.leaf_rules`) only shape and dtype are checked after each step. Whether a frozen one
+still has the founder's values costs a digest, so it is checked now and then (`FrozenWatch`).
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from atoll.base.errors import SettingsError
-from atoll.base.logs import get
 from atoll.base.quantities import TOKENS_MAX
-from atoll.model.layout import TensorSpec
-from atoll.model.pytrees import describe, path_name
+from atoll.client.leaf_rules import LeafRules, digest_of, rules_of, tell
+from atoll.model.layout import FrozenLeaf, TensorSpec
+from atoll.model.pytrees import describe
+from atoll.model.tree_walk import TreeShape, flatten, is_array, is_jax_array, loaded_jax
 
-log = get(__name__)
+FROZEN_EVERY: Final = 1000
+"""Steps between two looks at the values of frozen leaves."""
 
-NAMED = 6
 
-
-def checked_parameters(params: Any) -> tuple[TensorSpec, ...]:  # noqa: ANN401  (the caller's pytree)
-    """Return the tensors of a pytree that can be parameters of a run.
+def checked_parameters(params: Any, merge: Mapping[str, str]) -> tuple[tuple[TensorSpec, ...], LeafRules]:  # noqa: ANN401
+    """Return the tensors of a pytree that can be parameters of a run, and the rules of its leaves.
 
     Raises:
-        SettingsError: there is no leaf, or one is no array, is complex, or holds NaN or an infinity.
+        SettingsError: there is no leaf, one is no array, one to be merged is complex or holds NaN or an infinity, or a rule in
+            `merge` is wrong.
     """
-    import jax  # noqa: PLC0415  (the kernel loads JAX only where pytrees are JAX's)
-
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    leaves, _ = flatten(params)
     if not leaves:
         raise SettingsError("there are no parameters", got=type(params).__name__, allowed="a pytree of arrays")
-    for path, leaf in leaves:
-        if fault := _fault(leaf):
+    named = dict(leaves)
+    _refuse((name, _no_array(leaf)) for name, leaf in named.items())
+    tensors = describe(params)
+    rules = rules_of(tensors, merge)
+    _refuse((name, _no_numbers(named[name])) for name in named if name not in rules.named("local", "frozen"))
+    tell(rules)
+    return tensors, rules
+
+
+class LeafFault(NamedTuple):
+    """Why a leaf cannot be merged, and what a person can do about it."""
+
+    said: str
+    todo: str
+
+
+def _refuse(faults: Iterable[tuple[str, LeafFault | None]]) -> None:
+    """Raise `SettingsError` for the first leaf with a fault."""
+    for name, fault in faults:
+        if fault is not None:
             raise SettingsError(
                 "a leaf of the parameters cannot be merged",
-                got=f"{path_name(path)}: {fault}",
-                allowed="arrays of finite numbers; integers, booleans and keys stay with each island",
-                todo="leave it out of `params`, or make an array of it (jnp.asarray)",
+                got=f"{name}: {fault.said}",
+                allowed="arrays of finite numbers, of NumPy or JAX; integers, booleans and keys stay with each island",
+                todo=fault.todo,
             )
-    tensors = describe(params)
-    if local := [tensor.name for tensor in tensors if not tensor.floating]:
-        more = f" and {len(local) - NAMED} more" if len(local) > NAMED else ""
-        log.info("params.local", leaves=", ".join(local[:NAMED]) + more, why="not floating: each island keeps its own")
-    return tensors
 
 
-def _fault(leaf: Any) -> str:  # noqa: ANN401  (any leaf)
-    """Return why a leaf cannot be a parameter, or the empty string."""
-    import jax  # noqa: PLC0415
-    import jax.numpy as jnp  # noqa: PLC0415
+def _no_array(leaf: Any) -> LeafFault | None:  # noqa: ANN401  (any leaf)
+    """Return why a leaf is no array, if it is none."""
+    if not is_array(leaf):
+        todo = "make an array of it (jnp.asarray, np.asarray, tensor.numpy()), or leave it out of the parameters"
+        return LeafFault(f"{type(leaf).__name__} is no array", todo)
+    if is_jax_array(leaf) and leaf.is_deleted():
+        todo = "join before the step that takes it over, or hand over what that step returned"
+        return LeafFault("the array was deleted, or donated to a step", todo)
+    return None
 
-    if isinstance(leaf, jax.ShapeDtypeStruct) or not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
-        return f"{type(leaf).__name__} is no array"
-    if isinstance(leaf, jax.Array) and leaf.is_deleted():
-        return "the array was deleted, or donated to a step"
-    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-        return f"{leaf.dtype} numbers"
-    if isinstance(leaf, np.ndarray) and (leaf.dtype.kind in "OSUMmc" or leaf.dtype.names):
-        return f"{leaf.dtype} is no kind of number"
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
+
+def _no_numbers(leaf: Any) -> LeafFault | None:  # noqa: ANN401  (any array)
+    """Return why an array cannot be merged, if it cannot."""
+    if "complex" in str(leaf.dtype):
+        todo = "hand over its real and its imaginary part as two arrays, or keep it local with `merge`"
+        return LeafFault(f"{leaf.dtype} numbers", todo)
+    if not is_jax_array(leaf) and (leaf.dtype.kind in "OSUMmc" or leaf.dtype.names):
+        todo = "make numbers of it (astype), keep it local with `merge`, or leave it out of the parameters"
+        return LeafFault(f"{leaf.dtype} is no kind of number", todo)
+    if "float" in str(leaf.dtype):
         with np.errstate(over="ignore"):
             # As it travels: what float32 cannot hold is infinite.
-            wide = jnp.float32(leaf) if isinstance(leaf, jax.Array) else np.asarray(leaf).astype(np.float32)
-        return "" if bool(np.isfinite(wide).all()) else "NaN, an infinity or a number beyond float32 in it"
-    return ""
+            wide = leaf.astype(np.float32)
+        finite = loaded_jax().numpy.isfinite(wide) if is_jax_array(leaf) else np.isfinite(wide)
+        if not bool(finite.all()):
+            todo = "look at how it was initialised or loaded; if its values mean nothing, keep it local with `merge`"
+            return LeafFault("NaN, an infinity or a number beyond float32 in it", todo)
+    return None
+
+
+class FrozenWatch:
+    """Notices that a loop has changed a leaf that it calls frozen.
+
+    A digest reads the whole leaf: too much for each step. So it is taken after the first step, after every `FROZEN_EVERY`-th
+    one and when the island leaves, and only of leaves that may have changed since: a JAX array that is still the same object
+    has not. A compiled step returns new objects, also for what it only passes through, so identity alone would not do.
+    """
+
+    def __init__(self, known: Iterable[FrozenLeaf], leaves: Mapping[str, Any]) -> None:
+        """Begin with the `leaves` of an island that joined, whose frozen ones are `known` to be right."""
+        self._known = {leaf.name: leaf.digest for leaf in known}
+        self._seen = {name: leaves[name] for name in self._known}
+        self._replaced: set[str] = set()
+        self._changed = False
+        self._steps = 0
+
+    def step(self, leaves: Mapping[str, Any]) -> None:
+        """Look at the leaves after a step.
+
+        Raises:
+            SettingsError: the values of a frozen one are not the founder's.
+        """
+        self._steps += 1
+        for name, seen in self._seen.items():
+            if leaves[name] is not seen:
+                self._seen[name] = leaves[name]
+                self._replaced.add(name)
+        if self._changed or self._steps == 1 or self._steps % FROZEN_EVERY == 0:
+            self.check()
+
+    def check(self) -> None:
+        """Compare what may have changed; raise `SettingsError` as `step` does, until the founder's values are back."""
+        self._changed = False
+        gone = set(_deleted(self._seen))
+        for name, leaf in self._seen.items():
+            if name in gone or not (name in self._replaced or may_change(leaf)):
+                continue
+            if digest_of(name, leaf) != self._known[name]:
+                self._changed = True
+                raise SettingsError(
+                    f"the frozen leaf {name!r} has changed",
+                    got=f"other values at step {self._steps}",
+                    allowed="the values that the island joined with",
+                    todo="keep your optimizer away from it (optax.masked, say), or give it another rule with `merge`",
+                )
+            self._replaced.discard(name)
 
 
 class ParameterShape:
@@ -78,11 +148,10 @@ class ParameterShape:
 
     def __init__(self, params: Any) -> None:  # noqa: ANN401  (the caller's pytree)
         """Take the shape of these."""
-        import jax  # noqa: PLC0415
-
-        leaves, treedef = jax.tree.flatten(params)
-        self.treedef: Any = treedef
-        self.names = [tensor.name for tensor in describe(params)]
+        named, shape = flatten(params)
+        self.shape: TreeShape = shape
+        self.names = [name for name, _ in named]
+        leaves = [leaf for _, leaf in named]
         self._kinds = [(tuple(leaf.shape), np.dtype(leaf.dtype) if _is_plain(leaf) else leaf.dtype) for leaf in leaves]
 
     def leaves(self, params: Any) -> dict[str, Any]:  # noqa: ANN401  (the caller's pytree)
@@ -91,47 +160,43 @@ class ParameterShape:
         Raises:
             SettingsError: they have another structure, or a leaf has another shape or dtype.
         """
-        import jax  # noqa: PLC0415
-
-        leaves, treedef = jax.tree.flatten(params)
-        if treedef != self.treedef:
+        jax = loaded_jax()
+        leaves, shape = self.shape.leaves_of(params)
+        if shape != self.shape:
             raise SettingsError(
                 "these are not the parameters that the island joined with",
                 got=self._difference(params),
                 allowed="the same tree as in `island.params`",
                 todo="hand over what your step returned for `island.params`",
             )
-        for name, leaf, (shape, dtype) in zip(self.names, leaves, self._kinds, strict=True):
-            if isinstance(leaf, jax.core.Tracer):
+        for name, leaf, (extent, dtype) in zip(self.names, leaves, self._kinds, strict=True):
+            if jax is not None and isinstance(leaf, jax.core.Tracer):
                 raise SettingsError(
                     "a step is reported from outside of compiled functions",
                     got=f"{name!r} is a tracer",
                     todo="call island.step after the jitted step, not inside it",
                 )
-            if getattr(leaf, "dtype", None) != dtype or leaf.shape != shape or isinstance(leaf, jax.ShapeDtypeStruct):
+            if not is_array(leaf) or leaf.dtype != dtype or leaf.shape != extent:
                 raise SettingsError(
                     f"the leaf {name!r} has changed",
                     got=_kind(leaf),
-                    allowed=f"{dtype} of shape {list(shape)}",
+                    allowed=f"{dtype} of shape {list(extent)}",
                     todo="keep its shape and dtype (a step that mixes precisions changes dtypes)",
                 )
         return dict(zip(self.names, leaves, strict=True))
 
     def whole(self, by_name: Mapping[str, Any]) -> Any:  # noqa: ANN401  (the caller's pytree)
         """Return the pytree of leaves by name."""
-        import jax  # noqa: PLC0415
-
-        return jax.tree.unflatten(self.treedef, list(by_name.values()))
+        return self.shape.whole(by_name.values())
 
     def _difference(self, params: Any) -> str:  # noqa: ANN401  (the caller's pytree)
         """Return the first leaf that is there or missing, or what the tree is made of."""
-        import jax  # noqa: PLC0415
-
-        theirs = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+        named, shape = self.shape.of(params)
+        theirs = [name for name, _ in named]
         added = [name for name in theirs if name not in self.names]
         missing = [name for name in self.names if name not in theirs]
         told = [f"{name!r} is new" for name in added[:1]] + [f"{name!r} is missing" for name in missing[:1]]
-        return ", ".join(told) or str(jax.tree.structure(params))[:200]
+        return ", ".join(told) or str(shape)[:200]
 
 
 def checked_tokens(tokens: Any) -> int:  # noqa: ANN401  (what the caller counts with)

@@ -29,7 +29,7 @@ from atoll.base.errors import AtollError, PeerMisbehaved
 from atoll.base.identity import Identity
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, CoreMessage
-from atoll.client.optimizer_state import Arrays, host_copy
+from atoll.client.optimizer_state import Arrays, host_copy, rebuilt
 from atoll.codec.arrays import pack_arrays, unpack_arrays
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Control, Member, RunRecord, StateOffer, decode, encode
@@ -64,6 +64,19 @@ class Loan:
     arrays: Arrays
     offer: StateOffer
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """A peer's optimizer state: the pytree, the lender, the lender's progress, and the time it took."""
+
+    state: Any
+    lender: str
+    steps: int
+    tokens: int
+    run_tokens: int
+    size_bytes: int
+    took_s: float
 
 
 class StateLender:
@@ -195,6 +208,19 @@ async def borrow(bus: Bus, run: RunRecord, learner: str, bytes_max: int, within_
     except AtollError as error:
         log.warning("state.not_borrowed", reason=str(error))
     return None
+
+
+def believed(loan: Loan | None, like: Any, took_s: float) -> Borrowed | None:  # noqa: ANN401  (any pytree)
+    """Return a peer's loan as a state like `like`, or None if it is not one."""
+    if loan is None:
+        return None
+    try:
+        state = rebuilt(like, loan.arrays)
+    except PeerMisbehaved as error:
+        log.warning("state.not_borrowed", peer=loan.offer.learner, reason=str(error))
+        return None
+    offer = loan.offer
+    return Borrowed(state, offer.learner, offer.steps, offer.tokens, offer.run_tokens, loan.size_bytes, took_s)
 
 
 async def _asked(bus: Bus, run: RunRecord, whom: str, question: Control, timeout_s: float) -> StateOffer | None:

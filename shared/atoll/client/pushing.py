@@ -56,7 +56,7 @@ class Pusher:
             FrameRejected: it would not arrive finite; nothing of it stays on the broker.
             BusError, BrokerUnavailable, StorageFull: it was given up.
         """
-        fragment, protocol = action.fragment, self._run.protocol
+        fragment, protocol = action.fragment, self._run.protocol.of(action.fragment)
         rest = self._residues.pop(fragment, None)  # a concurrent push must not send it too
         kept = None if rest is None else np.asarray(rest)
         residue = np.empty(origin.size, dtype=np.float32) if protocol.error_feedback else None
@@ -90,7 +90,7 @@ class Pusher:
         kept = self._residues.pop(fragment, None)
         try:
             vector, residue = await asyncio.to_thread(make, kept)
-            made = MeasuredFrame(self._run.protocol.codec_up, vector, self._run.layout.slices(fragment))
+            made = MeasuredFrame(self._run.protocol.of(fragment).codec_up, vector, self._run.layout.slices(fragment))
         except BaseException:
             self._keep(fragment, kept)
             raise

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.clock import Clock
-from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
+from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, StorageFull
 from atoll.base.health import show_life
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
@@ -32,7 +32,7 @@ from atoll.client.peer_recovery import StateLender, TrainingStanding
 from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
-from atoll.run.stream_room import stream_bytes_max
+from atoll.run.stream_room import provide
 from atoll.wire.messages import Beat, LearnerState, Member, RunRecord, encode, event, event_info
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 
@@ -94,7 +94,7 @@ class Session:
         self.bus = await self.opener()
         self._opened = True
         offer = self._request.record
-        await self.bus.provision(self._request.bytes_max or stream_bytes_max(offer.layout, offer.protocol))
+        await provide(self.bus, offer, self._request.bytes_max)
         self.member = await claim(self.bus, offer.subjects, self._request.learner, self._clock, self._identity)
         self.run, self._founder = await found_or_join(self.bus, offer)
         if self._founder:
@@ -174,7 +174,12 @@ class Session:
             for shard in range(self.run.protocol.shards):
                 msg_id = f"bye-{self.member.nonce}-{shard}"
                 subject = subjects.farewell(shard, self.member.learner)
-                await self.bus.publish(subject, farewell, msg_id=msg_id, info={"incarnation": self.member.incarnation})
+                try:
+                    await self.bus.publish(
+                        subject, farewell, msg_id=msg_id, info={"incarnation": self.member.incarnation}
+                    )
+                except QueueFull as error:  # shards that are away have not read the last ones: our silence tells them
+                    log.warning("farewell.not_stored", shard=shard, reason=str(error))
             await self.bus.tell(subjects.beat(self.member.learner), farewell)
             await self._record_moved()
             await self.record("left", incarnation=self.member.incarnation, **_account(machine))

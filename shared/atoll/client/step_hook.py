@@ -21,17 +21,19 @@ from atoll.base.clock import Clock
 from atoll.base.errors import ProtocolMisuse
 from atoll.client.adoption import AdoptableFragment, adopt
 from atoll.client.founding import Origin
-from atoll.client.parameters import ParameterShape, checked_tokens, may_change, refuse_donated
+from atoll.client.leaf_rules import LeafRules
+from atoll.client.parameters import FrozenWatch, ParameterShape, checked_tokens, may_change, refuse_donated
 from atoll.client.session import Session
 from atoll.client.step_boundary import StepBoundary, StepReport
-from atoll.model.layout import Layout, plan_layout
+from atoll.model.layout import Layout
 from atoll.model.pytrees import describe
 
 
 class StepHook:
     """The step boundaries of one incarnation. Structure and array names are those of the given parameters.
 
-    `overhead` is the share of the time since the first step that was spent inside `step`.
+    `overhead` is the share of the time since the first step that was spent inside `step`. Of all `leaves`, the run merges those
+    that are `travelling`: only they are snapshots that must not change.
     """
 
     def __init__(self, session: Session, clock: Clock, *, donated: bool = False) -> None:
@@ -41,6 +43,8 @@ class StepHook:
         self._donated = donated
         self._shape: ParameterShape | None = None
         self.leaves: Mapping[str, Any] = {}
+        self.travelling: Mapping[str, Any] = {}
+        self.frozen = FrozenWatch((), {})
         self._last_s = 0.0
         self._began_s = 0.0
         self._steps = 0
@@ -69,6 +73,9 @@ class StepHook:
         driver = self.session.driver
         return driver.drain_wanted or driver.progress.reached(driver.machine.tokens)
 
+    def _travelling_of(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
+        return {tensor.name: leaves[tensor.name] for tensor in self.session.run.layout.tensors}
+
     def enter(self, params: Any, ready: list[AdoptableFragment]) -> None:  # noqa: ANN401
         """Take the run's values in place of `params`.
 
@@ -77,6 +84,8 @@ class StepHook:
         self._shape = ParameterShape(params)
         joining = msgspec.structs.replace(self.session.run.protocol, adoption="overwrite")
         self.leaves = adopt(self.session.run.layout, joining, self._shape.leaves(params), ready)
+        self.travelling = self._travelling_of(self.leaves)
+        self.frozen = FrozenWatch(self.session.run.frozen, self.leaves)
 
     def begin(self) -> None:
         """Note that the first step begins."""
@@ -86,7 +95,8 @@ class StepHook:
         """Report a completed step over `tokens` tokens and return the parameters to continue from.
 
         Raises:
-            SettingsError: these are not the parameters that the island joined with, or the step has donated them.
+            SettingsError: these are not the parameters that the island joined with, or the step has donated them or changed a
+                frozen leaf.
             AtollError: the island cannot go on (a newer incarnation took the id over, or the driver failed).
         """
         began_s = self._clock.monotonic()
@@ -95,14 +105,16 @@ class StepHook:
             raise driver.failure
         tokens = checked_tokens(tokens)
         if not self._donated:
-            refuse_donated(self.leaves)
-        completed: Mapping[str, Any] = self._entered.leaves(params)
-        continued = completed
+            refuse_donated(self.travelling)
+        self.leaves = self._entered.leaves(params)
+        self.frozen.step(self.leaves)
+        completed = continued = self._travelling_of(self.leaves)
         ready = driver.take_ready()
         if ready:
-            continued = adopt(self.session.run.layout, self.session.run.protocol, completed, ready)
-            params = self._entered.whole(continued)
-        self.leaves = continued
+            self.leaves = adopt(self.session.run.layout, self.session.run.protocol, self.leaves, ready)
+            continued = self._travelling_of(self.leaves)
+            params = self._entered.whole(self.leaves)
+        self.travelling = continued
         if self._donated:
             completed, continued = _copied(completed, continued, lambda _: True)
         elif any(may_change(leaf) for leaf in completed.values()):
@@ -120,15 +132,15 @@ class StepHook:
         return params
 
 
-def planned(params: Any, fragments: int, direct: tuple[str, ...]) -> tuple[Layout, Origin]:  # noqa: ANN401
-    """Return how `params` is divided into `fragments` parts, and the flat parts that a founder brings."""
-    layout = plan_layout(describe(params), fragments, direct=direct)
+def planned(params: Any, fragments: int, rules: LeafRules) -> tuple[Layout, Origin]:  # noqa: ANN401
+    """Return how the leaves of `params` that travel are divided into `fragments` parts, and what a founder brings of them."""
+    layout = rules.layout(describe(params), fragments)
     return layout, Origin(layout, ParameterShape(params).leaves(params))
 
 
 def _copied(
-    completed: Mapping[str, Any], continued: Mapping[str, Any], which: Callable[[Any], bool]
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    completed: dict[str, Any], continued: dict[str, Any], which: Callable[[Any], bool]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return both with copies in host memory of what `which` says; an array that was not adopted is copied once."""
     first = {name: np.array(leaf) if which(leaf) else leaf for name, leaf in completed.items()}
     second = {

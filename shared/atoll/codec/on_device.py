@@ -42,7 +42,7 @@ class EncodingPlan:
 @jit("plan")
 def pseudo_gradient(
     plan: EncodingPlan,
-    anchor: Sequence[Array | None],
+    anchor: Sequence[Array],
     parts: Sequence[Sequence[Array]],
     starts: Sequence[int],
     kept: Array | None,
@@ -52,7 +52,7 @@ def pseudo_gradient(
 
     Args:
         plan: see there.
-        anchor: the rows of each slice, float32; None for a slice that is not floating: its pseudo-gradient is zero.
+        anchor: the rows of each slice, float32.
         parts: the pieces of theta's rows, per slice; a single part may have more rows than are wanted.
         starts: the first row wanted of a single part.
         kept: what rounding took from the fragment's last pseudo-gradient, flat float32, if it is to be sent now.
@@ -60,7 +60,7 @@ def pseudo_gradient(
     """
     flat = [jnp.zeros(size, jnp.float32) for size in plan.sizes]
     for at, rows in enumerate(anchor):
-        if rows is not None and rows.size:
+        if rows.size:
             theta = _rows(rows.shape, parts[at], starts[at], plan.corners[at])
             flat[at] = (rows - theta.astype(jnp.float32)).reshape(-1)
     vector = jnp.concatenate(flat)

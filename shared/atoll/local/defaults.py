@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-LEARNERS: Final = 3
+ORIGIN: Final = "atoll up"
+"""What `atoll config --up` calls the origin of these values."""
 SETTINGS: Final[dict[str, Any]] = {
     "model.size": "s",
     "protocol.fragments": 8,

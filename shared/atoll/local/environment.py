@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.settings import PREFIX, Settings
+from atoll.settings import PREFIX, Settings, variable
 
 _SECRET = re.compile(r"//[^/@\s]*@")
 
@@ -46,9 +46,7 @@ def as_text(value: object) -> str:
 
 def variables(values: Mapping[str, Any]) -> dict[str, str]:
     """Return dotted settings as environment variables; those without a value are left to their default."""
-    return {
-        f"{PREFIX}{name.upper().replace('.', '__')}": text for name, value in values.items() if (text := as_text(value))
-    }
+    return {variable(name): text for name, value in values.items() if (text := as_text(value))}
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:

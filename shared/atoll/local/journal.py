@@ -11,6 +11,7 @@ from typing import Any
 import atoll
 from atoll.base.clock import Clock
 from atoll.base.errors import StorageFull
+from atoll.base.provenance import commit
 from atoll.local.environment import redacted
 from atoll.local.options import UpPlan, kept_settings
 from atoll.run.folder import EMBEDDED, RebuiltRecord, RunFile, RunFolder, SessionRecord
@@ -38,7 +39,7 @@ class Journal:
             begun=False,
         )
         self.file.learners, self.file.settings = len(up.learners), kept_settings(up)
-        self.file.atoll = atoll.__version__
+        self.file.atoll, self.file.commit = atoll.__version__, commit()
         self.file.sessions.append(self._session)
 
     def begin(self) -> None:

@@ -1,16 +1,17 @@
-"""From flags, environment and an older `run.json` to one checked plan of a run on this machine.
+"""From flags, environment, a file and an earlier run to one checked plan of a run on this machine.
 
-Precedence, highest first: flags and `--set`, environment, `--config`, then the folder's `run.json` (for a continued run) or
-`atoll.local.defaults`. A continued run may change only settings that its processes have not agreed on. Any other
-difference is refused by name, because the run record on the broker would silently win.
+Precedence, highest first: flags, `--set`, environment, the file, then one of three: the folder's `run.json` (for a run that
+is continued), the run that `--like` names, or `atoll.local.defaults`. A continued run may change only settings that its
+processes have not agreed on. Any other difference is refused by name, because the run record on the broker would silently
+win. A run that is begun like another is a new one: there everything may change.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,18 @@ from atoll.base.errors import SettingsError
 from atoll.bus.open import ADDRESSES, is_address
 from atoll.local import defaults
 from atoll.local.environment import as_text, flat, redacted
+from atoll.local.likeness import EarlierRun, read_earlier
 from atoll.run.folder import EMBEDDED, SIMULATED, RunFile, read_run_file
-from atoll.settings import LoadedSettings, Settings, load
+from atoll.settings import PLACES, Settings, SettingsFallback, given, load, placed
+from atoll.wire.subjects import token
 
-LEARNERS_MAX = 64
-STANDBYS_MAX = 4
-THROTTLE_MAX = 1000.0
+VOCABULARY = "tokenizer.json"
 _TARGET = "protocol.tokens_target"
 _FIXED = ("run", "seed", "protocol.", "model.", "data.dir")
-_OURS = ("broker.url", "learner.id", "synchronizer.")
+_OURS = ("broker.url", "learner.id", "synchronizer.", "up.out", "up.port", "up.via.")
+
+Stated = Mapping[str, tuple[Any, str]]
+"""What was given for this session by dotted name: the value as it stands and its origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,11 @@ class UpRequest:
     config: Path | None = None
     assignments: tuple[str, ...] = ()
     again: bool = False
-    standbys: int = 0
+    standbys: int | None = None
     resume: bool = False
     run: str = ""
     fresh: bool = False
+    like: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ class UpPlan:
         aside: whether a finished run in `out` is moved aside for this new one.
         standbys: how many more processes want each shard, beside its owner.
         resume: whether a run that the broker has lost is rebuilt from its archive.
+        like: the earlier run that this new one is begun like, or None.
     """
 
     settings: Settings
@@ -87,6 +93,14 @@ class UpPlan:
     aside: bool = False
     standbys: int = 0
     resume: bool = False
+    like: EarlierRun | None = None
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """Return the vocabulary of the model that the run begins from, with which its text must be prepared, if it has one."""
+        begun = self.settings.learner.initial_model
+        file = None if begun is None else (begun if begun.is_dir() else begun.parent) / VOCABULARY
+        return file.absolute() if file is not None and file.is_file() else None
 
 
 def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> UpPlan:
@@ -96,48 +110,92 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
         SettingsError: a value is out of range, contradicts another, or cannot change in a run that exists.
     """
     environment = os.environ if environment is None else environment
-    given = load(request.config, request.assignments, environment)
-    run = given.settings.run if "run" in given.origins else request.run or f"up-{secrets.token_hex(4)}"
-    out = request.out if request.out is not None else Path("runs") / run
-    former = read_run_file(out)
-    aside = request.again and former is not None and _is_finished(former, int(former.settings.get(_TARGET, 0)))
-    former = None if aside or request.fresh or (former is not None and not former.begun) else former
-    if former is not None and former.broker == SIMULATED:
+    flags = _flags(request)
+    stated = given(request.config, request.assignments, environment, flags)
+    run = str(stated["run"][0]) if "run" in stated else request.run or f"up-{secrets.token_hex(4)}"
+    out = Path(str(stated["up.out"][0])) if "up.out" in stated else Path("runs") / token(run, "run id")
+    former, aside = _former(request, out)
+    like = None if request.like is None else read_earlier(request.like)
+    if former is not None and like is not None:
         raise SettingsError(
-            "this folder holds a simulated run, which has no broker to go on with", got=out, todo="choose another --out"
+            "--like begins a new run, and this folder holds one",
+            got=out,
+            todo="choose another --out, or leave --like away",
         )
-    unsaid = [f"{name}={as_text(value)}" for name, value in _defaults(former, run).items() if name not in given.origins]
-    loaded = load(request.config, [*(text for text in unsaid if text[-1] != "="), *request.assignments], environment)
+    loaded = load(request.config, request.assignments, environment, flags, _fallback(former, like, run, stated))
     settings = loaded.settings
-    count = _learners(request, former)
+    count, shards = settings.up.learners, settings.protocol.shards
     settings.protocol.check(count)
     learners = tuple(f"learner-{i}" for i in range(1, count + 1))
-    shards, standbys = settings.protocol.shards, _standbys(request.standbys)
+    throttle = _throttle(settings.up.throttle, learners, stated)
+    settings = settings.model_copy(update={"up": settings.up.model_copy(update={"throttle": throttle})})
     result = UpPlan(
         settings=settings,
         learners=learners,
-        throttle=_throttle(request.throttle, learners),
-        via=_via(request.via, (*learners, *shard_names(shards), *standby_names(shards, standbys))),
+        throttle=throttle,
+        via=_via(settings.up.via, (*learners, *shard_names(shards), *standby_names(shards, settings.up.standbys))),
         out=out,
-        broker=settings.broker.url if "broker.url" in given.origins else None,
-        port=request.port or 0,
-        minutes=_minutes(request.minutes),
-        corpus=request.corpus,
+        broker=settings.broker.url if "broker.url" in stated else None,
+        port=settings.up.port,
+        minutes=settings.up.minutes,
+        corpus=settings.up.corpus,
         prepare="data.dir" not in loaded.origins,
         former=former,
         aside=aside,
-        standbys=standbys,
+        standbys=settings.up.standbys,
         resume=request.resume,
+        like=like,
     )
-    _check_data(result)
     if request.resume and former is None:
         raise SettingsError(
             "there is no run to resume", got=out, allowed="a folder with run.json", todo="correct --out"
         )
+    _check_data(result)
     if former is not None:
-        _check_unchanged(former, result, given)
-        result = replace(result, corpus=tuple(Path(path) for path in former.corpus))
+        _check_unchanged(former, result, stated)
     return result
+
+
+def _flags(request: UpRequest) -> dict[str, Any]:
+    """Return the flags that were given, as values of the section `up` by dotted name."""
+    plain: dict[str, Any] = {
+        "learners": request.learners,
+        "standbys": request.standbys,
+        "minutes": request.minutes,
+        "corpus": [str(path) for path in request.corpus] or None,
+        "port": request.port,
+        "out": None if request.out is None else str(request.out),
+        **{f"throttle.{name}": factor for name, factor in _pairs("throttle", request.throttle, "learner=factor")},
+        **{f"via.{name}": url for name, url in _pairs("via", request.via, f"name={ADDRESSES}")},
+    }
+    return {f"up.{name}": value for name, value in plain.items() if value is not None}
+
+
+def _pairs(flag: str, texts: tuple[str, ...], allowed: str) -> list[tuple[str, str]]:
+    """Return the names and values of `name=value` texts."""
+    pairs = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or "." in name:
+            raise SettingsError(f"--{flag} is wrong", got=redacted(text), allowed=allowed, todo="see --help")
+        pairs.append((name, value))
+    return pairs
+
+
+def _former(request: UpRequest, out: Path) -> tuple[RunFile | None, bool]:
+    """Return the run that is continued, None for a new one, and whether a finished one is moved aside for it."""
+    former = read_run_file(out)
+    if former is None or request.fresh:
+        return None, False
+    if request.again and _is_finished(former, int(former.settings.get(_TARGET, 0))):
+        return None, True
+    if not former.begun:
+        return None, False
+    if former.broker == SIMULATED:
+        raise SettingsError(
+            "this folder holds a simulated run, which has no broker to go on with", got=out, todo="choose another --out"
+        )
+    return former, False
 
 
 def shard_names(shards: int) -> tuple[str, ...]:
@@ -151,96 +209,70 @@ def standby_names(shards: int, standbys: int) -> dict[str, int]:
 
 
 def kept_settings(up: UpPlan) -> dict[str, Any]:
-    """Return the settings that `run.json` keeps: all but those that belong to one child or may hold a secret."""
+    """Return the settings that `run.json` keeps and the report tells: all but those of one child and possible secrets.
+
+    Paths are absolute, so that the run can be begun again from any folder.
+    """
     kept = {name: value for name, value in flat(up.settings).items() if not name.startswith(_OURS)}
-    return {name: value for name, value in kept.items() if value is not None and (name != "data.dir" or not up.prepare)}
+    return {
+        name: placed(value, Path.cwd()) if name in PLACES else value
+        for name, value in kept.items()
+        if value is not None and (name != "data.dir" or not up.prepare)
+    }
 
 
-def _defaults(former: RunFile | None, run: str) -> dict[str, Any]:
-    """Return the settings that apply where none were given."""
+def _fallback(former: RunFile | None, like: EarlierRun | None, run: str, stated: Stated) -> SettingsFallback:
+    """Return the settings that apply where none were given.
+
+    Of the section `up` a continued run keeps its learners and its text; the rest is a matter of each session.
+    """
     if former is not None:
-        return {**former.settings, "run": former.run}
-    return {**defaults.SETTINGS, "run": run}
+        kept = {name: value for name, value in former.settings.items() if not name.startswith("up.")}
+        ours = {"run": former.run, "up.learners": former.learners, "up.corpus": former.corpus}
+        return SettingsFallback("run.json", kept | ours)
+    if like is not None:
+        return like.fallback(run, stated)
+    return SettingsFallback(defaults.ORIGIN, {**defaults.SETTINGS, "run": run})
 
 
-def _learners(request: UpRequest, former: RunFile | None) -> int:
-    fallback = former.learners if former is not None else defaults.LEARNERS
-    count = fallback if request.learners is None else request.learners
-    if not 1 <= count <= LEARNERS_MAX:
-        raise SettingsError(
-            "that many learners cannot run here", got=count, allowed=f"1..{LEARNERS_MAX}", todo="set --learners"
-        )
-    return count
-
-
-def _standbys(count: int) -> int:
-    if not 0 <= count <= STANDBYS_MAX:
-        raise SettingsError(
-            "that many standbys make no sense", got=count, allowed=f"0..{STANDBYS_MAX}", todo="--standbys"
-        )
-    return count
-
-
-def _minutes(minutes: float | None) -> float:
-    if minutes is None:
-        return 0.0
-    if not 0.0 < minutes <= 60 * 24 * 365:
-        raise SettingsError(
-            "--minutes is out of range", got=minutes, allowed="above 0, at most a year", todo="set --minutes"
-        )
-    return minutes
-
-
-def _throttle(texts: tuple[str, ...], learners: tuple[str, ...]) -> dict[str, float]:
-    """Return the factors of `name=factor` texts."""
-    factors: dict[str, float] = {}
-    for text in texts:
-        name, equals, number = text.partition("=")
-        try:
-            factor = float(number) if equals else 0.0
-        except ValueError:
-            factor = 0.0
-        if not 1.0 <= factor <= THROTTLE_MAX:
-            raise SettingsError(
-                "--throttle is wrong", got=text, allowed=f"learner=factor, 1..{THROTTLE_MAX:g}", todo="see --help"
-            )
-        if name not in learners:
+def _throttle(factors: Mapping[str, float], learners: Collection[str], stated: Stated) -> dict[str, float]:
+    """Return the factors of the learners that there are; refuse one of another learner, unless an earlier run had that."""
+    for name in factors:
+        if name not in learners and f"up.throttle.{name}" in stated:
             raise SettingsError("--throttle names nobody", got=name, allowed=", ".join(learners), todo="see --learners")
-        factors[name] = factor
-    return factors
+    return {name: factor for name, factor in factors.items() if name in learners}
 
 
-def _via(texts: tuple[str, ...], children: tuple[str, ...]) -> dict[str, str]:
-    """Return the addresses of `name=url` texts."""
-    addresses: dict[str, str] = {}
-    for text in texts:
-        name, equals, url = text.partition("=")
-        if not equals or not is_address(url):
-            raise SettingsError("--via is wrong", got=redacted(text), allowed=f"name={ADDRESSES}", todo="see --help")
+def _via(addresses: Mapping[str, str], children: Collection[str]) -> dict[str, str]:
+    """Return the addresses, all of them of brokers and for processes that there are."""
+    for name, url in addresses.items():
+        if not is_address(url):
+            got = f"{name}={redacted(url)}"
+            raise SettingsError("--via is wrong", got=got, allowed=f"name={ADDRESSES}", todo="see --help")
         if name not in children:
             raise SettingsError("--via names nobody", got=name, allowed=", ".join(children), todo="see --learners")
-        addresses[name] = url
-    return addresses
+    return dict(addresses)
 
 
 def _check_data(up: UpPlan) -> None:
-    """Refuse a corpus that does not exist, or that this run would not read."""
+    """Refuse a corpus that does not exist, or that this run would not read; a run that goes on has its data already."""
     if up.corpus and not up.prepare:
         raise SettingsError(
             "--corpus and data.dir contradict each other", got=up.settings.data.dir, todo="give one of the two"
         )
-    for path in up.corpus:
+    for path in up.corpus if up.former is None else ():
         if not path.exists():
-            raise SettingsError("there is no such text", got=path, todo="correct --corpus")
+            told = f" ({up.like.path} names it)" if up.like is not None else ""
+            raise SettingsError("there is no such text", got=f"{path}{told}", todo="correct --corpus")
 
 
-def _check_unchanged(former: RunFile, up: UpPlan, given: LoadedSettings) -> None:
+def _check_unchanged(former: RunFile, up: UpPlan, stated: Stated) -> None:
     """Refuse to continue `former` with a change in anything that its processes have agreed on."""
     now = flat(up.settings)
-    for name, origin in given.origins.items():
+    for name, (_, origin) in stated.items():
         was = former.run if name == "run" else former.settings.get(name)
         fixed = name.startswith(_FIXED) and name != _TARGET
-        if fixed and as_text(was) != as_text(now.get(name)):
+        if fixed and _comparable(name, was) != _comparable(name, now.get(name)):
             raise SettingsError(
                 f"{name} cannot change in a run that exists",
                 got=f"{as_text(now.get(name))} from {redacted(origin)}",
@@ -249,7 +281,7 @@ def _check_unchanged(former: RunFile, up: UpPlan, given: LoadedSettings) -> None
                 "via, train.* and log.* may change)",
             )
     texts = [str(path.absolute()) for path in up.corpus]
-    if texts and texts != former.corpus:
+    if texts != former.corpus:
         raise SettingsError(
             "the corpus of a run cannot change",
             got=", ".join(texts),
@@ -269,6 +301,11 @@ def _check_unchanged(former: RunFile, up: UpPlan, given: LoadedSettings) -> None
             todo=f"give a larger --tokens to continue it, --again to begin anew, or another --out; "
             f"its report is {up.out / 'report.html'}",
         )
+
+
+def _comparable(name: str, value: object) -> str:
+    """Return a setting as a text; a path as the place that it names."""
+    return as_text(placed(value, Path.cwd()) if name in PLACES else value)
 
 
 def _is_finished(former: RunFile, target: int) -> bool:

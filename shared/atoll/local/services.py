@@ -64,7 +64,8 @@ class Services:
     def prepare(self) -> ChildPlan:
         """Return the plan that makes token shards of the corpus."""
         inputs = [str(path.absolute()) for path in self._up.corpus] or ["--stdlib"]
-        return self._verb(DATA, "data", "prepare", *inputs, "--out", str(self.data_dir))
+        theirs = ["--tokenizer", str(self._up.tokenizer)] if self._up.tokenizer else []
+        return self._verb(DATA, "data", "prepare", *inputs, *theirs, "--out", str(self.data_dir))
 
     def check_data(self) -> ChildPlan:
         """Return the plan that checks token shards which are there."""
@@ -125,6 +126,8 @@ class Services:
         if self._url:
             shared["broker.url"] = self._url
         values = {**flat(self._up.settings), **shared, **own}
+        # The section is ours alone, and `up.via` may hold a secret that is meant for one child.
+        values = {name: value for name, value in values.items() if not name.startswith("up.")}
         # The threads of NumPy's algebra spin while they wait: on cores that also train a norm takes 200 times as long.
         return {
             "OPENBLAS_NUM_THREADS": "1",

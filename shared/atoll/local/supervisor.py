@@ -133,6 +133,8 @@ class Supervisor:
 
     async def _from_broker_to_report(self) -> int:
         self._say(await asyncio.to_thread(try_archive, self._up))
+        for difference in self._up.like.differences() if self._up.like is not None else ():
+            self._face.say(difference)
         url = await self._whole(await self._start_broker())
         self._services = Services(self._up, self._folder, url)
         await self._prepare_data()
@@ -220,6 +222,8 @@ class Supervisor:
             await self._one_shot("preparing data", self._services.prepare(), PREPARE_S, needed=True)
         else:
             await self._one_shot("checking data", self._services.check_data(), PREPARE_S, needed=True)
+        if self._up.like is not None:
+            self._say(self._up.like.other_text(self._services.data_dir))
 
     def _start_services(self, url: str) -> None:
         """Start everything that trains; an earlier session's measurements of the model are out of date now."""

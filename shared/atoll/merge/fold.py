@@ -36,6 +36,7 @@ from atoll.base.errors import FrameRejected, ProtocolMisuse
 from atoll.base.parallel import each, parts
 from atoll.codec.encoded import Encoded
 from atoll.merge.accumulate import AccumulateEntry, AccumulateStep, BatchedAccumulation
+from atoll.merge.outer import State
 from atoll.model.layout import FragmentSlice
 
 Method = Literal["mean", "rda"]
@@ -72,13 +73,15 @@ class Judgement:
 class MergeResult:
     """A merged pseudo-gradient, flat float32, with the weights that counted and the number of contributions behind it.
 
-    `judgements` are those on the contributions, in order, where a run merges robustly.
+    `judgements` are those on the contributions, in order, where a run merges robustly. `memory` is what the outer state keeps
+    of the round where it was merged by value (`atoll.merge.values`).
     """
 
     pseudo_gradient: Vector
     weight_sum: float
     count: int
     judgements: tuple[Judgement, ...] = ()
+    memory: State | None = None
 
 
 @dataclass(frozen=True, slots=True)

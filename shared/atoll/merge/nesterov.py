@@ -9,28 +9,30 @@ stays in the first cache between its loops: each loop is a vector loop, and memo
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import numpy as np
 
 from atoll.base.buffer_pool import Vector
 from atoll.codec.formats.interface import Halves
+from atoll.codec.kernels.later import CompiledLater
 
 STRETCH = 1024
 
 
-@functools.cache
-def compiled_step() -> Callable[..., None] | None:
+def _compiled() -> Callable[..., None] | None:
     """Return `_step` compiled, or None if there is no numba."""
     try:
-        from numba import types  # noqa: PLC0415  (loaded when the first large vector comes)
+        from numba import types  # noqa: PLC0415  (loaded when there is much to step)
 
         from atoll.codec.kernels.compiling import F32_IN, F32_OUT, U16_IN, compiled  # noqa: PLC0415
     except ImportError:
         return None
     signature = types.void(F32_IN, U16_IN, F32_IN, F32_IN, types.float32, types.float32, F32_OUT, F32_OUT)
     return compiled(signature)(_step)
+
+
+compiled_step = CompiledLater("nesterov", _compiled)
 
 
 def _step(

@@ -91,7 +91,7 @@ class Nesterov:
         if not alike or carry.size not in (0, params.size) or (former.size and not self.momentum):
             got = [(vector.shape, vector.dtype.name) for vector in (*vectors, carry)]
             raise ProtocolMisuse("values, pseudo-gradient and momentum that do not belong together", got=got)
-        compiled = compiled_step() if params.size >= FAST_ELEMENTS else None
+        compiled = compiled_step.found(params.size) if params.size >= FAST_ELEMENTS else None
         if compiled is not None:
             compiled(params, carry, pseudo_gradient, former, self.lr, self.momentum, following, newer)
             return

@@ -9,8 +9,8 @@ tensors into bins; there the embedding fills a fragment far larger than the othe
 Everything is a pure function of the tensors' names, shapes and order: every process computes the same layout, and its
 fingerprint is part of every message.
 
-Only floating tensors are trained, so only they are merged. A tensor of another dtype (a counter, a mask) is carried: it
-is in the layout and in the fingerprint, travels with version 0, and no pseudo-gradient ever changes it.
+Tensors that are merged *by value* (running statistics, say) come after all others on the line and have the last fragments for
+themselves, because other settings hold for those (`atoll.protocol.settings`). What is not merged at all is not in a layout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Annotated
 import msgspec
 
 from atoll.base.errors import SettingsError
-from atoll.base.quantities import COUNT_MAX, Count, Text
+from atoll.base.quantities import COUNT_MAX, Count, Digest, Text
 
 SLIVER = 0.01
 AXES_MAX = 32
@@ -50,8 +50,19 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @property
     def floating(self) -> bool:
-        """Return whether training changes it."""
+        """Return whether its numbers can be averaged."""
         return "float" in self.dtype
+
+
+Line = list[tuple[int, TensorSpec]]
+"""Tensors in the order in which they are cut, each with its number."""
+
+
+class FrozenLeaf(msgspec.Struct, frozen=True):
+    """A leaf that every island holds and nobody sends: its name, and the digest of its shape, dtype and values."""
+
+    name: Text
+    digest: Digest
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -72,7 +83,6 @@ class FragmentSlice:
     offset: int
     size: int
     direct: bool
-    floating: bool
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -81,11 +91,15 @@ class FragmentSlice:
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """The division of a model: tensors in pytree order, slices by fragment, names merged by the direct mean."""
+    """The division of a model: tensors in pytree order, slices by fragment.
+
+    `direct` names the tensors whose pseudo-gradients take the plain mean, `by_value` those whose values do.
+    """
 
     tensors: tuple[TensorSpec, ...]
     fragments: tuple[tuple[Slice, ...], ...]
     direct: tuple[Text, ...] = ()
+    by_value: tuple[Text, ...] = ()
 
     def fault(self) -> str:
         """Return why this divides no model, or the empty string: every row belongs to exactly one slice, in order."""
@@ -94,17 +108,45 @@ class Layout(msgspec.Struct, frozen=True):
             return "two tensors have the same name"
         if sum(tensor.size for tensor in self.tensors) > COUNT_MAX:
             return "the tensors have too many elements"
-        tensor = row = 0
+        if not all(tensor.floating for tensor in self.tensors):
+            return "a tensor is not floating"
+        return self._fault_of_slices() or self._fault_of_kinds()
+
+    def _fault_of_slices(self) -> str:
+        line = [number for number, _ in on_the_line(self.tensors, self.by_value)]
+        at = row = 0
         for piece in (piece for inside in self.fragments for piece in inside):
-            while tensor < len(self.tensors) and row == self.tensors[tensor].rows and piece.tensor != tensor:
-                tensor, row = tensor + 1, 0
-            if (piece.tensor, piece.start) != (tensor, row) or not row <= piece.stop:
-                return f"a slice begins at row {piece.start} of tensor {piece.tensor}, not at row {row} of {tensor}"
-            if tensor >= len(self.tensors) or piece.stop > self.tensors[tensor].rows:
+            while at < len(line) and row == self.tensors[line[at]].rows and piece.tensor != line[at]:
+                at, row = at + 1, 0
+            due = line[at] if at < len(line) else len(line)
+            if (piece.tensor, piece.start) != (due, row) or not row <= piece.stop:
+                return f"a slice begins at row {piece.start} of tensor {piece.tensor}, not at row {row} of {due}"
+            if due == len(line) or piece.stop > self.tensors[due].rows:
                 return f"a slice ends at row {piece.stop} of tensor {piece.tensor}"
             row = piece.stop
-        whole = not self.tensors or (tensor == len(self.tensors) - 1 and row == self.tensors[tensor].rows)
-        return "" if whole else f"no slice holds row {row} of tensor {tensor}"
+        whole = not line or (at == len(line) - 1 and row == self.tensors[line[at]].rows)
+        return "" if whole else f"no slice holds row {row} of tensor {line[min(at, len(line) - 1)]}"
+
+    def _fault_of_kinds(self) -> str:
+        named = self._numbers_by_value()
+        last = len(self.fragments) - self.value_fragments
+        for number, inside in enumerate(self.fragments):
+            if any((piece.tensor in named) != (number >= last) for piece in inside) or (number >= last and not inside):
+                return f"fragment {number} holds tensors merged by value and others"
+        return ""
+
+    @property
+    def value_fragments(self) -> int:
+        """Return how many fragments, the last ones, are merged by value."""
+        named = self._numbers_by_value()
+        return sum(any(piece.tensor in named for piece in inside) for inside in self.fragments)
+
+    def _numbers_by_value(self) -> set[int]:
+        return {number for number, tensor in enumerate(self.tensors) if tensor.name in self.by_value}
+
+    def rule_of(self, name: str) -> str:
+        """Return the name of the rule by which a tensor is merged."""
+        return "mean" if name in self.by_value else "direct" if name in self.direct else "pseudo_gradient"
 
     @property
     def fingerprint(self) -> str:
@@ -134,28 +176,32 @@ def _slices(layout: Layout) -> tuple[tuple[FragmentSlice, ...], ...]:
         for piece in fragment:
             tensor = layout.tensors[piece.tensor]
             size = (piece.stop - piece.start) * (tensor.size // max(1, tensor.rows))
-            slices.append(
-                FragmentSlice(
-                    tensor.name, piece.start, piece.stop, offset, size, tensor.name in direct, tensor.floating
-                )
-            )
+            slices.append(FragmentSlice(tensor.name, piece.start, piece.stop, offset, size, tensor.name in direct))
             offset += size
         found.append(tuple(slices))
     return tuple(found)
 
 
-def plan_layout(tensors: Sequence[TensorSpec], fragments: int, direct: Sequence[str] = ()) -> Layout:
+def plan_layout(
+    tensors: Sequence[TensorSpec], fragments: int, direct: Sequence[str] = (), by_value: Sequence[str] = ()
+) -> Layout:
     """Return the division of `tensors` into `fragments` non-empty fragments, balanced by elements.
 
+    Tensors merged `by_value` get a share of the fragments, at least one, as large as theirs of the elements.
+
     Raises:
-        SettingsError: there are more fragments than rows to fill them, two tensors share a name, or `direct` names none.
+        SettingsError: there are more fragments than rows to fill them, or fewer than two for tensors of both kinds, two tensors
+            share a name, or `direct` or `by_value` names none.
     """
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
         raise SettingsError("two tensors have the same name", got=sorted({n for n in names if names.count(n) > 1}))
-    unknown = sorted(set(direct) - set(names))
-    if unknown:
-        raise SettingsError("no such tensor to merge directly", got=unknown, allowed=names[:8], todo="correct `direct`")
+    if other := [tensor.name for tensor in tensors if not tensor.floating]:
+        raise SettingsError("only floating tensors can be merged", got=other[:8], todo="leave them out of the layout")
+    if unknown := sorted({*direct, *by_value} - set(names)):
+        raise SettingsError(
+            "no such tensor to merge", got=unknown, allowed=names[:8], todo="correct the rules of leaves"
+        )
     rows = max(1, sum(tensor.rows for tensor in tensors))
     if not 1 <= fragments <= rows:
         raise SettingsError(
@@ -164,15 +210,43 @@ def plan_layout(tensors: Sequence[TensorSpec], fragments: int, direct: Sequence[
             allowed=f"1..{rows} (rows of its tensors)",
             todo="lower protocol.fragments",
         )
+    line = on_the_line(tensors, by_value)
+    trained, valued = line[: len(line) - len(set(by_value))], line[len(line) - len(set(by_value)) :]
+    theirs = _fragments_by_value(trained, valued, fragments)
+    parts = [*(_cut(trained, fragments - theirs) if trained else ()), *(_cut(valued, theirs) if valued else ())]
     return Layout(
         tensors=tuple(tensors),
-        fragments=tuple(tuple(inside) for inside in _cut(tensors, fragments)),
+        fragments=tuple(tuple(inside) for inside in parts),
         direct=tuple(sorted(direct)),
+        by_value=tuple(sorted(by_value)),
     )
 
 
+def on_the_line(tensors: Sequence[TensorSpec], by_value: Sequence[str]) -> Line:
+    """Return the tensors, numbered, in the order in which they are cut: those merged by value come last."""
+    last = set(by_value)
+    return sorted(enumerate(tensors), key=lambda numbered: numbered[1].name in last)
+
+
+def _fragments_by_value(trained: Line, valued: Line, fragments: int) -> int:
+    """Return how many fragments the tensors merged by value get."""
+    if not (trained and valued):
+        return fragments if valued else 0
+    if fragments == 1:
+        raise SettingsError(
+            "tensors that are merged by value have fragments of their own",
+            got="fragments = 1",
+            allowed="2 or more",
+            todo="raise protocol.fragments",
+        )
+    rows, theirs = (max(1, sum(tensor.rows for _, tensor in part)) for part in (trained, valued))
+    elements, few = (sum(tensor.size for _, tensor in part) for part in (trained, valued))
+    fair = round(fragments * few / max(1, elements + few))
+    return max(1, fragments - rows, min(fair, theirs, fragments - 1))
+
+
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _Rest:
     """What is not cut off yet: elements and rows, and fragments to fill; `target` is the fair size of the next one."""
 
     elements: int
@@ -184,12 +258,12 @@ class _Line:
         return self.elements / self.fragments
 
 
-def _cut(tensors: Sequence[TensorSpec], fragments: int) -> Iterator[list[Slice]]:
+def _cut(tensors: Line, fragments: int) -> Iterator[list[Slice]]:
     """Yield the slices of each fragment, from the left end of the line to the right."""
-    line = _Line(sum(tensor.size for tensor in tensors), sum(tensor.rows for tensor in tensors), fragments)
+    line = _Rest(sum(tensor.size for _, tensor in tensors), sum(tensor.rows for _, tensor in tensors), fragments)
     inside: list[Slice] = []
     taken = filled = 0
-    for number, tensor in enumerate(tensors):
+    for number, tensor in tensors:
         start, row = 0, tensor.size // max(1, tensor.rows)
         if tensor.rows == 0:
             inside.append(Slice(number, 0, 0))
@@ -200,12 +274,12 @@ def _cut(tensors: Sequence[TensorSpec], fragments: int) -> Iterator[list[Slice]]
                 start, taken, filled = start + count, taken + count, filled + count * row
             if line.fragments > 1 and (start < tensor.rows or line.rows - taken == line.fragments - 1):
                 yield inside
-                line = _Line(line.elements - filled, line.rows - taken, line.fragments - 1)
+                line = _Rest(line.elements - filled, line.rows - taken, line.fragments - 1)
                 inside, taken, filled = [], 0, 0
     yield inside
 
 
-def _fitting(room: float, row: int, rows: int, line: _Line, taken: int) -> int:
+def _fitting(room: float, row: int, rows: int, line: _Rest, taken: int) -> int:
     """Return how many of a tensor's next `rows` rows, of `row` elements, the present fragment takes beside what it has.
 
     As many as come nearest to its `room`; all when the rest, none when the part would be a sliver; at least one into an
@@ -229,6 +303,18 @@ def first_difference(ours: Layout, theirs: Layout) -> str:
 
 
 def _differences(ours: Layout, theirs: Layout) -> Iterator[str]:
+    yield from _tensor_differences(ours, theirs)
+    if len(ours.fragments) != len(theirs.fragments):
+        yield f"{len(ours.fragments)} fragments here and {len(theirs.fragments)} in the run"
+    for how, named, others in (("directly", ours.direct, theirs.direct), ("by value", ours.by_value, theirs.by_value)):
+        if named != others:
+            yield f"merged {how} here: {list(named)}, in the run: {list(others)}"
+    for number, (mine, other) in enumerate(zip(ours.fragments, theirs.fragments, strict=False)):
+        if mine != other:
+            yield f"fragment {number} holds other slices here than in the run"
+
+
+def _tensor_differences(ours: Layout, theirs: Layout) -> Iterator[str]:
     for number, (a, b) in enumerate(zip(ours.tensors, theirs.tensors, strict=False)):
         if a.name != b.name:
             yield f"tensor {number} is {a.name!r} here and {b.name!r} in the run"
@@ -238,10 +324,3 @@ def _differences(ours: Layout, theirs: Layout) -> Iterator[str]:
             yield f"{a.name!r} is {a.dtype} here and {b.dtype} in the run"
     if len(ours.tensors) != len(theirs.tensors):
         yield f"{len(ours.tensors)} tensors here and {len(theirs.tensors)} in the run"
-    if len(ours.fragments) != len(theirs.fragments):
-        yield f"{len(ours.fragments)} fragments here and {len(theirs.fragments)} in the run"
-    if ours.direct != theirs.direct:
-        yield f"merged directly here: {list(ours.direct)}, in the run: {list(theirs.direct)}"
-    for number, (mine, other) in enumerate(zip(ours.fragments, theirs.fragments, strict=False)):
-        if mine != other:
-            yield f"fragment {number} holds other slices here than in the run"

@@ -1,8 +1,8 @@
 """Pytrees to flat fragments and back.
 
 A fragment in flight is one flat float32 vector in layout order. float16, bfloat16 and float32 fit into float32 exactly,
-so a value that makes the round trip is unchanged. float64 is rounded to float32 on the way (a pseudo-gradient has no more
-precision than that), and tensors that are not floating are zero in the vector and left alone on the way back.
+so a value that makes the round trip is unchanged. float64 is rounded to float32 on the way: a pseudo-gradient has no more
+precision than that. A layout holds floating tensors only.
 """
 
 from __future__ import annotations
@@ -15,24 +15,18 @@ import numpy.typing as npt
 
 from atoll.base.buffer_pool import Vector, empty
 from atoll.model.layout import FragmentSlice, Layout, TensorSpec
+from atoll.model.tree_walk import flatten
 
 Pieces = dict[str, list[tuple[int, int, npt.NDArray[Any]]]]
 
 
-def describe(tree: Any) -> tuple[TensorSpec, ...]:  # noqa: ANN401  (any JAX pytree)
+def describe(tree: Any) -> tuple[TensorSpec, ...]:  # noqa: ANN401  (any pytree)
     """Return the tensors of a pytree in leaf order; a name is the path, its parts joined by '/'."""
-    import jax  # noqa: PLC0415  (the kernel loads JAX only where pytrees are JAX's)
-
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    leaves, _ = flatten(tree)
     return tuple(
-        TensorSpec(path_name(path), tuple(int(n) for n in leaf.shape), str(leaf.dtype))
-        for path, leaf in ((path, leaf if hasattr(leaf, "dtype") else np.asarray(leaf)) for path, leaf in leaves)
+        TensorSpec(name, tuple(int(n) for n in leaf.shape), str(leaf.dtype))
+        for name, leaf in ((name, leaf if hasattr(leaf, "dtype") else np.asarray(leaf)) for name, leaf in leaves)
     )
-
-
-def path_name(path: tuple[Any, ...]) -> str:
-    """Return the name of a leaf from its path of keys."""
-    return "/".join(_part(key) for key in path) or "value"
 
 
 def gather(layout: Layout, leaves: Mapping[str, Any], fragment: int, start: int = 0, stop: int | None = None) -> Vector:
@@ -43,16 +37,14 @@ def gather(layout: Layout, leaves: Mapping[str, Any], fragment: int, start: int 
         low, high = max(start, tensor_slice.offset), min(stop, tensor_slice.offset + tensor_slice.size)
         if low < high:
             here = slice(low - tensor_slice.offset, high - tensor_slice.offset)
-            vector[low - start : high - start] = (
-                _rows(leaves, tensor_slice).reshape(-1)[here] if tensor_slice.floating else 0.0
-            )
+            vector[low - start : high - start] = _rows(leaves, tensor_slice).reshape(-1)[here]
     return vector
 
 
 def look(layout: Layout, leaves: Mapping[str, Any], fragment: int, start: int, stop: int) -> Vector:
     """Return what `gather` returns, for reading only; a fragment inside one float32 tensor is not copied."""
     for tensor_slice in layout.slices(fragment):
-        if tensor_slice.offset <= start and stop <= tensor_slice.offset + tensor_slice.size and tensor_slice.floating:
+        if tensor_slice.offset <= start and stop <= tensor_slice.offset + tensor_slice.size:
             rows = _rows(leaves, tensor_slice)
             if rows.dtype == np.float32 and rows.flags.c_contiguous:
                 here: Vector = rows.reshape(-1)[start - tensor_slice.offset : stop - tensor_slice.offset]
@@ -67,8 +59,6 @@ def scatter(layout: Layout, fragment: int, vector: Vector, leaves: Mapping[str, 
     """
     pieces: Pieces = {}
     for tensor_slice in layout.slices(fragment):
-        if not tensor_slice.floating:
-            continue
         leaf = leaves[tensor_slice.tensor_name]
         shape = (tensor_slice.stop - tensor_slice.start, *leaf.shape[1:]) if leaf.ndim else ()
         rows = vector[slice(*tensor_slice.bounds)].reshape(shape).astype(leaf.dtype, copy=False)
@@ -90,10 +80,3 @@ def named_dtype(name: str) -> np.dtype[Any]:
 def _rows(leaves: Mapping[str, Any], tensor_slice: FragmentSlice) -> npt.NDArray[Any]:
     array = np.asarray(leaves[tensor_slice.tensor_name])
     return array[tensor_slice.start : tensor_slice.stop] if array.ndim else array
-
-
-def _part(key: Any) -> str:  # noqa: ANN401  (one of JAX's key types)
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)

@@ -197,10 +197,11 @@ class Island:
         if event.version < interval.anchor:
             raise ProtocolMisuse("an adoption went back", got=event.version, allowed=f"{interval.anchor} or later")
         actions: list[Action] = []
-        if self.settings.adoption != "carry" and interval.sent is None and self.tokens > interval.from_tokens:
+        carried = self.settings.of(event.fragment).adoption == "carry"
+        if not carried and interval.sent is None and self.tokens > interval.from_tokens:
             actions.append(self._push(event.fragment, interval, event.cause_id or "rescue", final=False))
         sent_tokens, sent_steps = (interval.sent.tokens, interval.sent.steps) if interval.sent else (0, 0)
-        if self.settings.adoption == "carry":
+        if carried:
             interval.from_tokens += sent_tokens
             interval.from_steps += sent_steps
         else:

@@ -31,7 +31,7 @@ from atoll.protocol.events import ArmTimer, Command, Commit, Fact
 from atoll.protocol.invariants import check_island, check_shard
 from atoll.protocol.island import Island
 from atoll.protocol.shard import Shard
-from atoll.protocol.snapshots import Machine, freeze, thaw
+from atoll.protocol.snapshots import Machine, freeze, plain, thaw
 
 FACTS_MIN: Final = 1024
 FACTS_MAX: Final = 1 << 16
@@ -115,7 +115,7 @@ class FactRecorder:
         )
         yield _SECRET.sub(b"//***@", msgspec.json.encode(header))
         for fact in facts:
-            yield _SECRET.sub(b"//***@", msgspec.json.encode([type(fact).__name__, fact]))
+            yield _SECRET.sub(b"//***@", msgspec.json.encode([type(fact).__name__, fact], enc_hook=plain))
 
     def _turn(self) -> list[Fact]:
         """Begin a new stretch; what came before the former one is forgotten."""

@@ -3,11 +3,18 @@
 Defaults are Decoupled DiLoCo's where it publishes them (tau = 2, K = 1 plus grace, AdamW inside, Nesterov outside) and
 our own measurements where it does not (outer rate and momentum, merge, interval; see docs/results). Two relations
 matter: the interval H must allow every fragment its turn, and the grace window may not exceed what overlap hides.
+
+The last `value_fragments` fragments hold tensors that no optimizer trains, running statistics say, and are merged *by value*:
+their new version is the weighted mean of the learners' values, late ones too. A learner pushes the difference from zero in
+place of that from its anchor, and other settings hold (`of`). Nothing is rounded on the way, and a learner takes the mean as
+it is: a mean of variances is a variance, but one plus a difference or an error may be negative.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+import functools
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -17,6 +24,56 @@ from atoll.base.quantities import FRAGMENTS_MAX, LEARNERS_MAX, RUN_TOKENS_MAX, T
 KEYFRAME_VERSIONS_MAX: Final = 1024
 MAJORITY_MIN: Final = 3
 """The least number of contributions of which most can be believed."""
+BY_VALUE: Final[dict[str, Any]] = {
+    "merge": "mean",
+    "correction": "none",
+    "age_law": "power",
+    "age_damping": 1.0,  # damping shortens: of values, that would be another value
+    "adoption": "overwrite",
+    "codec_up": "f32",
+    "codec_down": "f32",
+    "error_feedback": False,
+    "norm_max": 1e12,  # of values, not of differences
+}
+"""What holds for fragments merged by value, whatever the run has for the others."""
+
+
+class SettingBounds(msgspec.Struct, frozen=True):
+    """The least and the largest value of a setting, both allowed; `high` may name another setting. `why` explains a bound."""
+
+    low: float
+    high: float | str
+    why: str = ""
+
+
+BOUNDS: Final[Mapping[str, SettingBounds]] = {
+    "fragments": SettingBounds(1, FRAGMENTS_MAX),
+    "value_fragments": SettingBounds(0, "fragments", "as many as there are fragments"),
+    "interval_steps": SettingBounds(1, 100_000),
+    "overlap_steps": SettingBounds(1, "interval_steps"),
+    "shards": SettingBounds(1, "fragments", "as many as there are fragments"),
+    "quorum": SettingBounds(1, LEARNERS_MAX),
+    "grace_gamma": SettingBounds(0.0, 0.999, "below 1, so that a round ends inside its overlap"),
+    "grace_cap_steps": SettingBounds(0.0, "overlap_steps", "overlap_steps"),
+    "average_decay": SettingBounds(0.001, 1.0),
+    "age_max": SettingBounds(0, 1000),
+    "age_damping": SettingBounds(0.0, 1.0),
+    "share_max": SettingBounds(1e-4, 1.0),
+    "outer_lr": SettingBounds(1e-6, 100.0),
+    "outer_momentum": SettingBounds(0.0, 0.9999),
+    "average_versions": SettingBounds(0, 1 << 20),
+    "blend_alpha": SettingBounds(0.0, 1.0),
+    "keyframe_versions": SettingBounds(1, KEYFRAME_VERSIONS_MAX),
+    "tokens_target": SettingBounds(0, RUN_TOKENS_MAX),
+    "lease_s": SettingBounds(0.2, 3600.0),
+    "silence_s": SettingBounds(0.2, 3600.0),
+    "norm_max": SettingBounds(1e-6, 1e12),
+    "outlier_ratio": SettingBounds(0.0, 1e9),
+    "step_tokens_max": SettingBounds(0, TOKENS_MAX),
+    "steps_per_s_max": SettingBounds(1e-3, 1e6),
+    "offences_max": SettingBounds(0, 1 << 20),
+}
+"""What `ProtocolSettings.check` enforces and `atoll config --describe` shows, in the order of the settings."""
 
 
 class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,6 +81,8 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     Attributes:
         fragments: P, how many parts the model travels in.
+        value_fragments: how many of those, the last ones, are merged by value; it follows from the founder's leaves
+            (`atoll.client.leaf_rules`).
         interval_steps: H, inner steps between two rounds of the same fragment.
         overlap_steps: tau, steps a round may take while learners go on.
         shards: synchronizer processes the fragments are divided over.
@@ -62,6 +121,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """
 
     fragments: int = 24
+    value_fragments: int = 0
     interval_steps: int = 24
     overlap_steps: int = 2
     shards: int = 2
@@ -101,31 +161,14 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
         `learners` (M) is the number expected, where it is known: a quorum above it could never be met.
         """
-        _within("fragments", self.fragments, 1, FRAGMENTS_MAX)
-        _within("interval_steps", self.interval_steps, 1, 100_000)
-        _within("overlap_steps", self.overlap_steps, 1, self.interval_steps)
-        _within("shards", self.shards, 1, self.fragments, "as many as there are fragments")
-        top = LEARNERS_MAX if learners is None else learners
-        _within("quorum", self.quorum, 1, top, "the number of learners" if learners is not None else "")
-        _within("grace_gamma", self.grace_gamma, 0.0, 0.999, "below 1, so that a round ends inside its overlap")
-        _within("grace_cap_steps", self.grace_cap_steps, 0.0, float(self.overlap_steps), "overlap_steps")
-        _within("average_decay", self.average_decay, 0.001, 1.0)
-        _within("age_max", self.age_max, 0, 1000)
-        _within("age_damping", self.age_damping, 0.0, 1.0)
-        _within("share_max", self.share_max, 1e-4, 1.0)
-        _within("outer_lr", self.outer_lr, 1e-6, 100.0)
-        _within("outer_momentum", self.outer_momentum, 0.0, 0.9999)
-        _within("average_versions", self.average_versions, 0, 1 << 20)
-        _within("blend_alpha", self.blend_alpha, 0.0, 1.0)
-        _within("keyframe_versions", self.keyframe_versions, 1, KEYFRAME_VERSIONS_MAX)
-        _within("tokens_target", self.tokens_target, 0, RUN_TOKENS_MAX)
-        _within("lease_s", self.lease_s, 0.2, 3600.0)
-        _within("silence_s", self.silence_s, 0.2, 3600.0)
-        _within("norm_max", self.norm_max, 1e-6, 1e12)
-        _within("outlier_ratio", self.outlier_ratio, 0.0, 1e9)
-        _within("step_tokens_max", self.step_tokens_max, 0, TOKENS_MAX)
-        _within("steps_per_s_max", self.steps_per_s_max, 1e-3, 1e6)
-        _within("offences_max", self.offences_max, 0, 1 << 20)
+        self._check_types()
+        for name, bounds in BOUNDS.items():
+            high, why = bounds.high, bounds.why
+            if isinstance(high, str):
+                high = type(bounds.low)(getattr(self, high))
+            if name == "quorum" and learners is not None:
+                high, why = learners, "the number of learners"
+            _within(name, getattr(self, name), bounds.low, high, why)
         self._check_momentum()
         if self.robust != "none" and self.quorum < MAJORITY_MIN:
             raise SettingsError(
@@ -135,6 +178,20 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 todo=f"set protocol.quorum={MAJORITY_MIN}, or protocol.robust=none",
             )
         return self
+
+    def _check_types(self) -> None:
+        """Raise `SettingsError` for the first value of a wrong type: a struct that Python code makes checks none."""
+        try:
+            msgspec.convert(msgspec.structs.asdict(self), ProtocolSettings)
+        except msgspec.ValidationError as error:
+            name = str(error).rpartition("$.")[2].rstrip("`")
+            kind, value = get_type_hints(ProtocolSettings)[name], getattr(self, name)
+            raise SettingsError(
+                f"{name} cannot have such a value",
+                got=f"{value!r} ({type(value).__name__})",
+                allowed=", ".join(get_args(kind)) or kind.__name__,
+                todo=f"correct protocol.{name}",
+            ) from error
 
     def _check_momentum(self) -> None:
         """Raise `SettingsError` where something rests on an outer momentum that there will not be."""
@@ -148,6 +205,14 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 todo="set protocol.outer_momentum (0.3, say), or protocol.correction=none",
             )
 
+    def of(self, fragment: int) -> ProtocolSettings:
+        """Return the settings as they hold for `fragment`: other ones where it is merged by value."""
+        return _by_value(self) if self.by_value(fragment) else self
+
+    def by_value(self, fragment: int) -> bool:
+        """Return whether `fragment` is merged by value."""
+        return fragment >= self.fragments - self.value_fragments
+
     def shard_of(self, fragment: int) -> int:
         """Return which shard owns `fragment`: consecutive fragments go to different shards."""
         return fragment % self.shards
@@ -155,6 +220,11 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def fragments_of(self, shard: int) -> tuple[int, ...]:
         """Return the fragments `shard` owns, in order."""
         return tuple(range(shard, self.fragments, self.shards))
+
+
+@functools.lru_cache(maxsize=16)
+def _by_value(settings: ProtocolSettings) -> ProtocolSettings:
+    return msgspec.structs.replace(settings, **BY_VALUE)
 
 
 def _within(name: str, got: float, low: float, high: float, why: str = "") -> None:

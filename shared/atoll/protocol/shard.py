@@ -81,10 +81,10 @@ class Shard:
         self.shard = shard
         self.slots: dict[int, FragmentSlot] = {}
         self.ledger = Ledger()
-        for fragment in settings.fragments_of(shard):
-            kept = (fragment_ledger or {}).get(fragment) or FragmentLedger()
+        for p in settings.fragments_of(shard):
+            kept = (fragment_ledger or {}).get(p) or FragmentLedger()
             kept.enter_into(self.ledger)
-            self.slots[fragment] = FragmentSlot(FragmentRound(fragment, versions[fragment], settings), kept)
+            self.slots[p] = FragmentSlot(FragmentRound(p, versions[p], settings.of(p)), kept)
         if ledger is not None:
             self.ledger.learn(ledger)
         self.learners: dict[str, KnownLearner] = {}
@@ -203,7 +203,7 @@ class Shard:
             raise ProtocolMisuse("a contribution became ready that nobody asked for", got=event.key)
         measure = Measure(event.norm, offer.steps, event.key.learner)
         slot.round.loading.discard(event.key)
-        if reason := slot.fragment_ledger.weigh(measure, event.base_norm, self.settings):
+        if reason := slot.fragment_ledger.weigh(measure, event.base_norm, slot.round.settings):
             actions = self._refuse(slot, offer, reason, event.cause_id)
         elif slot.round.parks(offer):
             slot.parked.append(event.key)

@@ -24,6 +24,8 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.protocol.tenure import LeaseStanding, Tenure
 
+ODD_CHARS_MAX: Final = 200
+
 Machine = Shard | Island | Tenure | Balance
 
 _ROUND_FIELDS: Final = tuple(name for name in FragmentRound.__dataclass_fields__ if name != "settings")
@@ -108,7 +110,14 @@ State = ShardState | IslandState | TenureState | BalanceState
 
 def freeze(machine: Machine) -> bytes:
     """Return the machine as it is now."""
-    return msgspec.json.encode(_state(machine))
+    return msgspec.json.encode(_state(machine), enc_hook=plain)
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401  (what no schema of ours holds)
+    """Return a number of another library as Python's, and anything else as its text: what a dump shows of an odd value."""
+    item = getattr(value, "item", None)
+    number = item() if callable(item) and getattr(value, "ndim", None) == 0 else None
+    return number if isinstance(number, bool | int | float) else repr(value)[:ODD_CHARS_MAX]
 
 
 def thaw(frozen: bytes) -> Machine:

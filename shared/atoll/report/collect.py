@@ -14,19 +14,15 @@ link (`atoll.run.links`).
 from __future__ import annotations
 
 import math
-import os
-import platform
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
 import atoll
+from atoll.base.provenance import commit, machine
 from atoll.protocol.ledger import Account, Ledger, apportion, settle
 from atoll.run.folder import SessionRecord
 from atoll.run.links import as_report, byte_ledger
@@ -35,7 +31,6 @@ from atoll.wire.traffic import NOTHING
 
 SCHEMA: Final = 1
 CURVE_MAX: Final = 2000
-GIT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,29 +285,3 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
     if not ordered:
         return None
     return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 6)
-
-
-def machine() -> str:
-    """Return what the run was made on."""
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
-
-
-def commit() -> str | None:
-    """Return the commit of the checkout this Atoll runs from, `+changes` when edited; None when it is installed."""
-    here = Path(atoll.__file__).resolve().parent
-    head = _git(here, "rev-parse", "HEAD")
-    top = _git(here, "rev-parse", "--show-toplevel")
-    # An installed package may lie in somebody else's repository: only our own tree counts.
-    if not head or not top or not (Path(top) / "shared" / "atoll" / "__init__.py").is_file():
-        return None
-    return head + ("+changes" if _git(here, "status", "--porcelain") else "")
-
-
-def _git(where: Path, *words: str) -> str:
-    """Return what git answers, empty when there is none."""
-    command = ["git", "-C", str(where), *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=True)  # noqa: S603  # fixed words
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()

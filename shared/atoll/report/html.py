@@ -62,7 +62,7 @@ _NOTHING: Final = '<p class="none">there is none</p>'
 
 
 def _provenance(report: Mapping[str, Any]) -> str:
-    parts = [f"atoll {report['atoll']}", report["commit"], report["machine"], f"seed {report['seed']}"]
+    parts = [f"atoll {report['atoll']}", f"commit {report['commit']}", report["machine"], f"seed {report['seed']}"]
     return escape(" · ".join(str(part) for part in parts if part))
 
 

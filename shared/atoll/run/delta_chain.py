@@ -145,7 +145,7 @@ async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vec
 
 async def _advanced(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vector], values: Vector) -> bool:
     """Do `values <- held + every delta after it`, reading ahead; return whether the head's values came out."""
-    (since, base), codec = held, run.protocol.codec_down
+    (since, base), codec = held, run.protocol.of(head.fragment).codec_down
     todo = deque(sorted((delta for delta in head.deltas if delta.version > since), key=lambda delta: delta.version))
     ahead: deque[asyncio.Task[FrameDecoder]] = deque()
     most = min(_AHEAD, 4 * values.size // max(1, Framing(values.size, codec).size_bytes))  # as large as the values

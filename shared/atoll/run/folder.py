@@ -72,6 +72,7 @@ class RunFile(msgspec.Struct, kw_only=True):
     broker: str
     corpus: list[str] = msgspec.field(default_factory=list)
     atoll: str = ""
+    commit: str = ""
     created_at_s: float = 0.0
     begun: bool = True
     tokens: int = 0

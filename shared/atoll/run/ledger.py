@@ -20,8 +20,8 @@ from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Account, Ledger, continued
 from atoll.run.event_fields import ClosedEvent, fields_of
 from atoll.run.heads import read_heads
-from atoll.run.record import read_members, readable
-from atoll.wire.messages import Event, Lease, Rebuilt, RunRecord
+from atoll.run.record import read_lease, read_members, readable
+from atoll.wire.messages import Event, Rebuilt, RunRecord
 
 READ_ATTEMPTS = 8
 
@@ -79,9 +79,8 @@ async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
     else:
         raise BrokerUnavailable("the ledgers change faster than they can be read", todo="ask again")
     for shard in range(run.protocol.shards):
-        record = await bus.get_record(run.subjects.lease(shard))
-        lease = None if record is None else readable(Lease, record)
-        if lease is not None and lease.ledger is not None and lease.run_nonce == run.nonce:
+        lease = await read_lease(bus, run, shard)
+        if lease is not None and lease.ledger is not None:
             ledger.learn(lease.ledger)
     return ledger
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisbehaved
+from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.codec import unpack_arrays
 from atoll.merge.global_update import AVERAGE, state_bytes_max
@@ -26,7 +27,10 @@ from atoll.model.pytrees import named_dtype
 from atoll.run.heads import fetch_frame, read_head, read_heads
 from atoll.wire.messages import Head, RunRecord
 
+log = get(__name__)
+
 READ_ATTEMPTS = 8
+NAMED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +66,29 @@ async def read_merged(bus: Bus, run: RunRecord) -> MergedModel:
     return MergedModel(_assembled(run.layout, values), min(versions), max(versions), average)
 
 
-def _assembled(layout: Layout, values: Mapping[int, Vector]) -> dict[str, Any]:
-    """Return NumPy arrays by name, in their dtypes, from the flat float32 values of the fragments.
+def warn_if_unmerged(run: RunRecord, merged: MergedModel) -> None:
+    """Log that a model is the founder's, if no round has been merged: it looks like any other."""
+    if merged.versions_max == 0:
+        log.warning("model.unmerged", run=run.run, why="nothing has been merged yet: these are the founder's values")
 
-    What is not floating travels with no run, so it is not among them: zeros in its place would be wrong numbers.
-    """
-    tensors = {t.name: np.zeros(t.shape, dtype=np.float32) for t in layout.tensors if t.floating}
+
+def warn_if_partial(run: RunRecord) -> None:
+    """Log which leaves of a run's model are not on the broker, if any."""
+    if names := [leaf.name for leaf in run.frozen]:
+        log.warning(
+            "model.partial", run=run.run, frozen=names[:NAMED], leaves=len(names), why="frozen leaves never travel"
+        )
+
+
+def _assembled(layout: Layout, values: Mapping[int, Vector]) -> dict[str, Any]:
+    """Return NumPy arrays by name, in their dtypes, from the flat float32 values of the fragments."""
+    tensors = {t.name: np.zeros(t.shape, dtype=np.float32) for t in layout.tensors}
     for fragment, vector in values.items():
-        for tensor_slice in (each for each in layout.slices(fragment) if each.floating):
+        for tensor_slice in layout.slices(fragment):
             rows = tensors[tensor_slice.tensor_name]
             target = rows[tensor_slice.start : tensor_slice.stop] if rows.ndim else rows
             target[...] = vector[slice(*tensor_slice.bounds)].reshape(target.shape)
-    return {t.name: tensors[t.name].astype(named_dtype(t.dtype), copy=False) for t in layout.tensors if t.floating}
+    return {t.name: tensors[t.name].astype(named_dtype(t.dtype), copy=False) for t in layout.tensors}
 
 
 async def _fetch_average(bus: Bus, run: RunRecord, head: Head, values: Vector) -> Vector:

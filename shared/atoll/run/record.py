@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -10,13 +11,14 @@ from atoll.base.errors import BrokerUnavailable, LayoutMismatch, PeerMisbehaved,
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, Record
 from atoll.codec import check_codecs
-from atoll.model.layout import Layout, first_difference
+from atoll.model.layout import FrozenLeaf, TensorSpec, first_difference
 from atoll.wire.messages import Lease, M, Member, RunRecord, decode
 from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 
 UNREAD_NAMED = 4
+RULES_NAMED = 4
 
 
 async def read_run(bus: Bus, subjects: Subjects) -> RunRecord | None:
@@ -53,21 +55,26 @@ async def the_run(bus: Bus, subjects: Subjects) -> RunRecord:
     return run
 
 
-async def check_run(bus: Bus, subjects: Subjects, layout: Layout, data: str) -> RunRecord:
-    """Compare this learner's tensors and `data` fingerprint with the run record, and return the record.
+async def check_run(bus: Bus, offer: RunRecord) -> RunRecord:
+    """Return the record of the run that `offer` would found, once its tensors, frozen leaves and data are found to be the same.
 
     How the tensors are cut into fragments is the founder's choice.
     """
-    run = await read_run(bus, subjects)
+    run, data = await read_run(bus, offer.subjects), offer.data
     if run is None:
         raise BrokerUnavailable("the run record vanished", todo="was the broker's store deleted? start a new run")
     check_known(run)
-    if difference := first_difference(msgspec.structs.replace(run.layout, tensors=layout.tensors), run.layout):
-        raise LayoutMismatch(
-            f"this model is not the model of run {run.run!r}",
-            got=difference,
-            allowed=f"the layout {run.layout.fingerprint} founded by {run.founder}",
-            todo="use the run's model and protocol settings, or another run id",
+    _check_what_travels(run, offer)
+    check_tensors(run, offer.layout.tensors, "use the run's model, or another run id")
+    check_frozen(run, offer.frozen)
+    if other := [f"{name} = {theirs} of the run, not {ours}" for name, theirs, ours in _other_rules(run, offer)]:
+        more = f" and {len(other) - RULES_NAMED} more" if len(other) > RULES_NAMED else ""
+        log.warning(
+            "rules.ignored",
+            leaves="; ".join(other[:RULES_NAMED]) + more,
+            why="the founder's rules of leaves hold for the whole run",
+            todo="give the founder's `merge` (JoinOptions)",
+            run=run.run,
         )
     if data and run.data and data != run.data:
         raise LayoutMismatch(
@@ -77,6 +84,74 @@ async def check_run(bus: Bus, subjects: Subjects, layout: Layout, data: str) -> 
             todo="copy the run's token shards here, or choose another run id",
         )
     return run
+
+
+def _check_what_travels(run: RunRecord, offer: RunRecord) -> None:
+    """Raise `LayoutMismatch` if the rules of leaves seem to differ: some leaves travel on one side only, the others are equal.
+
+    The record does not know what the founder keeps local, so a leaf that is not merged there may also not be there at all.
+    """
+    theirs, ours = ({tensor.name: tensor for tensor in each.layout.tensors} for each in (run, offer))
+    shared = theirs.keys() & ours.keys()
+    if theirs.keys() == ours.keys() or not shared or any(theirs[name] != ours[name] for name in shared):
+        return
+    frozen_there, frozen_here = ({leaf.name for leaf in each.frozen} for each in (run, offer))
+    told = [
+        f"{name!r} is merged here, and {'frozen' if name in frozen_there else 'local or missing'} in the run"
+        for name in ours
+        if name not in shared
+    ] + [
+        f"{name!r} is {'frozen' if name in frozen_here else 'local or missing'} here, and merged in the run"
+        for name in theirs
+        if name not in shared
+    ]
+    more = f" and {len(told) - RULES_NAMED} more" if len(told) > RULES_NAMED else ""
+    raise LayoutMismatch(
+        f"this island merges other leaves than run {run.run!r}",
+        got="; ".join(told[:RULES_NAMED]) + more,
+        allowed=f"the rules of leaves, and the model, of its founder {run.founder}",
+        todo="give the same JoinOptions.merge as the founder; if a leaf is missing, use the run's model, or another run id",
+    )
+
+
+def _other_rules(run: RunRecord, offer: RunRecord) -> Iterator[tuple[str, str, str]]:
+    """Yield the leaves that are merged in another way than the run's, with the run's rule and the offered one."""
+    for tensor in offer.layout.tensors:
+        theirs, ours = (each.layout.rule_of(tensor.name) for each in (run, offer))
+        if theirs != ours:
+            yield tensor.name, theirs, ours
+
+
+def check_tensors(run: RunRecord, tensors: tuple[TensorSpec, ...], todo: str) -> None:
+    """Raise `LayoutMismatch` unless these tensors have the names, shapes and dtypes of the run's model."""
+    if difference := first_difference(msgspec.structs.replace(run.layout, tensors=tensors), run.layout):
+        raise LayoutMismatch(
+            f"this model is not the model of run {run.run!r}",
+            got=difference,
+            allowed=f"the layout {run.layout.fingerprint} founded by {run.founder}",
+            todo=todo,
+        )
+
+
+def check_frozen(run: RunRecord, ours: tuple[FrozenLeaf, ...]) -> None:
+    """Raise `LayoutMismatch` unless the frozen leaves are those of the run, with the same values."""
+    known, held = ({leaf.name: leaf.digest for leaf in leaves} for leaves in (run.frozen, ours))
+    for name in {**known, **held}:
+        if known.get(name) == held.get(name):
+            continue
+        got = (
+            "other values here"
+            if name in known and name in held
+            else "frozen here"
+            if name in held
+            else "not frozen here"
+        )
+        raise LayoutMismatch(
+            f"the leaf {name!r} is not as run {run.run!r} has it",
+            got=got,
+            allowed="frozen, with the founder's values" if name in known else "not frozen",
+            todo="begin from the founder's values of it, with the founder's rules (`JoinOptions.merge`)",
+        )
 
 
 def check_known(run: RunRecord) -> RunRecord:
@@ -101,17 +176,19 @@ class RecordedProgress:
     over: bool
 
 
-async def recorded_progress(bus: Bus, run: RunRecord) -> RecordedProgress:
-    """Return how far a run is by its leases; once it is over, no shard hears a learner.
+async def read_lease(bus: Bus, run: RunRecord, shard: int) -> Lease | None:
+    """Return the lease of a shard; None if there is none, or one that cannot be read or is of another founding."""
+    record = await bus.get_record(run.subjects.lease(shard))
+    lease = None if record is None else readable(Lease, record)
+    return lease if lease is not None and lease.run_nonce == run.nonce else None
 
-    A lease that cannot be read, or that is of another founding, says nothing.
-    """
+
+async def recorded_progress(bus: Bus, run: RunRecord) -> RecordedProgress:
+    """Return how far a run is by its leases; once it is over, no shard hears a learner."""
     target = run.protocol.tokens_target
     tokens, over = 0, target > 0
     for shard in range(run.protocol.shards):
-        record = await bus.get_record(run.subjects.lease(shard))
-        lease = None if record is None else readable(Lease, record)
-        lease = lease if lease is not None and lease.run_nonce == run.nonce else None
+        lease = await read_lease(bus, run, shard)
         known = 0 if lease is None or lease.ledger is None else lease.ledger.known_tokens
         tokens = max(tokens, known)
         over = over and lease is not None and lease.closed and known >= target

@@ -24,6 +24,7 @@ from atoll.base.quantities import (
     FRAGMENTS_MAX,
     LEARNERS_MAX,
     Count,
+    Description,
     Digest,
     Epoch,
     Fingerprint,
@@ -43,7 +44,7 @@ from atoll.base.quantities import (
     Word,
     WriterNonce,
 )
-from atoll.model.layout import Layout
+from atoll.model.layout import FrozenLeaf, Layout
 from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import KEYFRAME_VERSIONS_MAX, ProtocolSettings
@@ -84,7 +85,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The record that makes a run: its founder, or the process that rebuilds it, writes it; every joiner reads it.
 
     `nonce` tells foundings of one run id apart: messages of another founding are refused. `closing` says that the run's
-    broker is about to end, so learners leave; it may go on later.
+    broker is about to end, so learners leave; it may go on later. `frozen` are leaves that all islands hold and nobody sends.
     """
 
     run: PeerId
@@ -93,9 +94,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     founded_at_s: Seconds
     layout: Layout
     protocol: ProtocolSettings
-    model: Text = ""
+    model: Description = ""
     data: Text = ""
     seed: int = 0
+    frozen: tuple[FrozenLeaf, ...] = ()
     rebuilt: Rebuilt | None = None
     closing: bool = False
     schema: int = SCHEMA
@@ -108,6 +110,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return str(error)
         if len(self.layout.fragments) != self.protocol.fragments:
             return f"{len(self.layout.fragments)} fragments in the layout and {self.protocol.fragments} in the protocol"
+        there, agreed = self.layout.value_fragments, self.protocol.value_fragments
+        if there != agreed:
+            return f"{there} fragments merged by value in the layout and {agreed} in the protocol"
         return self.layout.fault()
 
     @cached_property

@@ -35,7 +35,7 @@ _FILTER = re.compile(r"(?:(?:[A-Za-z0-9_-]+|\*)\.)*(?:[A-Za-z0-9_-]+|\*|>)")
 
 def token(value: str, what: str) -> str:
     """Return `value` if it is a valid level of a subject, else raise `SettingsError` naming `what`."""
-    if not _TOKEN.fullmatch(value):
+    if not isinstance(value, str) or not _TOKEN.fullmatch(value):
         raise SettingsError(
             f"{what} cannot be part of a subject",
             got=repr(value),

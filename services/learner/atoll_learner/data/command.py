@@ -1,20 +1,20 @@
-"""`atoll data prepare`, with a progress bar on a terminal, and `atoll data show`; one line of result from either."""
+"""`atoll data prepare`, with a progress bar on a terminal, `atoll data mix`, `atoll data show`; one line each."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 
 from atoll.base.units import as_size
+from atoll_learner.data.mixture import mix, weights_of
 from atoll_learner.data.prepare import Meta, prepare
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.data.sources import PLAIN, Reading, files_of, part_bytes, stdlib_files
+from atoll_learner.data.sources import PLAIN, Reading, files_of, stdlib_files
 from atoll_learner.data.tokenizer import Vocabulary
 
 
@@ -32,7 +32,7 @@ def prepare_command(  # noqa: PLR0913  (one per choice)
     """Prepare the inputs, or the standard library, and say what came of it and how fast."""
     console = Console(stderr=True)
     files = [*(stdlib_files() if stdlib else []), *(files_of(inputs, reading) if inputs or not stdlib else [])]
-    reading, began_s = replace(reading, part_bytes=part_bytes(files)), time.monotonic()
+    began_s = time.monotonic()
 
     def progress(paths: Iterable[Path]) -> Iterable[Path]:
         return track(list(paths), description="preparing", console=console, disable=not sys.stderr.isatty())
@@ -52,6 +52,11 @@ def prepare_command(  # noqa: PLR0913  (one per choice)
     console.print(f"{as_size(size)} in {took_s:.1f} s, {as_size(round(size / took_s))}/s", soft_wrap=True)
 
 
+def mix_command(parts: list[str], out: Path) -> None:
+    """Mix folders of token shards (`folder=weight`) and say what came of it. Raises what `weights_of` and `mix` raise."""
+    Console(stderr=True).print(described(mix(weights_of(parts), out), out), soft_wrap=True)
+
+
 def show_command(folder: Path) -> None:
     """Open the token shards of `folder` as a learner would and say what they hold. Raises what `TokenShards` raises."""
     Console().print(described(TokenShards(folder).meta, folder), soft_wrap=True)
@@ -59,7 +64,10 @@ def show_command(folder: Path) -> None:
 
 def described(meta: Meta, folder: Path) -> str:
     """Return token shards in one line."""
+    blocks = sum(part.positions for part in meta.parts)
+    shares = [f"{part.positions / blocks:.1%} of {part.fingerprint[:8]}" for part in meta.parts]
+    mixed = f"{' and '.join(shares)}: " if shares else ""
     return (
-        f"{meta.documents} documents: {meta.train_tokens} training and {meta.validation_tokens} held-out tokens, "
+        f"{mixed}{meta.documents} documents: {meta.train_tokens} training and {meta.validation_tokens} held-out tokens, "
         f"vocabulary {meta.vocab}, fingerprint {meta.fingerprint}, in {folder}"
     )

@@ -2,9 +2,8 @@
 
 Held-out text is split off by whole documents, chosen by a keyed hash of each document's content, so the split does not
 depend on the order of files and no document is on both sides. Where chance holds nothing out, as of a small corpus, it is the
-document of the least hash. Training documents keep their order here: the order of
-training belongs to the epoch permutation. The fingerprint covers every token and the tokenizer: two machines with the
-same fingerprint have the same data.
+document of the least hash. Training documents keep their order here: the order of training belongs to the epoch permutation.
+The fingerprint covers every token and the tokenizer: two machines with the same fingerprint have the same data.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from atoll.base.errors import DataError, SettingsError, StorageFull
 from atoll.base.quantities import Count
-from atoll_learner.data.sources import Reading, documents, part_bytes
+from atoll_learner.data.sources import PLAIN, Reading, documents, part_bytes
 from atoll_learner.data.tokenizer import (
     BPE_FILE,
     SEPARATOR,
@@ -41,11 +41,28 @@ MIN_HELD_OUT = 2
 Dtype = Literal["uint8", "uint16", "uint32"]
 DTYPES: Final[dict[int, Dtype]] = {1 << 8: "uint8", 1 << 16: "uint16", 1 << 32: "uint32"}
 """The narrowest type for tokens of a vocabulary, by the largest vocabulary that it holds."""
-OURS = {"train.bin", "held_out.bin", "meta.json", BPE_FILE}
+OURS = re.compile(rf"(train|held_out)(-\d+)?\.bin|meta\.json|{re.escape(BPE_FILE)}")
+
+
+class MixturePart(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a mixture: what its files hold, and what of it an epoch and a measurement take.
+
+    `positions` are an epoch's blocks of this part, `held_out` the tokens of its held-out text that count.
+    """
+
+    train_tokens: Count
+    validation_tokens: Count
+    held_out: Annotated[int, msgspec.Meta(ge=1)]
+    blocks: Annotated[int, msgspec.Meta(ge=1)]
+    positions: Annotated[int, msgspec.Meta(ge=1)]
+    fingerprint: str
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """What the shards hold; `source` is a hash of the documents, `fingerprint` one of tokens and tokenizer."""
+    """What the shards hold; `source` is a hash of the documents, `fingerprint` one of tokens and tokenizer.
+
+    Of a mixture both are of its parts, and held-out tokens and bytes are what is measured.
+    """
 
     vocab: Annotated[int, msgspec.Meta(ge=1)]
     dtype: Dtype
@@ -58,6 +75,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     tokenizer: str
     separator: str = SEPARATOR
+    parts: tuple[MixturePart, ...] = ()
     schema: int = 1
 
     @property
@@ -74,7 +92,7 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
     validation: float = 0.05,
     block_tokens: int = 2_048,
     seed: int = 0,
-    reading: Reading | None = None,
+    reading: Reading = PLAIN,
     progress: Callable[[Iterable[Path]], Iterable[Path]] = lambda files: files,
 ) -> Meta:
     """Write the token shards of `files` to the folder `out` and return their description.
@@ -90,12 +108,12 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
         raise SettingsError("the held-out share is out of range", got=validation, allowed="above 0, below 1")
     if not 256 <= block_tokens <= 1 << 26:
         raise SettingsError("block_tokens is out of range", got=block_tokens, allowed="256..67108864")
-    _check_ours(out)
+    check_ours(out)
     work: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-        reading = reading or Reading(part_bytes=part_bytes(files))
+        reading = replace(reading, part_bytes=part_bytes(files))
         tokenizer = _tokenizer(files, vocabulary, work, reading)
         split = Split(validation, seed)
         meta = _write(files, work, tokenizer, split, block_tokens, reading, progress)
@@ -108,7 +126,7 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
                 allowed=f"at least {block_tokens} training tokens (one block) and some held-out text",
                 todo="add text, lower --block-tokens or raise --validation",
             )
-        _replace(work, out)
+        replace_folder(work, out)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFull(
@@ -209,10 +227,10 @@ def _tokenizer(files: list[Path], vocabulary: int | Vocabulary, work: Path, read
     return train_bpe(texts(), vocabulary, work / BPE_FILE)
 
 
-def _check_ours(out: Path) -> None:
+def check_ours(out: Path) -> None:
     """Refuse to replace anything but nothing, an empty folder, or token shards."""
     if not out.is_symlink() and (
-        not out.exists() or (out.is_dir() and {entry.name for entry in out.iterdir()} <= OURS)
+        not out.exists() or (out.is_dir() and all(OURS.fullmatch(entry.name) for entry in out.iterdir()))
     ):
         return
     raise SettingsError(
@@ -223,7 +241,7 @@ def _check_ours(out: Path) -> None:
     )
 
 
-def _replace(work: Path, out: Path) -> None:
+def replace_folder(work: Path, out: Path) -> None:
     """Put the finished folder in its place; what was there before goes."""
     for file in work.iterdir():
         with file.open("rb") as handle:

@@ -2,12 +2,13 @@
 
 An epoch visits every block once, in an order that is a pure function of (seed, epoch): a four-round Feistel network over
 the smallest even-width power of two, cycle-walked into range. Any position can be looked up at once, on any learner,
-without storing or shuffling anything.
+without storing or shuffling anything. A mixture (`mixture`) maps the positions of its epoch to blocks of its parts.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 
 import msgspec
@@ -40,8 +41,14 @@ class TokenShards:
             ) from error
         except msgspec.MsgspecError as error:
             raise DataError("meta.json is damaged", got=f"{folder}: {error}", todo="prepare the data again") from error
-        self._train = self._open("train.bin", self.meta.train_tokens)
-        self._held_out = self._open("held_out.bin", self.meta.validation_tokens)
+        if not self.meta.parts:
+            self._train = [self._open("train.bin", self.meta.train_tokens)]
+            self._held_out = [self._open("held_out.bin", self.meta.validation_tokens)]
+        else:
+            self._train = [self._open(f"train-{i}.bin", part.train_tokens) for i, part in enumerate(self.meta.parts)]
+            self._held_out = [
+                self._open(f"held_out-{i}.bin", part.validation_tokens) for i, part in enumerate(self.meta.parts)
+            ]
 
     def _open(self, name: str, tokens: int) -> npt.NDArray[np.integer]:
         file = self.folder / name
@@ -67,17 +74,38 @@ class TokenShards:
         return self.meta.block_tokens
 
     def block(self, number: int) -> npt.NDArray[np.int32]:
-        """Return block `number` as int32, shape (block_tokens,)."""
+        """Return block `number` as int32, shape (block_tokens,); the blocks of a mixture's parts are counted on."""
+        part = 0
+        while self.meta.parts and number >= self.meta.parts[part].blocks:
+            number -= self.meta.parts[part].blocks
+            part += 1
         start = number * self.meta.block_tokens
-        return np.asarray(self._train[start : start + self.meta.block_tokens], dtype=np.int32)
+        return np.asarray(self._train[part][start : start + self.meta.block_tokens], dtype=np.int32)
 
     def validation(self, tokens_max: int) -> npt.NDArray[np.int32]:
-        """Return the first `tokens_max` held-out tokens as int32."""
-        return np.asarray(self._held_out[:tokens_max], dtype=np.int32)
+        """Return the first `tokens_max` held-out tokens as int32; of a mixture the first of each part, in its shares."""
+        if not self.meta.parts:
+            return np.asarray(self._held_out[0][:tokens_max], dtype=np.int32)
+        share = min(1.0, tokens_max / self.meta.validation_tokens)
+        taken = [math.floor(share * part.held_out) for part in self.meta.parts]
+        return np.concatenate(
+            [tokens[:count] for tokens, count in zip(self._held_out, taken, strict=True)],
+            dtype=np.int32,
+            casting="unsafe",
+        )
 
     def block_at(self, seed: int, epoch: int, position: int) -> int:
         """Return which block stands at `position` in the order of `epoch`."""
-        return permuted(position, self.blocks, seed, epoch)
+        place = permuted(position, self.blocks, seed, epoch)
+        before = 0
+        for part in self.meta.parts:
+            if place < part.positions:
+                # How often this part was drawn from, in all epochs until here, says where it is in its own epochs.
+                own_epoch, own_position = divmod(epoch * part.positions + place, part.blocks)
+                return before + permuted(own_position, part.blocks, seed, own_epoch)
+            place -= part.positions
+            before += part.blocks
+        return place
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer the shards were made with."""

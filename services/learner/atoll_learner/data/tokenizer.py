@@ -62,6 +62,11 @@ class Vocabulary:
     file: Path
     separator: str = ""
 
+    @classmethod
+    def of(cls, path: Path, separator: str) -> Vocabulary:
+        """Return the vocabulary of a file, or of a model's folder."""
+        return cls(path / BPE_FILE if path.is_dir() else path, separator)
+
 
 class BpeTokenizer:
     """A vocabulary of the `tokenizers` library (extra `bpe`): one that `train_bpe` wrote, or somebody's `tokenizer.json`."""
@@ -83,6 +88,7 @@ class BpeTokenizer:
                 allowed="a tokenizer.json",
                 todo="name another",
             ) from error
+        self._vocab = 1 + max(self._inner.get_vocab().values(), default=0)
         wanted = (separator,) if separator else USUAL_SEPARATORS
         self.separator_name = next((name for name in wanted if self._inner.token_to_id(name) is not None), "")
         if not self.separator_name:
@@ -94,8 +100,8 @@ class BpeTokenizer:
 
     @property
     def vocab(self) -> int:
-        """Return the vocabulary's size."""
-        return int(self._inner.get_vocab_size())
+        """Return one more than the largest token: a vocabulary that somebody has may leave numbers out."""
+        return self._vocab
 
     @property
     def separator(self) -> int:

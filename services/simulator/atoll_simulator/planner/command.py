@@ -194,14 +194,11 @@ def _run(config: Path | None, assignments: list[str], flags: dict[str, Any]) -> 
     """
     import msgspec  # noqa: PLC0415
 
-    from atoll.local.defaults import SETTINGS  # noqa: PLC0415
-    from atoll.settings import load  # noqa: PLC0415
+    from atoll.local.defaults import ORIGIN, SETTINGS  # noqa: PLC0415
+    from atoll.settings import SettingsFallback, load  # noqa: PLC0415
 
-    given = load(config, assignments)
-    if config is not None:
-        ours = {name: value for name, value in SETTINGS.items() if name.startswith("protocol.")}
-        unsaid = [f"{name}={value}" for name, value in ours.items() if name not in given.origins]
-        given = load(config, [*unsaid, *assignments])
+    ours = {name: value for name, value in SETTINGS.items() if name.startswith("protocol.")}
+    given = load(config, assignments, fallback=SettingsFallback(ORIGIN, ours) if config is not None else None)
     protocol = msgspec.structs.replace(given.settings.protocol, **flags)
     if "fragments" in flags and "shards" not in flags:
         protocol = msgspec.structs.replace(protocol, shards=min(protocol.shards, protocol.fragments))

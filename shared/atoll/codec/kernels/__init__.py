@@ -12,14 +12,14 @@ order at the end. A product of elements i of two blocks adds to lane i. Squares 
 those at the same place in the blocks of a tile; squares of integer codes are summed as integers. No multiplication is
 fused with an addition, and a block's scale is multiplied into its share before either meets the elements.
 
-Compiling takes some seconds per format: once if numba can keep the code (`atoll.codec.kernels.compiling`), else at
-every start. Only used formats are compiled, and only for vectors large enough to be worth it, `FAST_ELEMENTS`.
+Compiling takes some seconds per format, or less than one where numba has kept the code (`atoll.codec.kernels.compiling`). It is
+done on a thread of its own, for formats that have much to do (`atoll.codec.kernels.later`), and only vectors of at least
+`FAST_ELEMENTS` take the compiled set.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -27,7 +27,9 @@ from typing import Final
 import numpy as np
 
 from atoll.base.buffer_pool import Vector
+from atoll.base.parallel import PART
 from atoll.codec.formats.interface import BLOCK, Bytes, Format
+from atoll.codec.kernels.later import CompiledLater
 
 COPY: Final = 0
 BLEND: Final = 1
@@ -88,8 +90,10 @@ def squares_of_scaled_floats(
 
 
 def kernels(form: Format, elements: int) -> Kernels:
-    """Return the set for vectors of so many elements in this format."""
-    return fast_kernels(form) if elements >= FAST_ELEMENTS else plain_kernels(form)
+    """Return the set for a part of a vector of so many elements in this format; it never waits for a compiler."""
+    if elements < FAST_ELEMENTS:
+        return plain_kernels(form)
+    return _compiled_later(form).found(min(elements, PART)) or plain_kernels(form)
 
 
 @functools.cache
@@ -100,23 +104,23 @@ def plain_kernels(form: Format) -> Kernels:
     return Kernels("plain", *in_numpy.loops(form))
 
 
-_made: dict[Format, Kernels] = {}
-_making = threading.Lock()
-
-
 def fast_kernels(form: Format) -> Kernels:
-    """Return the compiled set, or the NumPy set if there is no numba."""
-    if form not in _made:
-        with _making:  # several workers may get the first large vector at once; only one may compile
-            if form not in _made:
-                _made[form] = _compiled(form)
-    return _made[form]
+    """Return the compiled set, compiled now if it is not yet, or the NumPy set if there is no numba."""
+    return _compiled_later(form).now() or plain_kernels(form)
 
 
-def _compiled(form: Format) -> Kernels:
-    """Compile or load the set of a format."""
+_later: dict[Format, CompiledLater[Kernels]] = {}
+
+
+def _compiled_later(form: Format) -> CompiledLater[Kernels]:
+    """Return the one place of a format's compiled set: several workers may get the first large vector at once."""
+    return _later.get(form) or _later.setdefault(form, CompiledLater(form.name, functools.partial(_compiled, form)))
+
+
+def _compiled(form: Format) -> Kernels | None:
+    """Compile or load the set of a format; None if there is no numba."""
     try:
         from atoll.codec.kernels import compiled  # noqa: PLC0415
     except ImportError:
-        return plain_kernels(form)
+        return None
     return Kernels("fast", *compiled.loops(form))

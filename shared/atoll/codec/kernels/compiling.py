@@ -1,4 +1,4 @@
-"""How kernels are compiled: for fixed types, when they are loaded, and once per machine.
+"""How kernels are compiled: for fixed types, before their first call, and once per machine.
 
 numba keeps machine code in a folder (beside the module, in a cache of the user, or in `NUMBA_CACHE_DIR`). It identifies
 kept code by time and size of the function's source file, by the function's bytecode and by the values of its closure.
@@ -22,6 +22,7 @@ from numba import njit, types
 from numba.extending import register_jitable
 
 from atoll.base.logs import get
+from atoll.codec.kernels.later import ends_with_the_process
 
 log = get(__name__)
 
@@ -44,6 +45,7 @@ def compiled(*signatures: Any, fastmath: Collection[str] = ()) -> Callable[[F], 
     options: dict[str, Any] = {"nogil": True, "fastmath": set(fastmath)}
 
     def wrap(function: F) -> F:
+        ends_with_the_process()
         made: Any
         try:
             made = njit(list(signatures), cache=True, **options)(function)

@@ -1,35 +1,46 @@
-"""A learner's own checkpoints: the inner optimizer's state and the place in the data, written by Orbax.
+"""An island's own checkpoints: what its training loop needs to go on, beside the parameters, written by Orbax.
 
     DIR/<run>.<nonce>/<learner>/<incarnation and step as one number>/{state, note}
 
 The step loop pays for one copy to host memory. A thread does the rest: the digest, and Orbax, which writes to a temporary
-folder and renames it, so that a kill at any instant leaves the former checkpoint. Two are kept. A save that is under way
-delays the next one.
+folder and renames it, so that a kill at any instant leaves the former checkpoint. The newest few are kept. A save that is under
+way delays the next one.
 
-Checkpoints hold no parameters: the run's heads are the parameters, and a learner that returns adopts them. So a checkpoint,
-however old, can overwrite nothing. It is adopted only if its note names this run, model, layout and learner. A damaged
-one is skipped for the one before it. Orbax does not protect values by a checksum; the note's digest does. A rebuilt run
-has a nonce of its own: until it has a checkpoint, those of its source are read, and never written or removed.
+Checkpoints hold no parameters: the run's heads are the parameters, and a learner that returns adopts them. What its former
+life trained and had not pushed is lost, and counted as lost in that life's account; no checkpoint may bring it back under
+another. So a checkpoint, however old, can overwrite nothing. It is adopted only if its note names this run, founding, model,
+layout, learner and tree. A damaged one is skipped for the one before it. Orbax does not protect values by a checksum; the
+note's digest does, and also the note itself, which holds the numbers and strings of a loop's state. What is not finite could
+not be adopted, and is not written. A rebuilt run has a nonce of its own: until it has a checkpoint, those of its source are
+read, and never written or removed.
+
+The reference learner (`atoll_learner.keeper`) and a loop of one's own (`atoll.client.keeping`) use the same code.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import orbax.checkpoint as ocp
 import xxhash
 
-from atoll.base.errors import CheckpointError, PeerMisbehaved
+from atoll.base.errors import CheckpointError, PeerMisbehaved, StorageFull
 from atoll.base.logs import get
-from atoll.client.optimizer_state import Arrays, rebuilt
+from atoll.client.optimizer_state import Arrays, is_finite, rebuilt
 from atoll.protocol.data import Key
+from atoll.wire.messages import RunRecord
+
+if TYPE_CHECKING:
+    from atoll.client.join import IslandHandle
 
 log = get(__name__)
 
@@ -48,7 +59,21 @@ class DataPlace(msgspec.Struct, frozen=True):
 
 
 class CheckpointNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint records about itself. `anchors` are the versions of the fragments that its learner had adopted."""
+    """What a checkpoint records about itself.
+
+    Attributes:
+        run, nonce, model, layout, learner: whose it is; `nonce` is that of the run's founding.
+        incarnation: the life that wrote it.
+        anchors: the versions of the fragments that its learner had adopted.
+        steps, tokens: what this life had trained.
+        run_tokens: what the run had trained, as far as the learner knew.
+        saved_at_s: time of day, seconds.
+        cursor: the place in leased data.
+        tree: the kind of every leaf by name; empty where only the arrays themselves are compared.
+        plain: the leaves that are no arrays, by name.
+        names: the names of the arrays, in order.
+        digest: the digest of their values and of all else in this note.
+    """
 
     run: str
     nonce: str
@@ -62,6 +87,8 @@ class CheckpointNote(msgspec.Struct, frozen=True, kw_only=True):
     run_tokens: int
     saved_at_s: float
     cursor: tuple[DataPlace, ...] = ()
+    tree: dict[str, str] = {}
+    plain: dict[str, bool | int | float | str] = {}
     names: tuple[str, ...] = ()
     digest: str = ""
 
@@ -71,6 +98,10 @@ class CheckpointNote(msgspec.Struct, frozen=True, kw_only=True):
             got, wanted = getattr(self, name), getattr(other, name)
             if got != wanted:
                 return f"its {name} is {got!r} and not {wanted!r}"
+        for name in sorted(self.tree.keys() | other.tree.keys()):
+            kept, asked = self.tree.get(name, "not there"), other.tree.get(name, "not there")
+            if kept != asked:
+                return f"its leaf {name!r} is {kept} and in this loop {asked}"
         return ""
 
     @property
@@ -96,16 +127,21 @@ class LoadedCheckpoint:
 class Checkpoints:
     """The checkpoints of one learner in one run. For one thread, which saves and loads."""
 
-    def __init__(self, folder: Path, life: CheckpointNote, rebuilt_from: str = "") -> None:
-        """Name the place; `life` is a note of the present life, `rebuilt_from` the nonce its run had before, if any."""
+    def __init__(self, folder: Path, life: CheckpointNote, rebuilt_from: str = "", kept: int = KEPT) -> None:
+        """Name the place; `life` is a note of the present life, `rebuilt_from` the nonce its run had before, if any.
+
+        The newest `kept` checkpoints stay.
+        """
         self._root = folder.absolute()
         self._life = life
+        self._kept = kept
         self.folder = self._root / f"{life.run}.{life.nonce}" / life.learner
         former = msgspec.structs.replace(life, nonce=rebuilt_from)
         self._former = Checkpoints(folder, former) if rebuilt_from else None
         self._writing: threading.Thread | None = None
         self._newest = 0
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        # Orbax logs a page of traceback for each error that it raises as well; ours is one line.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
 
     def load(self, like: Any) -> LoadedCheckpoint | None:  # noqa: ANN401  (any pytree)
         """Return the newest checkpoint that is whole and ours, as a state like `like`; None when there is none."""
@@ -159,17 +195,27 @@ class Checkpoints:
     def _write(self, number: int, arrays: Arrays, note: CheckpointNote, copied_s: float) -> None:
         """Write one checkpoint; a full disk costs the checkpoint, not the learner. Runs in a thread."""
         began_s = time.monotonic()
-        note = msgspec.structs.replace(note, names=tuple(arrays), digest=digest_of(arrays))
+        if poor := next((name for name, array in arrays.items() if not is_finite(array)), None):
+            log.warning("checkpoint.not_kept", step=note.steps, leaf=poor, reason="NaN or an infinity in it")
+            return
+        note = msgspec.structs.replace(note, names=tuple(arrays))
+        note = msgspec.structs.replace(note, digest=digest_of(arrays, note))
+        size = sum(int(array.nbytes) for array in arrays.values())
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(_numbered(arrays)), note=ocp.args.JsonSave(msgspec.to_builtins(note))
         )
         try:
-            with self._manager() as manager:
-                manager.save(number, args=items)
+            with self._manager() as manager:  # it removes what is left of a save that failed
+                _check_room(self.folder, size)
+                # Orbax passes over a number below the largest in the folder, whatever made that one; ours must be written.
+                written = manager.save(number, args=items, force=True)
         except Exception as error:  # noqa: BLE001  (Orbax and TensorStore raise what they like, a full disk among it)
             log.warning("checkpoint.failed", step=note.steps, reason=_first_line(error))
             return
-        size = sum(int(array.nbytes) for array in arrays.values())
+        if not written:
+            reason = f"Orbax did not write it; is a checkpoint in {self.folder} that is not of this learner?"
+            log.warning("checkpoint.failed", step=note.steps, reason=reason)
+            return
         took_s = round(time.monotonic() - began_s, 3)
         log.info("checkpoint.saved", step=note.steps, bytes=size, copied_s=round(copied_s, 5), took_s=took_s)
 
@@ -197,13 +243,15 @@ class Checkpoints:
             arrays = {name: found["state"][f"{i:06d}"] for i, name in enumerate(note.names)}
         except Exception as error:
             raise CheckpointError("the state of this checkpoint cannot be read", got=_first_line(error)) from error
-        if (digest := digest_of(arrays)) != note.digest:
-            raise CheckpointError("the values are not those that were written", got=digest, allowed=note.digest)
+        if (digest := digest_of(arrays, note)) != note.digest:
+            raise CheckpointError(
+                "the values or the note are not those that were written", got=digest, allowed=note.digest
+            )
         return arrays
 
     def _manager(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=KEPT, enable_async_checkpointing=False, cleanup_tmp_directories=True
+            max_to_keep=self._kept, enable_async_checkpointing=False, cleanup_tmp_directories=True
         )
         return ocp.CheckpointManager(self.folder, options=options)
 
@@ -223,18 +271,63 @@ class Checkpoints:
         return False
 
 
-def digest_of(arrays: Mapping[str, Any]) -> str:
-    """Return the xxh3-128, in hex, of names, dtypes, shapes and bytes of host arrays, in their order."""
-    digest = xxhash.xxh3_128()
+def digest_of(arrays: Mapping[str, Any], note: CheckpointNote) -> str:
+    """Return the xxh3-128, in hex, of a note but for its digest, and of names, dtypes, shapes and bytes of its arrays."""
+    said = msgspec.to_builtins(msgspec.structs.replace(note, digest=""))
+    digest = xxhash.xxh3_128(json.dumps(said, sort_keys=True).encode())
     for name, array in arrays.items():
         digest.update(f"{name} {array.dtype} {array.shape};".encode())
         digest.update(memoryview(array.reshape(-1).view("u1")))
     return digest.hexdigest()
 
 
+def _check_room(folder: Path, size: int) -> None:
+    """Raise `StorageFull` unless a disk has room for so many bytes; Orbax, which may need fewer, meets a full one loudly."""
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise StorageFull(f"{free} bytes are free for a checkpoint of {size}")
+
+
 def _numbered(arrays: Arrays) -> Arrays:
     """Return the arrays under names that can be file names anywhere."""
     return {f"{i:06d}": array for i, array in enumerate(arrays.values())}
+
+
+def life_of(island: IslandHandle, learner: str, tree: dict[str, str] | None = None) -> CheckpointNote:
+    """Return the note of an island's present life, before its first step."""
+    run = island.run
+    return CheckpointNote(
+        run=run.run,
+        nonce=run.nonce,
+        model=run.model,
+        layout=run.layout.fingerprint,
+        learner=learner,
+        incarnation=island.incarnation,
+        anchors=(),
+        steps=0,
+        tokens=0,
+        run_tokens=0,
+        saved_at_s=0.0,
+        tree=tree or {},
+    )
+
+
+def note_now(life: CheckpointNote, island: IslandHandle, steps: int, tokens: int) -> CheckpointNote:
+    """Return the note of a checkpoint that a life makes now, after so many steps and tokens."""
+    intervals = island.session.driver.machine.intervals
+    return msgspec.structs.replace(
+        life,
+        anchors=tuple(intervals[p].anchor for p in sorted(intervals)),
+        steps=steps,
+        tokens=tokens,
+        run_tokens=island.run_tokens,
+        saved_at_s=time.time(),
+    )
+
+
+def rebuilt_from(run: RunRecord) -> str:
+    """Return the nonce that a rebuilt run had before, or the empty string."""
+    return run.rebuilt.source if run.rebuilt is not None else ""
 
 
 def _first_line(error: Exception) -> str:

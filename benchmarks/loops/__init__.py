@@ -1,0 +1,1 @@
+"""The loops people have, as islands: what each costs and survives."""

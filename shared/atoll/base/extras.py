@@ -1,0 +1,63 @@
+"""Which extra brings a package that is not installed: the smallest one that makes what was asked for work.
+
+    pip install atoll                    broker, runs, top, tap, fates, why, export, merging; `read_model`;
+                                         `atoll.join` for a loop with NumPy arrays
+    pip install 'atoll[island]'          JAX: `atoll.join` for a loop in JAX
+    pip install 'atoll[keras]'           JAX and Keras: `atoll.keras`
+    pip install 'atoll[synchronizer]'    numba: merging and encoding of large fragments, several times faster
+    pip install 'atoll[learner]'         the reference learner: JAX, numba, flax, optax and orbax
+    pip install 'atoll[simulator]'       `atoll sim`
+    pip install 'atoll[bpe]', 'atoll[parquet]'      byte-pair vocabularies; tables as text
+
+Several extras bring JAX: the island's is named, unless a service of ours asked for it; then that service's.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Final
+
+from atoll.base.errors import SettingsError, UserError
+
+_OF_PACKAGE: Final = {"keras": "keras", "tokenizers": "bpe", "pyarrow": "parquet", "numba": "synchronizer"}
+_OF_SERVICE: Final = {"atoll_simulator": "simulator", "atoll_learner": "learner"}
+_OF_ISLANDS: Final = {"jax": "island", "jaxlib": "island"}
+_OF_LEARNERS: Final = ("flax", "optax", "orbax")
+
+
+def install(extra: str) -> str:
+    """Return what a person types to install an extra."""
+    return f"pip install 'atoll[{extra}]'"
+
+
+def installed(package: str) -> bool:
+    """Return whether a package is installed; it is not imported."""
+    return find_spec(package) is not None
+
+
+def require(package: str, extra: str, what: str) -> None:
+    """Raise `SettingsError` that names the extra, unless the package is installed; it is not imported."""
+    if not installed(package):
+        raise SettingsError(f"{what} needs {package}, which is not installed", todo=install(extra))
+
+
+def missing(error: ModuleNotFoundError) -> UserError | None:
+    """Return what to tell a person of an import that failed, or None if no extra brings that package."""
+    package = (error.name or "").partition(".")[0]
+    extra = _OF_PACKAGE.get(package)
+    if extra is None and package in (*_OF_ISLANDS, *_OF_LEARNERS):
+        services = [_OF_SERVICE[name] for name in _packages(error.__traceback__) if name in _OF_SERVICE]
+        extra = services[0] if services else _OF_ISLANDS.get(package, "learner")
+    if extra is None:
+        return None
+    return UserError(f"this needs {package}, which is not installed", todo=install(extra))
+
+
+def _packages(trace: TracebackType | None) -> list[str]:
+    """Return the packages whose code was at work, the outermost first."""
+    found = []
+    while trace is not None:
+        found.append(str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0])
+        trace = trace.tb_next
+    return found

@@ -1,0 +1,58 @@
+"""Which Atoll this is and what it runs on: version, commit and machine, for reports and comparisons.
+
+The commit comes from one of two places. A checkout (also an editable installation) is asked itself, so that edits show. A
+wheel carries it in `atoll/commit.txt`, which the build writes if it knows the commit (`infra/build_commit.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+GIT_S: Final = 5.0
+EDITED: Final = "+changes"
+COMMIT_FILE: Final = "commit.txt"
+UNKNOWN: Final = "unknown (installed from a wheel without one)"
+"""The commit of a package that was built where there was no git, from an archive of the sources for example."""
+
+
+def commit() -> str:
+    """Return the commit that this Atoll was made from, `+changes` when its tree had been edited; `UNKNOWN` if nothing tells."""
+    package = Path(__file__).resolve().parents[1]
+    return _of_checkout(package) or _of_build(package / COMMIT_FILE) or UNKNOWN
+
+
+def machine() -> str:
+    """Return what the program runs on."""
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
+
+
+def _of_checkout(package: Path) -> str:
+    """Return the commit of the checkout that holds `package`, empty if none does."""
+    head = _git(package, "rev-parse", "HEAD")
+    top = _git(package, "rev-parse", "--show-toplevel")
+    # An installed package may lie in somebody else's repository: only our own tree counts.
+    if not head or not top or package != Path(top).resolve() / "shared" / "atoll":
+        return ""
+    return head + (EDITED if _git(package, "status", "--porcelain") else "")
+
+
+def _of_build(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _git(where: Path, *words: str) -> str:
+    """Return what git answers, empty when there is none."""
+    command = ["git", "-C", str(where), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=True)  # noqa: S603  # fixed words
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,143 @@
+"""`atoll config`: every setting, its value and where that comes from; in full, or as a file to begin with.
+
+atoll config                        name = value, origin, one per line
+atoll config protocol up.learners   of these sections and settings alone
+atoll config --describe             with meaning, what is allowed, default and environment variable
+atoll config --toml                 all of it as a TOML file: what was given as values, the rest as comments
+atoll config --up                   as `atoll up` would have it, with its own defaults for short runs
+atoll config --schema               a JSON Schema for editors
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from atoll.cli.look import say
+from atoll.cli.options import Assignments, Config
+
+if TYPE_CHECKING:
+    from atoll.settings.described import Setting
+
+T = TypeVar("T")
+WIDTH: Final = 100
+DEFAULT: Final = "default"
+NONE: Final = "none"
+TOML_HEAD: Final = """\
+# A file of settings for `atoll up run.toml`, or for --config of any verb. A line that begins with # and a name shows the value
+# that holds without it: remove the # to change it. A relative path counts from the folder of this file. `--set`, flags and
+# the environment variables named below go before what this file says."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(name="config", help="Show every setting, its value and where it comes from.")(config_verb)
+
+
+def config_verb(  # noqa: PLR0913  (one option each)
+    names: Annotated[list[str] | None, typer.Argument(help="Sections and settings to show; default: all.")] = None,
+    *,
+    describe: Annotated[
+        bool, typer.Option("--describe", help="Tell of each what it is, what is allowed, default and variable.")
+    ] = False,
+    toml: Annotated[bool, typer.Option("--toml", help="Print a TOML file, with every setting explained.")] = False,
+    up: Annotated[bool, typer.Option("--up", help="With the defaults that `atoll up` has for short runs.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the settings instead.")] = False,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Print `name = value` and the origin of each value, one per line."""
+    if schema:
+        from atoll.cli.schema import settings_schema  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+        say(json.dumps(settings_schema(), indent=2))
+        return
+    from atoll.local import defaults  # noqa: PLC0415
+    from atoll.local.environment import flat, redacted  # noqa: PLC0415
+    from atoll.settings import SettingsFallback, load  # noqa: PLC0415
+
+    fallback = SettingsFallback(defaults.ORIGIN, defaults.SETTINGS) if up else None
+    loaded = load(config, assignments or [], fallback=fallback)
+    values = {name: redacted(value) for name, value in flat(loaded.settings).items()}
+    origins = {name: redacted(loaded.origins.get(name, DEFAULT)) for name in values}
+    if describe or toml:
+        from atoll.settings.described import every_setting  # noqa: PLC0415
+
+        settings = _chosen({one.name: one for one in every_setting()}, names)
+        lines = _toml(settings, values, origins, defaults.ORIGIN) if toml else _described(settings, values, origins)
+        say("\n".join(lines))
+        return
+    shown = _chosen(values, names)
+    width = max(len(name) for name in shown)
+    for name, value in shown.items():
+        say(f"{name:<{width}} = {_json(value):<24} {origins[name]}".rstrip())
+
+
+def _chosen(known: Mapping[str, T], names: Sequence[str] | None) -> dict[str, T]:
+    """Return the settings and sections of these names, all if there are none.
+
+    Raises:
+        SettingsError: there is no such setting or section.
+    """
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+
+    for name in names or ():
+        if not any(_is_within(one, name) for one in known):
+            raise SettingsError(
+                "there is no such setting or section",
+                got=name,
+                allowed=", ".join(dict.fromkeys(one.partition(".")[0] for one in known)),
+                todo="give sections or settings, and --config for a file",
+            )
+    return {one: value for one, value in known.items() if not names or any(_is_within(one, name) for name in names)}
+
+
+def _is_within(setting: str, name: str) -> bool:
+    return setting == name or setting.startswith(f"{name}.")
+
+
+def _described(settings: Mapping[str, Setting], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield each setting with its value and what there is to know of it."""
+    for name, setting in settings.items():
+        leaves = [one for one in values if _is_within(one, name)]
+        for leaf in leaves:
+            yield f"{leaf} = {_json(values[leaf])}  ({origins[leaf]})"
+        if not leaves:
+            yield f"{name} = {setting.default}  ({DEFAULT})"
+        about = f"{setting.allowed}; default {setting.default}; {setting.variable}"
+        yield from textwrap.wrap(_sentence(setting.meaning), WIDTH, initial_indent="    ", subsequent_indent="    ")
+        yield from textwrap.wrap(about, WIDTH, initial_indent="    ", subsequent_indent="    ")
+
+
+def _toml(
+    settings: Mapping[str, Setting], values: Mapping[str, Any], origins: Mapping[str, str], ours: str
+) -> Iterator[str]:
+    """Yield a file of settings: what was given for this call as values, and as comments what would hold anyway."""
+    yield TOML_HEAD
+    section = ""
+    for name, setting in settings.items():
+        table = name.rpartition(".")[0].partition(".")[0]
+        if table != section:
+            section = table
+            yield f"\n[{section}]"
+        about = f"{_sentence(setting.meaning)} Allowed: {setting.allowed}. {setting.variable}"
+        yield from textwrap.wrap(about, WIDTH, initial_indent="# ", subsequent_indent="# ")
+        told = {one: values[one] for one in values if _is_within(one, name)} or {name: None}
+        for leaf, value in told.items():
+            key = leaf.removeprefix(f"{section}.")
+            given = origins.get(leaf, DEFAULT) not in (DEFAULT, ours)
+            shown = setting.default if leaf not in values else _json(value)
+            yield f"{'' if given else '#'}{key} = {'' if shown == NONE else shown}".rstrip()
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def _json(value: object) -> str:
+    """Return a value in JSON, which for all that settings hold is TOML as well; "none" for no value, which is neither."""
+    return NONE if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,65 @@
+"""Tells of pseudo-gradients that are not sent because they are not finite.
+
+A loop that has run into NaN goes on as if nothing were wrong: its steps succeed, and each of its pushes is refused at home. A
+NaN does not heal, so a person should hear of it at once, by the name of a leaf. The line is written for the first refused push
+and then at most once in `QUIET_S` seconds, with the count of pushes since the last one. Nothing of this runs in a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from atoll.base.clock import Clock
+from atoll.base.errors import FrameRejected, on_one_line
+from atoll.base.logs import get
+from atoll.model.layout import Layout
+from atoll.protocol.events import Push
+
+log = get(__name__)
+
+QUIET_S: Final = 60.0
+
+
+class LocalRefusals:
+    """What one incarnation has told of its pushes that were refused at home."""
+
+    def __init__(self, layout: Layout, clock: Clock) -> None:
+        """Tell of the first one."""
+        self._layout = layout
+        self._clock = clock
+        self._pushes = 0
+        self._told_s: float | None = None
+
+    async def tell(self, action: Push, snapshot: Mapping[str, Any], error: FrameRejected) -> None:
+        """Count a refused push of this snapshot, and warn if it is time."""
+        self._pushes += 1
+        now_s = self._clock.monotonic()
+        if self._told_s is not None and now_s - self._told_s < QUIET_S:
+            return
+        pushes, self._pushes, self._told_s = self._pushes, 0, now_s
+        leaf = await asyncio.to_thread(self._leaf, action.fragment, snapshot)
+        log.warning(
+            "push.refused_local",
+            fragment=action.fragment,
+            push=action.push,
+            pushes=pushes,
+            leaf=leaf or "none",
+            reason="NaN or an infinity in it" if leaf else on_one_line(str(error)),
+            todo="lower the learning rate, or look at loss and data; then begin again from finite values",
+        )
+
+    def _leaf(self, fragment: int, snapshot: Mapping[str, Any]) -> str:
+        """Return the first leaf with rows in a fragment that is not finite; empty if all are. Runs in a worker thread."""
+        for name in dict.fromkeys(part.tensor_name for part in self._layout.slices(fragment)):
+            try:
+                with np.errstate(over="ignore"):
+                    values = np.asarray(snapshot[name]).astype(np.float32)
+            except RuntimeError:  # the loop has donated it meanwhile
+                continue
+            if not np.isfinite(values).all():
+                return name
+        return ""

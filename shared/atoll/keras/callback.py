@@ -1,0 +1,153 @@
+"""`model.fit` of Keras 3 as an island: one callback, and the run decides when training ends.
+
+    island = atoll.keras.IslandCallback("nats://broker:4222", run="my-run", learner="a", tokens=64)
+    model.fit(x, y, batch_size=64, epochs=1000, callbacks=[island])
+    island.merged()                                         # the model now holds the run's values
+
+`fit` on JAX keeps the state of training in arrays of its own. After a batch, `jax_state_sync` puts them into the model's
+variables, and `fit` reads the variables again before the next batch. So the callback reads the variables there, calls
+`island.step`, and assigns what that returns.
+
+Keras donates its state to the next step, and an island must be able to read its last parameters until the step after.
+So Keras gets copies, made on the device by one compiled program, and the island keeps the arrays. This costs the memory
+of the parameters once more. Nothing travels to the host but what the run exchanges.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import keras
+
+from atoll.base.errors import ProtocolMisuse, SettingsError
+from atoll.bus.interface import Bus
+from atoll.client.join import DEFAULTS, IslandHandle, JoinOptions, join
+from atoll.client.merged import SETTLE_S, ReadModel
+from atoll.keras.variables import TravellingVariables
+from atoll.protocol.settings import ProtocolSettings
+
+
+class IslandCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Joins a run when `fit` begins, steps after every batch, ends `fit` when the run is over, and leaves.
+
+    Give `fit` more epochs than the run can last. The loss that the run sees is the one that Keras logs, the mean since the
+    epoch began. At the end the model holds the island's own values; `merged` puts the run's into it.
+    """
+
+    def __init__(
+        self,
+        broker: str | Callable[[], Coroutine[Any, Any, Bus]],
+        *,
+        run: str,
+        learner: str,
+        tokens: int,
+        protocol: ProtocolSettings | None = None,
+        options: JoinOptions = DEFAULTS,
+    ) -> None:
+        """Prepare; nothing is opened before `fit`.
+
+        Args:
+            broker: URL of the broker, or a coroutine function that opens a `Bus`, as `atoll.join` takes it.
+            run: run id.
+            learner: this learner's id, unique among live learners of the run.
+            tokens: how many tokens one batch trains on, in whatever you count progress in (images, words). The last batch of
+                an epoch counts as much, if it is smaller.
+            protocol: settings of the run, used only by its founder.
+            options: everything else that `join` takes.
+
+        Raises:
+            SettingsError: Keras runs on another backend than JAX.
+        """
+        super().__init__()
+        if keras.backend.backend() != "jax":
+            raise SettingsError(
+                "atoll.keras needs Keras on JAX",
+                got=f"the backend {keras.backend.backend()}",
+                allowed="jax",
+                todo="set the environment variable KERAS_BACKEND=jax before Keras is imported",
+            )
+        self._join = partial(join, broker, run=run, learner=learner, protocol=protocol, options=options)
+        self._tokens = tokens
+        self._handle: IslandHandle | None = None
+        self._variables: TravellingVariables | None = None
+        self._over = False
+        self._batches = 0
+        self._began_s = 0.0
+        self.inside_s = 0.0
+        self.overhead = 0.0
+        """The share of the time since the first batch that was spent in this callback."""
+
+    @property
+    def island(self) -> IslandHandle:
+        """Return the handle of the island, from the beginning of `fit` on."""
+        if self._handle is None:
+            raise ProtocolMisuse("the island has not joined yet: `fit` has not begun")
+        return self._handle
+
+    def merged(self, *, settle_s: float = SETTLE_S) -> ReadModel:
+        """Put the run's merged model into the Keras model and return it, see `IslandHandle.merged`; after `fit`."""
+        found = self.island.merged(settle_s=settle_s)
+        self._travelling.assign(found.params)
+        return found
+
+    def close(self) -> None:
+        """Push the rest and leave; idempotent. `fit` does this at its end, but not when it fails."""
+        if self._handle is not None:
+            self._handle.close()
+
+    # --- what Keras calls -------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Join, and let the model hold the run's values."""
+        del logs
+        self.close()
+        self._variables = TravellingVariables(self.model)
+        self._handle = self._join(params=self._variables.values())
+        self._variables.assign(self._handle.params)
+        self._over = self._handle.done
+        self._began_s = self.inside_s = self.overhead = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count the batches of an epoch from its beginning."""
+        del epoch, logs
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Report the step and let the next batch train on what `island.step` returned."""
+        began_s = time.monotonic()
+        # With `steps_per_execution` Keras calls once for several batches, with the number of the last.
+        batches, self._batches = batch + 1 - self._batches, batch + 1
+        self.model.jax_state_sync()
+        if self._over:
+            # Keras trains one batch before it looks at `stop_training`; a run that is over takes no more steps.
+            self._travelling.assign(self.island.params)
+        else:
+            loss = (logs or {}).get("loss")
+            continued = self.island.step(self._travelling.values(), tokens=batches * self._tokens, loss=loss)
+            self._travelling.assign(continued)
+        if self.island.done:
+            self.model.stop_training = True
+        self._clock(began_s)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Push the rest and leave."""
+        del logs
+        self.close()
+
+    @property
+    def _travelling(self) -> TravellingVariables:
+        if self._variables is None:
+            raise ProtocolMisuse("the island has not joined yet: `fit` has not begun")
+        return self._variables
+
+    def _clock(self, began_s: float) -> None:
+        """Count the time since `began_s` as spent in this callback; the first batch compiles, so it does not count."""
+        now_s = time.monotonic()
+        if not self._began_s:
+            self._began_s = now_s
+            return
+        self.inside_s += now_s - began_s
+        self.overhead = self.inside_s / (now_s - self._began_s)

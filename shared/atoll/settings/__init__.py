@@ -1,0 +1,263 @@
+"""The one configuration model: a TOML file, `ATOLL_…` environment variables and `--set a.b=c`, in rising precedence.
+
+Flags win over all three; beneath them may lie values of an earlier run, or of `atoll up` (`SettingsFallback`). Each is a
+source of pydantic-settings, which merges them (`atoll.settings.sources`). `load` is the only place that reads the
+environment; services get the frozen result. Every value remembers where it came from (`LoadedSettings.origins`), so an
+error names the file, the variable or the flag that is wrong, and `atoll config` shows it. Relations between settings are
+checked here, once, with both values in the message.
+
+Sections: `broker` (where it is), `protocol` (what the run agrees on, see `atoll.protocol.settings`), `learner`, `model`,
+`train`, `data`, `synchronizer`, `archive`, `up` (a whole run on one machine), `log`, `sim`. Model and training sections are
+plain tables here and are checked by the learner, which knows what they mean, the scenario of a simulation by the simulator;
+the kernel carries them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args, get_type_hints
+
+import msgspec
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from atoll.base.errors import SettingsError
+from atoll.bus.options import BusOptions
+from atoll.codec import check_codecs
+from atoll.protocol.settings import ProtocolSettings
+from atoll.settings.sections import (
+    ArchiveSettings,
+    BrokerSettings,
+    DataSettings,
+    LearnerSettings,
+    LogSettings,
+    SomePath,
+    SynchronizerSettings,
+    UpSettings,
+)
+from atoll.settings.sources import (
+    PREFIX,
+    Given,
+    GivenSource,
+    SettingsFallback,
+    assigned,
+    beneath,
+    exported,
+    flagged,
+    in_force,
+    placed,
+    places_of,
+    variable,
+    written,
+)
+from atoll.wire.subjects import token
+
+__all__ = [
+    "PLACES",
+    "PREFIX",
+    "ArchiveSettings",
+    "LearnerSettings",
+    "LoadedSettings",
+    "Settings",
+    "SettingsFallback",
+    "bus_options",
+    "given",
+    "load",
+    "placed",
+    "refusal",
+    "variable",
+]
+
+COMPLETERS: Final = "atoll.settings"
+
+
+def _protocol(value: object) -> ProtocolSettings:
+    """Turn a table of texts and numbers into `ProtocolSettings`; raise ValueError with the field's own message."""
+    if isinstance(value, ProtocolSettings):
+        return value
+    try:
+        return check_codecs(msgspec.convert(value, ProtocolSettings, strict=False).check())
+    except msgspec.ValidationError as error:
+        raise ValueError(_with_choices(str(error))) from error
+
+
+def _with_choices(said: str) -> str:
+    """Return what was said of a protocol setting; of one with a choice of words, the words as well."""
+    name = said.rpartition("$.")[2].rstrip("`")
+    words = get_args(get_type_hints(ProtocolSettings).get(name))
+    return f"protocol.{name} is one of {', '.join(words)} ({said})" if words else said
+
+
+class Settings(BaseSettings):
+    """Everything that a process of Atoll can be told.
+
+    Attributes:
+        run: id of the run.
+        seed: seed of the model's first values, of the order of the data and of sampling.
+        health_file: file that a service touches while it is healthy (`atoll health` reads it); none for no file.
+        broker: the broker.
+        protocol: what all processes of the run agree on.
+        learner: one learner process.
+        model: dimensions of the reference learner's model.
+        train: the reference learner's optimizer and schedule.
+        data: the token shards.
+        synchronizer: one synchronizer process.
+        archive: checkpoints outside the broker.
+        up: a whole run on this machine.
+        log: how a process logs.
+        sim: the scenario of `atoll sim train`.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    run: str = "local"
+    seed: int = Field(default=0, ge=0, le=1 << 62)
+    health_file: SomePath | None = None
+    broker: BrokerSettings = BrokerSettings()
+    protocol: Annotated[ProtocolSettings, BeforeValidator(_protocol)] = ProtocolSettings()
+    learner: LearnerSettings = LearnerSettings()
+    model: dict[str, Any] = Field(default_factory=dict)
+    train: dict[str, Any] = Field(default_factory=dict)
+    data: DataSettings = DataSettings()
+    synchronizer: SynchronizerSettings = SynchronizerSettings()
+    archive: ArchiveSettings = ArchiveSettings()
+    up: UpSettings = UpSettings()
+    log: LogSettings = LogSettings()
+    sim: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources of `load`, highest precedence first; what code passes directly wins over all."""
+        del env_settings, dotenv_settings, file_secret_settings
+        return (init_settings, *(GivenSource(settings_cls, one) for one in in_force.get()))
+
+
+PLACES: Final = places_of(Settings) | {"model.config"}
+"""The settings that hold paths; of the sections that the kernel only carries, one does."""
+
+
+def bus_options(settings: Settings) -> BusOptions:
+    """Return the bus bounds that follow from `settings`."""
+    return BusOptions(patience_s=settings.broker.patience_s)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """The settings and, per dotted name, where a value that is not a default came from."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+NO_FLAGS: Final[Mapping[str, object]] = {}
+
+
+def given(
+    config: Path | None = None,
+    assignments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] = NO_FLAGS,
+) -> dict[str, tuple[Any, str]]:
+    """Return what was given by dotted name, unjudged: each value as it stands, and its origin.
+
+    Raises:
+        SettingsError: the file is missing or not TOML, an assignment has no `=`, a name is a value here and a table there.
+    """
+    sources = _sources(config, assignments, environment, flags)
+    origins = _origins(sources)
+    return {name: (next(one.value(name) for one in sources if name in one.origins), at) for name, at in origins.items()}
+
+
+def load(
+    config: Path | None = None,
+    assignments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] = NO_FLAGS,
+    fallback: SettingsFallback | None = None,
+) -> LoadedSettings:
+    """Merge flags, `a.b=c` assignments, environment, file and `fallback`, in falling precedence, and validate the whole.
+
+    `flags` are values of the section `up` by dotted name.
+
+    Raises:
+        SettingsError: as `given`; a name is unknown, a value is wrong, also in the sections of an installed service.
+    """
+    sources = (*_sources(config, assignments, environment, flags), beneath(fallback))
+    origins = _origins(sources)
+    before = in_force.set(sources)
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        raise _explained(error, origins) from error
+    finally:
+        in_force.reset(before)
+    token(settings.run, "run id")
+    token(settings.learner.id, "learner id")
+    for point in entry_points(group=COMPLETERS):
+        model, train = point.load()(settings.model, settings.train)
+        settings = settings.model_copy(update={"model": model, "train": train})
+    return LoadedSettings(settings, origins)
+
+
+def _sources(
+    config: Path | None,
+    assignments: Sequence[str],
+    environment: Mapping[str, str] | None,
+    flags: Mapping[str, object],
+) -> tuple[Given, ...]:
+    """Return all that was given, highest precedence first."""
+    environment = os.environ if environment is None else environment
+    return flagged(flags), assigned(assignments), exported(environment), written(config, PLACES)
+
+
+def _origins(sources: Sequence[Given]) -> dict[str, str]:
+    """Return by name the origin of the value that holds; refuse a name that is a value in one place and a table in another."""
+    origins = {name: origin for source in reversed(sources) for name, origin in source.origins.items()}
+    # An empty table contradicts nothing.
+    values = [name for name in origins if not any(source.value(name) == {} for source in sources)]
+    for name, origin in origins.items():
+        if table := next((each for each in values if name.startswith(f"{each}.")), None):
+            raise SettingsError(
+                f"{table} is a value in one place and a table in another",
+                got=f"{table} from {origins[table]}, {name} from {origin}",
+                todo="remove one of them",
+            )
+    return origins
+
+
+def refusal(error: ValidationError, section: str, names: Sequence[str]) -> SettingsError:
+    """Return the first validation error of a service's own section, whose settings are `names`."""
+    first = error.errors(include_url=False)[0]
+    name = ".".join((section, *(str(part) for part in first["loc"])))
+    todo = "`atoll config` shows every value and where it comes from"
+    if first["type"] == "extra_forbidden":
+        return SettingsError(f"unknown setting {name}", got=first["input"], allowed=", ".join(names), todo=todo)
+    return SettingsError(
+        f"setting {name} is wrong: {first['msg'].removeprefix('Value error, ')}", got=first["input"], todo=todo
+    )
+
+
+def _explained(error: ValidationError, origins: Mapping[str, str]) -> SettingsError:
+    """Return the first validation error as one message that names where the value came from."""
+    first = error.errors(include_url=False)[0]
+    name = ".".join(str(part) for part in first["loc"])
+    origin = origins.get(name) or next((o for n, o in origins.items() if n.startswith(f"{name}.")), "a default")
+    if first["type"] == "extra_forbidden":
+        # Its value stays unsaid: a misspelt name may hold a secret.
+        return SettingsError(f"unknown setting {name}", got=origin, todo="`atoll config` lists what exists")
+    return SettingsError(
+        f"setting {name} is wrong: {first['msg'].removeprefix('Value error, ')}",
+        got=f"{first['input']!r} from {origin}",
+        todo="`atoll config` shows every value and where it comes from",
+    )

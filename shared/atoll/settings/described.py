@@ -1,0 +1,156 @@
+"""Every setting that there is: name, default, what is allowed, what it means; read from the classes that enforce it.
+
+Names, types and bounds are those of the settings classes, meanings those of their `Attributes:` sections. The classes of the
+sections that the kernel only carries come from the installed services, by the entry-point group `atoll.sections`; of a service
+that cannot be loaded here nothing is told. `atoll config` shows the result, and so does the reference in docs/.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final, Literal, get_args, get_origin
+
+import msgspec
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from atoll.base.docstrings import attributes
+from atoll.protocol.settings import BOUNDS, ProtocolSettings
+from atoll.settings import Settings, load, variable
+from atoll.settings.sections import NamesPlace
+
+SECTIONS: Final = "atoll.sections"
+_WORDS: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its dotted name, and its default (as JSON), what is allowed, and its meaning."""
+
+    name: str
+    default: str
+    allowed: str
+    meaning: str
+
+    @property
+    def section(self) -> str:
+        """Return the table that holds it; the top of the file is the empty one."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def variable(self) -> str:
+        """Return its environment variable."""
+        return variable(self.name)
+
+
+def carried() -> dict[str, type[BaseModel]]:
+    """Return the sections that the kernel only carries, by the class of the service that reads them."""
+    found: dict[str, type[BaseModel]] = {}
+    for point in sorted(entry_points(group=SECTIONS), key=lambda one: one.name):
+        try:
+            found[point.name] = point.load()
+        except ImportError:  # its extra is not installed, so nobody here can use the section
+            continue
+    return found
+
+
+def every_setting() -> list[Setting]:
+    """Return every setting there is, in the order of the classes."""
+    effective = load(environment={}).settings
+    told, services = attributes(Settings.__doc__), carried()
+    found: list[Setting] = []
+    for name, field in Settings.model_fields.items():
+        if name in services:
+            found += _of_model(name, services[name], dict(getattr(effective, name)))
+        elif isinstance(field.default, ProtocolSettings):
+            found += _of_protocol(name)
+        elif isinstance(field.default, BaseModel):
+            found += _of_model(name, type(field.default), {})
+        elif get_origin(field.annotation) is not dict:
+            found.append(Setting(name, as_json(field.default), _allowed(field), told.get(name, "")))
+    return found
+
+
+def as_json(value: object) -> str:
+    """Return a value as JSON, "none" for None."""
+    return "none" if value is None else json.dumps(value, default=_builtin, ensure_ascii=False)
+
+
+def _of_model(section: str, kind: type[BaseModel], values: Mapping[str, Any]) -> Iterator[Setting]:
+    """Yield the settings of one pydantic table, and of the tables inside it.
+
+    `values` are those that its service completes the empty table to, in their order; a field that is not among them is no
+    setting, because it follows from something else.
+    """
+    told = {name: text for one in reversed(kind.__mro__) for name, text in attributes(one.__doc__).items()}
+    for name in values or kind.model_fields:
+        field = kind.model_fields[name]
+        if isinstance(field.default, BaseModel):
+            yield from _of_model(f"{section}.{name}", type(field.default), {})
+            continue
+        default = values[name] if name in values else _default(field)
+        yield Setting(f"{section}.{name}", as_json(default), _allowed(field), told.get(name, ""))
+
+
+def _default(field: FieldInfo) -> object:
+    """Return the default of a field that does not follow from others; None where there is none."""
+    return None if field.is_required() else field.get_default(call_default_factory=True)
+
+
+def _of_protocol(section: str) -> Iterator[Setting]:
+    """Yield what a run agrees on; its bounds are those that `ProtocolSettings.check` enforces."""
+    told = attributes(ProtocolSettings.__doc__)
+    for field in msgspec.structs.fields(ProtocolSettings):
+        bounds = BOUNDS.get(field.name)
+        if bounds is None:
+            allowed = _choices(field.type)
+        else:
+            high = f"{section}.{bounds.high}" if isinstance(bounds.high, str) else _number(bounds.high)
+            allowed = f"{_number(bounds.low)} to {high}"
+        yield Setting(f"{section}.{field.name}", as_json(field.default), allowed, told.get(field.name, ""))
+
+
+def _allowed(field: FieldInfo) -> str:
+    """Return what a pydantic field allows: its own words, its bounds, its choices, or its kind."""
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    bounds = [
+        f"{words[name]} {_number(getattr(rule, name))}"
+        for rule in field.metadata
+        for name in words
+        if hasattr(rule, name)
+    ]
+    if any(isinstance(mark, NamesPlace) for mark in field.metadata):
+        return "a folder or a URL"
+    return field.description or ", ".join(bounds) or _choices(field.annotation)
+
+
+def _choices(kind: object) -> str:
+    """Return the members of a literal type, or a word for any other."""
+    parts = get_args(kind)
+    if get_origin(kind) is Literal:
+        return ", ".join(str(choice) for choice in parts)
+    if get_origin(kind) is dict:
+        return "a table"
+    if get_origin(kind) is tuple:
+        return "a list of paths" if "a path" in map(_choices, parts) else "a list of tables"
+    if isinstance(kind, type):
+        return _WORDS.get(kind, "a table")
+    return next((_choices(part) for part in parts if part is not type(None)), "a table")
+
+
+def _number(value: float) -> str:
+    """Return a bound in digits, a large power of two as one."""
+    if isinstance(value, int) and value >= 1 << 20 and value & (value - 1) == 0:
+        return f"2^{value.bit_length() - 1}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if 0.0 < value < 1e-3 or value >= 1e6 else f"{value:,.10g}"
+
+
+def _builtin(value: object) -> object:
+    """Return a path as text, and whatever else JSON does not know as a list."""
+    return str(value) if isinstance(value, Path) else list(value)  # type: ignore[call-overload]

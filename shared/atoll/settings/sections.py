@@ -1,0 +1,177 @@
+"""The sections of the configuration that the kernel itself reads, one class a table.
+
+What a setting means stands once, in the `Attributes:` of its class; `atoll.settings.described` and the reference read it there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+UP_LEARNERS_MAX: Final = 64
+UP_STANDBYS_MAX: Final = 4
+THROTTLE_MAX: Final = 1000.0
+YEAR_MINUTES: Final = 365.0 * 24 * 60
+
+
+class NamesPlace:
+    """Marks a text that may name a folder: such a text is a place, as a path is (see `atoll.settings.sources.placed`)."""
+
+
+def _not_empty(given: object) -> object:
+    if given == "":
+        raise ValueError("a path cannot be empty; leave the setting away for none")  # pydantic makes its error of it
+    return given
+
+
+def _paths(given: object) -> object:
+    """Return a list of paths as the file has it; a variable or a flag gives one path, or a JSON list."""
+    if not isinstance(given, str):
+        return given
+    return json.loads(given) if given.startswith("[") else [given]
+
+
+SomePath = Annotated[Path, BeforeValidator(_not_empty)]
+"""A path that was written down: an empty text would mean the working directory."""
+SomePaths = Annotated[tuple[SomePath, ...], BeforeValidator(_paths)]
+FolderOrUrl = Annotated[str, NamesPlace()]
+
+
+class Section(BaseModel):
+    """A table of the configuration: frozen, and closed to names it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class BrokerSettings(Section):
+    """The broker, and how long a process tries to reach it.
+
+    Attributes:
+        url: address of the broker.
+        patience_s: seconds for which a process tries to reach the broker before it gives up.
+        stream_bytes_max: largest size of each stream that holds tensors, for the founder of a run; without it, the bound
+            follows from the model (`atoll.run.stream_room`).
+    """
+
+    url: str = "nats://127.0.0.1:4222"
+    patience_s: float = Field(default=30.0, gt=0, le=3600)
+    stream_bytes_max: int | None = Field(default=None, ge=1 << 20)
+
+
+class LearnerSettings(Section):
+    """One learner process.
+
+    Attributes:
+        id: name of the learner in the run; no two live processes may share it.
+        throttle: every step takes this many times as long; for tests of slow islands.
+        initial_model: safetensors file that a new run begins from instead of random values. A learner that joins an
+            existing run takes the run's values.
+        compile_cache: folder in which JAX keeps compiled programs.
+        threads: threads of the process; 0 lets the libraries decide.
+        checkpoint_dir: folder for the state of the inner optimizer and the place in the data. A learner without it asks a
+            peer when it restarts.
+        checkpoint_every_s: seconds between two checkpoints; the learner also writes one when it leaves.
+        drain_s: longest time that leaving may take, in seconds.
+        encode: where pseudo-gradients are encoded: "host", "device" (if possible), or "auto" (an accelerator, else the host).
+        spill_bytes: global fragments of this size and more are kept in scratch files and not in memory.
+        scratch_dir: folder of the scratch files; none for the system's folder of temporary files, as long as it has room.
+    """
+
+    id: str = "learner-0"
+    throttle: float = Field(default=1.0, ge=1.0, le=1000.0)
+    initial_model: SomePath | None = None
+    compile_cache: SomePath | None = None
+    threads: int = Field(default=0, ge=0, le=1024)
+    checkpoint_dir: SomePath | None = None
+    checkpoint_every_s: float = Field(default=20.0, ge=1.0, le=86_400.0)
+    drain_s: float = Field(default=30.0, gt=0.0, le=3600.0)
+    encode: Literal["auto", "host", "device"] = "auto"
+    spill_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    scratch_dir: SomePath | None = None
+
+
+class DataSettings(Section):
+    """The token shards that learners read.
+
+    Attributes:
+        dir: folder of the token shards, as `atoll data prepare` writes it.
+        lease_blocks: blocks that a learner leases at a time; also how widely its text is mixed.
+        source: `module:attribute` of a token source of one's own, which the learner trains on; vocabulary and held-out text
+            are still those of `dir`. Empty: the token shards.
+    """
+
+    dir: SomePath = Path("corpus")
+    lease_blocks: int = Field(default=64, ge=1, le=65536)
+    source: str = ""
+
+
+class SynchronizerSettings(Section):
+    """One synchronizer process.
+
+    Attributes:
+        shard: the only shard that it serves; none for a fair share of all shards beside other processes.
+        restore: URL of an archive from which the process rebuilds a run that the broker does not have; empty for none.
+        spill_bytes: arrays of this size and more are kept in scratch files and not in memory.
+        scratch_dir: folder of the scratch files; none for the system's folder of temporary files.
+    """
+
+    shard: int | None = Field(default=None, ge=0)
+    restore: FolderOrUrl = ""
+    spill_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    scratch_dir: SomePath | None = None
+
+
+class ArchiveSettings(Section):
+    """Where shards keep checkpoints outside the broker (see `atoll.archive`).
+
+    Attributes:
+        url: a folder, `file://…` or `s3://bucket/prefix`; empty for no archive.
+        every_s: a checkpoint is made every so many seconds of the run's age; 0 for never.
+        keep: how many of the newest checkpoints that every shard has made are kept.
+    """
+
+    url: FolderOrUrl = ""
+    every_s: int = Field(default=300, ge=0, le=7 * 86400)
+    keep: int = Field(default=3, ge=1, le=1000)
+
+
+class UpSettings(Section):
+    """A whole run on this machine, as `atoll up` starts it; no other process reads this section.
+
+    Attributes:
+        learners: how many learners; their ids are learner-1, learner-2 and so on.
+        standbys: how many more processes stand by for each shard.
+        minutes: train for this long at most, in minutes; 0 for no bound.
+        corpus: text to train on, as `atoll data prepare` reads it: files and folders; empty for Python's own source.
+        throttle: factor by learner id: every step of that learner takes this many times as long.
+        via: broker URL by process (a learner, shard-0, standby-0-1), for processes that reach the broker through a relay.
+        port: port of the run's own broker; 0 for a free one.
+        out: folder of the run; one that holds a run continues it. Without it `runs/<run>`.
+    """
+
+    learners: int = Field(default=3, ge=1, le=UP_LEARNERS_MAX)
+    standbys: int = Field(default=0, ge=0, le=UP_STANDBYS_MAX)
+    minutes: float = Field(default=0.0, ge=0.0, le=YEAR_MINUTES)
+    corpus: SomePaths = ()
+    throttle: dict[str, Annotated[float, Field(ge=1.0, le=THROTTLE_MAX)]] = Field(default_factory=dict)
+    via: dict[str, str] = Field(default_factory=dict)
+    port: int = Field(default=0, ge=0, le=65535)
+    out: SomePath | None = None
+
+
+class LogSettings(Section):
+    """How a process logs.
+
+    Attributes:
+        format: "json" (a line for each event), "console" (for people), or "auto": JSON unless the output is a terminal.
+        level: the least serious level that is written.
+        dump_dir: where the last facts of its machines are written when something of ours fails, or on SIGUSR1 (`atoll replay`);
+            if it is not set, `atoll-facts` where the system keeps temporary files.
+    """
+
+    format: Literal["auto", "json", "console"] = "auto"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    dump_dir: SomePath | None = None

@@ -1,0 +1,214 @@
+"""Where settings come from: flags, `--set a.b=c`, environment variables, a TOML file, and what lies beneath them.
+
+Each is read into nested tables that remember the origin of every value. Nothing is judged here but the form: whether a name
+exists and a value fits is for `atoll.settings.load`, which merges the sources.
+
+A text that begins with `{` is a table in JSON, so that a variable can give one: `ATOLL_UP__THROTTLE='{"learner-3": 5}'`.
+
+**Relative paths.** In a file they count from the folder of the file, so that file and text can be moved together and used
+from anywhere. In flags, `--set` and variables they count from the working directory, as in any shell.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+
+from atoll.base.errors import SettingsError
+from atoll.base.uncaught import SWITCH
+from atoll.settings.sections import NamesPlace
+
+PREFIX: Final = "ATOLL_"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What one source holds: nested tables, and the origin of each value by its dotted name."""
+
+    tables: dict[str, Any]
+    origins: dict[str, str]
+
+    def value(self, name: str) -> object:
+        """Return the value at dotted `name`, None if this source has none."""
+        here: object = self.tables
+        for key in name.split("."):
+            here = here.get(key) if isinstance(here, dict) else None
+        return here
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFallback:
+    """Values by dotted name that hold where nothing else is given, and what `atoll config` calls their origin.
+
+    None and an empty text are no values.
+    """
+
+    origin: str
+    values: Mapping[str, Any]
+
+
+in_force: ContextVar[tuple[Given, ...]] = ContextVar("in_force", default=())
+"""The sources of the `load` that is under way, highest precedence first."""
+
+
+class GivenSource(PydanticBaseSettingsSource):
+    """One source of `load`, for pydantic-settings.
+
+    The library's own sources pass over a variable that no field asks for. These hand every name on, so that a setting
+    which does not exist is refused by name.
+    """
+
+    def __init__(self, settings_cls: type[BaseSettings], given: Given) -> None:
+        """Keep what was given."""
+        super().__init__(settings_cls)
+        self._given = given
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Return the value of one field."""
+        del field
+        return self._given.tables.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        """Return all values."""
+        return self._given.tables
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of the setting with this dotted name."""
+    return f"{PREFIX}{name.upper().replace('.', '__')}"
+
+
+def flagged(flags: Mapping[str, object]) -> Given:
+    """Return what flags give: values of `up` by dotted name; the flag of `up.throttle.learner-1` is `--throttle`."""
+    found = Given({}, {})
+    for name, value in flags.items():
+        _plant_text(found, name, value, f"--{name.split('.')[1]}")
+    return found
+
+
+def assigned(assignments: Sequence[str]) -> Given:
+    """Return what `--set` texts give.
+
+    Raises:
+        SettingsError: a text is no assignment.
+    """
+    found = Given({}, {})
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name:
+            raise SettingsError("not an assignment", got=assignment, allowed="a.b=c", todo="write --set name=value")
+        _plant_text(found, name.strip(), text, f"--set {name.strip()}")
+    return found
+
+
+def exported(environment: Mapping[str, str]) -> Given:
+    """Return what `ATOLL_…` variables give; an empty one gives nothing."""
+    found = Given({}, {})
+    for key, text in sorted(environment.items()):
+        if key.startswith(PREFIX) and key != SWITCH and text != "":
+            _plant_text(found, key.removeprefix(PREFIX).lower().replace("__", "."), text, key)
+    return found
+
+
+def written(config: Path | None, places: Collection[str]) -> Given:
+    """Return what the file gives; the settings in `places` are paths, relative ones as seen from the file's folder.
+
+    Raises:
+        SettingsError: the file cannot be read, or is not TOML.
+    """
+    found = Given({}, {})
+    for name, value in _flatten(_read_toml(config)) if config is not None else ():
+        _plant(found, name, placed(value, config.parent) if config and name in places else value, str(config))
+    return found
+
+
+def beneath(fallback: SettingsFallback | None) -> Given:
+    """Return what holds where nothing else is given."""
+    found = Given({}, {})
+    for name, value in fallback.values.items() if fallback is not None else ():
+        if value is not None and value != "":
+            _plant(found, name, value, fallback.origin if fallback else "")
+    return found
+
+
+def places_of(kind: type[BaseModel], prefix: str = "") -> frozenset[str]:
+    """Return the dotted names of all settings of `kind` that hold paths."""
+    found: set[str] = set()
+    for name, field in kind.model_fields.items():
+        if isinstance(field.default, BaseModel):
+            found |= places_of(type(field.default), f"{prefix}{name}.")
+        elif _holds_paths(field.annotation) or any(isinstance(mark, NamesPlace) for mark in field.metadata):
+            found.add(f"{prefix}{name}")
+    return frozenset(found)
+
+
+def placed(value: object, folder: Path) -> object:
+    """Return a path, or a list of them, as seen from `folder`; what is absolute, in a home, a URL or empty stays."""
+    if isinstance(value, list | tuple):
+        return [placed(one, folder) for one in value]
+    if not isinstance(value, str | Path) or value == "" or "://" in str(value) or str(value).startswith("~"):
+        return value
+    return str(folder / value)
+
+
+def _holds_paths(annotation: object) -> bool:
+    return annotation is Path or any(_holds_paths(part) for part in get_args(annotation))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(
+            "cannot read the configuration", got=f"{path}: {error.strerror}", todo="check --config"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError("the configuration is not TOML", got=f"{path}: {error}", todo="correct the file") from error
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    """Return leaf values by dotted name; an empty table is a leaf, so that an unknown one is refused."""
+    leaves: list[tuple[str, object]] = []
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            leaves += _flatten(value, f"{prefix}{key}.")
+        else:
+            leaves.append((f"{prefix}{key}", value))
+    return leaves
+
+
+def _plant_text(given: Given, name: str, value: object, origin: str) -> None:
+    """Plant what a flag, `--set` or a variable gives; a table in JSON is planted value by value."""
+    table = _table(value) if isinstance(value, str) and value.startswith("{") else None
+    for inner, leaf in [(name, value)] if table is None else _flatten({name: table}):
+        _plant(given, inner, leaf, origin)
+
+
+def _table(text: str) -> dict[str, Any] | None:
+    """Return the table that a JSON text holds, None if it is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _plant(given: Given, name: str, value: object, origin: str) -> None:
+    """Put `value` into the nested tables at dotted `name`."""
+    *path, last = name.split(".")
+    here = given.tables
+    for key in path:
+        here = here.setdefault(key, {})
+        if not isinstance(here, dict):
+            raise SettingsError("a setting is not a table", got=f"{name} (from {origin})", todo="see `atoll config`")
+    here[last] = value
+    given.origins[name] = origin

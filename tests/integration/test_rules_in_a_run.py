@@ -1,0 +1,113 @@
+"""Rules of leaves in whole runs: statistics stay means of what learners have, what is local or frozen never travels."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from atoll.base.errors import LayoutMismatch
+from atoll.client.merged import read_model
+from support.links import unique_run
+from support.memory_world import STEP_S, MemoryWorld, settings
+
+BASE = np.arange(8, dtype=np.float32)
+MERGE = {"base": "frozen", "mine": "local"}
+REACHED = {"a": (1.0, 2.0), "b": (3.0, 6.0)}
+"""What each learner's statistics are after every step."""
+
+
+def given(mine: float, base: np.ndarray = BASE) -> dict[str, Any]:
+    """Return parameters with a leaf of every rule."""
+    return {
+        "w": jnp.zeros((6, 3)),
+        "batch_stats": {"var": jnp.array([2.0, 4.0])},
+        "base": jnp.asarray(base),
+        "mine": jnp.full(2, mine),
+        "steps": jnp.int32(0),
+    }
+
+
+def test_every_leaf_goes_by_its_rule() -> None:
+    """Four bits, momentum and carried progress turn trained leaves; a variance stays a mean of the learners' variances."""
+    world = MemoryWorld(
+        unique_run(), settings(codec_up="int4", codec_down="int4", adoption="carry", outer_momentum=0.6, quorum=1)
+    )
+    least, final = dict.fromkeys(REACHED, np.inf), dict[str, Any]()
+
+    def train(learner: str) -> None:
+        mine = 1.0 if learner == "a" else 2.0
+        with world.join(learner, given(mine), merge=MERGE) as island:
+            params = island.params
+            while not island.done:
+                least[learner] = min(least[learner], float(params["batch_stats"]["var"].min()))
+                reached = {"var": jnp.array(REACHED[learner])}
+                stepped = params["w"] + 0.05 * (1.0 - params["w"])
+                params = params | {"w": stepped, "batch_stats": reached, "steps": params["steps"] + 1}
+                time.sleep(STEP_S)
+                params = island.step(params, tokens=10)
+        final[learner] = params, island.merged(settle_s=30.0).params
+
+    world.go(lambda: train("a"), lambda: train("b"))
+    plain = read_model(world.bus, run=world.run, home=world.home)
+    with pytest.raises(LayoutMismatch, match="the leaf 'base'"):
+        read_model(world.bus, run=world.run, like=given(0.0, BASE + 1.0), home=world.home)
+    ledger = world.ledger()
+    world.home.stop()
+
+    first, second = (float(value) for value in plain.params["batch_stats/var"])
+    assert 1.0 < first < 3.0  # of both, though a round is often of one
+    assert second == pytest.approx(2.0 * first, rel=1e-6)  # so is every mean of (1, 2) and (3, 6)
+    assert min(least.values()) >= 1.0
+    assert set(plain.params) == {"w", "batch_stats/var"}
+    assert plain.run.protocol.value_fragments == 1
+    for learner, mine in (("a", 1.0), ("b", 2.0)):
+        own, merged = final[learner]
+        assert np.array_equal(own["mine"], [mine, mine])
+        assert np.array_equal(merged["base"], BASE)
+        assert int(own["steps"]) > 0
+        assert np.array_equal(merged["batch_stats"]["var"], plain.params["batch_stats/var"])
+        assert (
+            float(jnp.abs(merged["w"] - 1.0).max()) < 0.6
+        )  # it began at 1, and how many rounds there are is up to the machine
+    assert set(ledger.accounts) == {"a/1", "b/1"}
+
+
+def test_a_learner_that_has_left_counts_in_the_mean() -> None:
+    """Every round is of one island; the other one's statistics are in the outer state."""
+    world = MemoryWorld(unique_run(), settings(quorum=1, tokens_target=1_200))
+
+    def train(learner: str, until: int) -> None:
+        with world.join(learner, given(0.0), merge=MERGE) as island:
+            params = island.params
+            while island.run_tokens < until and not island.done:
+                time.sleep(STEP_S)
+                params = island.step(params | {"batch_stats": {"var": jnp.array(REACHED[learner])}}, tokens=10)
+
+    def one_after_the_other() -> None:
+        train("a", 600)
+        train("b", 1_200)
+
+    world.go(one_after_the_other)
+    merged = world.merged().params["batch_stats/var"]
+    world.home.stop()
+
+    assert 1.0 < float(merged[0]) < 3.0
+    assert float(merged[1]) == pytest.approx(2.0 * float(merged[0]), rel=1e-6)
+
+
+def test_an_island_with_other_rules_or_another_base_does_not_join() -> None:
+    """It is told which leaf differs; nothing of it stays on the broker."""
+    world = MemoryWorld(unique_run(), settings(tokens_target=0))
+    with world.join("a", given(1.0), merge=MERGE):
+        for params, merge, said in (
+            (given(1.0, BASE + 1.0), MERGE, "(?s)the leaf 'base' is not as run .*other values here"),
+            (given(1.0), {"mine": "local"}, "in the run"),
+            (given(1.0), MERGE | {"batch_stats/*": "local"}, "in the run"),
+        ):
+            with pytest.raises(LayoutMismatch, match=said):
+                world.join("b", params, merge=merge)
+    world.home.stop()

@@ -1,0 +1,152 @@
+"""Nobody waits for a compiler, what it makes gives the same bits, and a process can end while it works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from atoll.base.parallel import PART
+from atoll.codec import kernels as sets
+from atoll.codec.formats import F32, INT4, Format
+from atoll.codec.kernels import FAST_ELEMENTS, Kernels, plain_kernels
+from atoll.codec.kernels import later as module
+from atoll.codec.kernels.later import CompiledLater, ProcessEnds, ends_with_the_process
+
+DEADLINE_S = 120.0
+
+
+def thread_of_the_compiler() -> threading.Thread | None:
+    """Return the thread that compiles, if one does."""
+    return next((thread for thread in threading.enumerate() if thread.name == "atoll-compiler"), None)
+
+
+def ended() -> None:
+    """Wait for the compiler."""
+    if (thread := thread_of_the_compiler()) is not None:
+        thread.join(DEADLINE_S)
+
+
+def test_nothing_is_compiled_before_there_is_much_to_do_and_nobody_waits() -> None:
+    """Below its worth nothing begins; then a thread compiles, once, while every caller is told to go on."""
+    may_end, made = threading.Event(), []
+
+    def make() -> str:
+        assert may_end.wait(DEADLINE_S)
+        made.append(threading.current_thread().name)
+        return "compiled"
+
+    later = CompiledLater("a", make, worth_elements=100)
+    with capture_logs() as logs:
+        assert [later.found(49), later.found(50)] == [None, None]
+        assert thread_of_the_compiler() is None
+        assert [later.found(1), later.found(1000)] == [None, None]
+        assert thread_of_the_compiler() is not None
+        may_end.set()
+        ended()
+
+    assert later.found(1) == "compiled"
+    assert later.now() == "compiled"
+    assert made == ["atoll-compiler"]
+    assert [line["event"] for line in logs] == ["kernels.compiling", "kernels.compiled"]
+    assert logs[1]["took_s"] >= 0.0
+
+
+@pytest.mark.parametrize(("fault", "said"), [(None, "numba is not installed"), (OSError("no LLVM"), "no LLVM")])
+def test_without_a_compiler_the_plain_form_goes_on(fault: OSError | None, said: str) -> None:
+    """It is told once, with the extra to install where there is one."""
+
+    def make() -> None:
+        if fault is not None:
+            raise fault
+
+    later: CompiledLater[str] = CompiledLater("a", make, worth_elements=1)
+    with capture_logs() as logs:
+        assert later.found(1) is None
+        ended()
+        assert [later.found(1), later.found(1)] == [None, None]
+
+    last = logs[-1]
+    assert (last["event"], len(logs)) == ("kernels.not_compiled", 2)
+    assert said in last["reason"]
+    assert (fault is None) == ("atoll[synchronizer]" in last.get("todo", ""))
+
+
+def test_a_machine_without_another_thread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the interpreter at its end gives no thread."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    later = CompiledLater("a", lambda: "compiled", worth_elements=1)
+    with capture_logs() as logs:
+        assert [later.found(1), later.found(1)] == [None, None]
+    assert [line["event"] for line in logs] == ["kernels.not_compiled"]
+
+
+def test_a_process_that_ends_compiles_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler stops between two functions, and says nothing of a failure."""
+    ends_with_the_process()
+    monkeypatch.setattr(threading.main_thread(), "is_alive", lambda: False)
+    with pytest.raises(ProcessEnds):
+        ends_with_the_process()
+    later: CompiledLater[None] = CompiledLater("a", ends_with_the_process, worth_elements=1)
+    with capture_logs() as logs:
+        later.found(1)
+        ended()
+    assert [line["event"] for line in logs] == ["kernels.compiling"]
+
+
+def test_a_process_ends_well_while_it_compiles() -> None:
+    """LLVM at work in a thread does not crash an interpreter that ends."""
+    program = """
+from atoll.codec.formats import INT4
+from atoll.codec.kernels import kernels, later
+for _ in range(later.WORTH_ELEMENTS // (1 << 19)):
+    assert kernels(INT4, 1 << 19).name == "plain"
+"""
+    with_no_cache = {"NUMBA_CACHE_DIR": "/dev/null/none", "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=with_no_cache,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.parametrize("form", [F32, INT4])
+def test_both_forms_of_a_set_make_the_same_bits_in_turn(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vector whose parts are done by one form and then by the other is what either would make alone."""
+    monkeypatch.setattr(sets, "_later", {})
+    elements = 4 * FAST_ELEMENTS
+    vector = np.random.default_rng(3).normal(size=elements).astype(np.float32)
+    made: list[tuple[Kernels, bytes, float]] = []
+    for change in (False, True):
+        codes, scales = (
+            np.empty(form.codes_bytes(elements), np.uint8),
+            np.empty(form.scales_count(elements), np.float32),
+        )
+        chosen = sets.fast_kernels(form) if change else sets.kernels(form, elements)
+        chosen.quantise(vector, codes, scales)
+        made.append((chosen, codes.tobytes() + scales.tobytes(), chosen.squares(codes, scales, 0, elements)))
+
+    assert [each[0].name for each in made] == ["plain", "fast"]
+    assert made[0][1:] == made[1][1:]
+    assert sets.kernels(form, elements) is made[1][0]
+    assert sets.kernels(form, FAST_ELEMENTS - 1) is plain_kernels(form)
+
+
+def test_a_part_counts_and_not_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is asked for once a part: a fragment of a terabyte is not counted whole each time."""
+    monkeypatch.setattr(sets, "_later", {})
+
+    assert {sets.kernels(F32, 1 << 40).name for _ in range(module.WORTH_ELEMENTS // PART - 1)} == {"plain"}
+    assert thread_of_the_compiler() is None

@@ -1,0 +1,224 @@
+"""`--like`: what a new run takes from an earlier one, what goes before that, and what is said where the two differ."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import atoll as package
+from atoll.base import provenance
+from atoll.base.errors import SettingsError
+from atoll.local import likeness
+from atoll.local.likeness import EarlierRun, read_earlier
+from atoll.local.options import UpPlan, UpRequest, kept_settings, plan
+from atoll.report.collect import Facts, collect
+from atoll.run.folder import EMBEDDED, RunFile, RunFolder
+from atoll.run.view import RunView
+
+ASKED = ("protocol.fragments=6", "model.size=m", "model.ffn=96", "train.rate=0.01", "seed=9", "run=first")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A text to train on."""
+    path = tmp_path / "text.txt"
+    path.write_text("words", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def first(tmp_path: Path, text: Path) -> UpPlan:
+    """A run whose folder holds its run.json and its report."""
+    asked = UpRequest(
+        out=tmp_path / "first",
+        learners=2,
+        minutes=4,
+        standbys=1,
+        corpus=(text,),
+        throttle=("learner-2=3",),
+        via=("learner-1=nats://127.0.0.1:7",),
+        port=4444,
+        assignments=ASKED,
+    )
+    up = plan(asked, {})
+    settings = kept_settings(up)
+    texts = [str(path.absolute()) for path in up.corpus]
+    file = RunFile(run="first", learners=2, settings=settings, broker=EMBEDDED, corpus=texts, tokens=10**9)
+    file.atoll, file.commit = package.__version__, provenance.commit()
+    facts = Facts(run="first", settings=settings, sessions=[], validation={}, data_hash="abc")
+    with RunFolder(up.out) as folder:
+        folder.save(file)
+        folder.write("report.json", json.dumps(collect(RunView(), facts)).encode())
+    return up
+
+
+def begin_like(path: Path, out: Path, *assignments: str, **asked: Any) -> UpPlan:  # noqa: ANN401  (fields of the request)
+    """Return the plan of a new run in `out`."""
+    return plan(UpRequest(out=out, like=path, assignments=assignments, **asked), {})
+
+
+@pytest.mark.parametrize("name", ["report.json", "run.json", ""])
+def test_a_new_run_is_set_as_the_one_of_the_file(tmp_path: Path, first: UpPlan, name: str) -> None:
+    """All settings; of its own it has id, folder, broker and the relays to that."""
+    up = begin_like(first.out / name, tmp_path / "second")
+    mine, theirs = kept_settings(up), kept_settings(first)
+
+    assert up.former is None
+    assert up.settings.run != "first"
+    assert mine | {"run": "first"} == theirs
+    assert (up.learners, up.throttle, up.corpus) == (first.learners, first.throttle, first.corpus)
+    assert (up.minutes, up.standbys) == (4.0, 1)
+    assert (up.port, up.via, up.broker) == (0, {}, None)
+
+
+def test_flags_assignments_and_a_file_go_before_the_earlier_run(tmp_path: Path, first: UpPlan) -> None:
+    """Each of them, setting by setting."""
+    file = tmp_path / "change.toml"
+    file.write_text("seed = 4\n[train]\nrate = 0.02\n[up]\nlearners = 5\n", encoding="utf-8")
+    up = begin_like(first.out, tmp_path / "second", "train.rate=0.03", config=file, throttle=("learner-2=1",))
+
+    assert (up.settings.seed, len(up.learners)) == (4, 5)
+    assert up.settings.train["rate"] == 0.03
+    assert up.throttle == {"learner-2": 1.0}
+    assert up.settings.protocol.fragments == 6
+
+
+def test_fewer_learners_than_the_earlier_run_had_leave_the_throttles_of_the_others_behind(
+    tmp_path: Path, first: UpPlan
+) -> None:
+    """Nobody can take back what the report says; what is asked now is refused as ever."""
+    up = begin_like(first.out, tmp_path / "second", learners=1)
+
+    assert (up.throttle, kept_settings(up).get("up.throttle.learner-2")) == ({}, None)
+    with pytest.raises(SettingsError, match="names nobody"):
+        begin_like(first.out, tmp_path / "second", learners=1, throttle=("learner-2=2",))
+
+
+def test_another_size_takes_all_that_follows_from_it_along(tmp_path: Path, first: UpPlan) -> None:
+    """The width that followed from the earlier size is not a wish; the ffn that somebody gave is one."""
+    up = begin_like(first.out, tmp_path / "second", "model.size=xs")
+    plain = plan(UpRequest(out=tmp_path / "third", assignments=("model.size=xs", "model.ffn=96")), {})
+
+    assert first.settings.model["layers"] == 8
+    assert up.settings.model == plain.settings.model
+
+
+def test_a_text_replaces_shards_and_shards_a_text(tmp_path: Path, first: UpPlan, text: Path) -> None:
+    """Whoever names one of the two has no use for the other of the earlier run."""
+    shards = begin_like(first.out, tmp_path / "second", "data.dir=elsewhere")
+    kept = kept_settings(shards)
+    (tmp_path / "report.json").write_text(
+        json.dumps({"run": "second", "settings": kept, "tokens_by_fate": {}}), encoding="utf-8"
+    )
+    again = begin_like(tmp_path / "report.json", tmp_path / "third")
+    back = begin_like(tmp_path / "report.json", tmp_path / "third", corpus=(text,))
+
+    assert (shards.prepare, shards.corpus) == (False, ())
+    assert again.settings.data.dir == Path("elsewhere").absolute()
+    assert (back.prepare, back.corpus) == (True, (text,))
+
+
+def test_a_folder_that_holds_a_run_cannot_begin_another(first: UpPlan) -> None:
+    """Unless that one is finished and --again moves it aside."""
+    with pytest.raises(SettingsError, match="--like begins a new run"):
+        begin_like(first.out, first.out)
+
+    assert begin_like(first.out, first.out, again=True).aside
+
+
+def test_a_text_that_is_gone_is_told_with_the_file_that_names_it(tmp_path: Path, first: UpPlan, text: Path) -> None:
+    """The person may never have typed it."""
+    text.unlink()
+    with pytest.raises(SettingsError, match="there is no such text") as refused:
+        begin_like(first.out, tmp_path / "second")
+
+    assert "report.json names it" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "there is no run to begin like"),
+        ("nothing", "neither a report nor a run.json"),
+        ("[]", "neither a report nor a run.json"),
+        (json.dumps({"run": "r", "settings": {}, "tokens_by_fate": {}}), "with how many learners"),
+    ],
+)
+def test_what_tells_of_no_run_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
+    """No file, no JSON of ours, or a report from before reports told all."""
+    path = tmp_path / "report.json"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(SettingsError, match=said):
+        read_earlier(path)
+
+
+def test_a_run_file_from_before_tells_learners_and_text_in_fields_of_their_own(tmp_path: Path, text: Path) -> None:
+    """Every version's run.json will do."""
+    up = plan(UpRequest(out=tmp_path / "old"), {})
+    settings = {name: value for name, value in kept_settings(up).items() if not name.startswith("up.")}
+    old = RunFile(run="old", learners=5, settings=settings, broker=EMBEDDED, corpus=[str(text)])
+    path = tmp_path / "run.json"
+    path.write_bytes(msgspec.json.encode(old))
+    new = begin_like(path, tmp_path / "new")
+
+    assert (len(new.learners), new.corpus) == (5, (text,))
+
+
+def test_a_setting_that_is_gone_is_refused_by_name(tmp_path: Path, first: UpPlan) -> None:
+    """A report of another version may have one; the file that names it is told."""
+    path = tmp_path / "report.json"
+    told = {**kept_settings(first), "protocol.colour": "blue"}
+    path.write_text(json.dumps({"run": "r", "settings": told, "tokens_by_fate": {}}), encoding="utf-8")
+    with pytest.raises(SettingsError, match="colour") as refused:
+        begin_like(path, tmp_path / "second")
+
+    assert str(path) in str(refused.value)
+
+
+def earlier(commit: str = "a" * 40, **changed: str) -> EarlierRun:
+    """Return an earlier run of this version."""
+    told = {"atoll": package.__version__, "commit": commit} | changed
+    return EarlierRun(Path("report.json"), "first", {}, **told)
+
+
+def test_another_version_or_commit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said of the same commit, as long as neither tree was edited."""
+    monkeypatch.setattr(likeness, "commit", lambda: "a" * 40)
+
+    assert earlier().differences() == []
+    assert "Atoll 0.0.1" in earlier(atoll="0.0.1").differences()[0]
+    assert "at commit bbb" in earlier("bbb").differences()[0]
+    monkeypatch.setattr(likeness, "commit", lambda: "a" * 40 + provenance.EDITED)
+    assert len(earlier("a" * 40 + provenance.EDITED).differences()) == 1
+    monkeypatch.setattr(likeness, "commit", lambda: provenance.UNKNOWN)
+    assert len(earlier(provenance.UNKNOWN).differences()) == 1
+
+
+def test_a_broker_of_somebodys_is_not_taken_over_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address is told, for whoever wants the same one."""
+    monkeypatch.setattr(likeness, "commit", lambda: "a" * 40)
+
+    assert earlier(broker=EMBEDDED).differences() == []
+    assert "nats://***@host:4222" in earlier(broker="nats://***@host:4222").differences()[0]
+
+
+def test_another_text_is_told(tmp_path: Path) -> None:
+    """By the hash of the report: of the documents, or of the tokens where the run was not exported."""
+    (tmp_path / "meta.json").write_text('{"source": "s", "fingerprint": "f"}', encoding="utf-8")
+
+    assert [earlier(data=known).other_text(tmp_path) for known in ("s", "f", "")] == ["", "", ""]
+    assert "the text is not that of first" in earlier(data="x").other_text(tmp_path)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A pipe that nobody writes to would be read for ever."""
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(SettingsError, match="no file to begin like"):
+        read_earlier(tmp_path / "pipe")

@@ -1,0 +1,147 @@
+"""A script that does not catch an error of ours ends with a message and no traceback, and hides nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import atoll
+
+DEADLINE_S = 240.0
+
+
+def ends(program: str, **environment: str) -> tuple[int, str]:
+    """Run a script and return its exit code and what it wrote to standard error."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+WRONG = "from atoll.base.errors import *; raise "
+
+
+def test_a_mistake_ends_a_script_with_its_message() -> None:
+    """What, got, allowed and what to do; nothing of where in our code it was found."""
+    code, said = ends("import atoll; atoll.join(3, run='r', learner='a', params={})")
+
+    assert code == 1
+    assert said.splitlines() == [
+        "atoll: broker has a wrong type",
+        "  got:     broker = '3' (int)",
+        "  allowed: the broker's URL, or a coroutine function that opens a bus",
+        "  to do:   correct broker",
+    ]
+
+
+def test_in_a_thread_the_message_names_the_thread() -> None:
+    """The process goes on, as after any error of a thread."""
+    code, said = ends(
+        "import atoll, threading\ndef work():\n    raise atoll.SettingsError('wrong', todo='mend it')\n"
+        "threading.Thread(target=work, name='worker').start()"
+    )
+
+    assert code == 0
+    assert said.splitlines() == ["atoll: wrong", "  to do:   mend it", "  in:      thread worker"]
+
+
+@pytest.mark.parametrize("kind", ["LayoutMismatch", "StorageFull", "BlobGone", "PeerMisbehaved"])
+def test_a_fault_of_a_machine_or_a_peer_is_told_likewise(kind: str) -> None:
+    """Where it was met in our code helps nobody."""
+    assert ends(f"{WRONG}{kind}('gone')") == (1, "atoll: gone\n")
+
+
+def test_control_characters_are_written_out() -> None:
+    """A name that somebody chose could clear the screen, or turn the line around."""
+    program = "atoll.SettingsError('no such leaf', got='\\x1b[2Jw\\r\\x9b1m\\u202e\\tä')"
+    told = ["atoll: no such leaf", r"  got:     \x1b[2Jw\r\x9b1m\u202e\tä"]
+
+    assert ends(f"import atoll; raise {program}")[1].splitlines() == told
+    guarded = f"import atoll\nfrom atoll.base.exits import guarded\ndef call():\n    raise {program}\nguarded(call)"
+    assert ends(guarded)[1].splitlines() == told
+
+
+def test_a_group_of_our_errors_is_told_as_its_messages() -> None:
+    """As a task group raises them; one with an error of somebody else shows its traceback."""
+    inner = "ExceptionGroup('inside', [StorageFull('full', todo='make room')])"
+    code, said = ends(f"{WRONG}ExceptionGroup('two', [SettingsError('wrong'), {inner}])")
+
+    assert (code, said.splitlines()) == (1, ["atoll: wrong", "atoll: full", "  to do:   make room"])
+    for other in ("ValueError('theirs')", "ProtocolMisuse('ours')"):
+        assert "Traceback" in ends(f"{WRONG}ExceptionGroup('two', [SettingsError('wrong'), {other}])")[1]
+
+
+@pytest.mark.parametrize(
+    ("program", "environment"),
+    [
+        ("import atoll; raise ValueError('theirs')", {}),
+        (f"{WRONG}ProtocolMisuse('a bug of ours')", {}),
+        (f"{WRONG}SettingsError('asked for')", {"ATOLL_TRACEBACK": "1"}),
+        ("import atoll, threading\nthreading.Thread(target=lambda: 1 / 0).start()", {}),
+    ],
+)
+def test_everything_else_shows_its_traceback(program: str, environment: dict[str, str]) -> None:
+    """Errors of others, bugs of ours, and all of them where somebody wants it."""
+    assert "Traceback (most recent call last)" in ends(program, **environment)[1]
+
+
+def test_a_hook_that_a_program_has_set_before_stays() -> None:
+    """It wants to see everything; one that is set later finds ours and may go on to it."""
+    before = (
+        "import sys, threading\nsys.excepthook = threading.excepthook = lambda *a: print('mine', file=sys.stderr)\n"
+    )
+    after = (
+        "import atoll, sys\nformer = sys.excepthook\n"
+        "sys.excepthook = lambda *a: (print('mine', file=sys.stderr), former(*a))\n"
+    )
+    error = "raise atoll.SettingsError('wrong')"
+
+    assert ends(f"{before}import atoll\n{error}")[1].splitlines() == ["mine"]
+    assert ends(f"{after}{error}")[1].splitlines() == ["mine", "atoll: wrong"]
+
+
+def test_a_program_that_catches_it_has_all_fields() -> None:
+    """Under the short names, too."""
+    with pytest.raises(atoll.AtollError) as caught:
+        atoll.join("nats://127.0.0.1:1", run="r", learner="a", params={})
+
+    assert isinstance(caught.value, atoll.SettingsError)
+    assert (caught.value.what, caught.value.got) == ("there are no parameters", "dict")
+    assert caught.value.parts()["allowed"] == "a pytree of arrays"
+
+
+def test_names_that_are_not_there_are_missing_attributes() -> None:
+    """As of any module."""
+    with pytest.raises(AttributeError, match="nothing"):
+        atoll.nothing  # noqa: B018
+
+
+def test_importing_atoll_loads_next_to_nothing() -> None:
+    """The hooks cost no library."""
+    code, said = ends(
+        "import sys, atoll; sys.exit(str({'numpy', 'structlog', 'jax', 'msgspec', 'asyncio'} & set(sys.modules) or ''))"
+    )
+
+    assert (code, said.strip()) == (1, "")
+
+
+def test_the_switch_is_no_setting() -> None:
+    """A command line does not take it for one that it does not know."""
+    done = subprocess.run(
+        [sys.executable, "-m", "atoll.cli", "config"],
+        env={**os.environ, "ATOLL_TRACEBACK": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr

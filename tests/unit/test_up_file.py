@@ -1,0 +1,198 @@
+"""A whole run in one file: the section `[up]`, what goes before what, and where its paths lead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.base.errors import SettingsError
+from atoll.local.options import UpRequest, kept_settings, plan
+from atoll.local.services import Services
+from atoll.run.folder import EMBEDDED, RunFile, RunFolder
+from atoll.settings import PLACES, load
+from atoll.settings.sections import UP_LEARNERS_MAX, UP_STANDBYS_MAX
+from support.command_line import atoll
+
+FILE = """
+run = "mine"
+
+[up]
+learners = 4
+standbys = 1
+minutes = 7.5
+corpus = ["text"]
+throttle = { learner-3 = 5, learner-4 = 2 }
+via = { learner-1 = "nats://127.0.0.1:7422" }
+port = 4333
+out = "made"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file of settings with the text that it names beside it."""
+    (tmp_path / "text").mkdir()
+    path = tmp_path / "run.toml"
+    path.write_text(FILE, encoding="utf-8")
+    return path
+
+
+def test_a_file_describes_a_whole_run(file: Path) -> None:
+    """Everything that `atoll up` takes as a flag, and paths as seen from the file's folder."""
+    up = plan(UpRequest(config=file), {})
+
+    assert up.settings.run == "mine"
+    assert up.learners == ("learner-1", "learner-2", "learner-3", "learner-4")
+    assert (up.standbys, up.minutes, up.port) == (1, 7.5, 4333)
+    assert (up.out, up.corpus) == (file.parent / "made", (file.parent / "text",))
+    assert (up.throttle, up.via) == ({"learner-3": 5.0, "learner-4": 2.0}, {"learner-1": "nats://127.0.0.1:7422"})
+    assert up.settings.protocol.fragments == 8, "where the file says nothing the defaults of `atoll up` hold"
+
+
+def test_flags_go_before_assignments_those_before_variables_and_those_before_the_file(file: Path) -> None:
+    """Each is taken away in turn, and the next one shows."""
+    variables, assignments = {"ATOLL_UP__LEARNERS": "6"}, ("up.learners=5",)
+    asked = UpRequest(config=file, learners=7, assignments=assignments)
+
+    assert len(plan(asked, variables).learners) == 7
+    assert len(plan(UpRequest(config=file, assignments=assignments), variables).learners) == 5
+    assert len(plan(UpRequest(config=file), variables).learners) == 6
+    assert len(plan(UpRequest(config=file), {}).learners) == 4
+
+
+def test_a_flag_for_one_learner_leaves_the_others_as_the_file_has_them(file: Path) -> None:
+    """A table is merged name by name; a list, the text, is replaced."""
+    other = file.parent / "other.txt"
+    other.touch()
+    up = plan(
+        UpRequest(config=file, throttle=("learner-4=3",), corpus=(other,)), {"ATOLL_UP__THROTTLE__LEARNER-3": "9"}
+    )
+
+    assert up.throttle == {"learner-3": 9.0, "learner-4": 3.0}
+    assert up.corpus == (other,)
+
+
+def test_a_variable_can_hold_a_table_or_a_list() -> None:
+    """As JSON; one path may stand alone."""
+    told = {"ATOLL_UP__THROTTLE": '{"learner-2": 4}', "ATOLL_UP__CORPUS": '["a", "b"]'}
+
+    assert load(environment=told).settings.up.throttle == {"learner-2": 4.0}
+    assert load(environment=told).settings.up.corpus == (Path("a"), Path("b"))
+    assert load(environment={"ATOLL_UP__CORPUS": "a"}).settings.up.corpus == (Path("a"),)
+    assert load(environment=told, flags={"up.throttle.learner-1": "2"}).settings.up.throttle == {
+        "learner-1": 2.0,
+        "learner-2": 4.0,
+    }
+
+
+def test_paths_count_from_the_file_in_a_file_and_from_here_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every setting that is a path, an archive's folder too; what is absolute or a URL stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "there"
+    folder.mkdir()
+    sections: dict[str, list[str]] = {}
+    for name in sorted(PLACES - {"up.corpus", "health_file", "model.config"}):
+        section, _, key = name.partition(".")
+        sections.setdefault(section, []).append(f'{key} = "x"')
+    tables = "\n".join(f"[{section}]\n" + "\n".join(lines) for section, lines in sections.items())
+    (folder / "run.toml").write_text(f'health_file = "x"\n{tables}\n', encoding="utf-8")
+    loaded = load(Path("there/run.toml"), environment={}).settings
+
+    assert loaded.health_file == loaded.data.dir == loaded.learner.checkpoint_dir == loaded.up.out == Path("there/x")
+    assert loaded.archive.url == loaded.synchronizer.restore == "there/x"
+    assert load(None, ["data.dir=x"], {"ATOLL_UP__OUT": "y"}).settings.data.dir == Path("x")
+    (folder / "model.toml").write_text('[model]\nconfig = "x"\n', encoding="utf-8")
+    with pytest.raises(SettingsError, match="there/x"):
+        load(Path("there/model.toml"), environment={})
+    (folder / "other.toml").write_text('[data]\ndir = "/x"\n[archive]\nurl = "s3://bucket/x"\n', encoding="utf-8")
+    other = load(folder / "other.toml", environment={}).settings
+    assert (other.data.dir, other.archive.url) == (Path("/x"), "s3://bucket/x")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"learners = {UP_LEARNERS_MAX + 1}", "up.learners is wrong"),
+        ("learners = 0", "up.learners is wrong"),
+        (f"standbys = {UP_STANDBYS_MAX + 1}", "up.standbys is wrong"),
+        ("minutes = -1", "up.minutes is wrong"),
+        ("port = 70000", "up.port is wrong"),
+        ("throttle = { learner-1 = 0.5 }", "up.throttle.learner-1 is wrong"),
+        ("throttle = { learner-9 = 2 }", "names nobody"),
+        ("via = { learner-1 = 'host' }", "--via is wrong"),
+        ("corpus = ['nowhere']", "no such text"),
+        ("corpus = ['']", "a path cannot be empty"),
+        ("colour = 1", "unknown setting up.colour"),
+    ],
+)
+def test_a_mistake_in_the_section_is_refused(tmp_path: Path, line: str, said: str) -> None:
+    """By the name of the setting, before anything starts; the message names the file."""
+    path = tmp_path / "run.toml"
+    path.write_text(f"[up]\n{line}\n", encoding="utf-8")
+    with pytest.raises(SettingsError, match=said):
+        plan(UpRequest(config=path, out=tmp_path / "run"), {})
+
+
+def test_a_mistake_in_a_flag_names_the_flag(tmp_path: Path) -> None:
+    """And not a setting that the person never wrote."""
+    with pytest.raises(SettingsError, match=r"up\.learners is wrong") as refused:
+        plan(UpRequest(out=tmp_path, learners=0), {})
+
+    assert "from --learners" in str(refused.value)
+
+
+def test_two_files_are_one_too_many(file: Path) -> None:
+    """Neither wins in silence."""
+    done = atoll("up", str(file), "--config", str(file))
+
+    assert done.returncode == 2
+    assert "two files of settings" in done.stderr
+
+
+def test_the_file_is_an_argument_or_an_option(file: Path) -> None:
+    """Both read the same: here a mistake that stands in the file alone."""
+    file.write_text("[up]\nlearners = 0\n", encoding="utf-8")
+    said = {atoll("up", *words).stderr for words in ([str(file)], ["--config", str(file)])}
+
+    assert len(said) == 1
+    assert "up.learners is wrong" in said.pop()
+
+
+def test_children_are_told_nothing_of_the_section(file: Path) -> None:
+    """It belongs to `atoll up`; an address of one child's relay may hold a password."""
+    up = plan(UpRequest(config=file), {})
+    with RunFolder(up.out) as folder:
+        children = Services(up, folder, "nats://127.0.0.1:9")
+
+    assert not [name for name in children.learner("learner-2").environment if name.startswith("ATOLL_UP__")]
+
+
+def test_a_run_goes_on_with_the_same_file(file: Path) -> None:
+    """What the file says is what the run was begun with; its text may have gone since, for its data is there."""
+    begun = plan(UpRequest(config=file), {})
+    texts = [str(path.absolute()) for path in begun.corpus]
+    kept = RunFile(run="mine", learners=4, settings=kept_settings(begun), broker=EMBEDDED, corpus=texts, tokens=5)
+    with RunFolder(begun.out) as folder:
+        folder.save(kept)
+    (file.parent / "text").rmdir()
+    up = plan(UpRequest(config=file), {})
+
+    assert up.former is not None
+    assert up.settings == begun.settings
+    with pytest.raises(SettingsError, match="the corpus of a run cannot change"):
+        plan(UpRequest(config=file, corpus=(file,)), {})
+
+
+def test_a_run_that_goes_on_keeps_learners_and_text_and_nothing_else_of_the_section(tmp_path: Path) -> None:
+    """Minutes, throttles and relays are a matter of each session."""
+    asked = UpRequest(out=tmp_path / "run", learners=2, minutes=3, throttle=("learner-1=4",), standbys=1)
+    begun = plan(asked, {})
+    with RunFolder(begun.out) as folder:
+        folder.save(RunFile(run=begun.settings.run, learners=2, settings=kept_settings(begun), broker=EMBEDDED))
+    up = plan(UpRequest(out=tmp_path / "run"), {})
+
+    assert len(up.learners) == 2
+    assert (up.minutes, up.standbys, up.throttle) == (0.0, 0, {})
