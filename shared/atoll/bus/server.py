@@ -109,14 +109,15 @@ class EmbeddedBroker:
         self._bytes_max = bytes_max
         self._host = host.strip("[]")
         self._include = include
+        self._scheme = "nats"
         self._process: subprocess.Popen[bytes] | None = None
         self._log_begins = 0
         self._lock: IO[str] | None = None
 
     @property
     def url(self) -> str:
-        """Return the address for clients."""
-        return f"nats://{bracketed(self._reached_at)}:{self._port}"
+        """Return the address for clients; `tls://` if it asks for TLS."""
+        return f"{self._scheme}://{bracketed(self._reached_at)}:{self._port}"
 
     @property
     def _reached_at(self) -> str:
@@ -176,6 +177,11 @@ class EmbeddedBroker:
         """Start again on the same port after `kill`, or stop and start."""
         self._end(signal.SIGTERM)
         self.start()
+
+    def reload(self) -> None:
+        """Have the server read its configuration again, without an interruption; what it cannot change it tells its log."""
+        if self._process is not None and self.pid:
+            self._process.send_signal(signal.SIGHUP)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -256,6 +262,7 @@ class EmbeddedBroker:
                 if self._bytes_max and not greeting.get("jetstream"):
                     self._explain_death()
                 self._port = port
+                self._scheme = "tls" if greeting.get("tls_required") else "nats"
                 return
             if self._include is not None and READY_WORDS in self._last_words():
                 # It is up and does not greet as we have told it to: a moment for a slow machine, and then it is the file.

@@ -72,8 +72,10 @@ def host(store_dir: Path, url_file: Path, port: int) -> None:
     keep(EmbeddedBroker(store_dir, _former_port(url_file) or port), lambda url: _announce(url_file, url))
 
 
-def keep(broker: EmbeddedBroker, ready: Callable[[str], None]) -> None:
+def keep(broker: EmbeddedBroker, ready: Callable[[str], None], has_changed: Callable[[], bool] = lambda: False) -> None:
     """Start a broker, tell `ready` its address, and keep it running until SIGTERM or SIGINT.
+
+    It reads its configuration again whenever that `has_changed`.
 
     Raises what `EmbeddedBroker.start` raises, also when the server died more than `RESTARTS_MAX` times in ten minutes.
     """
@@ -99,6 +101,8 @@ def keep(broker: EmbeddedBroker, ready: Callable[[str], None]) -> None:
                 log.warning("broker.restarted", reason="its disk was full and has room again")
                 broker.restart()
                 room = RoomWatch(broker.log_path)
+            elif broker.pid and has_changed():
+                broker.reload()
             elif not broker.pid:
                 raise BrokerUnavailable(
                     "the broker dies again and again",
