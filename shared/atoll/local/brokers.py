@@ -18,7 +18,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -29,6 +28,7 @@ from atoll.base.exits import guarded
 from atoll.base.logs import configure, get
 
 if TYPE_CHECKING:
+    from atoll.bus.options import BusOptions
     from atoll.bus.server import EmbeddedBroker
 
 RESTARTS_MAX = 5
@@ -41,17 +41,16 @@ FULL_WORDS = b"no space left on device"
 log = get(__name__)
 
 
-async def check_broker_at(url: str, patience_s: float) -> None:
+async def check_broker_at(url: str, options: BusOptions) -> None:
     """Return if the broker at `url` can be used.
 
     Raises:
         SettingsError: not the address of a broker.
-        BrokerUnavailable: it does not answer within `patience_s`, is too old, or has no JetStream.
+        BrokerUnavailable: it does not answer within `options.patience_s`, is too old, or has no JetStream.
+        AccessDenied: it does not let us in.
     """
     from atoll.bus.open import open_bus  # noqa: PLC0415  (the host below needs no client)
-    from atoll.bus.options import DEFAULTS  # noqa: PLC0415
 
-    options = replace(DEFAULTS, patience_s=patience_s)
     bus = await open_bus(url, "check", name="check", options=options)
     await bus.close()
 

@@ -22,7 +22,7 @@ from atoll.base.errors import AccessDenied
 from atoll.bus.nats.client import NO_TLS
 from atoll.bus.options import Credentials
 
-SHUT_S: Final = 10.0
+SHUT_S: Final = 5.0
 _UNAUTHORISED: Final = "authorization violation"
 _EXPIRED: Final = "authentication expired"
 _DENIED: Final = re.compile(r"permissions violation for (publish|subscription) to \"?([^\"\s]+)")
@@ -131,7 +131,7 @@ class Admission:
                 if mine is not None
                 else "give the file that its operator made for you (broker.identity)",
             )
-        if NO_TLS in text:
+        if NO_TLS.lower() in text:
             return AccessDenied(
                 f"the broker at {self._url} offers no TLS, so we tell it nothing",
                 got="plain text",
