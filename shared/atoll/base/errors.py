@@ -1,6 +1,5 @@
-"""Everything Atoll raises on purpose, as one tree.
+"""Everything Atoll raises on purpose: the tree below `AtollError`.
 
-AtollError
 ├── UserError                exit code 2: something the person can change
 │   ├── SettingsError        a setting is unknown, out of range or contradicts another
 │   ├── DataError            a text, token shard or corpus cannot be used

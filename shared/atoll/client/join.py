@@ -169,11 +169,10 @@ def join(
         founds=identity is None or identity.founds,
     )
 
-    bus_options = BusOptions(
-        patience_s=options.patience_s, credentials=None if identity is None else identity.credentials()
-    )
+    credentials = None if identity is None else identity.credentials()
 
     async def open_url() -> Bus:
+        bus_options = BusOptions(patience_s=options.patience_s, credentials=credentials)
         return await open_bus(str(broker), run, name=learner, options=bus_options)
 
     session = Session(request, open_url if isinstance(broker, str) else broker, clock)
