@@ -38,7 +38,7 @@ RUN = "attacked"
 
 
 @dataclass(slots=True)
-class Outcome:
+class AttackOutcome:
     """What came of the attacks: how often each was tried, what got in, and how often the intruder was told no."""
 
     tried: Counter[DoorAttack] = field(default_factory=Counter)
@@ -69,7 +69,7 @@ def main() -> int:
 
 def play(
     locked: LockedBroker, corpus: Path, out: Path, seed: int, half_s: float
-) -> tuple[Seen, Outcome, dict[str, Any]]:
+) -> tuple[Seen, AttackOutcome, dict[str, Any]]:
     """Train undisturbed for `half_s`, and attacked for as long."""
     mine = {"ATOLL_BROKER__IDENTITY": str(locked.keys.path / "identities" / "operator.toml")}
     up = subprocess.Popen(command(RUN, corpus, out, locked.server.url, seed), env={**os.environ, **mine})
@@ -90,9 +90,9 @@ def play(
     return spectator.seen, outcome, json.loads((out / "report.json").read_text(encoding="utf-8"))
 
 
-async def attack(locked: LockedBroker, for_s: float) -> Outcome:
+async def attack(locked: LockedBroker, for_s: float) -> AttackOutcome:
     """Play the whole table at least once, and again until the time is over."""
-    outcome = Outcome(began_s=time.monotonic())
+    outcome = AttackOutcome(began_s=time.monotonic())
     intruders = {name: locked.identity(RUN, name) for name in (INTRUDER, SPY)}
     async with witness(locked.server.url, RUN, locked.operator, intruders) as doors:
         while not outcome.tried or time.monotonic() < outcome.began_s + for_s:
@@ -106,7 +106,7 @@ async def attack(locked: LockedBroker, for_s: float) -> Outcome:
     return outcome
 
 
-def figures(seen: Seen, outcome: Outcome, report: dict[str, Any], half_s: float, violations: int) -> list[Figure]:
+def figures(seen: Seen, outcome: AttackOutcome, report: dict[str, Any], half_s: float, violations: int) -> list[Figure]:
     """Return, for each attack, how often anything of it got in; and what the attacks cost the run."""
     found = []
     for each, tried in outcome.tried.items():
