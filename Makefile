@@ -24,7 +24,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses 2 --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all coverage lines docs docs-build wheel lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst fuzz bench-hostile bench-crowd bench-data bench-transformers bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all coverage lines docs docs-build wheel lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-fidelity bench-simulator bench-arithmetic bench-broker bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst fuzz attacks bench-hostile bench-crowd bench-data bench-transformers bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -180,6 +180,9 @@ bench-dst: $(READY)  ## plant every mutant and measure how many simulated schedu
 
 fuzz: $(READY)  ## feed every decoder and every handler of messages wrong inputs, and keep what breaks something
 	$(BENCH) -m fuzzing $(BENCH_FLAGS)
+
+attacks: $(READY)  ## try a table of attacks on a locked broker while a run trains
+	$(BENCH) -m benchmarks.faults.attacks $(BENCH_FLAGS)
 
 bench-hostile: $(READY)  ## measure what hostile messages cost a run: pace, memory, loss
 	$(BENCH) -m benchmarks.faults.hostile $(BENCH_FLAGS)

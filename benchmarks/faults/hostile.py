@@ -33,6 +33,7 @@ import psutil
 from atoll.base.errors import AtollError
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
+from atoll.bus.options import DEFAULTS, BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.run.heads import read_heads
 from atoll.run.record import read_run
@@ -83,12 +84,12 @@ class Seen:
 class Spectator(threading.Thread):
     """Samples one run until it is told to stop."""
 
-    def __init__(self, run: str, url: str, up: psutil.Process) -> None:
-        """Prepare."""
+    def __init__(self, run: str, url: str, up: psutil.Process, options: BusOptions = DEFAULTS) -> None:
+        """Prepare; `options` hold who we are to a locked broker."""
         super().__init__(name="spectator", daemon=True)
         self.seen = Seen()
         self.founded: RunRecord | None = None
-        self._run, self._url, self._up = run, url, up
+        self._run, self._url, self._up, self._options = run, url, up, options
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -101,7 +102,7 @@ class Spectator(threading.Thread):
         self.join()
 
     async def _watch(self) -> None:
-        bus = await open_bus(self._url, self._run, name="spectator")
+        bus = await open_bus(self._url, self._run, name="spectator", options=self._options)
         while not self._over.is_set():
             with contextlib.suppress(AtollError):
                 await self._look(bus)

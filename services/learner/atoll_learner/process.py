@@ -28,11 +28,10 @@ import numpy.typing as npt
 
 from atoll.base import fact_dumps, scratch_arrays
 from atoll.base.logs import configure, get
-from atoll.bus.open import open_bus
 from atoll.client.join import IslandHandle, JoinOptions, join
 from atoll.protocol.claims import with_declared_batch
 from atoll.protocol.data import Progress
-from atoll.settings import Settings, bus_options
+from atoll.settings import Settings
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.token_source import SourceFeed, SourceRequest, fingerprint_with, start_of
@@ -111,10 +110,9 @@ def train(settings: Settings) -> None:
     enable_compile_cache(cache)
     with turn(cache):
         params = first_values(work.model, settings.seed, settings.learner.initial_model)
-    url, options = settings.broker.url, bus_options(settings)
     source, fingerprint = settings.data.source, work.shards.meta.fingerprint
     island = join(
-        lambda: open_bus(url, settings.run, name=learner, options=options),
+        settings.broker.url,
         run=settings.run,
         learner=learner,
         params=params,
@@ -126,6 +124,8 @@ def train(settings: Settings) -> None:
             data_blocks=0 if source else work.shards.blocks,
             seed=settings.seed,
             stream_bytes_max=settings.broker.stream_bytes_max,
+            patience_s=settings.broker.patience_s,
+            identity=settings.broker.identity,
             health_file=settings.health_file,
             encode=settings.learner.encode,
         ),

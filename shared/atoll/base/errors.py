@@ -1,11 +1,11 @@
-"""Everything Atoll raises on purpose, as one tree.
+"""Everything Atoll raises on purpose: the tree below `AtollError`.
 
-AtollError
 ├── UserError                exit code 2: something the person can change
 │   ├── SettingsError        a setting is unknown, out of range or contradicts another
 │   ├── DataError            a text, token shard or corpus cannot be used
 │   ├── LayoutMismatch       this model is not the run's model
 │   ├── IdentityTaken        a live learner already answers to this id
+│   ├── AccessDenied         the broker does not let this identity in, or do that
 │   └── CheckpointError      a checkpoint is truncated, foreign or damaged
 ├── EnvironmentFault         exit code 3: the machine or the network, not the person
 │   ├── BrokerUnavailable    no broker answers, it is too old, or JetStream is off
@@ -104,6 +104,10 @@ class LayoutMismatch(UserError):
 
 class IdentityTaken(UserError):
     """A live learner already answers to this id."""
+
+
+class AccessDenied(UserError):
+    """The broker does not let this identity in, or does not let it do that."""
 
 
 class CheckpointError(UserError):

@@ -2,7 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ssl
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a bus shows at a locked door (`atoll.keys`).
+
+    Attributes:
+        name: name of the identity, for errors.
+        seed: secret half of its key, as an nkey seed.
+        public: public half.
+        authority: certificate (PEM) of the authority that vouches for the broker.
+    """
+
+    name: str
+    seed: str = field(repr=False)
+    public: str
+    authority: str = field(repr=False)
+
+    @property
+    def inbox(self) -> str:
+        """Return the prefix of the subjects on which we receive answers; the broker lets nobody else hear them."""
+        return f"_INBOX.{self.public}"
+
+    def tls(self) -> ssl.SSLContext:
+        """Return TLS that believes this authority and no other."""
+        return ssl.create_default_context(cadata=self.authority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +58,7 @@ class BusOptions:
         ack_pending_max: deliveries a durable consumer may hold unsettled; more than a quorum of every fragment needs,
             or a shard would wait for contributions that the broker does not deliver.
         replicas: copies of each stream, inside one region.
+        credentials: who we are, for a broker that asks; with them nothing is sent but over TLS.
     """
 
     connect_s: float = 2.0
@@ -48,6 +76,7 @@ class BusOptions:
     window: int = 8
     ack_pending_max: int = 1 << 16
     replicas: int = 1
+    credentials: Credentials | None = None
 
 
 DEFAULTS = BusOptions()

@@ -35,6 +35,8 @@ MOVED_S = 2.0
 STOP_S = 5.0
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 8
+_RELOADS = 2
+_RELOADED = "Reloaded server configuration"
 _ROOM_BYTES = 64 << 40
 # Runs before the server takes this process over: ask for SIGTERM when the parent dies, unless it is dead already.
 _DIE_WITH_PARENT = (
@@ -109,14 +111,15 @@ class EmbeddedBroker:
         self._bytes_max = bytes_max
         self._host = host.strip("[]")
         self._include = include
+        self._scheme = "nats"
         self._process: subprocess.Popen[bytes] | None = None
         self._log_begins = 0
         self._lock: IO[str] | None = None
 
     @property
     def url(self) -> str:
-        """Return the address for clients."""
-        return f"nats://{bracketed(self._reached_at)}:{self._port}"
+        """Return the address for clients; `tls://` if it asks for TLS."""
+        return f"{self._scheme}://{bracketed(self._reached_at)}:{self._port}"
 
     @property
     def _reached_at(self) -> str:
@@ -176,6 +179,33 @@ class EmbeddedBroker:
         """Start again on the same port after `kill`, or stop and start."""
         self._end(signal.SIGTERM)
         self.start()
+
+    def reload(self) -> None:
+        """Have the server read its configuration again, without an interruption, and return when it has.
+
+        An account that is new in a configuration imports nothing until the *next* one is read (measured with nats-server
+        2.15: its requests have no responders for ever). So the server reads it twice.
+
+        Raises:
+            BrokerUnavailable: it does not; the message quotes the end of its log.
+        """
+        for _ in range(_RELOADS):
+            before, deadline = self._reloads(), time.monotonic() + READY_S
+            if self._process is None or not self.pid:
+                return  # at its next start it reads the new one
+            self._process.send_signal(signal.SIGHUP)
+            while self._reloads() == before:
+                if time.monotonic() > deadline:
+                    raise BrokerUnavailable(
+                        "the broker does not take over its new configuration",
+                        got=f"nothing for {READY_S:g} s\n{self._last_words()}",
+                        todo=f"look at {self.log_path}",
+                    )
+                time.sleep(_POLL_S)
+
+    def _reloads(self) -> int:
+        """Return how often this server has read its configuration again."""
+        return self._said().count(_RELOADED)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -256,6 +286,7 @@ class EmbeddedBroker:
                 if self._bytes_max and not greeting.get("jetstream"):
                     self._explain_death()
                 self._port = port
+                self._scheme = "tls" if greeting.get("tls_required") else "nats"
                 return
             if self._include is not None and READY_WORDS in self._last_words():
                 # It is up and does not greet as we have told it to: a moment for a slow machine, and then it is the file.
@@ -296,10 +327,14 @@ class EmbeddedBroker:
 
     def _last_words(self) -> str:
         """Return the end of what the server has logged since it was started last."""
+        return "\n".join(self._said().splitlines()[-_LOG_TAIL_LINES:])
+
+    def _said(self) -> str:
+        """Return what the server has logged since it was started last."""
         try:
             with self.log_path.open("rb") as said:
                 said.seek(self._log_begins if self._log_begins <= self.log_path.stat().st_size else 0)
-                return "\n".join(said.read().decode("utf-8", "replace").splitlines()[-_LOG_TAIL_LINES:])
+                return said.read().decode("utf-8", "replace")
         except OSError:
             return "(no log)"
 

@@ -1,7 +1,8 @@
 """`atoll broker`: a broker for islands, with the limits that Atoll needs, until Ctrl-C.
 
 It is nats-server itself, from the wheel or the machine. A server that dies is started again; one whose disk was full, as soon
-as there is room. For TLS, accounts or a cluster, add a file of nats-server's own configuration (`--include`).
+as there is room. With `--keys` it is behind a locked door: TLS, and only who is on the roll of that folder (`atoll keys`), each
+with the rights of its kind. For a cluster or accounts of another kind, add nats-server's own configuration (`--include`).
 """
 
 from __future__ import annotations
@@ -32,22 +33,36 @@ def broker(
     include: Annotated[
         Path | None, typer.Option(help="A file of nats-server's configuration to add: TLS, accounts, a cluster.")
     ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Folder of keys (`atoll keys new`): let in only who is on its roll.")
+    ] = None,
 ) -> None:
     """Run nats-server until SIGINT or SIGTERM."""
     from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.base.logs import configure  # noqa: PLC0415
     from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
+    from atoll.keys.locked import LockedDoor  # noqa: PLC0415
+    from atoll.keys.roll import KeyFolder  # noqa: PLC0415
     from atoll.local.brokers import keep  # noqa: PLC0415
 
     configure(role="broker")
     if include is not None and not include.is_file():
         raise SettingsError("there is no such file", got=include, todo="correct --include")
+    if include is not None and keys is not None:
+        raise SettingsError(
+            "two answers to who may enter",
+            got="--include beside --keys",
+            allowed="one of them",
+            todo="leave --include away; --keys brings TLS and accounts",
+        )
+    door = None if keys is None else LockedDoor(KeyFolder(keys), store)
+    added = include if door is None else door.config
     served = EmbeddedBroker(
         store,
         port,
         sync_always=sync == "always",
         host=host,
-        include=None if include is None else include.absolute(),
+        include=None if added is None else added.absolute(),
     )
     durable = {
         "always": "an answer means that the disk has it",
@@ -57,8 +72,10 @@ def broker(
     def ready(url: str) -> None:
         say(f"broker at {url}, listening on {host}:{port}")
         say(f"data in {store.absolute()}; sync {sync}: {durable[sync]}; log in {served.log_path}")
-        if include is None:
-            say("no accounts and no TLS: whoever reaches this port can read and write every run (see --include)")
+        if door is not None:
+            say(f"locked: TLS, and {door.entrants} identities of {keys} may enter (`atoll keys list {keys}`)")
+        elif include is None:
+            say("no accounts and no TLS: whoever reaches this port can read and write every run (see --keys)")
         say("Ctrl-C ends it; the data stays")
 
-    keep(served, ready)
+    keep(served, ready, (lambda: False) if door is None else door.has_changed)

@@ -96,11 +96,16 @@ def _jax() -> Finding:
 def _broker(url: str) -> Finding:
     from atoll.base.errors import AtollError  # noqa: PLC0415
     from atoll.base.logs import configure  # noqa: PLC0415
+    from atoll.bus.options import BusOptions  # noqa: PLC0415
+    from atoll.keys.identity import read_identity  # noqa: PLC0415
     from atoll.local.brokers import check_broker_at  # noqa: PLC0415
+    from atoll.settings import load  # noqa: PLC0415
 
     configure(level="error")
     try:
-        asyncio.run(check_broker_at(url, BROKER_PATIENCE_S))
+        path = load().settings.broker.identity
+        credentials = None if path is None else read_identity(path).credentials()
+        asyncio.run(check_broker_at(url, BusOptions(patience_s=BROKER_PATIENCE_S, credentials=credentials)))
     except AtollError as error:
         return Finding("FAIL", str(error))
     from atoll.local.environment import redacted  # noqa: PLC0415

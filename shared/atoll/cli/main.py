@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 import typer
 
 from atoll.base.exits import guarded
-from atoll.cli import archive, broker, config, fates, look, replay, runs, tap, top, up, why
+from atoll.cli import archive, broker, config, fates, keys, look, replay, runs, tap, top, up, why
 
 GROUP = "atoll.commands"
 
@@ -36,6 +36,7 @@ def build() -> typer.Typer:
     for register in (
         up.register,
         broker.register,
+        keys.register,
         runs.register,
         tap.register,
         top.register,

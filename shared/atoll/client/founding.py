@@ -11,19 +11,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from atoll.base.buffer_pool import Vector
-from atoll.base.errors import BrokerUnavailable, RecordConflict
+from atoll.base.errors import AccessDenied, BrokerUnavailable, RecordConflict
 from atoll.base.identity import Identity, this_process
+from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.model.layout import Layout
 from atoll.model.pytrees import gather
 from atoll.run.delta_chain import digest_of_values, keyframe_of
 from atoll.run.heads import head_info
-from atoll.run.record import check_run
+from atoll.run.record import check_run, read_run
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Head, RunRecord, decode, encode
+from atoll.wire.subjects import Subjects
+
+log = get(__name__)
+
+FOUNDED_S: Final = 600.0
+ASKED_EVERY_S: Final = 0.5
 
 
 class Origin(Mapping[int, Vector]):
@@ -49,6 +56,28 @@ class Origin(Mapping[int, Vector]):
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self._layout.fragments)
+
+
+async def await_founding(bus: Bus, subjects: Subjects) -> None:
+    """Return once the run is founded: what a learner does whose identity may not found it (`atoll.keys`).
+
+    Raises:
+        AccessDenied: nobody did within `FOUNDED_S`.
+    """
+    if await read_run(bus, subjects) is not None:
+        return
+    log.info("run.awaited", run=subjects.run, why="this identity may not found it", patience_s=FOUNDED_S)
+    try:
+        async with asyncio.timeout(FOUNDED_S):
+            while await read_run(bus, subjects) is None:  # noqa: ASYNC110  (a record sets no event)
+                await asyncio.sleep(ASKED_EVERY_S)
+    except TimeoutError:
+        raise AccessDenied(
+            f"nobody has founded run {subjects.run!r}, and this identity may not",
+            got=f"no run record for {FOUNDED_S:g} s",
+            allowed="a learner that founds (`atoll keys add --founds`)",
+            todo="start that learner first, or check the run id",
+        ) from None
 
 
 async def found_or_join(bus: Bus, offer: RunRecord) -> tuple[RunRecord, bool]:

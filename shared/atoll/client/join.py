@@ -54,6 +54,7 @@ from atoll.client.peer_recovery import Borrowed, believed, borrow
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
 from atoll.codec import check_codecs
+from atoll.keys.identity import learner_identity
 from atoll.model.layout import Layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord
@@ -86,6 +87,7 @@ class JoinOptions:
         seed: the run's seed.
         stream_bytes_max: bound of each stream of tensors, used only by the founder; None: it follows from the model.
         patience_s: how long to try to reach the broker, seconds.
+        identity: file that says who this learner is, for a broker behind a locked door (`atoll keys add`).
         health_file: touched with every heartbeat that reached the broker.
         clock: another clock, for tests.
         home: a loop thread to share with others (in-memory buses need one loop); a thread of its own by default.
@@ -100,6 +102,7 @@ class JoinOptions:
     seed: int = 0
     stream_bytes_max: int | None = None
     patience_s: float = 30.0
+    identity: Path | str | None = None
     health_file: Path | None = None
     clock: Clock | None = None
     home: LoopThread | None = None
@@ -135,6 +138,7 @@ def join(
     """
     check_place(broker, run)
     check_joining(learner, protocol, options, JoinOptions)
+    identity = None if options.identity is None else learner_identity(options.identity, run, learner)
     tensors, rules = checked_parameters(params, options.merge)
     merged = set(rules.merged)
     settings = check_codecs((protocol or suited(sum(t.rows for t in tensors if t.name in merged))).check())
@@ -162,10 +166,14 @@ def join(
         encode=checked(options.encode),
         donated=options.donated,
         bytes_max=options.stream_bytes_max,
+        founds=identity is None or identity.founds,
     )
 
+    credentials = None if identity is None else identity.credentials()
+
     async def open_url() -> Bus:
-        return await open_bus(str(broker), run, name=learner, options=BusOptions(patience_s=options.patience_s))
+        bus_options = BusOptions(patience_s=options.patience_s, credentials=credentials)
+        return await open_bus(str(broker), run, name=learner, options=bus_options)
 
     session = Session(request, open_url if isinstance(broker, str) else broker, clock)
     handle = IslandHandle(session, clock, donated=options.donated, home=options.home)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from atoll.bus.options import BusOptions
 from atoll.client.arguments import check_place
 from atoll.client.leaf_rules import digest_of
 from atoll.client.parameters import ParameterShape
+from atoll.keys.identity import run_credentials
 from atoll.model.layout import FrozenLeaf
 from atoll.model.pytrees import describe
 from atoll.model.tree_walk import is_jax_array, loaded_jax
@@ -62,13 +64,14 @@ class ReadModel:
     run: RunRecord
 
 
-def read_model(
+def read_model(  # noqa: PLR0913  (one keyword each)
     broker: str | Opener,
     *,
     run: str,
     like: Any = None,  # noqa: ANN401  (any pytree)
     settle_s: float = 0.0,
     patience_s: float = PATIENCE_S,
+    identity: Path | str | None = None,
     home: LoopThread | None = None,
 ) -> ReadModel:
     """Return the merged model of a run as the broker has it.
@@ -79,6 +82,7 @@ def read_model(
         like: a pytree of arrays of the run's model. The result has its structure; each leaf is of its kind, dtype and device.
         settle_s: wait so long for the end of a run that has a token target, seconds.
         patience_s: how long to try to reach the broker, seconds.
+        identity: file that says who reads, for a broker behind a locked door (`atoll keys add --kind reader`).
         home: a loop thread to share with others.
 
     Raises:
@@ -88,8 +92,11 @@ def read_model(
     """
     check_place(broker, run)
 
+    credentials = None if identity is None else run_credentials(Path(identity), run)
+    options = BusOptions(patience_s=patience_s, credentials=credentials)
+
     async def open_url() -> Bus:
-        return await open_bus(str(broker), run, name="reader", options=BusOptions(patience_s=patience_s))
+        return await open_bus(str(broker), run, name="reader", options=options)
 
     async def read() -> tuple[RunRecord, MergedModel, bool]:
         bus = await (open_url() if isinstance(broker, str) else broker())

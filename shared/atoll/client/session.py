@@ -26,12 +26,13 @@ from atoll.bus.interface import Bus
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.data_leases import DataLeases
 from atoll.client.driver import IslandDriver
-from atoll.client.founding import Origin, found_or_join, publish_origin
+from atoll.client.founding import Origin, await_founding, found_or_join, publish_origin
 from atoll.client.membership import claim, release
 from atoll.client.peer_recovery import StateLender, TrainingStanding
 from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
+from atoll.run.record import check_run
 from atoll.run.stream_room import provide
 from atoll.wire.messages import Beat, LearnerState, Member, RunRecord, encode, event, event_info
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
@@ -49,6 +50,7 @@ class JoinRequest:
 
     `encode` is where pseudo-gradients are made, one of `device_encoding.CHOICES`; `donated` parameters are copied every
     step. `bytes_max` bounds each stream of tensors if this learner founds the run; None: the bound follows from the model.
+    One that may not found waits until the run is there.
     """
 
     learner: str
@@ -59,6 +61,7 @@ class JoinRequest:
     encode: str = "auto"
     donated: bool = False
     bytes_max: int | None = None
+    founds: bool = True
 
 
 class Session:
@@ -94,9 +97,15 @@ class Session:
         self.bus = await self.opener()
         self._opened = True
         offer = self._request.record
-        await provide(self.bus, offer, self._request.bytes_max)
+        if self._request.founds:
+            await provide(self.bus, offer, self._request.bytes_max)
+        else:
+            await await_founding(self.bus, offer.subjects)
         self.member = await claim(self.bus, offer.subjects, self._request.learner, self._clock, self._identity)
-        self.run, self._founder = await found_or_join(self.bus, offer)
+        if self._request.founds:
+            self.run, self._founder = await found_or_join(self.bus, offer)
+        else:
+            self.run = await check_run(self.bus, offer)
         if self._founder:
             await publish_origin(self.bus, self.run, self._request.origin, self._identity)
         heads = await wait_for_heads(self.bus, self.run, self._clock)

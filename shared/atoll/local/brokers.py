@@ -18,7 +18,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -29,6 +28,7 @@ from atoll.base.exits import guarded
 from atoll.base.logs import configure, get
 
 if TYPE_CHECKING:
+    from atoll.bus.options import BusOptions
     from atoll.bus.server import EmbeddedBroker
 
 RESTARTS_MAX = 5
@@ -41,17 +41,16 @@ FULL_WORDS = b"no space left on device"
 log = get(__name__)
 
 
-async def check_broker_at(url: str, patience_s: float) -> None:
+async def check_broker_at(url: str, options: BusOptions) -> None:
     """Return if the broker at `url` can be used.
 
     Raises:
         SettingsError: not the address of a broker.
-        BrokerUnavailable: it does not answer within `patience_s`, is too old, or has no JetStream.
+        BrokerUnavailable: it does not answer within `options.patience_s`, is too old, or has no JetStream.
+        AccessDenied: it does not let us in.
     """
     from atoll.bus.open import open_bus  # noqa: PLC0415  (the host below needs no client)
-    from atoll.bus.options import DEFAULTS  # noqa: PLC0415
 
-    options = replace(DEFAULTS, patience_s=patience_s)
     bus = await open_bus(url, "check", name="check", options=options)
     await bus.close()
 
@@ -72,8 +71,10 @@ def host(store_dir: Path, url_file: Path, port: int) -> None:
     keep(EmbeddedBroker(store_dir, _former_port(url_file) or port), lambda url: _announce(url_file, url))
 
 
-def keep(broker: EmbeddedBroker, ready: Callable[[str], None]) -> None:
+def keep(broker: EmbeddedBroker, ready: Callable[[str], None], has_changed: Callable[[], bool] = lambda: False) -> None:
     """Start a broker, tell `ready` its address, and keep it running until SIGTERM or SIGINT.
+
+    It reads its configuration again whenever that `has_changed`.
 
     Raises what `EmbeddedBroker.start` raises, also when the server died more than `RESTARTS_MAX` times in ten minutes.
     """
@@ -99,6 +100,8 @@ def keep(broker: EmbeddedBroker, ready: Callable[[str], None]) -> None:
                 log.warning("broker.restarted", reason="its disk was full and has room again")
                 broker.restart()
                 room = RoomWatch(broker.log_path)
+            elif broker.pid and has_changed():
+                broker.reload()
             elif not broker.pid:
                 raise BrokerUnavailable(
                     "the broker dies again and again",

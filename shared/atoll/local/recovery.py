@@ -20,7 +20,6 @@ from atoll.archive.rebuild import rebuild
 from atoll.base.clock import Clock
 from atoll.base.errors import ArchiveUnavailable, AtollError, EnvironmentFault, RunLost, RunReplaced
 from atoll.bus.open import open_bus
-from atoll.bus.options import DEFAULTS
 from atoll.local.options import UpPlan
 from atoll.local.run_probe import check_kept
 from atoll.run.folder import RebuiltRecord, RunFolder
@@ -51,7 +50,7 @@ async def find_loss(url: str, up: UpPlan) -> RunLost | RunReplaced | None:
     if up.former is None:
         return None
     run = up.settings.run
-    bus = await open_bus(url, run, name="up", options=replace(DEFAULTS, patience_s=LOOK_PATIENCE_S))
+    bus = await open_bus(url, run, name="up", options=replace(bus_options(up.settings), patience_s=LOOK_PATIENCE_S))
     try:
         if up.former.versions:
             await check_kept(bus, run, up.former.versions)
@@ -174,7 +173,7 @@ def _checkpoints(up: UpPlan) -> list[int]:
 async def _exists(url: str, up: UpPlan) -> bool:
     """Return whether the broker has a record of the run."""
     run = up.settings.run
-    bus = await open_bus(url, run, name="up", options=replace(DEFAULTS, patience_s=LOOK_PATIENCE_S))
+    bus = await open_bus(url, run, name="up", options=replace(bus_options(up.settings), patience_s=LOOK_PATIENCE_S))
     try:
         return await read_run(bus, Subjects(run)) is not None
     finally:

@@ -25,7 +25,7 @@ from atoll.base.errors import INTERRUPTED, AtollError, ProtocolMisuse
 from atoll.base.logs import logging_to
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
-from atoll.bus.options import DEFAULTS
+from atoll.bus.options import BusOptions
 from atoll.local.brokers import check_broker_at
 from atoll.local.console import ConsolePicture, RunConsole, make_face
 from atoll.local.environment import redacted
@@ -39,6 +39,7 @@ from atoll.report.write import summary, write_report
 from atoll.run.folder import RunFolder, move_aside
 from atoll.run.view import RunView
 from atoll.run.watch import Watch
+from atoll.settings import bus_options
 from atoll.wire.messages import Control, encode
 from atoll.wire.subjects import Subjects
 
@@ -139,8 +140,7 @@ class Supervisor:
         self._services = Services(self._up, self._folder, url)
         await self._prepare_data()
         run = self._up.settings.run
-        options = replace(DEFAULTS, patience_s=BROKER_PATIENCE_S)
-        bus = await open_bus(url, run, name="up", options=options)
+        bus = await open_bus(url, run, name="up", options=self._bus_options())
         watch = Watch(bus, run, self._view, self._clock)
         following = asyncio.create_task(watch.follow())
         try:
@@ -179,11 +179,14 @@ class Supervisor:
             raise failure
         return 0 if self._view.run_tokens > 0 else INTERRUPTED
 
+    def _bus_options(self) -> BusOptions:
+        return replace(bus_options(self._up.settings), patience_s=BROKER_PATIENCE_S)
+
     async def _start_broker(self) -> str:
         """Return the URL of a broker that answers."""
         if self._up.broker is not None:
             with self._face.stage("looking for the broker"):
-                await check_broker_at(self._up.broker, BROKER_PATIENCE_S)
+                await check_broker_at(self._up.broker, self._bus_options())
             return self._up.broker
         url_file = self._services.url_file
         url_file.unlink(missing_ok=True)

@@ -28,6 +28,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from atoll.base.errors import SettingsError
 from atoll.bus.options import BusOptions
 from atoll.codec import check_codecs
+from atoll.keys.identity import run_credentials
 from atoll.protocol.settings import ProtocolSettings
 from atoll.settings.sections import (
     ArchiveSettings,
@@ -148,8 +149,13 @@ PLACES: Final = places_of(Settings) | {"model.config"}
 
 
 def bus_options(settings: Settings) -> BusOptions:
-    """Return the bus bounds that follow from `settings`."""
-    return BusOptions(patience_s=settings.broker.patience_s)
+    """Return the bus bounds that follow from `settings`, with the credentials of its identity.
+
+    Raises what `atoll.keys.identity.run_credentials` raises.
+    """
+    path = settings.broker.identity
+    credentials = None if path is None else run_credentials(path, settings.run)
+    return BusOptions(patience_s=settings.broker.patience_s, credentials=credentials)
 
 
 @dataclass(frozen=True, slots=True)

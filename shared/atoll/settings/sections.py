@@ -52,12 +52,14 @@ class BrokerSettings(Section):
     Attributes:
         url: address of the broker.
         patience_s: seconds for which a process tries to reach the broker before it gives up.
+        identity: file that says who this process is, for a broker behind a locked door (`atoll keys`); none for an open one.
         stream_bytes_max: largest size of each stream that holds tensors, for the founder of a run; without it, the bound
             follows from the model (`atoll.run.stream_room`).
     """
 
     url: str = "nats://127.0.0.1:4222"
     patience_s: float = Field(default=30.0, gt=0, le=3600)
+    identity: SomePath | None = None
     stream_bytes_max: int | None = Field(default=None, ge=1 << 20)
 
 

@@ -28,6 +28,7 @@ from atoll.bus.nats.framing import Frame, Message
 from atoll.bus.nats.transport import SocketTransport
 from atoll.wire.traffic import BusStats
 
+NO_TLS = "the broker offers no TLS"
 LARGE_BYTES = 64 << 10
 """From here on `publish` returns when the kernel has the payload; below, when it is queued (and copied)."""
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -64,14 +65,22 @@ class FrameParser(Parser):
 class WireClient(Client):
     """A client whose bytes are counted in `stats`; with `keeps_buffers`, large payloads arrive as `bytearray`.
 
-    Its sockets request `congestion` from the kernel, if that is not empty, and rest `rest_s` after reads.
+    Its sockets request `congestion` from the kernel, if that is not empty, and rest `rest_s` after reads. If it `must_encrypt`,
+    it leaves a broker that offers no TLS.
     """
 
     def __init__(
-        self, stats: BusStats, *, keeps_buffers: bool = False, congestion: str = "", rest_s: float = 0.0
+        self,
+        stats: BusStats,
+        *,
+        keeps_buffers: bool = False,
+        congestion: str = "",
+        rest_s: float = 0.0,
+        must_encrypt: bool = False,
     ) -> None:
         """Prepare; `connect` connects."""
         super().__init__()
+        self._must_encrypt = must_encrypt
         self._stats = stats
         self._congestion = congestion
         self._rest_s = rest_s
@@ -90,6 +99,12 @@ class WireClient(Client):
             self.abort()
             self._transport = self.wire = SocketTransport(self._stats, self._congestion, self._rest_s)
         await super()._connect_to_server(s)
+
+    def _connect_command(self) -> bytes:
+        """Say who we are, unless the broker has left out TLS: nats-py would go on in plain text, whatever the address says."""
+        if self._must_encrypt and not self._server_info.get("tls_required"):
+            raise errors.Error(NO_TLS)
+        return super()._connect_command()
 
     async def _attempt_reconnect(self) -> None:
         """Drop the queue of the lost connection; subscriptions are sent anew from their list."""

@@ -36,6 +36,7 @@ from atoll.base import logs
 from atoll.base.errors import BrokerUnavailable
 from atoll.base.loop_thread import LoopThread
 from atoll.base.retry import Unanswered, bounded
+from atoll.bus.nats.admission import Admission
 from atoll.bus.nats.client import WireClient
 from atoll.bus.options import BusOptions
 from atoll.wire.limits import Buffer
@@ -87,6 +88,7 @@ class Connection:
         self._next_key = 0
         self._echoes: dict[bytes, asyncio.Future[None]] = {}
         self._echo_subject = ""
+        self.admission = Admission(url, options.credentials, self.loop)
         self._tasks: list[asyncio.Task[None]] = []
         self._was_up = False
         self._answers = 0
@@ -130,8 +132,12 @@ class Connection:
         return (version.major, version.minor) if version else (0, 0)
 
     async def connect(self, patience_s: float) -> None:
-        """Connect for the first time; `TimeoutError` after `patience_s`."""
-        await bounded(self._build(), patience_s)
+        """Connect for the first time; `TimeoutError` after `patience_s`, `AccessDenied` as soon as we are refused."""
+        try:
+            await bounded(self._build(), patience_s, self.admission.shut)
+        except TimeoutError:
+            self.admission.check(0.0)
+            raise
         self._was_up = True
         self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
 
@@ -169,6 +175,7 @@ class Connection:
             try:
                 await bounded(self._up.wait(), max(0.0, timeout_s))
             except TimeoutError:
+                self.admission.check()
                 raise Unanswered(f"not connected: {self.last_error}") from None
         if self._client is None:
             raise Unanswered("not connected")
@@ -188,8 +195,11 @@ class Connection:
         try:
             # Any buffer of bytes works: it goes to the socket unchanged.
             asked = client.request(subject, payload, timeout=wait_s, headers=headers)  # type: ignore[arg-type]
-            answer = await bounded(asked, timeout_s + 0.05, self.lost, moves=moves)
+            with self.admission.denial(subject) as denied:
+                answer = await bounded(asked, timeout_s + 0.05, self.lost, denied, moves=moves)
         except (nats.errors.Error, TimeoutError, OSError) as error:
+            if denied.done():
+                raise self.admission.denied(subject) from None
             raise Unanswered(f"{type(error).__name__} on {subject}") from error
         self._answers += 1
         return answer
@@ -212,7 +222,11 @@ class Connection:
         self._subscriptions[key] = (subject, on_message, None)
         self._subscriptions[key] = (subject, on_message, await client.subscribe(subject, cb=on_message))
         if confirm:
-            await self.echo(self.options.try_s)
+            with self.admission.denial(subject) as denied:
+                await self.echo(self.options.try_s)
+            if denied.done():
+                await self.unsubscribe(key)
+                raise self.admission.denied(subject)
         return key
 
     async def unsubscribe(self, key: int) -> None:
@@ -244,7 +258,13 @@ class Connection:
     async def _build(self) -> None:
         """Connect a fresh client, subscribe it to all that is registered, and declare it up."""
         congestion = self.options.bulk_congestion if self._is_bulk else ""
-        client = WireClient(self.stats, keeps_buffers=self._is_bulk, congestion=congestion, rest_s=self._rest_s)
+        client = WireClient(
+            self.stats,
+            keeps_buffers=self._is_bulk,
+            congestion=congestion,
+            rest_s=self._rest_s,
+            must_encrypt=self.admission.must_encrypt,
+        )
         self._client = client
         options: dict[str, Any] = {
             "name": self._name,
@@ -255,15 +275,17 @@ class Connection:
             "max_outstanding_pings": _BRANCH_PINGS_MAX if self._is_bulk else _PINGS_MAX,
             "pending_size": _PENDING_BYTES,
             "flush_timeout": 30,
+            **self.admission.options(),
         }
         await client.connect(self.url, **options, **self._callbacks(client))
         if not self._echo_subject:
-            self._echo_subject = f"_INBOX.{secrets.token_hex(11)}"
+            self._echo_subject = self.admission.inbox()
             self._subscriptions[0] = (self._echo_subject, self._on_echo, None)
         for key in list(self._subscriptions):
             subject, on_message, _ = self._subscriptions[key]
             self._subscriptions[key] = (subject, on_message, await client.subscribe(subject, cb=on_message))
         self.last_error = ""
+        self.admission.entered()
         self._up.set()
 
     def _callbacks(self, client: WireClient) -> dict[str, Any]:
@@ -296,6 +318,8 @@ class Connection:
 
     def _note(self, error: Exception) -> None:
         """Log nats-py's complaints, once per change."""
+        if self.admission.heard(error):
+            return
         text = f"{type(error).__name__}: {error}".strip()
         if text != self.last_error:
             self.last_error = text
@@ -313,6 +337,7 @@ class Connection:
     def _mark_up(self) -> None:
         """Allow requests again."""
         self.last_error = ""
+        self.admission.entered()
         self._up.set()
         first, self._was_up = not self._was_up, True
         if first:

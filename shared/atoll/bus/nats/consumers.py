@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +77,7 @@ class QueueConsumer:
         self._jetstream = jetstream
         self._stream = stream
         self._config = config
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._inbox = self.connection.admission.inbox()
         self._key = 0
         self._pulls = 0
         self._arrived: asyncio.Queue[Msg] = asyncio.Queue()  # the broker sends no more than `max_ack_pending`

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -195,14 +194,17 @@ class JetStream:
             elif sequence.isascii() and sequence.isdigit() and headers.get("Nats-Subject"):
                 messages.append(StoredEvent(int(sequence), headers["Nats-Subject"], message.data))
 
-        inbox = f"_INBOX.{secrets.token_hex(11)}"
+        inbox, subject = connection.admission.inbox(), f"$JS.API.DIRECT.GET.{stream}"
         key = await connection.subscribe(inbox, collect, confirm=False)
         try:
-            lost = connection.lost
-            await connection.send(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=inbox)
-            # On a slow link even one message may take longer than a try; what counts is that bytes move.
-            end = await bounded(ended, connection.options.try_s, lost, moves=connection.movement())
+            with connection.admission.denial(subject) as denied:
+                lost = connection.lost
+                await connection.send(subject, json.dumps(body).encode(), reply=inbox)
+                # On a slow link even one message may take longer than a try; what counts is that bytes move.
+                end = await bounded(ended, connection.options.try_s, lost, denied, moves=connection.movement())
         except TimeoutError:
+            if denied.done():
+                raise connection.admission.denied(subject) from None
             raise Unanswered(f"batched get from {stream} stalled") from None
         finally:
             await connection.unsubscribe(key)

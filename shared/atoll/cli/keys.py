@@ -1,0 +1,151 @@
+"""`atoll keys`: who may enter a locked broker, and as what.
+
+One folder holds the roll, the authority and the broker's certificate (`atoll.keys.roll`). The broker that was started with
+`--keys` on that folder follows every change at once. Each identity is one file to hand to its holder, over a channel that is
+private: whoever has the file is that identity.
+"""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
+
+from atoll.cli.look import say
+
+if TYPE_CHECKING:
+    from atoll.keys.roll import KeyFolder, RollEntry
+
+DAY_S: Final = 86400.0
+Folder = Annotated[Path, typer.Argument(help="The folder of keys.")]
+Name = Annotated[str, typer.Argument(help="Name of the identity; for a learner its id.")]
+OfRun = Annotated[str, typer.Option("--run", help="Run that the identity is of.")]
+Days = Annotated[float, typer.Option(help="Days until the key ends; 0 for no end.", min=0.0, max=36500.0)]
+Hosts = Annotated[
+    list[str], typer.Option("--host", help="Name or address by which clients reach the broker; repeatable.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    keys = typer.Typer(help="Who may enter a locked broker, and as what.", no_args_is_help=True, rich_markup_mode=None)
+    keys.command(name="new", help="Make a folder of keys: an authority, a broker's certificate, an operator.")(new)
+    keys.command(name="add", help="Let an identity in, and write the file to hand to its holder.")(add)
+    keys.command(name="list", help="List the identities: kind, run, state, when their keys end.")(list_keys)
+    keys.command(name="revoke", help="Let an identity in no more; if it is connected, it is cut off.")(revoke)
+    keys.command(name="rotate", help="Give an identity a new key; the former one holds for a while.")(rotate)
+    keys.command(name="certificate", help="Give the broker a new certificate, for these hosts.")(certificate)
+    app.add_typer(keys, name="keys")
+
+
+def new(folder: Folder, hosts: Hosts = ["127.0.0.1", "localhost"]) -> None:  # noqa: B006  (typer copies it)
+    """Make the folder."""
+    path = _folder(folder).create(hosts, time.time())
+    say(f"keys in {folder}; the broker is reached as {', '.join(hosts)}")
+    say(f"your own identity, an operator of every run: {path}")
+    say(f"next: atoll keys add {folder} NAME --run RUN, then atoll broker --keys {folder}")
+
+
+def add(
+    folder: Folder,
+    name: Name,
+    *,
+    run: OfRun = "",
+    kind: Annotated[
+        Literal["learner", "synchronizer", "reader", "evaluator", "operator"], typer.Option(help="What it may do.")
+    ] = "learner",
+    founds: Annotated[bool, typer.Option("--founds", help="A learner that may also begin the run.")] = False,
+    days: Days = 0.0,
+) -> None:
+    """Let an identity in."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+    if founds and kind != "learner":
+        raise SettingsError(
+            "only a learner founds a run", got=f"--founds with --kind {kind}", todo="leave --founds away"
+        )
+    if not run and kind != "operator":
+        raise SettingsError("an identity is of one run", got=f"--kind {kind} without --run", todo="give --run")
+    now_s = time.time()
+    path = _folder(folder).add(name, kind, run, now_s, founds=founds, until_s=now_s + days * DAY_S if days else 0.0)
+    say(f"{kind} {name}: {path}")
+    say(
+        f"hand this file to its holder over a private channel, then delete it here; use: ATOLL_BROKER__IDENTITY={path.name}"
+    )
+
+
+def list_keys(folder: Folder, *, json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Print a line per identity."""
+    now_s = time.time()
+    entries = _folder(folder).read().entries
+    if json:
+        rows = [
+            {"name": one.name, "kind": one.kind, "run": one.run, "founds": one.founds, "state": one.state(now_s)}
+            | {"keys": [{"public": key.public, "until_s": key.until_s or None} for key in one.keys]}
+            for one in entries
+        ]
+        sys.stdout.write(json_text.dumps(rows, indent=2) + "\n")
+        return
+    _show(entries, now_s)
+
+
+def revoke(folder: Folder, name: Name, run: OfRun = "") -> None:
+    """Let an identity in no more."""
+    _folder(folder).revoke(name, run, time.time())
+    say(f"revoked {name}; a broker that follows {folder} has let go of it within a second")
+
+
+def rotate(
+    folder: Folder,
+    name: Name,
+    run: OfRun = "",
+    overlap_minutes: Annotated[
+        float, typer.Option(help="Minutes for which the former key still holds.", min=0.0, max=525600.0)
+    ] = 60.0,
+    days: Days = 0.0,
+) -> None:
+    """Give an identity a new key."""
+    now_s = time.time()
+    path = _folder(folder).rotate(
+        name, run, now_s, overlap_s=60.0 * overlap_minutes, until_s=now_s + days * DAY_S if days else 0.0
+    )
+    say(f"new key of {name}: {path}; the former one holds for {overlap_minutes:g} minutes")
+
+
+def certificate(folder: Folder, hosts: Hosts) -> None:
+    """Give the broker a new certificate."""
+    _folder(folder).certify(hosts)
+    say(f"certificate for {', '.join(hosts)}; a broker that follows {folder} uses it from its next connection on")
+
+
+def _folder(path: Path) -> KeyFolder:
+    from atoll.keys.roll import KeyFolder  # noqa: PLC0415
+
+    return KeyFolder(path)
+
+
+def _show(entries: tuple[RollEntry, ...], now_s: float) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from atoll.base.units import as_duration  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("run", "name", "kind", "state", "keys end"):
+        table.add_column(heading)
+    for one in entries:
+        ends = [
+            "never" if not key.until_s else f"in {as_duration(key.until_s - now_s)}"
+            for key in one.keys
+            if key.holds(now_s)
+        ]
+        kind = f"{one.kind}, founds" if one.founds else one.kind
+        table.add_row(one.run, one.name, kind, one.state(now_s), ", ".join(ends) or "-")
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)
