@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+COPIES = (1, 3, 5)
+"""How many copies of a stream there may be: of an odd number, more than half are left when one less than half are lost."""
+
 
 @dataclass(frozen=True, slots=True)
 class BusOptions:
@@ -13,6 +16,8 @@ class BusOptions:
         connect_s: one attempt to reach a broker.
         patience_s: how long `open` keeps trying before `BrokerUnavailable`.
         try_s: how long one request waits for its answer before it is sent again under the same id.
+        first_try_s: the same for the first try where the broker is a cluster; each further one waits twice as long, up to
+            `try_s`.
         total_s: how long one call of the bus survives an outage in all.
         full_s: how long a call waits for room in a stream or queue before `StorageFull` or `QueueFull`.
         gone_s: how long a reader waits for missing chunks (a mirror may lag) before `BlobGone`.
@@ -30,12 +35,14 @@ class BusOptions:
         window: pieces in flight while writing a blob, at most.
         ack_pending_max: deliveries a durable consumer may hold unsettled; more than a quorum of every fragment needs,
             or a shard would wait for contributions that the broker does not deliver.
-        replicas: copies of each stream, inside one region.
+        replicas: copies of each stream that this process creates, on as many nodes of one cluster.
+        peers_s: how long a founder waits for so many nodes.
     """
 
     connect_s: float = 2.0
     patience_s: float = 5.0
     try_s: float = 10.0
+    first_try_s: float = 2.0
     total_s: float = 60.0
     full_s: float = 5.0
     gone_s: float = 0.5
@@ -48,6 +55,14 @@ class BusOptions:
     window: int = 8
     ack_pending_max: int = 1 << 16
     replicas: int = 1
+    peers_s: float = 15.0
+
+    def tries_s(self, attempts: int, nodes: int) -> float:
+        """Return how long a request waits that was made `attempts` times before, to a broker of so many nodes.
+
+        A node of a cluster that dies takes requests with it, and nobody says so: there the first tries are short.
+        """
+        return self.try_s if nodes == 1 else min(self.try_s, self.first_try_s * 2.0 ** min(attempts, 8))
 
 
 DEFAULTS = BusOptions()

@@ -47,6 +47,9 @@ def up(  # noqa: PLR0913  (one option each)
         typer.Option(help="Folder of the run; one that holds a run continues it.  [default: runs/<run id>]"),
     ] = None,
     broker: Broker = None,
+    brokers: Annotated[
+        int | None, typer.Option(help="Nodes of the run's own broker: 1, or 3 or 5, of which one or two may die.")
+    ] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the run's own broker.  [default: a free one]")
     ] = None,
@@ -97,6 +100,7 @@ def up(  # noqa: PLR0913  (one option each)
         again=again,
         resume=resume,
         standbys=standbys,
+        brokers=brokers,
         like=like,
     )
     code = run_up(plan(request))

@@ -85,6 +85,7 @@ class JoinOptions:
         data_blocks: blocks of leased data, 0 for a loop that brings its own.
         seed: the run's seed.
         stream_bytes_max: bound of each stream of tensors, used only by the founder; None: it follows from the model.
+        replicas: copies of each stream, on as many nodes of the broker's cluster, used only by the founder.
         patience_s: how long to try to reach the broker, seconds.
         health_file: touched with every heartbeat that reached the broker.
         clock: another clock, for tests.
@@ -99,6 +100,7 @@ class JoinOptions:
     data_blocks: int = 0
     seed: int = 0
     stream_bytes_max: int | None = None
+    replicas: int = 1
     patience_s: float = 30.0
     health_file: Path | None = None
     clock: Clock | None = None
@@ -120,7 +122,8 @@ def join(
     """Return the island's handle, joined and with the run's parameters adopted; use it as a context manager.
 
     Args:
-        broker: URL of the broker, or a coroutine function that opens a `Bus` (an in-memory one, say).
+        broker: URL of the broker (of a cluster those of its nodes, separated by commas), or a coroutine function that opens
+            a `Bus` (an in-memory one, say).
         run: run id; processes with the same run id train one model.
         learner: this learner's id, unique among live learners of the run.
         params: pytree of arrays; the first learner of a run founds it with these values.
@@ -165,7 +168,8 @@ def join(
     )
 
     async def open_url() -> Bus:
-        return await open_bus(str(broker), run, name=learner, options=BusOptions(patience_s=options.patience_s))
+        bounds = BusOptions(patience_s=options.patience_s, replicas=options.replicas)
+        return await open_bus(str(broker), run, name=learner, options=bounds)
 
     session = Session(request, open_url if isinstance(broker, str) else broker, clock)
     handle = IslandHandle(session, clock, donated=options.donated, home=options.home)

@@ -149,7 +149,7 @@ PLACES: Final = places_of(Settings) | {"model.config"}
 
 def bus_options(settings: Settings) -> BusOptions:
     """Return the bus bounds that follow from `settings`."""
-    return BusOptions(patience_s=settings.broker.patience_s)
+    return BusOptions(patience_s=settings.broker.patience_s, replicas=settings.broker.replicas)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from atoll.base import logs
 from atoll.base.errors import BrokerUnavailable
 from atoll.base.loop_thread import LoopThread
 from atoll.base.retry import Unanswered, bounded
+from atoll.bus.addresses import addresses
 from atoll.bus.nats.client import WireClient
 from atoll.bus.options import BusOptions
 from atoll.wire.limits import Buffer
@@ -163,6 +164,10 @@ class Connection:
         wire = self._client.wire if self._client is not None else None
         return (wire.sent, wire.received, self._answers) if wire is not None else (0, 0, self._answers)
 
+    def try_s(self, attempts: int) -> float:
+        """Return how long a request waits that was made `attempts` times before."""
+        return self.options.tries_s(attempts, len(addresses(self.url)))
+
     async def ready(self, timeout_s: float) -> WireClient:
         """Return the client once it is connected; raise `Unanswered` after `timeout_s`."""
         if not self._up.is_set():
@@ -175,14 +180,19 @@ class Connection:
         return self._client
 
     async def request(
-        self, subject: str, payload: Buffer = b"", headers: dict[str, str] | None = None, timeout_s: float | None = None
+        self,
+        subject: str,
+        payload: Buffer = b"",
+        headers: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+        attempts: int = 0,
     ) -> Msg:
         """Return the first answer, or raise `Unanswered` at the time-out or when the connection is lost.
 
         Without a time-out of its own a request may take as long to send as the link needs; then it has `try_s`.
         """
         moves = self.movement() if timeout_s is None else None
-        timeout_s = self.options.try_s if timeout_s is None else timeout_s
+        timeout_s = self.try_s(attempts) if timeout_s is None else timeout_s
         client = await self.ready(timeout_s)
         wait_s = self.options.total_s if self._is_bulk else timeout_s
         try:
@@ -256,7 +266,7 @@ class Connection:
             "pending_size": _PENDING_BYTES,
             "flush_timeout": 30,
         }
-        await client.connect(self.url, **options, **self._callbacks(client))
+        await client.connect(addresses(self.url), **options, **self._callbacks(client))
         if not self._echo_subject:
             self._echo_subject = f"_INBOX.{secrets.token_hex(11)}"
             self._subscriptions[0] = (self._echo_subject, self._on_echo, None)
