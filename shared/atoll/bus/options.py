@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SHORT_TRIES = 6
+"""An election takes 4 to 9 seconds: so many tries of two seconds go by before a slow link may be the reason."""
 COPIES = (1, 3, 5)
 """How many copies of a stream there may be: of an odd number, more than half are left when one less than half are lost."""
 
@@ -16,8 +18,8 @@ class BusOptions:
         connect_s: one attempt to reach a broker.
         patience_s: how long `open` keeps trying before `BrokerUnavailable`.
         try_s: how long one request waits for its answer before it is sent again under the same id.
-        first_try_s: the same for the first try where the broker is a cluster; each further one waits twice as long, up to
-            `try_s`.
+        first_try_s: the same for the first `SHORT_TRIES` tries where the broker is a cluster; each further one waits twice
+            as long, up to `try_s`.
         total_s: how long one call of the bus survives an outage in all.
         full_s: how long a call waits for room in a stream or queue before `StorageFull` or `QueueFull`.
         gone_s: how long a reader waits for missing chunks (a mirror may lag) before `BlobGone`.
@@ -62,7 +64,11 @@ class BusOptions:
 
         A node of a cluster that dies takes requests with it, and nobody says so: there the first tries are short.
         """
-        return self.try_s if nodes == 1 else min(self.try_s, self.first_try_s * 2.0 ** min(attempts, 8))
+        return (
+            self.try_s
+            if nodes == 1
+            else min(self.try_s, self.first_try_s * 2.0 ** max(0, min(attempts, 16) - SHORT_TRIES))
+        )
 
 
 DEFAULTS = BusOptions()

@@ -191,12 +191,12 @@ class EmbeddedBroker:
         self.store_dir.mkdir(parents=True, exist_ok=True)
         if self._lock is not None:
             return
+        self._check_store()
         self._lock = hold(self.store_dir / "lock")
         if self._lock is None:
             raise InUse(
                 "another broker uses this directory", got=self.store_dir, todo="stop it or choose another directory"
             )
-        self._check_store()
 
     def _check_store(self) -> None:
         """Refuse the store of a cluster's node: a single server knows nothing of the streams in it."""

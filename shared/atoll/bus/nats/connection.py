@@ -70,6 +70,7 @@ class Connection:
         After a read that emptied the socket the connection reads nothing for `rest_s`.
         """
         self.url = url
+        self.nodes = len(addresses(url))
         self.options = options
         self.stats = stats
         self._thread: LoopThread = LoopThread(f"bus-{name}") if trunk is None else trunk._thread  # noqa: SLF001
@@ -166,7 +167,7 @@ class Connection:
 
     def try_s(self, attempts: int) -> float:
         """Return how long a request waits that was made `attempts` times before."""
-        return self.options.tries_s(attempts, len(addresses(self.url)))
+        return self.options.tries_s(attempts, self.nodes)
 
     async def ready(self, timeout_s: float) -> WireClient:
         """Return the client once it is connected; raise `Unanswered` after `timeout_s`."""

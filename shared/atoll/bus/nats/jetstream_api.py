@@ -35,6 +35,7 @@ _BETWEEN_LEADERS = (10009, 10158, 10164, 10118, 10119)
 NO_STREAM = 10059
 _PAUSE_FIRST_S = 0.05
 _PAUSE_MAX_S = 2.0
+_PAUSE_OF_NODES_MAX_S = 0.5  # an election is over at any moment, and what fails meanwhile fails at once
 
 T = TypeVar("T")
 
@@ -105,6 +106,7 @@ class JetStreamPatience:
         self._stats = connection.stats
         self._loop = connection.loop
         self._began = self._loop.time()
+        self._pause_max_s = _PAUSE_MAX_S if connection.nodes == 1 else _PAUSE_OF_NODES_MAX_S
         self.attempts = 0
 
     async def after(self, subject: str, reason: Unanswered | ApiRefusal) -> None:
@@ -117,7 +119,7 @@ class JetStreamPatience:
             raise unavailable(subject, waited_s, reason) from reason
         self._stats.retries += 1
         self.attempts += 1
-        await asyncio.sleep(pause_s(self.attempts, _PAUSE_FIRST_S, _PAUSE_MAX_S, jitter=0.5))
+        await asyncio.sleep(pause_s(self.attempts, _PAUSE_FIRST_S, self._pause_max_s, jitter=0.5))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+from nats.errors import NoRespondersError
+
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, SettingsError, StorageFull
 from atoll.base.retry import Unanswered
@@ -93,8 +95,7 @@ async def check_broker(jetstream: JetStream, url: str) -> None:
         try:
             await jetstream.once("$JS.API.INFO", b"")
         except (Unanswered, ApiRefusal) as reason:
-            # A cluster that has just lost its leader, or a node of one that has just started, waits for an election.
-            if isinstance(reason, ApiRefusal) and reason.err_code == NO_SYSTEM and loop.time() < deadline_s:
+            if _elects(reason) and loop.time() < deadline_s:
                 await asyncio.sleep(_PEERS_PAUSE_S)
                 continue
             raise BrokerUnavailable(
@@ -104,6 +105,13 @@ async def check_broker(jetstream: JetStream, url: str) -> None:
                 todo="add a jetstream block to its configuration, or start the nodes that are missing",
             ) from reason
         return
+
+
+def _elects(reason: Unanswered | ApiRefusal) -> bool:
+    """Return whether JetStream may answer soon: a cluster without a leader says so, or nothing; one that is off has no ear."""
+    if isinstance(reason, ApiRefusal):
+        return reason.err_code == NO_SYSTEM
+    return not isinstance(reason.__cause__, NoRespondersError)
 
 
 async def provision(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) -> None:

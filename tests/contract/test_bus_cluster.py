@@ -1,0 +1,271 @@
+"""The bus over a cluster of three nodes with three copies of everything: the contract, and what it bears.
+
+Every bus of the contract knows all nodes and is connected to any of them, so a test's writer and reader mostly speak to different
+nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.base.errors import SettingsError
+from atoll.bus.cluster import ClusteredBroker, LocalCluster
+from atoll.bus.nats.bus import JetStreamBus
+from atoll.bus.options import BusOptions
+from atoll.bus.server import EmbeddedBroker
+from atoll.bus.streams import GIB
+from atoll.wire.subjects import Subjects
+from support.bus_contract import BusContract
+from support.bus_contract_data import MakeBus
+
+pytestmark = [pytest.mark.connected, pytest.mark.second_tier]
+MIB = 1 << 20
+ROOM_BYTES = 16 << 20
+SOON_S = 120.0
+OPTIONS = BusOptions(full_s=0.3, gone_s=0.2, patience_s=60.0, replicas=3)
+PATIENT = replace(OPTIONS, full_s=60.0, total_s=240.0, reconnect_s=0.1)
+OpenBus = Callable[..., Awaitable[JetStreamBus]]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes for all tests that leave them whole at their end."""
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), 3) as running:
+        yield running
+
+
+@pytest.fixture
+def full_at_bytes() -> int:
+    """More than the room of a tensor stream."""
+    return ROOM_BYTES
+
+
+@pytest.fixture
+async def make_bus(cluster: LocalCluster, run: str) -> AsyncIterator[MakeBus]:
+    """Open buses of one run, each at a node of its own choice."""
+    opened: list[JetStreamBus] = []
+
+    async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
+        opened.append(await JetStreamBus.open(cluster.url, run, name=f"bus-{len(opened)}", options=OPTIONS))
+        await opened[-1].provision(ROOM_BYTES)
+        return opened[-1]
+
+    yield make
+    for bus in opened:
+        await bus.close()
+
+
+class TestClusteredBus(BusContract):
+    """The contract."""
+
+
+@pytest.fixture
+async def open_bus(cluster: LocalCluster, run: str) -> AsyncIterator[OpenBus]:
+    """Open buses of one run that bear much, and close them after the test."""
+    opened: list[JetStreamBus] = []
+
+    async def make(url: str = "", options: BusOptions = PATIENT) -> JetStreamBus:
+        bus = await JetStreamBus.open(url or cluster.url, run, name=f"bus-{len(opened)}", options=options)
+        opened.append(bus)
+        await bus.provision(GIB)
+        return bus
+
+    yield make
+    for bus in opened:
+        await bus.close()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Give way until `true`, at most `SOON_S`."""
+    async with asyncio.timeout(SOON_S):
+        while not true():  # noqa: ASYNC110  # counters of another thread set no event
+            await asyncio.sleep(0.01)
+
+
+async def described(bus: JetStreamBus, stream: str) -> dict[str, Any]:
+    """Return what the broker says of a stream."""
+    return await bus._connection.call(bus._jetstream.api(f"STREAM.INFO.{stream}"))
+
+
+async def test_every_stream_has_its_copies(open_bus: OpenBus, run: str) -> None:
+    """All streams of a run, and the consumer of its work queue, on three nodes."""
+    bus, subjects = await open_bus(), Subjects(run)
+    await bus.consume(subjects.contributions_of(0), durable="shard-0")
+
+    copies = [(await described(bus, plan.name))["config"]["num_replicas"] for plan in bus._plans]
+    consumer = await bus._connection.call(bus._jetstream.api(f"CONSUMER.INFO.atoll_{run}_UPM.shard-0"))
+
+    assert copies == [3] * len(bus._plans)
+    assert len(consumer["cluster"]["replicas"]) == 2
+
+
+async def test_nodes_die_in_turn_and_nothing_acknowledged_is_lost(
+    cluster: LocalCluster, open_bus: OpenBus, run: str
+) -> None:
+    """Blobs, events and a record are written while each node is killed once: all is there afterwards, nothing twice."""
+    bus, reader, subjects = await open_bus(), await open_bus(), Subjects(run)
+    data = np.random.default_rng(0).bytes(8 * MIB)
+    told: list[int] = []
+    refs = []
+    ending = asyncio.Event()
+    revision = await bus.put_record(subjects.head(0), b"-1", expected=0)
+
+    async def write() -> int:
+        nonlocal revision
+        number = 0
+        while not ending.is_set():
+            await bus.publish(subjects.event("round", "shard-0"), str(number).encode(), msg_id=f"e{number}")
+            told.append(number)
+            revision = await bus.put_record(subjects.head(0), str(number).encode(), expected=revision)
+            if number % 10 == 0:
+                refs.append(await bus.put_blob(subjects.global_stem(0, number, "n"), data))
+            number += 1
+        return number
+
+    writing = asyncio.create_task(write())
+    for node in cluster.nodes:
+        before = len(told)
+        await until(lambda before=before: len(told) > before + 12)  # type: ignore[misc]
+        await asyncio.to_thread(node.kill)
+        at_kill = len(told)
+        await until(lambda at_kill=at_kill: len(told) > at_kill + 12)  # type: ignore[misc]
+        await asyncio.to_thread(node.restart)
+    ending.set()
+    written = await writing
+
+    events = await reader.replay(subjects.event("*", "*"), limit=1 << 20)
+    record = await reader.get_record(subjects.head(0))
+    assert [int(event.data) for event in events] == list(range(written))
+    assert record is not None
+    assert (int(record.data), record.revision) == (written - 1, revision)
+    for ref in refs:
+        assert await reader.get_blob(ref, len(data)) == data
+
+
+async def test_a_queue_outlives_every_node_and_delivers_each_message(
+    cluster: LocalCluster, open_bus: OpenBus, run: str
+) -> None:
+    """A consumer goes on while nodes die: every published message comes, is settled once, and the queue is drained."""
+    sender, receiver, subjects = await open_bus(), await open_bus(), Subjects(run)
+    consumer = await receiver.consume(subjects.contributions_of(0), durable="shard-0", takeover=True)
+    count, taken = 60, set[str]()
+
+    async def send() -> None:
+        for number in range(count):
+            await sender.publish(subjects.contribution(0, number, "a"), str(number).encode(), msg_id=f"m{number}")
+            await asyncio.sleep(0.02)
+
+    async def take() -> None:
+        while len(taken) < count or not await consumer.drained():
+            delivery = await consumer.next(0.5)
+            if delivery is not None:
+                assert delivery.data.decode() not in taken or delivery.redelivered
+                taken.add(delivery.data.decode())
+                await delivery.ack()
+
+    sending, taking = asyncio.create_task(send()), asyncio.create_task(take())
+    for number, node in enumerate(cluster.nodes):
+        await until(lambda number=number: len(taken) > number * 15)  # type: ignore[misc]
+        await asyncio.to_thread(node.kill)
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(node.restart)
+    async with asyncio.timeout(SOON_S):
+        await asyncio.gather(sending, taking)
+
+    assert taken == {str(number) for number in range(count)}
+
+
+async def test_a_copy_that_lags_behind_hides_nothing(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
+    """A client at a node that has slept reads the newest all the same: records, events and the pieces of a blob.
+
+    The node's copy misses what was stored while it was frozen; its client asks before it has caught up.
+    """
+    subjects = Subjects(run)
+    writer = await open_bus()
+    revision = await writer.put_record(subjects.head(0), b"old", expected=0)
+    await writer.publish(subjects.event("round", "a"), b"0", msg_id="e0")
+    behind = await follower_of(cluster, writer, [f"atoll_{run}_GL", f"atoll_{run}_EV"])
+    reader = await open_bus(behind.url, replace(PATIENT, gone_s=0.0))
+
+    async def lacking() -> None:
+        """Let every copy that the reader may ask answer as one that has nothing new."""
+        real = reader._jetstream.page
+
+        async def stale(stream: str, body: Any) -> Any:  # noqa: ANN401  # as the adapter has it
+            page = await real(stream, body)
+            old = [message for message in page.messages if message.data in (b"old", b"0")]
+            return replace(page, messages=old, pending=0)
+
+        for jetstream in (reader._jetstream, next(reader._reading)):
+            jetstream.page = stale  # type: ignore[method-assign]
+
+    await reader._connection.call(lacking())
+    await writer.put_record(subjects.head(0), b"new", expected=revision)
+    await writer.put_record(subjects.head(1), b"other", expected=0)
+    await writer.publish(subjects.event("round", "a"), b"1", msg_id="e1")
+    ref = await writer.put_blob(subjects.global_stem(0, 1, "n"), bytes(3 * MIB))
+
+    assert [record.data for record in await reader.get_records(subjects.head("*"))] == [b"new", b"other"]
+    assert [event.data for event in await reader.replay(subjects.event("*", "*"))] == [b"0", b"1"]
+    assert await reader.get_blob(ref, 4 * MIB) == bytes(3 * MIB)
+
+
+async def follower_of(cluster: LocalCluster, bus: JetStreamBus, streams: list[str]) -> ClusteredBroker:
+    """Return a node that leads none of these streams, or else the last."""
+    leaders = {(await described(bus, stream))["cluster"]["leader"] for stream in streams}
+    return next((node for node in cluster.nodes if node._name not in leaders), cluster.nodes[-1])
+
+
+async def test_a_client_goes_on_at_another_node(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
+    """The node that serves it dies: the next call goes to another, chunks too, and feeds are heard again."""
+    bus, teller, subjects = await open_bus(), await open_bus(), Subjects(run)
+    feed = await bus.listen(subjects.call("*"))
+    ref = await bus.put_blob(subjects.global_stem(0, 1, "n"), bytes(2 * MIB))
+    assert await bus.get_blob(ref, 2 * MIB) == bytes(2 * MIB)
+
+    for node in cluster.nodes:
+        reconnects = bus.stats.reconnects
+        await asyncio.to_thread(node.kill)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await until(lambda reconnects=reconnects: bus.stats.reconnects > reconnects)  # type: ignore[misc]
+        assert await bus.get_blob(ref, 2 * MIB) == bytes(2 * MIB)
+        async with asyncio.timeout(SOON_S):
+            heard = None
+            while heard is None:
+                await teller.tell(subjects.call(0), b"call")
+                heard = await feed.next(0.2)
+        await asyncio.to_thread(node.restart)
+
+    assert bus.stats.reconnects >= 1
+
+
+async def test_more_copies_than_nodes_is_told(broker: EmbeddedBroker, run: str) -> None:
+    """A founder that wants three copies of a single server learns it, and what to do."""
+    bus = await JetStreamBus.open(broker.url, run, name="bus", options=replace(OPTIONS, peers_s=0.2))
+    with pytest.raises(SettingsError, match=r"(?s)fewer nodes than the 3 copies.*a single server.*broker\.replicas"):
+        await bus.provision(GIB)
+    await bus.close()
+
+
+async def test_a_cluster_of_too_few_nodes_is_told(tmp_path: Path, run: str) -> None:
+    """Two nodes of three are up: a founder waits a moment for the third, and then says so."""
+    cluster = LocalCluster(tmp_path / "two", 3)
+    try:
+        for node in cluster.nodes[:2]:
+            await asyncio.to_thread(node.start)
+        url = ",".join(node.url for node in cluster.nodes[:2])
+        bus = await JetStreamBus.open(url, run, name="bus", options=replace(OPTIONS, peers_s=0.5))
+        with pytest.raises(SettingsError, match=r"(?s)fewer nodes than the 3 copies.*start the other nodes"):
+            await bus.provision(GIB)
+        await bus.close()
+    finally:
+        await asyncio.to_thread(cluster.stop)

@@ -1,0 +1,71 @@
+"""`atoll up --brokers 3`: a run on a broker of three nodes, of which any one may be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.bus.open import open_bus
+from support.whole_runs import DEADLINE_S, finish, processes_of, report_of, start, wait_for_line
+
+pytestmark = pytest.mark.second_tier
+
+
+def server_pid(out: Path, node: int) -> int:
+    """Return the nats-server of a node."""
+    config = str(out / "nats" / f"node-{node}" / "nats-server.conf")
+    for pid in processes_of(out):
+        words = (Path("/proc") / str(pid) / "cmdline").read_bytes().decode().split("\0")
+        if words[0].endswith("nats-server") and config in words:
+            return pid
+    raise AssertionError(f"no server runs node {node}")
+
+
+def leading_node(out: Path, run: str) -> int:
+    """Return the number of the node that leads the stream of global fragments."""
+
+    async def ask() -> str:
+        url = ",".join((out / "nats" / f"node-{node}" / "url").read_text(encoding="utf-8") for node in (1, 2, 3))
+        bus = await open_bus(url, run, name="test")
+        try:
+            told = await bus._connection.call(bus._jetstream.api(f"STREAM.INFO.atoll_{run}_GL"))
+            assert told["config"]["num_replicas"] == 3
+            return str(told["cluster"]["leader"])
+        finally:
+            await bus.close()
+
+    return int(asyncio.run(ask()).rpartition("-")[2])
+
+
+def test_the_leader_of_the_broker_is_killed_and_the_books_add_up(run_dir: Path, corpus: Path) -> None:
+    """Twice the node that leads the global fragments is killed: the run goes on at the others, and every token has one fate.
+
+    The former node is back before the next one dies. After the end the folder still answers.
+    """
+    process = start(run_dir, corpus, "--brokers", "3", "--learners", "2", "--tokens", "0", "--set", "run=three")
+    log = run_dir / "logs" / "shard-0.jsonl"
+    wait_for_line(log, "round.committed", 4)
+    for _ in range(2):
+        node = leading_node(run_dir, "three")
+        os.kill(server_pid(run_dir, node), signal.SIGKILL)
+        committed = log.read_text(encoding="utf-8").count('"round.committed"')
+        wait_for_line(log, "round.committed", committed + 4)
+        wait_for_line(run_dir / "logs" / f"broker-{node}.jsonl", "broker.restarted")
+    process.send_signal(signal.SIGINT)
+    said = finish(process)
+    report = report_of(run_dir)
+    fates = report["tokens_by_fate"]
+    asked = [sys.executable, "-m", "atoll.cli", "fates", "--out", str(run_dir)]
+    answer = subprocess.run(asked, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+    assert report["fates_exact"] is True, report["fates_errors"]
+    assert isinstance(fates, dict)
+    assert sum(fates.values()) == report["tokens_trained"]
+    assert "(exact)" in said, said
+    assert "every token has one fate" in answer.stdout, answer.stderr
