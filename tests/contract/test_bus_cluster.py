@@ -1,7 +1,7 @@
 """The bus over a cluster of three nodes with three copies of everything: the contract, and what it bears.
 
-Every bus of the contract knows all nodes and is connected to any of them, so a test's writer and reader mostly speak to different
-nodes.
+Every bus of the contract knows all nodes and is connected to any of them, so a test mostly writes at one node and reads at
+another.
 """
 
 from __future__ import annotations

@@ -129,6 +129,8 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     settings.protocol.check(count)
     learners = tuple(f"learner-{i}" for i in range(1, count + 1))
     throttle = _throttle(settings.up.throttle, learners, stated)
+    if former is not None:
+        _check_brokers(former, settings, out)
     copies = _copies(settings, loaded.origins, stated)
     settings = settings.model_copy(
         update={
@@ -267,7 +269,7 @@ def _copies(settings: Settings, origins: Mapping[str, str], stated: Stated) -> i
                 todo="give one of the two; for a cluster that runs give the addresses of its nodes and broker.replicas",
             )
         return copies
-    if "broker.replicas" not in origins:
+    if "broker.replicas" not in origins or ("up.brokers" in stated and "broker.replicas" not in stated):
         return nodes
     if copies > nodes:
         raise SettingsError(
@@ -316,14 +318,6 @@ def _check_unchanged(former: RunFile, up: UpPlan, stated: Stated) -> None:
                 todo="leave it away, or start a new run in another --out (learners, tokens, minutes, throttle, "
                 "via, train.* and log.* may change)",
             )
-    nodes = former.settings.get("up.brokers", 1)
-    if up.broker is None and up.settings.up.brokers != nodes:
-        raise SettingsError(
-            "the brokers of a run cannot change",
-            got=f"{up.settings.up.brokers} nodes",
-            allowed=f"{nodes}, as {up.out / 'run.json'} says",
-            todo="leave --brokers away, or start a new run in another --out",
-        )
     texts = [str(path.absolute()) for path in up.corpus]
     if texts != former.corpus:
         raise SettingsError(
@@ -344,6 +338,18 @@ def _check_unchanged(former: RunFile, up: UpPlan, stated: Stated) -> None:
             allowed=f"a target above {former.tokens}, or 0 for none",
             todo=f"give a larger --tokens to continue it, --again to begin anew, or another --out; "
             f"its report is {up.out / 'report.html'}",
+        )
+
+
+def _check_brokers(former: RunFile, settings: Settings, out: Path) -> None:
+    """Refuse another number of brokers than `former` has: its streams are in the stores of those."""
+    nodes = former.settings.get("up.brokers", 1)
+    if former.broker == EMBEDDED and settings.up.brokers != nodes:
+        raise SettingsError(
+            "the brokers of a run cannot change",
+            got=settings.up.brokers,
+            allowed=f"{nodes}, as {out / 'run.json'} says",
+            todo="leave --brokers away, or start a new run in another --out",
         )
 
 
