@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,13 @@ import numpy as np
 import pytest
 
 from atoll.base.errors import SettingsError
-from atoll.bus.cluster import ClusteredBroker, LocalCluster
+from atoll.bus.cluster import LocalCluster
 from atoll.bus.nats.bus import JetStreamBus
+from atoll.bus.nats.jetstream_api import Page
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import GIB
+from atoll.wire.blobs import BlobRef
 from atoll.wire.subjects import Subjects
 from support.bus_contract import BusContract
 from support.bus_contract_data import MakeBus
@@ -183,45 +188,85 @@ async def test_a_queue_outlives_every_node_and_delivers_each_message(
     assert taken == {str(number) for number in range(count)}
 
 
-async def test_a_copy_that_lags_behind_hides_nothing(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
-    """A client at a node that has slept reads the newest all the same: records, events and the pieces of a blob.
-
-    The node's copy misses what was stored while it was frozen; its client asks before it has caught up.
-    """
-    subjects = Subjects(run)
-    writer = await open_bus()
-    revision = await writer.put_record(subjects.head(0), b"old", expected=0)
-    await writer.publish(subjects.event("round", "a"), b"0", msg_id="e0")
-    behind = await follower_of(cluster, writer, [f"atoll_{run}_GL", f"atoll_{run}_EV"])
-    reader = await open_bus(behind.url, replace(PATIENT, gone_s=0.0))
-
-    async def lacking() -> None:
-        """Let every copy that the reader may ask answer as one that has nothing new."""
-        real = reader._jetstream.page
-
-        async def stale(stream: str, body: Any) -> Any:  # noqa: ANN401  # as the adapter has it
-            page = await real(stream, body)
-            old = [message for message in page.messages if message.data in (b"old", b"0")]
-            return replace(page, messages=old, pending=0)
-
-        for jetstream in (reader._jetstream, next(reader._reading)):
-            jetstream.page = stale  # type: ignore[method-assign]
-
-    await reader._connection.call(lacking())
+async def stored_since(writer: JetStreamBus, subjects: Subjects, revision: int) -> BlobRef:
+    """Store a newer record, another one, an event and a blob."""
     await writer.put_record(subjects.head(0), b"new", expected=revision)
     await writer.put_record(subjects.head(1), b"other", expected=0)
     await writer.publish(subjects.event("round", "a"), b"1", msg_id="e1")
-    ref = await writer.put_blob(subjects.global_stem(0, 1, "n"), bytes(3 * MIB))
-
-    assert [record.data for record in await reader.get_records(subjects.head("*"))] == [b"new", b"other"]
-    assert [event.data for event in await reader.replay(subjects.event("*", "*"))] == [b"0", b"1"]
-    assert await reader.get_blob(ref, 4 * MIB) == bytes(3 * MIB)
+    return await writer.put_blob(subjects.global_stem(0, 1, "n"), bytes(3 * MIB))
 
 
-async def follower_of(cluster: LocalCluster, bus: JetStreamBus, streams: list[str]) -> ClusteredBroker:
-    """Return a node that leads none of these streams, or else the last."""
-    leaders = {(await described(bus, stream))["cluster"]["leader"] for stream in streams}
-    return next((node for node in cluster.nodes if node._name not in leaders), cluster.nodes[-1])
+async def seen_by(reader: JetStreamBus, subjects: Subjects, ref: BlobRef) -> tuple[list[bytes], list[bytes], bool]:
+    """Return what a reader sees of that: records, events, and whether the blob is whole."""
+    records = [record.data for record in await reader.get_records(subjects.head("*"))]
+    events = [event.data for event in await reader.replay(subjects.event("*", "*"))]
+    return records, events, await reader.get_blob(ref, 4 * MIB) == bytes(3 * MIB)
+
+
+async def test_copies_that_lag_behind_hide_nothing(open_bus: OpenBus, run: str) -> None:
+    """Every copy answers as one that misses the latest: the leader is asked for that, for records, events and pieces."""
+    writer, reader, subjects = await open_bus(), await open_bus(options=replace(PATIENT, gone_s=0.0)), Subjects(run)
+    revision = await writer.put_record(subjects.head(0), b"old", expected=0)
+    await writer.publish(subjects.event("round", "a"), b"0", msg_id="e0")
+
+    async def lag() -> None:
+        real = reader._jetstream.page
+
+        async def page(stream: str, body: Mapping[str, Any]) -> Page:
+            answer = await real(stream, body)
+            old = [message for message in answer.messages if message.data in (b"old", b"0")]
+            return replace(answer, messages=old, pending=0)
+
+        for jetstream in (reader._jetstream, next(reader._reading)):
+            jetstream.page = page  # type: ignore[method-assign]
+
+    await reader._connection.call(lag())
+    ref = await stored_since(writer, subjects, revision)
+
+    assert await seen_by(reader, subjects, ref) == ([b"new", b"other"], [b"0", b"1"], True)
+
+
+async def test_a_node_that_was_frozen_hides_nothing(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
+    """A client of a node that has slept asks it before its copies have caught up, and reads what the others stored."""
+    writer, subjects = await open_bus(",".join(node.url for node in cluster.nodes[:2])), Subjects(run)
+    sleeper = cluster.nodes[2]
+    reader = await open_bus(sleeper.url)
+    revision = await writer.put_record(subjects.head(0), b"old", expected=0)
+    await writer.publish(subjects.event("round", "a"), b"0", msg_id="e0")
+
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    try:
+        ref = await stored_since(writer, subjects, revision)
+    finally:
+        os.kill(sleeper.pid, signal.SIGCONT)
+
+    assert await seen_by(reader, subjects, ref) == ([b"new", b"other"], [b"0", b"1"], True)
+
+
+async def test_an_empty_node_takes_the_place_of_a_lost_one(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
+    """Its disk is gone: a node of the same number begins with nothing, gets its copies, and another may die then."""
+    bus, subjects = await open_bus(), Subjects(run)
+    ref = await bus.put_blob(subjects.global_stem(0, 1, "n"), bytes(3 * MIB))
+    await bus.put_record(subjects.head(0), b"x", expected=0)
+    lost, other = cluster.nodes[0], cluster.nodes[1]
+    await asyncio.to_thread(lost.stop)
+    shutil.rmtree(lost.store_dir)
+    await asyncio.to_thread(lost.start)
+
+    async def whole() -> bool:
+        told = [(await described(bus, plan.name))["cluster"] for plan in bus._plans]
+        return all(each["current"] for one in told for each in one["replicas"]) and all("leader" in one for one in told)
+
+    async with asyncio.timeout(SOON_S):
+        while not await whole():  # noqa: ASYNC110  # the broker says it when it is asked
+            await asyncio.sleep(0.1)
+    await asyncio.to_thread(other.kill)
+    reader = await open_bus(",".join(node.url for node in (lost, cluster.nodes[2])))
+    record = await reader.get_record(subjects.head(0))
+    blob = await reader.get_blob(ref, 4 * MIB)
+    await asyncio.to_thread(other.restart)
+
+    assert (None if record is None else record.data, blob) == (b"x", bytes(3 * MIB))
 
 
 async def test_a_client_goes_on_at_another_node(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
