@@ -116,12 +116,12 @@ class ClusteredBroker(EmbeddedBroker):
     ) -> None:
         """Prepare `node`; everything else as for `EmbeddedBroker`."""
         super().__init__(store_dir, port, sync_always=sync_always, host=host, include=include)
-        self._node = node.check()
+        self.node = node.check()
         self._name = node.server_name
 
     def _more_config(self) -> str:
         """Return the block that makes it a node."""
-        return self._node.config(self._host)
+        return self.node.config(self._host)
 
     def _check_store(self) -> None:
         """Refuse a store of another node, or of a single server; note whose an empty one is from now on."""
