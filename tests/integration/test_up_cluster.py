@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from atoll.bus.open import open_bus
 from support.whole_runs import DEADLINE_S, finish, processes_of, report_of, start, wait_for_line
 
 pytestmark = pytest.mark.second_tier
+STEADY = 3
 
 
 def server_pid(out: Path, node: int) -> int:
@@ -27,20 +30,31 @@ def server_pid(out: Path, node: int) -> int:
     raise AssertionError(f"no server runs node {node}")
 
 
+async def cluster_of(out: Path, run: str) -> list[dict[str, Any]]:
+    """Return what the broker says of the nodes of the run's streams, that of global fragments first."""
+    url = ",".join((out / "nats" / f"node-{node}" / "url").read_text(encoding="utf-8") for node in (1, 2, 3))
+    bus = await open_bus(url, run, name="test")
+    try:
+        plans = sorted(bus._plans, key=lambda plan: not plan.name.endswith("_GL"))
+        told = [await bus._connection.call(bus._jetstream.api(f"STREAM.INFO.{plan.name}")) for plan in plans]
+        assert {each["config"]["num_replicas"] for each in told} == {3}
+        return [each["cluster"] for each in told]
+    finally:
+        await bus.close()
+
+
 def leading_node(out: Path, run: str) -> int:
-    """Return the number of the node that leads the stream of global fragments."""
-
-    async def ask() -> str:
-        url = ",".join((out / "nats" / f"node-{node}" / "url").read_text(encoding="utf-8") for node in (1, 2, 3))
-        bus = await open_bus(url, run, name="test")
-        try:
-            told = await bus._connection.call(bus._jetstream.api(f"STREAM.INFO.atoll_{run}_GL"))
-            assert told["config"]["num_replicas"] == 3
-            return str(told["cluster"]["leader"])
-        finally:
-            await bus.close()
-
-    return int(asyncio.run(ask()).rpartition("-")[2])
+    """Return the number of the node that leads the stream of global fragments, once every copy of every stream has all."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    seen = 0
+    while time.monotonic() < deadline_s:
+        told = asyncio.run(cluster_of(out, run))
+        copies = [copy for each in told for copy in each["replicas"]]
+        seen = seen + 1 if all(copy["current"] and not copy.get("lag") for copy in copies) else 0
+        if seen == STEADY:
+            return int(str(told[0]["leader"]).rpartition("-")[2])
+        time.sleep(0.5)
+    raise AssertionError("the nodes did not catch up")
 
 
 def test_the_leader_of_the_broker_is_killed_and_the_books_add_up(run_dir: Path, corpus: Path) -> None:
