@@ -262,6 +262,25 @@ async def test_a_node_that_was_frozen_hides_nothing(cluster: LocalCluster, open_
     assert await seen_by(reader, subjects, ref) == ([b"new", b"other"], [b"0", b"1"], True)
 
 
+async def test_a_frozen_node_is_left(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
+    """The node that serves a client holds the socket open and says nothing: the client goes on at another."""
+    bus, subjects = await open_bus(), Subjects(run)
+    revision = await bus.put_record(subjects.head(0), b"0", expected=0)
+    assert bus._connection._client is not None
+    at = bus._connection._client.connected_url
+    assert at is not None
+    sleeper = next(node for node in cluster.nodes if node.port == at.port)
+
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(SOON_S):
+            await bus.put_record(subjects.head(0), b"1", expected=revision)
+        assert bus.stats.reconnects == 1
+    finally:
+        os.kill(sleeper.pid, signal.SIGCONT)
+    await caught_up(bus)
+
+
 async def test_an_empty_node_takes_the_place_of_a_lost_one(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
     """Its disk is gone: a node of the same number begins with nothing, gets its copies, and another may die then."""
     bus, subjects = await open_bus(), Subjects(run)

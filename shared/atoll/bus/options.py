@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WATCH_OF_NODES_S, ECHO_OF_NODES_S = 1.0, 3.0
 SHORT_TRIES = 6
 """An election takes 4 to 9 seconds: so many tries of two seconds go by before a slow link may be the reason."""
 COPIES = (1, 3, 5)
@@ -25,8 +26,8 @@ class BusOptions:
         gone_s: how long a reader waits for missing chunks (a mirror may lag) before `BlobGone`.
         ack_wait_s: when a delivery that is neither settled nor held is delivered again.
         reconnect_s: pause between attempts to reconnect.
-        watch_s: interval of the watchdog's echo.
-        echo_s: how long an echo may take; three slow ones in a row cut the connection.
+        watch_s: interval of the watchdog's echo; at most `WATCH_OF_NODES_S` where another node can be had.
+        echo_s: how long an echo may take; three slow ones in a row cut the connection. At most `ECHO_OF_NODES_S` likewise.
         bulk_connections: number of connections that carry only chunks, for writing and again for reading; each is
             opened at its first use. 0 sends chunks over the main connection. More than one helps only where loss limits
             what one connection carries.
@@ -58,6 +59,11 @@ class BusOptions:
     ack_pending_max: int = 1 << 16
     replicas: int = 1
     peers_s: float = 15.0
+
+    def watch_of(self, nodes: int) -> tuple[float, float]:
+        """Return the interval and the bound of echoes to a broker of so many nodes: a frozen one is left soon."""
+        one = self.watch_s, self.echo_s
+        return one if nodes == 1 else (min(self.watch_s, WATCH_OF_NODES_S), min(self.echo_s, ECHO_OF_NODES_S))
 
     def tries_s(self, attempts: int, nodes: int) -> float:
         """Return how long a request waits that was made `attempts` times before, to a broker of so many nodes.

@@ -351,14 +351,15 @@ class Connection:
     async def _watch(self) -> None:
         """Abort the socket after three echoes in a row that did not come back."""
         failures = 0
+        watch_s, echo_s = self.options.watch_of(self.nodes)
         while True:
-            await asyncio.sleep(self.options.watch_s)
+            await asyncio.sleep(watch_s)
             if not self._up.is_set():
                 failures = 0
                 continue
             before = self._moved()
             try:
-                await bounded(self.echo(self.options.echo_s), 2 * self.options.echo_s)
+                await bounded(self.echo(echo_s), 2 * echo_s)
                 failures = 0
             except (Unanswered, TimeoutError, nats.errors.Error):
                 failures = 0 if self._is_bulk and self._is_busy(before) else failures + 1

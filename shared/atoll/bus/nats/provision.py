@@ -34,7 +34,7 @@ _NO_PEERS, _NO_CLUSTER = 10005, 10074
 _PEERS_PAUSE_S = 0.25
 
 
-def stream_config(plan: StreamPlan, prefix: str, replicas: int = 1) -> dict[str, Any]:
+def stream_config(plan: StreamPlan, prefix: str) -> dict[str, Any]:
     """Return `plan` as JetStream writes it; `prefix` is that of the run's subjects."""
     refuses = plan.discard == "new"
     config: dict[str, Any] = {
@@ -48,7 +48,7 @@ def stream_config(plan: StreamPlan, prefix: str, replicas: int = 1) -> dict[str,
         "max_age": int(plan.age_max_s * _NS),
         "duplicate_window": int(plan.dedup_s * _NS),
         "storage": "file",
-        "num_replicas": replicas,
+        "num_replicas": plan.replicas,
         "allow_direct": True,
         "deny_delete": plan.append_only,
         "deny_purge": plan.append_only,
@@ -118,7 +118,7 @@ async def provision(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix:
     """Create those of `plans` that do not exist; raise `SettingsError` naming what differs in those that do."""
     first_seq = max(1, int(SystemClock().wall() * 1e6))
     for plan in plans:
-        wanted = stream_config(plan, prefix, jetstream.connection.options.replicas)
+        wanted = stream_config(plan, prefix)
         if await _is_there(jetstream, plan.name, wanted):
             continue
         try:
