@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from atoll.bus.open import open_bus
-from support.whole_runs import DEADLINE_S, finish, processes_of, report_of, start, wait_for_line
+from support.whole_runs import DEADLINE_S, finish, report_of, start, wait_for_line
 
 pytestmark = pytest.mark.second_tier
 STEADY = 3
@@ -22,12 +22,7 @@ STEADY = 3
 
 def server_pid(out: Path, node: int) -> int:
     """Return the nats-server of a node."""
-    config = str(out / "nats" / f"node-{node}" / "nats-server.conf")
-    for pid in processes_of(out):
-        words = (Path("/proc") / str(pid) / "cmdline").read_bytes().decode().split("\0")
-        if words[0].endswith("nats-server") and config in words:
-            return pid
-    raise AssertionError(f"no server runs node {node}")
+    return int((out / "nats" / f"node-{node}" / "nats-server.pid").read_text(encoding="utf-8"))
 
 
 async def cluster_of(out: Path, run: str) -> list[dict[str, Any]]:

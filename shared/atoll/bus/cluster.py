@@ -37,6 +37,7 @@ from atoll.bus.server import NODE_FILE, EmbeddedBroker, bracketed
 
 NODES_MAX: Final = 9
 CLUSTER_FILE: Final = "cluster.json"
+PID_FILE: Final = "nats-server.pid"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -120,8 +121,9 @@ class ClusteredBroker(EmbeddedBroker):
         self._name = node.server_name
 
     def _more_config(self) -> str:
-        """Return the block that makes it a node."""
-        return self.node.config(self._host)
+        """Return the block that makes it a node, and where a person who ends one of several servers finds its process."""
+        pid_file = json.dumps(str(self.store_dir / PID_FILE))
+        return f"{self.node.config(self._host)}pid_file: {pid_file}\n"
 
     def _check_store(self) -> None:
         """Refuse a store of another node, or of a single server; note whose an empty one is from now on."""
