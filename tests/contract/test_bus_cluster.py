@@ -31,7 +31,7 @@ from atoll.wire.subjects import Subjects
 from support.bus_contract import BusContract
 from support.bus_contract_data import MakeBus
 
-pytestmark = [pytest.mark.connected, pytest.mark.second_tier]
+pytestmark = [pytest.mark.connected, pytest.mark.xdist_group("cluster")]
 MIB = 1 << 20
 ROOM_BYTES = 16 << 20
 SOON_S = 60.0
@@ -69,6 +69,7 @@ async def make_bus(cluster: LocalCluster, run: str) -> AsyncIterator[MakeBus]:
         await bus.close()
 
 
+@pytest.mark.second_tier
 class TestClusteredBus(BusContract):
     """The contract."""
 
@@ -128,6 +129,7 @@ async def test_every_stream_has_its_copies(open_bus: OpenBus, run: str) -> None:
     assert len(consumer["cluster"]["replicas"]) == 2
 
 
+@pytest.mark.second_tier
 async def test_nodes_die_in_turn_and_nothing_acknowledged_is_lost(
     cluster: LocalCluster, open_bus: OpenBus, run: str
 ) -> None:
@@ -173,6 +175,7 @@ async def test_nodes_die_in_turn_and_nothing_acknowledged_is_lost(
         assert await reader.get_blob(ref, len(data)) == data
 
 
+@pytest.mark.second_tier
 async def test_a_queue_outlives_every_node_and_delivers_each_message(
     cluster: LocalCluster, open_bus: OpenBus, run: str
 ) -> None:
@@ -245,6 +248,7 @@ async def test_copies_that_lag_behind_hide_nothing(open_bus: OpenBus, run: str) 
     assert await seen_by(reader, subjects, ref) == ([b"new", b"other"], [b"0", b"1"], True)
 
 
+@pytest.mark.second_tier
 async def test_a_node_that_was_frozen_hides_nothing(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
     """A client of a node that has slept asks it before its copies have caught up, and reads what the others stored."""
     writer, subjects = await open_bus(",".join(node.url for node in cluster.nodes[:2])), Subjects(run)
@@ -262,6 +266,7 @@ async def test_a_node_that_was_frozen_hides_nothing(cluster: LocalCluster, open_
     assert await seen_by(reader, subjects, ref) == ([b"new", b"other"], [b"0", b"1"], True)
 
 
+@pytest.mark.second_tier
 async def test_a_frozen_node_is_left(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
     """The node that serves a client holds the socket open and says nothing: the client goes on at another."""
     bus, subjects = await open_bus(), Subjects(run)
@@ -281,6 +286,7 @@ async def test_a_frozen_node_is_left(cluster: LocalCluster, open_bus: OpenBus, r
     await caught_up(bus)
 
 
+@pytest.mark.second_tier
 async def test_an_empty_node_takes_the_place_of_a_lost_one(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
     """Its disk is gone: a node of the same number begins with nothing, gets its copies, and another may die then."""
     bus, subjects = await open_bus(), Subjects(run)
@@ -301,6 +307,7 @@ async def test_an_empty_node_takes_the_place_of_a_lost_one(cluster: LocalCluster
     assert (None if record is None else record.data, blob) == (b"x", bytes(3 * MIB))
 
 
+@pytest.mark.second_tier
 async def test_a_client_goes_on_at_another_node(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
     """The node that serves it dies: the next call goes to another, chunks too, and feeds are heard again."""
     bus, teller, subjects = await open_bus(), await open_bus(), Subjects(run)
