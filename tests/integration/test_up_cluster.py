@@ -52,6 +52,12 @@ def leading_node(out: Path, run: str) -> int:
     raise AssertionError("the nodes did not catch up")
 
 
+def ask(out: Path, verb: str) -> subprocess.CompletedProcess[str]:
+    """Ask the folder of a run, by the nodes that run or by nodes started for as long as it takes."""
+    asked = [sys.executable, "-m", "atoll.cli", verb, "--out", str(out)]
+    return subprocess.run(asked, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
 def test_the_leader_of_the_broker_is_killed_and_the_books_add_up(run_dir: Path, corpus: Path) -> None:
     """Twice the node that leads the global fragments is killed: the run goes on at the others, and every token has one fate.
 
@@ -66,15 +72,16 @@ def test_the_leader_of_the_broker_is_killed_and_the_books_add_up(run_dir: Path, 
         committed = log.read_text(encoding="utf-8").count('"round.committed"')
         wait_for_line(log, "round.committed", committed + 4)
         wait_for_line(run_dir / "logs" / f"broker-{node}.jsonl", "broker.restarted")
+    during = ask(run_dir, "why")
     process.send_signal(signal.SIGINT)
     said = finish(process)
     report = report_of(run_dir)
     fates = report["tokens_by_fate"]
-    asked = [sys.executable, "-m", "atoll.cli", "fates", "--out", str(run_dir)]
-    answer = subprocess.run(asked, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    after = ask(run_dir, "fates")
 
+    assert "from call to end" in during.stdout, during.stderr
     assert report["fates_exact"] is True, report["fates_errors"]
     assert isinstance(fates, dict)
     assert sum(fates.values()) == report["tokens_trained"]
     assert "(exact)" in said, said
-    assert "every token has one fate" in answer.stdout, answer.stderr
+    assert "every token has one fate" in after.stdout, after.stderr
