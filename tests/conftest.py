@@ -28,7 +28,7 @@ from support.reference_machines import HeadModel
 caches.share()
 os.environ["KERAS_BACKEND"] = "jax"  # read when Keras is loaded
 
-pytest_plugins = ["support.islands", "support.installed"]
+pytest_plugins = ["support.islands", "support.installed", "support.whole_runs"]
 
 # How long an example takes says how busy the machine is, nothing of the code: no profile has a deadline. Where CI=1, examples
 # are the same each time; elsewhere new ones are tried. For mutants a few examples must do, and a failure is not made small.

@@ -23,7 +23,7 @@ from support.door_attacks import ATTACKS, INTRUDER, SPY, VICTIM, DoorAttack, Doo
 from support.locked_brokers import HOST, LockedBroker
 
 pytestmark = pytest.mark.connected
-RUN = "demo"
+RUN, WORKER = "demo", "worker"
 S = Subjects(RUN)
 SOON_S = 30.0
 MIB = 1 << 20
@@ -34,7 +34,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockedBroker]:
     """A locked broker with a founder, two learners, a reader, an evaluator and a synchronizer of one run."""
     with LockedBroker(tmp_path_factory.mktemp("locked")) as made:
         made.add(RUN, "founder", founds=True)
-        for name in (INTRUDER, VICTIM):
+        for name in (INTRUDER, VICTIM, WORKER):
             made.add(RUN, name)
         made.add(RUN, SPY, "reader")
         made.add(RUN, "meter", "evaluator")
@@ -92,19 +92,20 @@ async def test_the_witness_sees_what_does_get_in(seen: DoorWitness) -> None:
         DoorAttack("heads, as a reader", "hear", "{p}.tap.>", reply="{p}.tap.gl.head.0", who=SPY),
     )
     for attack in own:
-        breach = await seen.play(attack)
-        assert breach.got_in, attack.name
+        async with asyncio.timeout(SOON_S):  # a busy machine may need a second look
+            while not (breach := await seen.play(attack)).got_in:
+                pass
         assert breach.told == "", attack.name
 
 
 @pytest.mark.usefixtures("founded")
 async def test_a_learner_does_its_work(locked: LockedBroker) -> None:
     """It contributes, leases data, keeps its record, beats, hears calls and heads, and reads the model."""
-    learner = await locked.bus(RUN, locked.identity(RUN, VICTIM))
+    learner = await locked.bus(RUN, locked.identity(RUN, WORKER))
     shard = await locked.bus(RUN, locked.identity(RUN, "shard"))
-    blob = await learner.put_blob(S.contribution_stem(VICTIM, 0, 1, 1), b"x" * (3 * MIB))
+    blob = await learner.put_blob(S.contribution_stem(WORKER, 0, 1, 1), b"x" * (3 * MIB))
     queue = await shard.consume(S.contributions_of(0), durable="shard-0")
-    await learner.publish(S.contribution(0, 0, VICTIM), b"manifest", msg_id="m1", info={"fragment": 0})
+    await learner.publish(S.contribution(0, 0, WORKER), b"manifest", msg_id="m1", info={"fragment": 0})
     delivery = await queue.next(SOON_S)
     while delivery is not None and delivery.data != b"manifest":
         await delivery.ack()
@@ -112,15 +113,15 @@ async def test_a_learner_does_its_work(locked: LockedBroker) -> None:
     assert delivery is not None
     await delivery.ack()
     assert await shard.get_blob(blob, 4 * MIB) == b"x" * (3 * MIB)
-    revision = await learner.put_record(S.member(VICTIM), b"member", expected=0)
+    revision = await learner.put_record(S.member(WORKER), b"member", expected=0)
     with pytest.raises(RecordConflict):
-        await learner.put_record(S.member(VICTIM), b"again", expected=revision + 1)
+        await learner.put_record(S.member(WORKER), b"again", expected=revision + 1)
     calls, heads, beats = (
         await learner.listen(S.call("*")),
         await learner.listen(S.tap("gl.head.*")),
         await shard.listen(S.beat("*")),
     )
-    await learner.tell(S.beat(VICTIM), b"beat")
+    await learner.tell(S.beat(WORKER), b"beat")
     await shard.tell(S.call(0), b"call")
     await shard.put_record(S.head(7), b"seven", expected=0, info={"version": 1})
     beat, call, head = await beats.next(SOON_S), await calls.next(SOON_S), await heads.next(SOON_S)
@@ -131,7 +132,7 @@ async def test_a_learner_does_its_work(locked: LockedBroker) -> None:
     assert head is not None
     assert INFO_HEADER in head.headers
     assert [record.data for record in await learner.get_records(S.head("*"))][-1] == b"seven"
-    assert await learner.ask(S.control(VICTIM), b"does another process hold this id?", timeout_s=0.3) is None
+    assert await learner.ask(S.control(WORKER), b"does another process hold this id?", timeout_s=0.3) is None
     for bus in (learner, shard):
         await bus.close()
 

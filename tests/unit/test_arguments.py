@@ -38,6 +38,7 @@ PARAMS = {"w": np.zeros((4, 2), np.float32)}
         ({"options": atoll.JoinOptions(merge={1: "mean"})}, "options.merge"),  # type: ignore[dict-item]
         ({"options": atoll.JoinOptions(patience_s="3")}, "options.patience_s"),  # type: ignore[arg-type]
         ({"options": atoll.JoinOptions(health_file="x")}, "options.health_file"),  # type: ignore[arg-type]
+        ({"options": atoll.JoinOptions(replicas="3")}, "options.replicas"),  # type: ignore[arg-type]
     ],
 )
 def test_a_value_of_a_wrong_type_is_refused_by_its_name(changes: dict[str, Any], named: str) -> None:

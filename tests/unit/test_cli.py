@@ -102,6 +102,12 @@ def test_help_lists_every_verb() -> None:
         (("tap", "foo bar"), "the tap is no filter of subjects"),
         (("tap", ""), "the tap is no filter of subjects"),
         (("tap", ">.x"), "the tap is no filter of subjects"),
+        (("up", "--brokers", "2"), "up.brokers"),
+        (("broker", "--node", "1"), "--node is for a node of a cluster"),
+        (("broker", "--route", "nats://a:1"), "--route is for a node of a cluster"),
+        (("broker", "--cluster", "hub"), "a node of a cluster needs a number"),
+        (("broker", "--cluster", "hub", "--node", "1"), "needs to know the others"),
+        (("broker", "--cluster", "hub", "--node", "1", "--route", "a:1"), "no route to a node"),
     ],
 )
 def test_a_mistake_gets_one_screen_and_exit_code_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

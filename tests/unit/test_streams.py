@@ -70,3 +70,11 @@ def test_a_subject_without_a_stream_is_our_bug() -> None:
     assert plans[0] == stream_of(plans, "a.b.*")
     with pytest.raises(ProtocolMisuse, match=r"(?s)a\.c\.d.*a\.b\.>"):
         stream_of(plans, "a.c.d")
+
+
+def test_all_streams_have_as_many_copies() -> None:
+    """One with fewer would stop the run with the node that holds it; what was not said is one."""
+    told = [{stream_config(plan, "atoll.r")["num_replicas"] for plan in stream_plan("r", replicas=n)} for n in (1, 3)]
+
+    assert told == [{1}, {3}]
+    assert {plan.replicas for plan in stream_plan("r")} == {1}

@@ -178,3 +178,53 @@ def test_a_refused_address_does_not_tell_its_password(tmp_path: Path) -> None:
         plan(UpRequest(out=tmp_path / "run", via=("learner-1=http://ann:secret@host:1",)), {})
 
     assert "secret" not in str(refusal.value)
+
+
+def test_as_many_copies_as_brokers_unless_it_is_said(tmp_path: Path) -> None:
+    """One broker keeps one copy, three keep three, or fewer; hosts get ports of their own, and a run keeps its brokers."""
+    one, three = (plan(UpRequest(out=tmp_path / str(n), brokers=n, port=5000), {}) for n in (1, 3))
+    fewer = plan(UpRequest(out=tmp_path / "fewer", brokers=3, assignments=("broker.replicas=1",)), {})
+    with RunFolder(tmp_path / "3") as folder:
+        hosts = Services(three, folder).broker()
+        children = Services(three, folder, "nats://a:1,nats://b:2").learner("learner-1").environment
+
+    assert [up.settings.broker.replicas for up in (one, three, fewer)] == [1, 3, 1]
+    assert [host.name for host in hosts] == ["broker-1", "broker-2", "broker-3"]
+    assert [host.command[5] for host in hosts] == ["5000", "5001", "5002"]
+    assert (children["ATOLL_BROKER__URL"], children["ATOLL_BROKER__REPLICAS"]) == ("nats://a:1,nats://b:2", "3")
+
+
+@pytest.mark.parametrize(
+    ("brokers", "assignment", "complaint"),
+    [
+        (3, "broker.url=nats://a:1", "--brokers and --broker contradict"),
+        (1, "broker.replicas=3", "fewer brokers than copies"),
+        (3, "broker.replicas=5", "fewer brokers than copies"),
+        (2, "seed=1", "up.brokers is wrong"),
+        (1, "broker.replicas=2", "broker.replicas is wrong"),
+    ],
+)
+def test_copies_that_cannot_be_are_refused(tmp_path: Path, brokers: int, assignment: str, complaint: str) -> None:
+    """More than there are nodes, an even number, or of a broker that is somebody else's."""
+    with pytest.raises(SettingsError, match=complaint):
+        plan(UpRequest(out=tmp_path / "run", brokers=brokers, assignments=(assignment,)), {})
+
+
+def test_a_given_cluster_has_the_copies_that_are_said(tmp_path: Path) -> None:
+    """`atoll up` cannot know how many nodes somebody else's broker has."""
+    words = ("broker.url=nats://a:1,nats://b:2,nats://c:3", "broker.replicas=3")
+    up = plan(UpRequest(out=tmp_path / "run", assignments=words), {})
+
+    assert (up.broker, up.settings.broker.replicas) == ("nats://a:1,nats://b:2,nats://c:3", 3)
+
+
+def test_the_brokers_of_a_run_cannot_change(tmp_path: Path) -> None:
+    """Its streams are in their stores; who says nothing gets as many as before."""
+    up = plan(UpRequest(out=tmp_path / "run", brokers=3), {})
+    with RunFolder(tmp_path / "run") as folder:
+        folder.save(RunFile(run=up.settings.run, learners=3, settings=kept_settings(up), broker=EMBEDDED, tokens=5))
+    again = plan(UpRequest(out=tmp_path / "run"), {})
+
+    assert (again.settings.up.brokers, again.settings.broker.replicas) == (3, 3)
+    with pytest.raises(SettingsError, match=r"brokers of a run cannot change"):
+        plan(UpRequest(out=tmp_path / "run", brokers=1), {})

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from atoll.base.errors import SettingsError
+from atoll.bus.addresses import ADDRESSES, is_address
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import DEFAULTS, BusOptions
 
-SCHEMES = ("nats", "tls")
-ADDRESSES = " or ".join(f"{scheme}://host:port" for scheme in SCHEMES)
-
-
-def is_address(url: str) -> bool:
-    """Return whether `url` can be the address of a broker."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-
 
 async def open_bus(url: str, run: str, *, name: str, options: BusOptions = DEFAULTS) -> JetStreamBus:
-    """Open the bus of `run` at `url` (`nats://host:port` or `tls://host:port`) as `name`; see `JetStreamBus.open`."""
+    """Open the bus of `run` at `url` (see `atoll.bus.addresses`) as `name`; see `JetStreamBus.open`."""
     if not is_address(url):
         raise SettingsError(
             "this is not the address of a broker",

@@ -32,6 +32,13 @@ class Credentials:
         return ssl.create_default_context(cadata=self.authority)
 
 
+WATCH_OF_NODES_S, ECHO_OF_NODES_S = 1.0, 3.0
+SHORT_TRIES = 6
+"""An election takes 4 to 9 seconds: so many tries of two seconds go by before a slow link may be the reason."""
+COPIES = (1, 3, 5)
+"""How many copies of a stream there may be: of an odd number, more than half are left when one less than half are lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class BusOptions:
     """Bounds of one bus; times in seconds.
@@ -40,13 +47,15 @@ class BusOptions:
         connect_s: one attempt to reach a broker.
         patience_s: how long `open` keeps trying before `BrokerUnavailable`.
         try_s: how long one request waits for its answer before it is sent again under the same id.
+        first_try_s: the same for the first `SHORT_TRIES` tries where the broker is a cluster; each further one waits twice
+            as long, up to `try_s`.
         total_s: how long one call of the bus survives an outage in all.
         full_s: how long a call waits for room in a stream or queue before `StorageFull` or `QueueFull`.
         gone_s: how long a reader waits for missing chunks (a mirror may lag) before `BlobGone`.
         ack_wait_s: when a delivery that is neither settled nor held is delivered again.
         reconnect_s: pause between attempts to reconnect.
-        watch_s: interval of the watchdog's echo.
-        echo_s: how long an echo may take; three slow ones in a row cut the connection.
+        watch_s: interval of the watchdog's echo; at most `WATCH_OF_NODES_S` where another node can be had.
+        echo_s: how long an echo may take; three slow ones in a row cut the connection. At most `ECHO_OF_NODES_S` likewise.
         bulk_connections: number of connections that carry only chunks, for writing and again for reading; each is
             opened at its first use. 0 sends chunks over the main connection. More than one helps only where loss limits
             what one connection carries.
@@ -57,13 +66,15 @@ class BusOptions:
         window: pieces in flight while writing a blob, at most.
         ack_pending_max: deliveries a durable consumer may hold unsettled; more than a quorum of every fragment needs,
             or a shard would wait for contributions that the broker does not deliver.
-        replicas: copies of each stream, inside one region.
+        replicas: copies of each stream that this process creates, on as many nodes of one cluster.
+        peers_s: how long a founder waits for so many nodes.
         credentials: who we are, for a broker that asks; with them nothing is sent but over TLS.
     """
 
     connect_s: float = 2.0
     patience_s: float = 5.0
     try_s: float = 10.0
+    first_try_s: float = 2.0
     total_s: float = 60.0
     full_s: float = 5.0
     gone_s: float = 0.5
@@ -76,7 +87,24 @@ class BusOptions:
     window: int = 8
     ack_pending_max: int = 1 << 16
     replicas: int = 1
+    peers_s: float = 15.0
     credentials: Credentials | None = None
+
+    def watch_of(self, nodes: int) -> tuple[float, float]:
+        """Return the interval and the bound of echoes to a broker of so many nodes: a frozen one is left soon."""
+        one = self.watch_s, self.echo_s
+        return one if nodes == 1 else (min(self.watch_s, WATCH_OF_NODES_S), min(self.echo_s, ECHO_OF_NODES_S))
+
+    def tries_s(self, attempts: int, nodes: int) -> float:
+        """Return how long a request waits that was made `attempts` times before, to a broker of so many nodes.
+
+        A node of a cluster that dies takes requests with it, and nobody says so: there the first tries are short.
+        """
+        return (
+            self.try_s
+            if nodes == 1
+            else min(self.try_s, self.first_try_s * 2.0 ** max(0, min(attempts, 16) - SHORT_TRIES))
+        )
 
 
 DEFAULTS = BusOptions()

@@ -33,6 +33,7 @@ READY_S = 15.0
 READY_WORDS = "Server is ready"
 MOVED_S = 2.0
 STOP_S = 5.0
+NODE_FILE = "node.json"
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 8
 _RELOADS = 2
@@ -220,11 +221,25 @@ class EmbeddedBroker:
         self.store_dir.mkdir(parents=True, exist_ok=True)
         if self._lock is not None:
             return
+        self._check_store()
         self._lock = hold(self.store_dir / "lock")
         if self._lock is None:
             raise InUse(
                 "another broker uses this directory", got=self.store_dir, todo="stop it or choose another directory"
             )
+
+    def _check_store(self) -> None:
+        """Refuse the store of a cluster's node: a single server knows nothing of the streams in it."""
+        if (self.store_dir / NODE_FILE).exists():
+            raise SettingsError(
+                "this directory holds a node of a cluster",
+                got=self.store_dir,
+                todo="start it as that node (`atoll broker --cluster`), or choose another directory",
+            )
+
+    def _more_config(self) -> str:
+        """Return what a kind of broker adds to the server's configuration."""
+        return ""
 
     def _write_config(self) -> Path:
         """Write the server's configuration; JSON strings are valid in its syntax."""
@@ -242,7 +257,7 @@ class EmbeddedBroker:
             'max_payload: 4MB\nmax_pending: 256MB\nwrite_deadline: "30s"\n'
             # A half-open link must be noticed: with the default pings a cut stays unseen for minutes.
             'ping_interval: "3s"\nping_max: 2\n'
-            f"server_name: {self._name}\n{streams if self._bytes_max else ''}"
+            f"server_name: {self._name}\n{self._more_config()}{streams if self._bytes_max else ''}"
             f"{f'include {json.dumps(os.path.relpath(self._include, self.store_dir))}' if self._include else ''}\n"
         )
         return config

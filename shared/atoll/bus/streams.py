@@ -4,12 +4,17 @@ The table is the architecture's section 6. Sizes are bounds: a stream takes the 
 bounds against the `max_file` of its configuration, used or not; so ours follow the run's model, and our brokers set none.) A
 stream that reaches `bytes_max` refuses new messages (discard new) where losing an old one would lose work, and drops the
 oldest where that is its purpose.
+
+Every stream has the same number of copies, each on another node, and a consumer has as many as its stream (`broker.replicas`).
+None may have fewer: a run needs all of its streams, so it would stop with the node that holds the only copy. Where copies lie
+is the cluster's choice. What is synced before an answer is the broker's (`atoll broker --sync`), the same for all of its
+streams.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from atoll.base.errors import ProtocolMisuse
@@ -34,10 +39,15 @@ class StreamPlan:
     dedup_s: float = 600.0
     tap: str | None = None
     append_only: bool = False
+    replicas: int = 1
 
 
-def stream_plan(run: str, bytes_max: int = 8 * GIB) -> tuple[StreamPlan, ...]:
-    """Return the streams of `run`; `bytes_max` bounds the two that hold tensors, each."""
+def stream_plan(run: str, bytes_max: int = 8 * GIB, replicas: int = 1) -> tuple[StreamPlan, ...]:
+    """Return the streams of `run`, with so many copies each; `bytes_max` bounds those that hold tensors, each."""
+    return tuple(replace(plan, replicas=replicas) for plan in _plans(run, bytes_max))
+
+
+def _plans(run: str, bytes_max: int) -> tuple[StreamPlan, ...]:
     s = Subjects(run)
     p = s.prefix
     hours = 3600.0

@@ -10,7 +10,10 @@ import typer
 Config = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
 Assignments = Annotated[list[str] | None, typer.Option("--set", help="One setting, as a.b=c; repeatable.")]
 Run = Annotated[str | None, typer.Option(help="Run id.")]
-Broker = Annotated[str | None, typer.Option(help="URL of a running broker, nats://host:port.")]
+Broker = Annotated[
+    str | None,
+    typer.Option(help="URL of a running broker, nats://host:port; of a cluster several, separated by commas."),
+]
 
 # What the verbs that make a whole run share: `atoll up` and `atoll sim train`.
 Learners = Annotated[int | None, typer.Option(help="How many learners.  [default: 3]")]

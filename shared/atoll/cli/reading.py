@@ -56,6 +56,7 @@ def settings_of(
 def _broker_of(out: Path, broker: str) -> Iterator[str]:
     """Yield the address of a run's broker, which is `embedded` or an address."""
     from atoll.base.errors import InUse, SettingsError  # noqa: PLC0415
+    from atoll.bus.cluster import LocalCluster, is_cluster  # noqa: PLC0415
     from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
 
     if broker != "embedded":
@@ -70,15 +71,20 @@ def _broker_of(out: Path, broker: str) -> Iterator[str]:
         raise SettingsError(
             "the broker's store of this run is gone", got=store, todo="restore it, or look at report.html"
         )
-    here = EmbeddedBroker(store)
+    here = LocalCluster(store) if is_cluster(store) else EmbeddedBroker(store)
     try:
         here.start()
     except InUse as error:
-        # The run goes on, and its own broker answers; it writes its address when it does.
+        # The run goes on, and its own broker answers; it writes its address when it does, of a cluster each node its own.
         try:
-            url = (store / "url").read_text(encoding="utf-8")
+            url = ",".join(
+                file.read_text(encoding="utf-8")
+                for file in sorted(store.glob("url")) or sorted(store.glob("node-*/url"))
+            )
         except OSError:
             raise error from None
+        if not url:
+            raise
         yield url
         return
     try:

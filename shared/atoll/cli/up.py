@@ -25,6 +25,10 @@ Again = Annotated[
     bool,
     typer.Option("--again", help="Begin anew, as set now, where --out holds a finished run, which is moved aside."),
 ]
+Brokers = Annotated[
+    int | None,
+    typer.Option(help="Nodes of the run's own broker: 3 bear the loss of one, 5 of two.  [default: 1]"),
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Rebuild the run of --out from its archive if the broker has lost it.")
 ]
@@ -47,6 +51,7 @@ def up(  # noqa: PLR0913  (one option each)
         typer.Option(help="Folder of the run; one that holds a run continues it.  [default: runs/<run id>]"),
     ] = None,
     broker: Broker = None,
+    brokers: Brokers = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the run's own broker.  [default: a free one]")
     ] = None,
@@ -97,6 +102,7 @@ def up(  # noqa: PLR0913  (one option each)
         again=again,
         resume=resume,
         standbys=standbys,
+        brokers=brokers,
         like=like,
     )
     code = run_up(plan(request))

@@ -14,6 +14,7 @@ from typing import Any, Final
 from atoll.base.errors import AtollError, SettingsError
 from atoll.base.logs import get
 from atoll.base.loop_thread import LoopThread
+from atoll.bus.options import COPIES
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord, decode, encode
 from atoll.wire.subjects import token
@@ -30,6 +31,7 @@ OPTIONS: Final[Mapping[str, Kinds]] = {
     "data_blocks": (int,),
     "seed": (int,),
     "stream_bytes_max": (int, type(None)),
+    "replicas": (int,),
     "patience_s": (int, float),
     "health_file": (Path, type(None)),
     "home": (LoopThread, type(None)),
@@ -106,6 +108,9 @@ def _check_fields(options: Any) -> None:  # noqa: ANN401  (a dataclass of option
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             allowed = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
             raise _refused(f"options.{name}", value, f"{allowed}")
+    if options.replicas not in COPIES:
+        allowed = ", ".join(map(str, COPIES))
+        raise SettingsError("options.replicas is out of range", got=options.replicas, allowed=allowed)
     merge = options.merge
     if not isinstance(merge, Mapping) or not all(isinstance(pattern, str) for pattern in merge):
         raise _refused(

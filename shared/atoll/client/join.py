@@ -54,7 +54,7 @@ from atoll.client.peer_recovery import Borrowed, believed, borrow
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
 from atoll.codec import check_codecs
-from atoll.keys.identity import learner_identity
+from atoll.keys.identity import HeldIdentity, learner_identity
 from atoll.model.layout import Layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord
@@ -86,6 +86,7 @@ class JoinOptions:
         data_blocks: blocks of leased data, 0 for a loop that brings its own.
         seed: the run's seed.
         stream_bytes_max: bound of each stream of tensors, used only by the founder; None: it follows from the model.
+        replicas: copies of each stream, on as many nodes of the broker's cluster, used only by the founder.
         patience_s: how long to try to reach the broker, seconds.
         identity: file that says who this learner is, for a broker behind a locked door (`atoll keys add`).
         health_file: touched with every heartbeat that reached the broker.
@@ -101,6 +102,7 @@ class JoinOptions:
     data_blocks: int = 0
     seed: int = 0
     stream_bytes_max: int | None = None
+    replicas: int = 1
     patience_s: float = 30.0
     identity: Path | str | None = None
     health_file: Path | None = None
@@ -123,7 +125,8 @@ def join(
     """Return the island's handle, joined and with the run's parameters adopted; use it as a context manager.
 
     Args:
-        broker: URL of the broker, or a coroutine function that opens a `Bus` (an in-memory one, say).
+        broker: URL of the broker (of a cluster those of its nodes, separated by commas), or a coroutine function that opens
+            a `Bus` (an in-memory one, say).
         run: run id; processes with the same run id train one model.
         learner: this learner's id, unique among live learners of the run.
         params: pytree of arrays; the first learner of a run founds it with these values.
@@ -169,11 +172,10 @@ def join(
         founds=identity is None or identity.founds,
     )
 
-    credentials = None if identity is None else identity.credentials()
+    bounds = _bus_options(options, identity)
 
     async def open_url() -> Bus:
-        bus_options = BusOptions(patience_s=options.patience_s, credentials=credentials)
-        return await open_bus(str(broker), run, name=learner, options=bus_options)
+        return await open_bus(str(broker), run, name=learner, options=bounds)
 
     session = Session(request, open_url if isinstance(broker, str) else broker, clock)
     handle = IslandHandle(session, clock, donated=options.donated, home=options.home)
@@ -181,6 +183,11 @@ def join(
     if protocol is not None:
         warn_of_ignored(protocol, handle.run.protocol)
     return handle
+
+
+def _bus_options(options: JoinOptions, identity: HeldIdentity | None) -> BusOptions:
+    credentials = None if identity is None else identity.credentials()
+    return BusOptions(patience_s=options.patience_s, replicas=options.replicas, credentials=credentials)
 
 
 def suited(rows: int) -> ProtocolSettings:

@@ -94,7 +94,11 @@ def _learner(run: str, name: str, *, founds: bool) -> Rights:
             *founding,
         ),
         tells=(s.beat(name),),
-        asks=("$JS.API.INFO", *(f"$JS.API.STREAM.MSG.GET.{_stream(run, one)}" for one in ("GL", "MB")), *creating),
+        asks=(
+            "$JS.API.INFO",
+            *(f"$JS.API.STREAM.MSG.GET.{_stream(run, one)}" for one in ("GL", "ST", "MB")),
+            *creating,
+        ),
         reads=tuple(f"$JS.API.DIRECT.GET.{_stream(run, one)}" for one in ("GL", "ST", "MB")),
         hears=(s.call("*"), s.tap("gl.head.*"), s.control("all"), s.control(name), s.verdict(name)),
         own=(s.control(name),),

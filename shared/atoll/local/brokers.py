@@ -2,7 +2,7 @@
 
 Our own broker is a child of `up`, not a part of it: Ctrl-C in a terminal goes to every process of the foreground group, and
 the broker must end last. The host restarts the server on the same port if it dies, and writes its address to a file; a
-restarted host finds its port there.
+restarted host finds its port there. A broker of several nodes has a host for each.
 
 A server whose disk was full refuses every write, even after there is room again, because it remembers the first error of a
 file until it restarts. So the host restarts the server as soon as there is room. This loses nothing, because the server
@@ -22,12 +22,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import BrokerUnavailable
 from atoll.base.exits import guarded
 from atoll.base.logs import configure, get
 
 if TYPE_CHECKING:
+    from atoll.bus.cluster import ClusterNode
     from atoll.bus.options import BusOptions
     from atoll.bus.server import EmbeddedBroker
 
@@ -55,20 +58,28 @@ async def check_broker_at(url: str, options: BusOptions) -> None:
     await bus.close()
 
 
-def host_command(store_dir: Path, url_file: Path, port: int) -> tuple[str, ...]:
-    """Return the command of a host for a broker that keeps its data in `store_dir`; port 0 is a free one."""
-    return (sys.executable, "-m", "atoll.local.brokers", str(store_dir), str(url_file), str(port))
+def host_command(store_dir: Path, url_file: Path, port: int, node: ClusterNode | None = None) -> tuple[str, ...]:
+    """Return the command of a host for a broker, or a `node` of one, with its data in `store_dir`; port 0 is a free one."""
+    words = (sys.executable, "-m", "atoll.local.brokers", str(store_dir), str(url_file), str(port))
+    return words if node is None else (*words, msgspec.json.encode(node).decode())
 
 
-def host(store_dir: Path, url_file: Path, port: int) -> None:
-    """Run a broker until SIGTERM; write its URL to `url_file` once it answers.
+def host(store_dir: Path, url_file: Path, port: int, node: str = "") -> None:
+    """Run a broker, or a `node` of one, until SIGTERM; write its URL to `url_file` once it answers.
 
     Raises what `EmbeddedBroker.start` raises, also when the server died more than `RESTARTS_MAX` times.
     """
+    from atoll.bus.cluster import ClusteredBroker, ClusterNode  # noqa: PLC0415
     from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
 
     configure("json", role="broker")
-    keep(EmbeddedBroker(store_dir, _former_port(url_file) or port), lambda url: _announce(url_file, url))
+    port = _former_port(url_file) or port
+    broker = (
+        ClusteredBroker(store_dir, msgspec.json.decode(node, type=ClusterNode), port)
+        if node
+        else EmbeddedBroker(store_dir, port)
+    )
+    keep(broker, lambda url: _announce(url_file, url))
 
 
 def keep(broker: EmbeddedBroker, ready: Callable[[str], None], has_changed: Callable[[], bool] = lambda: False) -> None:
@@ -152,4 +163,4 @@ def _announce(url_file: Path, url: str) -> None:
 
 
 if __name__ == "__main__":
-    guarded(lambda: host(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
+    guarded(lambda: host(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import SettingsError
-from atoll.bus.open import ADDRESSES, is_address
+from atoll.bus.addresses import ADDRESSES, is_address
 from atoll.local import defaults
 from atoll.local.environment import as_text, flat, redacted
 from atoll.local.likeness import EarlierRun, read_earlier
@@ -51,6 +51,7 @@ class UpRequest:
     assignments: tuple[str, ...] = ()
     again: bool = False
     standbys: int | None = None
+    brokers: int | None = None
     resume: bool = False
     run: str = ""
     fresh: bool = False
@@ -128,7 +129,15 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     settings.protocol.check(count)
     learners = tuple(f"learner-{i}" for i in range(1, count + 1))
     throttle = _throttle(settings.up.throttle, learners, stated)
-    settings = settings.model_copy(update={"up": settings.up.model_copy(update={"throttle": throttle})})
+    if former is not None:
+        _check_brokers(former, settings, out)
+    copies = _copies(settings, loaded.origins, stated)
+    settings = settings.model_copy(
+        update={
+            "up": settings.up.model_copy(update={"throttle": throttle}),
+            "broker": settings.broker.model_copy(update={"replicas": copies}),
+        }
+    )
     result = UpPlan(
         settings=settings,
         learners=learners,
@@ -161,6 +170,7 @@ def _flags(request: UpRequest) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "learners": request.learners,
         "standbys": request.standbys,
+        "brokers": request.brokers,
         "minutes": request.minutes,
         "corpus": [str(path) for path in request.corpus] or None,
         "port": request.port,
@@ -224,11 +234,16 @@ def kept_settings(up: UpPlan) -> dict[str, Any]:
 def _fallback(former: RunFile | None, like: EarlierRun | None, run: str, stated: Stated) -> SettingsFallback:
     """Return the settings that apply where none were given.
 
-    Of the section `up` a continued run keeps its learners and its text; the rest is a matter of each session.
+    Of the section `up` a continued run keeps its learners, its text and its brokers; the rest is a matter of each session.
     """
     if former is not None:
         kept = {name: value for name, value in former.settings.items() if not name.startswith("up.")}
-        ours = {"run": former.run, "up.learners": former.learners, "up.corpus": former.corpus}
+        ours = {
+            "run": former.run,
+            "up.learners": former.learners,
+            "up.corpus": former.corpus,
+            "up.brokers": former.settings.get("up.brokers", 1),
+        }
         return SettingsFallback("run.json", kept | ours)
     if like is not None:
         return like.fallback(run, stated)
@@ -241,6 +256,29 @@ def _throttle(factors: Mapping[str, float], learners: Collection[str], stated: S
         if name not in learners and f"up.throttle.{name}" in stated:
             raise SettingsError("--throttle names nobody", got=name, allowed=", ".join(learners), todo="see --learners")
     return {name: factor for name, factor in factors.items() if name in learners}
+
+
+def _copies(settings: Settings, origins: Mapping[str, str], stated: Stated) -> int:
+    """Return how many copies of each stream the run has: as many as its own broker has nodes, or as was given."""
+    nodes, copies = settings.up.brokers, settings.broker.replicas
+    if "broker.url" in stated:
+        if "up.brokers" in stated and nodes > 1:
+            raise SettingsError(
+                "--brokers and --broker contradict each other",
+                got=f"{nodes} nodes of our own, and {redacted(settings.broker.url)}",
+                todo="give one of the two; for a cluster that runs give the addresses of its nodes and broker.replicas",
+            )
+        return copies
+    if "broker.replicas" not in origins or ("up.brokers" in stated and "broker.replicas" not in stated):
+        return nodes
+    if copies > nodes:
+        raise SettingsError(
+            "there are fewer brokers than copies of each stream",
+            got=f"broker.replicas {copies}, up.brokers {nodes}",
+            allowed=f"broker.replicas up to {nodes}",
+            todo="give more --brokers, or leave broker.replicas away",
+        )
+    return copies
 
 
 def _via(addresses: Mapping[str, str], children: Collection[str]) -> dict[str, str]:
@@ -300,6 +338,18 @@ def _check_unchanged(former: RunFile, up: UpPlan, stated: Stated) -> None:
             allowed=f"a target above {former.tokens}, or 0 for none",
             todo=f"give a larger --tokens to continue it, --again to begin anew, or another --out; "
             f"its report is {up.out / 'report.html'}",
+        )
+
+
+def _check_brokers(former: RunFile, settings: Settings, out: Path) -> None:
+    """Refuse another number of brokers than `former` has: its streams are in the stores of those."""
+    nodes = former.settings.get("up.brokers", 1)
+    if former.broker == EMBEDDED and settings.up.brokers != nodes:
+        raise SettingsError(
+            "the brokers of a run cannot change",
+            got=settings.up.brokers,
+            allowed=f"{nodes}, as {out / 'run.json'} says",
+            todo="leave --brokers away, or start a new run in another --out",
         )
 
 

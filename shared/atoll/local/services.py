@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from atoll.bus.cluster import node_store, planned_nodes
 from atoll.local.brokers import host_command
 from atoll.local.defaults import EVALUATE_EVERY_S
 from atoll.local.environment import flat, variables, without_settings
@@ -47,19 +48,36 @@ class Services:
         return standby_names(self._up.settings.protocol.shards, self._up.standbys)
 
     @property
-    def url_file(self) -> Path:
-        """Return the file to which our own broker's host writes its address."""
-        return self._folder.path("nats", "url").absolute()
+    def brokers(self) -> tuple[str, ...]:
+        """Return the names of the processes that host our own broker, one per node."""
+        nodes = self._up.settings.up.brokers
+        return (BROKER,) if nodes == 1 else tuple(f"{BROKER}-{node}" for node in range(1, nodes + 1))
+
+    @property
+    def url_files(self) -> tuple[Path, ...]:
+        """Return the files to which the hosts of our own broker write their addresses."""
+        return tuple(store / "url" for store in self._broker_stores())
+
+    def _broker_stores(self) -> list[Path]:
+        store = self._folder.path("nats").absolute()
+        nodes = len(self.brokers)
+        return [store] if nodes == 1 else [node_store(store, node) for node in range(1, nodes + 1)]
 
     @property
     def data_dir(self) -> Path:
         """Return the folder of the token shards."""
         return (self._folder.path("data") if self._up.prepare else self._up.settings.data.dir).absolute()
 
-    def broker(self) -> ChildPlan:
-        """Return the plan of our own broker's host. If it cannot start once, it would not start twice."""
-        command = host_command(self._folder.path("nats").absolute(), self.url_file, self._up.port)
-        return ChildPlan(BROKER, command, without_settings(os.environ))
+    def broker(self) -> list[ChildPlan]:
+        """Return the plan of each host of our own broker. If it cannot start once, it would not start twice."""
+        many = len(self.brokers) > 1
+        nodes = planned_nodes(self._folder.path("nats").absolute(), len(self.brokers)) if many else [None]
+        plans = []
+        for number, (name, store, node) in enumerate(zip(self.brokers, self._broker_stores(), nodes, strict=True)):
+            port = self._up.port + number if self._up.port else 0
+            command = host_command(store, store / "url", port, node)
+            plans.append(ChildPlan(name, command, without_settings(os.environ)))
+        return plans
 
     def prepare(self) -> ChildPlan:
         """Return the plan that makes token shards of the corpus."""

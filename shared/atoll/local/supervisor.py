@@ -34,7 +34,7 @@ from atoll.local.options import UpPlan
 from atoll.local.processes import ChildPlan, ProcessGroup
 from atoll.local.recovery import find_loss, move_store_aside, rebuild_at, refuse, told, try_archive, unarchived
 from atoll.local.run_probe import close_run, data_hash, go_on, kept_ledger
-from atoll.local.services import BROKER, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
+from atoll.local.services import DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
 from atoll.report.write import summary, write_report
 from atoll.run.folder import RunFolder, move_aside
 from atoll.run.view import RunView
@@ -154,7 +154,7 @@ class Supervisor:
                 await following
             with contextlib.suppress(TimeoutError, AtollError):
                 await asyncio.wait_for(bus.close(), CLOSE_S)
-        await self._end(BROKER, BROKER_LEAVE_S)
+        await self._end_all(self._services.brokers, BROKER_LEAVE_S)
         return code
 
     async def _train_and_end(self, bus: Bus, watch: Watch, following: asyncio.Task[None]) -> int:
@@ -188,15 +188,23 @@ class Supervisor:
             with self._face.stage("looking for the broker"):
                 await check_broker_at(self._up.broker, self._bus_options())
             return self._up.broker
-        url_file = self._services.url_file
-        url_file.unlink(missing_ok=True)
-        with self._face.stage("starting the broker"):
-            self._fleet.start(self._services.broker())
-            answered = await self._until(lambda: url_file.exists() or not self._fleet.alive([BROKER]), BROKER_START_S)
-        if not answered or not url_file.exists():
-            raise self._fleet.failure(BROKER, "the broker did not start")
-        self._fleet.allow(BROKER, RESTARTS_MAX)
-        return url_file.read_text(encoding="utf-8")
+        hosts, files = self._services.brokers, self._services.url_files
+        for file in files:
+            file.unlink(missing_ok=True)
+        with self._face.stage("starting the broker" if len(hosts) == 1 else f"starting {len(hosts)} brokers"):
+            for broker in self._services.broker():
+                self._fleet.start(broker)
+            await self._until(
+                lambda: all(file.exists() for file in files) or len(self._fleet.alive(hosts)) < len(hosts),
+                BROKER_START_S,
+            )
+        for name, file in zip(hosts, files, strict=True):
+            if not file.exists() and (
+                name not in self._fleet.alive(hosts) or len(self._fleet.alive(hosts)) == len(hosts)
+            ):
+                raise self._fleet.failure(name, "the broker did not start")
+            self._fleet.allow(name, RESTARTS_MAX)
+        return ",".join(file.read_text(encoding="utf-8") for file in files)
 
     async def _whole(self, url: str) -> str:
         """Return the URL of a broker that holds all that the folder remembers of the run, rebuilt if that is allowed."""
@@ -206,7 +214,7 @@ class Supervisor:
         if not self._up.resume:
             raise refuse(loss, self._up)
         if self._up.broker is None:
-            await self._end(BROKER, BROKER_LEAVE_S)
+            await self._end_all(self._services.brokers, BROKER_LEAVE_S)
             self._face.say(f"the broker's store has lost the run; it is kept in {move_store_aside(self._folder)}")
             url = await self._start_broker()
         with self._face.stage("rebuilding the run from its archive"):
@@ -362,9 +370,11 @@ class Supervisor:
                 raise self._fleet.failure(end.name, f"the run cannot go on without {end.name}")
 
     def _is_needed(self, name: str) -> bool:
-        """Return whether the run is over without `name`: it survives one learner of several, and the evaluator."""
+        """Return whether the run is over without `name`: it survives a learner or broker of several, and the evaluator."""
         if name in (EVALUATOR, EXPORT, DATA) or name in self._services.standbys:
             return False
+        if name in self._services.brokers:
+            return 2 * len(self._fleet.alive(self._services.brokers)) <= len(self._services.brokers)
         if name not in self._up.learners:
             return True
         others = [learner for learner in self._up.learners if learner != name]

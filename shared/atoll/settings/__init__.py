@@ -155,7 +155,8 @@ def bus_options(settings: Settings) -> BusOptions:
     """
     path = settings.broker.identity
     credentials = None if path is None else run_credentials(path, settings.run)
-    return BusOptions(patience_s=settings.broker.patience_s, credentials=credentials)
+    broker = settings.broker
+    return BusOptions(patience_s=broker.patience_s, replicas=broker.replicas, credentials=credentials)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,16 @@ def _paths(given: object) -> object:
     return json.loads(given) if given.startswith("[") else [given]
 
 
+def _number(given: object) -> object:
+    """Return digits, which are all that a variable or a flag can give, as their number."""
+    return int(given) if isinstance(given, str) and given.isdecimal() else given
+
+
 SomePath = Annotated[Path, BeforeValidator(_not_empty)]
 """A path that was written down: an empty text would mean the working directory."""
 SomePaths = Annotated[tuple[SomePath, ...], BeforeValidator(_paths)]
 FolderOrUrl = Annotated[str, NamesPlace()]
+Copies = Annotated[Literal[1, 3, 5], BeforeValidator(_number)]
 
 
 class Section(BaseModel):
@@ -50,17 +56,20 @@ class BrokerSettings(Section):
     """The broker, and how long a process tries to reach it.
 
     Attributes:
-        url: address of the broker.
+        url: address of the broker; of a cluster those of all nodes, separated by commas.
         patience_s: seconds for which a process tries to reach the broker before it gives up.
         identity: file that says who this process is, for a broker behind a locked door (`atoll keys`); none for an open one.
         stream_bytes_max: largest size of each stream that holds tensors, for the founder of a run; without it, the bound
             follows from the model (`atoll.run.stream_room`).
+        replicas: nodes of a cluster that each keep a copy of every stream, for the founder of a run. With 3 any one of them
+            may die, with 5 any two.
     """
 
     url: str = "nats://127.0.0.1:4222"
     patience_s: float = Field(default=30.0, gt=0, le=3600)
     identity: SomePath | None = None
     stream_bytes_max: int | None = Field(default=None, ge=1 << 20)
+    replicas: Copies = 1
 
 
 class LearnerSettings(Section):
@@ -146,16 +155,18 @@ class UpSettings(Section):
     Attributes:
         learners: how many learners; their ids are learner-1, learner-2 and so on.
         standbys: how many more processes stand by for each shard.
+        brokers: how many nodes the run's own broker has; with more than one `broker.replicas` is as many, unless it is given.
         minutes: train for this long at most, in minutes; 0 for no bound.
         corpus: text to train on, as `atoll data prepare` reads it: files and folders; empty for Python's own source.
         throttle: factor by learner id: every step of that learner takes this many times as long.
         via: broker URL by process (a learner, shard-0, standby-0-1), for processes that reach the broker through a relay.
-        port: port of the run's own broker; 0 for a free one.
+        port: port of the run's own broker, the next ones for further nodes; 0 for free ones.
         out: folder of the run; one that holds a run continues it. Without it `runs/<run>`.
     """
 
     learners: int = Field(default=3, ge=1, le=UP_LEARNERS_MAX)
     standbys: int = Field(default=0, ge=0, le=UP_STANDBYS_MAX)
+    brokers: Copies = 1
     minutes: float = Field(default=0.0, ge=0.0, le=YEAR_MINUTES)
     corpus: SomePaths = ()
     throttle: dict[str, Annotated[float, Field(ge=1.0, le=THROTTLE_MAX)]] = Field(default_factory=dict)

@@ -24,6 +24,7 @@ from atoll.base.errors import BlobGone
 from atoll.base.retry import all_of
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.jetstream_api import JetStream
+from atoll.bus.nats.records import stored
 from atoll.wire.blobs import Download, Portion, Upload
 
 _PAGE_BYTES_MAX = 32 << 20
@@ -101,7 +102,11 @@ async def write(bulk: Iterator[JetStream], connection: Connection, stem: str, up
 async def read_page(
     bulk: Iterator[JetStream], connection: Connection, stream: str, download: Download, page: list[int]
 ) -> Portion:
-    """Return the pieces with these numbers; raise `BlobGone` if some stay missing."""
+    """Return the pieces with these numbers; raise `BlobGone` if some stay missing.
+
+    Any copy of the stream answers, and one that lags behind lacks what is there. Only the leader can say that a piece is
+    gone.
+    """
     missing = {f"{download.ref.stem}.{number}": number for number in page}
     found: Portion = []
     deadline = connection.loop.time() + connection.options.gone_s
@@ -116,8 +121,13 @@ async def read_page(
         if missing and not answer.messages:
             if connection.loop.time() >= deadline:
                 first = next(iter(missing))
-                raise BlobGone(
-                    "chunks of a blob are missing", got=f"{len(missing)} of {download.ref.chunks}, first {first}"
-                )
+                there = await stored(next(bulk), stream, {"last_by_subj": first})
+                if there is None:
+                    raise BlobGone(
+                        "chunks of a blob are missing", got=f"{len(missing)} of {download.ref.chunks}, first {first}"
+                    )
+                connection.stats.blob_bytes_down += len(there.data)
+                found.append((missing.pop(first), there.data))
+                continue
             await asyncio.sleep(_GONE_PAUSE_S)
     return found

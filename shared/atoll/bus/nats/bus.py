@@ -94,7 +94,7 @@ class JetStreamBus:
 
     async def provision(self, stream_bytes_max: int) -> None:
         """Create those of the run's streams that do not exist; see `Bus`."""
-        plans = stream_plan(self._subjects.run, stream_bytes_max)
+        plans = stream_plan(self._subjects.run, stream_bytes_max, self._connection.options.replicas)
         await self._connection.call(provision(self._jetstream, plans, self._subjects.prefix))
 
     def beside(self, run: str) -> JetStreamBus:

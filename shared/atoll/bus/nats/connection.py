@@ -16,8 +16,7 @@ arrives after its time-out kills the read loop of nats-py 2.16.
 
 A request's time-out counts from the moment when its last byte is with the kernel. On a bulk branch everything, echoes
 and answers too, queues behind megabytes in buffers that we cannot see. There a time-out counts from the last *movement*
-(bytes sent or received, answers to others), because resending only lengthens the queue. An echo is late only if
-meanwhile nothing came in and nothing was sent of a queue that still stands.
+(bytes sent or received, answers to others), because resending only lengthens the queue.
 """
 
 from __future__ import annotations
@@ -36,8 +35,10 @@ from atoll.base import logs
 from atoll.base.errors import BrokerUnavailable
 from atoll.base.loop_thread import LoopThread
 from atoll.base.retry import Unanswered, bounded
+from atoll.bus.addresses import addresses
 from atoll.bus.nats.admission import Admission
 from atoll.bus.nats.client import WireClient
+from atoll.bus.nats.watchdog import MOVED, watch
 from atoll.bus.options import BusOptions
 from atoll.wire.limits import Buffer
 from atoll.wire.traffic import BusStats
@@ -47,8 +48,6 @@ OnMessage = Callable[[Msg], Awaitable[None]]
 _log = logs.get(__name__)
 _CLOSE_S = 2.0
 _PENDING_BYTES = 8 << 20
-_ECHO_FAILURES_MAX = 3
-_MOVED = (1 << 10, 1 << 10, 1)
 _PINGS_MAX, _BRANCH_PINGS_MAX = 2, 1 << 20
 
 
@@ -70,6 +69,7 @@ class Connection:
         After a read that emptied the socket the connection reads nothing for `rest_s`.
         """
         self.url = url
+        self.nodes = len(addresses(url))
         self.options = options
         self.stats = stats
         self._thread: LoopThread = LoopThread(f"bus-{name}") if trunk is None else trunk._thread  # noqa: SLF001
@@ -77,7 +77,7 @@ class Connection:
         self.loop = self._thread.loop
         self._name = name
         self._rest_s = rest_s
-        self._is_bulk = trunk is not None and not rest_s
+        self.is_bulk = trunk is not None and not rest_s
         self._branches: list[Connection] = []
         self._client: WireClient | None = None
         self._up = asyncio.Event()
@@ -121,6 +121,17 @@ class Connection:
     # -- in the connection's loop -------------------------------------------------------------------------------------
 
     @property
+    def is_up(self) -> bool:
+        """Return whether requests can be sent."""
+        return self._up.is_set()
+
+    @property
+    def queued(self) -> int:
+        """Return how many bytes wait for the kernel."""
+        wire = self._client.wire if self._client is not None else None
+        return wire.queued if wire is not None else 0
+
+    @property
     def max_payload(self) -> int:
         """Return the size limit of one message at the broker, headers included, in bytes."""
         return self._client.max_payload if self._client else 0
@@ -139,7 +150,7 @@ class Connection:
             self.admission.check(0.0)
             raise
         self._was_up = True
-        self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
+        self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(watch(self))]
 
     def branch(self, rest_s: float = 0.0) -> Connection:
         """Return another connection to the same broker in the same loop; it connects by itself and stays.
@@ -150,24 +161,28 @@ class Connection:
         branch = Connection(self.url, name, self.options, self.stats, trunk=self, rest_s=rest_s)
         self._branches.append(branch)
         branch._broken.set()  # the supervisor builds what is broken
-        branch._tasks = [asyncio.create_task(branch._supervise()), asyncio.create_task(branch._watch())]
+        branch._tasks = [asyncio.create_task(branch._supervise()), asyncio.create_task(watch(branch))]
         return branch
 
     def movement(self) -> Callable[[], bool]:
         """Return a function that says whether anything but an echo went or came since its last call."""
-        before = self._moved()
+        before = self.moved()
 
         def moves() -> bool:
             nonlocal before
-            last, before = before, self._moved()
-            return any(abs(now - then) >= least for now, then, least in zip(before, last, _MOVED, strict=True))
+            last, before = before, self.moved()
+            return any(abs(now - then) >= least for now, then, least in zip(before, last, MOVED, strict=True))
 
         return moves
 
-    def _moved(self) -> tuple[int, int, int]:
+    def moved(self) -> tuple[int, int, int]:
         """Return bytes sent and received on the present socket, and answers."""
         wire = self._client.wire if self._client is not None else None
         return (wire.sent, wire.received, self._answers) if wire is not None else (0, 0, self._answers)
+
+    def try_s(self, attempts: int) -> float:
+        """Return how long a request waits that was made `attempts` times before."""
+        return self.options.tries_s(attempts, self.nodes)
 
     async def ready(self, timeout_s: float) -> WireClient:
         """Return the client once it is connected; raise `Unanswered` after `timeout_s`."""
@@ -182,16 +197,21 @@ class Connection:
         return self._client
 
     async def request(
-        self, subject: str, payload: Buffer = b"", headers: dict[str, str] | None = None, timeout_s: float | None = None
+        self,
+        subject: str,
+        payload: Buffer = b"",
+        headers: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+        attempts: int = 0,
     ) -> Msg:
         """Return the first answer, or raise `Unanswered` at the time-out or when the connection is lost.
 
         Without a time-out of its own a request may take as long to send as the link needs; then it has `try_s`.
         """
         moves = self.movement() if timeout_s is None else None
-        timeout_s = self.options.try_s if timeout_s is None else timeout_s
+        timeout_s = self.try_s(attempts) if timeout_s is None else timeout_s
         client = await self.ready(timeout_s)
-        wait_s = self.options.total_s if self._is_bulk else timeout_s
+        wait_s = self.options.total_s if self.is_bulk else timeout_s
         try:
             # Any buffer of bytes works: it goes to the socket unchanged.
             asked = client.request(subject, payload, timeout=wait_s, headers=headers)  # type: ignore[arg-type]
@@ -209,7 +229,7 @@ class Connection:
         client = await self.ready(self.options.try_s if timeout_s is None else timeout_s)
         try:
             sent = client.publish(subject, payload, reply=reply)  # type: ignore[arg-type]
-            await bounded(sent, self.options.try_s, self.lost, moves=self.movement() if self._is_bulk else None)
+            await bounded(sent, self.options.try_s, self.lost, moves=self.movement() if self.is_bulk else None)
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise Unanswered(f"{type(error).__name__} on {subject}") from error
 
@@ -257,10 +277,10 @@ class Connection:
 
     async def _build(self) -> None:
         """Connect a fresh client, subscribe it to all that is registered, and declare it up."""
-        congestion = self.options.bulk_congestion if self._is_bulk else ""
+        congestion = self.options.bulk_congestion if self.is_bulk else ""
         client = WireClient(
             self.stats,
-            keeps_buffers=self._is_bulk,
+            keeps_buffers=self.is_bulk,
             congestion=congestion,
             rest_s=self._rest_s,
             must_encrypt=self.admission.must_encrypt,
@@ -272,12 +292,12 @@ class Connection:
             "max_reconnect_attempts": -1,
             "reconnect_time_wait": self.options.reconnect_s,
             "ping_interval": 10,
-            "max_outstanding_pings": _BRANCH_PINGS_MAX if self._is_bulk else _PINGS_MAX,
+            "max_outstanding_pings": _BRANCH_PINGS_MAX if self.is_bulk else _PINGS_MAX,
             "pending_size": _PENDING_BYTES,
             "flush_timeout": 30,
             **self.admission.options(),
         }
-        await client.connect(self.url, **options, **self._callbacks(client))
+        await client.connect(addresses(self.url), **options, **self._callbacks(client))
         if not self._echo_subject:
             self._echo_subject = self.admission.inbox()
             self._subscriptions[0] = (self._echo_subject, self._on_echo, None)
@@ -362,32 +382,12 @@ class Connection:
             else:
                 self._mark_up()
 
-    async def _watch(self) -> None:
-        """Abort the socket after three echoes in a row that did not come back."""
-        failures = 0
-        while True:
-            await asyncio.sleep(self.options.watch_s)
-            if not self._up.is_set():
-                failures = 0
-                continue
-            before = self._moved()
-            try:
-                await bounded(self.echo(self.options.echo_s), 2 * self.options.echo_s)
-                failures = 0
-            except (Unanswered, TimeoutError, nats.errors.Error):
-                failures = 0 if self._is_bulk and self._is_busy(before) else failures + 1
-            if failures >= _ECHO_FAILURES_MAX and self._client is not None:
-                failures = 0
-                _log.warning("bus.watchdog", bus=self._name)
-                self._client.abort()
-                await self._client.force_reconnect()
-
-    def _is_busy(self, before: tuple[int, int, int]) -> bool:
-        """Return whether anything came in since `before`, or a queue that still stands was worked on."""
-        sent, received, answers = self._moved()
-        came = received - before[1] >= _MOVED[1] or answers != before[2]
-        wire = self._client.wire if self._client is not None else None
-        return came or (sent != before[0] and wire is not None and wire.queued > 0)
+    async def cut(self) -> None:
+        """Abort the socket and connect again."""
+        if self._client is not None:
+            _log.warning("bus.watchdog", bus=self._name)
+            self._client.abort()
+            await self._client.force_reconnect()
 
     async def _shut_down(self) -> None:
         """Close the clients."""

@@ -24,6 +24,7 @@ from atoll.base.retry import Unanswered
 from atoll.bus.interface import Delivery
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, JetStreamPatience, told, unavailable
+from atoll.bus.nats.records import newest
 
 _NS = 1_000_000_000
 _NO_CONSUMER = 10014
@@ -51,7 +52,7 @@ class QueueDelivery:
         patience = JetStreamPatience(connection)
         while True:
             try:
-                await connection.call(connection.request(self.reply, b"+ACK"))
+                await connection.call(connection.request(self.reply, b"+ACK", attempts=patience.attempts))
             except Unanswered as reason:
                 await patience.after(self.subject, reason)
             else:
@@ -143,11 +144,13 @@ class QueueConsumer:
             if reason.err_code == _NO_CONSUMER and self._takeover:
                 raise self._removed(reason) from reason
             return False
+        floor = told(answer, int, "ack_floor", "stream_seq")
         if told(answer, int, "num_pending") == 0 and told(answer, int, "num_ack_pending") == 0:
-            return True
-        newest = told(await self._jetstream.api(f"STREAM.INFO.{self._stream}"), int, "state", "last_seq")
-        before, self._newest_then = self._newest_then, newest
-        return 0 < before <= told(answer, int, "ack_floor", "stream_seq")
+            # The consumer counts in a copy of the stream that may lag behind. The stream's leader knows what is queued.
+            return await newest(self._jetstream, self._stream, self._config["filter_subject"]) <= floor
+        last = told(await self._jetstream.api(f"STREAM.INFO.{self._stream}"), int, "state", "last_seq")
+        before, self._newest_then = self._newest_then, last
+        return 0 < before <= floor
 
     async def _next(self, timeout_s: float) -> QueueDelivery | None:
         """Pull until a message comes or the time is up."""
@@ -296,9 +299,17 @@ async def open_consumer(
 
 
 async def _remove_readers(jetstream: JetStream, stream: str, subject_filter: str) -> None:
-    """Remove every durable reader of exactly this filter."""
+    """Remove every durable reader of exactly this filter.
+
+    A cluster lists only the readers that have a leader now, and names the others as missing: those may be of our filter.
+    """
+    patience = JetStreamPatience(jetstream.connection)
     try:
-        found = (await jetstream.api(f"CONSUMER.LIST.{stream}", {"offset": 0})).get("consumers") or []
+        answer = await jetstream.api(f"CONSUMER.LIST.{stream}", {"offset": 0})
+        while missing := answer.get("missing"):
+            await patience.after(stream, Unanswered(f"consumers without a leader: {missing}"))
+            answer = await jetstream.api(f"CONSUMER.LIST.{stream}", {"offset": 0})
+        found = answer.get("consumers") or []
         for name in [each["name"] for each in found if each["config"].get("filter_subject") == subject_filter]:
             await jetstream.api(f"CONSUMER.DELETE.{stream}.{name}")
     except ApiRefusal as reason:

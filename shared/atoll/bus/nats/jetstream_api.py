@@ -28,9 +28,13 @@ NO_MESSAGE = 10037
 STREAM_EXISTS = 10058
 _STORE_FAILED = 10077
 _NO_ROOM = (10023, 10047)
+NO_SYSTEM = 10008
+# Of a cluster between two leaders: no leader for it, the same id or the same subject is being written, a node is away.
+_BETWEEN_LEADERS = (10009, 10158, 10164, 10118, 10119)
 NO_STREAM = 10059
 _PAUSE_FIRST_S = 0.05
 _PAUSE_MAX_S = 2.0
+_PAUSE_OF_NODES_MAX_S = 0.5  # an election is over at any moment, and what fails meanwhile fails at once
 
 T = TypeVar("T")
 
@@ -59,7 +63,7 @@ class ApiRefusal(Exception):
     @property
     def is_passing(self) -> bool:
         """Return whether the same request may succeed later."""
-        return self.is_full or self.code in (429, 503)
+        return self.is_full or self.code in (429, 503) or self.err_code in _BETWEEN_LEADERS
 
     def public(self, subject: str) -> AtollError:
         """Return the error for a caller of the bus."""
@@ -101,7 +105,8 @@ class JetStreamPatience:
         self._stats = connection.stats
         self._loop = connection.loop
         self._began = self._loop.time()
-        self._attempts = 0
+        self._pause_max_s = _PAUSE_MAX_S if connection.nodes == 1 else _PAUSE_OF_NODES_MAX_S
+        self.attempts = 0
 
     async def after(self, subject: str, reason: Unanswered | ApiRefusal) -> None:
         """Sleep and return if `subject` may be tried again, else raise the public error for `reason`."""
@@ -112,8 +117,8 @@ class JetStreamPatience:
         elif waited_s >= self._options.total_s:
             raise unavailable(subject, waited_s, reason) from reason
         self._stats.retries += 1
-        self._attempts += 1
-        await asyncio.sleep(pause_s(self._attempts, _PAUSE_FIRST_S, _PAUSE_MAX_S, jitter=0.5))
+        self.attempts += 1
+        await asyncio.sleep(pause_s(self.attempts, _PAUSE_FIRST_S, self._pause_max_s, jitter=0.5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +138,14 @@ class JetStream:
         """Speak through `connection`."""
         self.connection = connection
 
-    async def once(self, subject: str, payload: Buffer, headers: dict[str, str] | None = None) -> dict[str, Any]:
-        """Send one request and return JetStream's answer; raise `ApiRefusal` or `Unanswered`."""
-        message = await self.connection.request(subject, payload, headers)
+    async def once(
+        self, subject: str, payload: Buffer, headers: dict[str, str] | None = None, attempts: int = 0
+    ) -> dict[str, Any]:
+        """Send a request, which was sent `attempts` times before, and return JetStream's answer.
+
+        Raises `ApiRefusal` or `Unanswered`.
+        """
+        message = await self.connection.request(subject, payload, headers, attempts=attempts)
         try:
             answer = parsed(message.data, dict[str, Any])
             refusal = msgspec.convert(answer.get("error"), ApiError | None)
@@ -152,7 +162,7 @@ class JetStream:
         payload = json.dumps(body).encode() if body is not None else b""
         while True:
             try:
-                return await self.once(subject, payload)
+                return await self.once(subject, payload, attempts=patience.attempts)
             except (Unanswered, ApiRefusal) as reason:
                 if isinstance(reason, ApiRefusal) and not reason.is_passing:
                     raise
@@ -163,7 +173,7 @@ class JetStream:
         patience = JetStreamPatience(self.connection)
         while True:
             try:
-                await self.once(subject, payload, headers)
+                await self.once(subject, payload, headers, patience.attempts)
             except (Unanswered, ApiRefusal) as reason:
                 await patience.after(subject, reason)
             else:
@@ -176,11 +186,11 @@ class JetStream:
         patience = JetStreamPatience(self.connection)
         while True:
             try:
-                return await self._page_once(stream, body)
+                return await self._page_once(stream, body, patience.attempts)
             except Unanswered as reason:
                 await patience.after(f"$JS.API.DIRECT.GET.{stream}", reason)
 
-    async def _page_once(self, stream: str, body: Mapping[str, Any]) -> Page:
+    async def _page_once(self, stream: str, body: Mapping[str, Any], attempts: int) -> Page:
         """Ask for a page through a private inbox and collect until the end-of-batch marker."""
         connection = self.connection
         ended: asyncio.Future[Mapping[str, str]] = connection.loop.create_future()
@@ -201,7 +211,7 @@ class JetStream:
                 lost = connection.lost
                 await connection.send(subject, json.dumps(body).encode(), reply=inbox)
                 # On a slow link even one message may take longer than a try; what counts is that bytes move.
-                end = await bounded(ended, connection.options.try_s, lost, denied, moves=connection.movement())
+                end = await bounded(ended, connection.try_s(attempts), lost, denied, moves=connection.movement())
         except TimeoutError:
             if denied.done():
                 raise connection.admission.denied(subject) from None

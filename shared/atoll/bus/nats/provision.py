@@ -11,15 +11,18 @@ stores a million messages a second, so the new numbers lie above all that the lo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
 from typing import Any
+
+from nats.errors import NoRespondersError
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, SettingsError, StorageFull
 from atoll.base.retry import Unanswered
 from atoll.base.units import as_size
-from atoll.bus.nats.jetstream_api import NO_STREAM, STREAM_EXISTS, ApiRefusal, JetStream
+from atoll.bus.nats.jetstream_api import NO_STREAM, NO_SYSTEM, STREAM_EXISTS, ApiRefusal, JetStream
 from atoll.bus.streams import StreamPlan
 from atoll.wire.limits import CHUNK_BYTES
 
@@ -27,9 +30,11 @@ VERSION_MIN = (2, 12)
 HEADROOM_BYTES = 64 << 10
 _NS = 1_000_000_000
 _OVERLAP = 10065
+_NO_PEERS, _NO_CLUSTER = 10005, 10074
+_PEERS_PAUSE_S = 0.25
 
 
-def stream_config(plan: StreamPlan, prefix: str, replicas: int = 1) -> dict[str, Any]:
+def stream_config(plan: StreamPlan, prefix: str) -> dict[str, Any]:
     """Return `plan` as JetStream writes it; `prefix` is that of the run's subjects."""
     refuses = plan.discard == "new"
     config: dict[str, Any] = {
@@ -43,7 +48,7 @@ def stream_config(plan: StreamPlan, prefix: str, replicas: int = 1) -> dict[str,
         "max_age": int(plan.age_max_s * _NS),
         "duplicate_window": int(plan.dedup_s * _NS),
         "storage": "file",
-        "num_replicas": replicas,
+        "num_replicas": plan.replicas,
         "allow_direct": True,
         "deny_delete": plan.append_only,
         "deny_purge": plan.append_only,
@@ -84,26 +89,40 @@ async def check_broker(jetstream: JetStream, url: str) -> None:
             allowed=f"at least {needed} (a chunk of {CHUNK_BYTES} and its headers)",
             todo="set max_payload: 4MB in the broker's configuration",
         )
-    try:
-        await jetstream.once("$JS.API.INFO", b"")
-    except (Unanswered, ApiRefusal) as reason:
-        raise BrokerUnavailable(
-            f"JetStream does not answer at {url}",
-            got=reason,
-            allowed="a broker with JetStream enabled for this account",
-            todo="add a jetstream block to its configuration, or wait until it has a leader",
-        ) from reason
+    loop = connection.loop
+    deadline_s = loop.time() + connection.options.patience_s
+    while True:
+        try:
+            await jetstream.once("$JS.API.INFO", b"")
+        except (Unanswered, ApiRefusal) as reason:
+            if _elects(reason) and loop.time() < deadline_s:
+                await asyncio.sleep(_PEERS_PAUSE_S)
+                continue
+            raise BrokerUnavailable(
+                f"JetStream does not answer at {url}",
+                got=reason,
+                allowed="a broker with JetStream enabled for this account, and of a cluster more than half of the nodes",
+                todo="add a jetstream block to its configuration, or start the nodes that are missing",
+            ) from reason
+        return
+
+
+def _elects(reason: Unanswered | ApiRefusal) -> bool:
+    """Return whether JetStream may answer soon: a cluster without a leader says so, or nothing; one that is off has no ear."""
+    if isinstance(reason, ApiRefusal):
+        return reason.err_code == NO_SYSTEM
+    return not isinstance(reason.__cause__, NoRespondersError)
 
 
 async def provision(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) -> None:
     """Create those of `plans` that do not exist; raise `SettingsError` naming what differs in those that do."""
     first_seq = max(1, int(SystemClock().wall() * 1e6))
     for plan in plans:
-        wanted = stream_config(plan, prefix, jetstream.connection.options.replicas)
+        wanted = stream_config(plan, prefix)
         if await _is_there(jetstream, plan.name, wanted):
             continue
         try:
-            await jetstream.api(f"STREAM.CREATE.{plan.name}", {**wanted, "first_seq": first_seq})
+            await _create(jetstream, plan.name, {**wanted, "first_seq": first_seq})
         except ApiRefusal as reason:
             if reason.err_code == STREAM_EXISTS and await _is_there(jetstream, plan.name, wanted):
                 continue
@@ -118,6 +137,32 @@ async def provision(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix:
             raise await _no_room(jetstream, plans, prefix) from reason
 
 
+async def _create(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> None:
+    """Create a stream; of a cluster wait a moment for as many nodes as it has copies.
+
+    Raises `SettingsError` for a broker of fewer nodes, and what the API raises.
+    """
+    connection = jetstream.connection
+    deadline_s = connection.loop.time() + connection.options.peers_s
+    while True:
+        try:
+            await jetstream.api(f"STREAM.CREATE.{name}", wanted)
+        except ApiRefusal as reason:
+            if reason.err_code == _NO_PEERS and connection.loop.time() < deadline_s:
+                await asyncio.sleep(_PEERS_PAUSE_S)
+                continue
+            if reason.err_code in (_NO_PEERS, _NO_CLUSTER):
+                alone = reason.err_code == _NO_CLUSTER
+                raise SettingsError(
+                    f"the broker has fewer nodes than the {wanted['num_replicas']} copies of each stream that were asked for",
+                    got="a single server" if alone else reason.description,
+                    allowed="broker.replicas up to the number of nodes that are up",
+                    todo="start the other nodes (`atoll broker --cluster`), or found the run with fewer broker.replicas",
+                ) from reason
+            raise
+        return
+
+
 async def _is_there(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> bool:
     """Return whether a stream exists; raise `SettingsError` if it is not as `wanted`."""
     try:
@@ -126,7 +171,9 @@ async def _is_there(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) 
         if reason.err_code == NO_STREAM:
             return False
         raise reason.public(name) from reason
-    bounds = {"max_bytes": found.get("max_bytes")}
+    # Bounds, and more copies than we need, are the first founder's.
+    copies = max(int(found.get("num_replicas") or 1), int(wanted["num_replicas"]))
+    bounds = {"max_bytes": found.get("max_bytes"), "num_replicas": copies}
     if other := differences({**wanted, **bounds}, found):
         raise SettingsError(
             f"stream {name} exists with another configuration",

@@ -2,13 +2,20 @@
 
 The broker refuses a retried compare-and-set like a foreign one, because it checks the sequence before it looks for
 duplicates. So "refused" and "no answer" both mean: read the stored record and compare the nonce. Only a foreign nonce
-is a conflict. We read back from the stream's leader; a mirror or replica may be stale. If a later writer has already
-replaced our value, that counts as a conflict, since the caller no longer holds the record.
+is a conflict. We read back from the stream's leader. If a later writer has already replaced our value, that counts as a
+conflict, since the caller no longer holds the record. (A cluster answers a repeated compare-and-set as a duplicate, with the
+revision of the first. While another write of the subject is on its way, it refuses without saying whose: we ask again.)
+
+**Many at a time, and not stale.** A batched get is answered by any copy of the stream, and a copy that has just started may lag
+far behind. What we decide by such a reading must not be old: a member whose record is not seen is a stranger. So the leader is
+asked first for the number of its newest message that matches. A copy stores in order, so one that has that message has all
+before it; what it lacks is read from the leader, one by one.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -23,9 +30,10 @@ _PAGE_BYTES_MAX = 32 << 20
 
 
 class StoredRecord(msgspec.Struct, frozen=True):
-    """A stored message as JetStream answers with it: sequence, payload and headers."""
+    """A stored message as JetStream answers with it: sequence, subject, payload and headers."""
 
     seq: int
+    subject: str = ""
     data: bytes = b""
     hdrs: bytes = b""
 
@@ -57,7 +65,8 @@ async def put(
                         allowed=f"reconnect {reconnects}, by which everything that the record names was stored",
                         todo="nothing: it is stored again, since the broker may have lost power",
                     )
-            revision = told(await jetstream.once(subject, data, headers), int, "seq")
+            answer = await jetstream.once(subject, data, headers, patience.attempts)
+            revision = told(answer, int, "seq")
         except (Unanswered, ApiRefusal) as reason:
             refused = isinstance(reason, ApiRefusal)
             if isinstance(reason, ApiRefusal) and reason.err_code != WRONG_SEQUENCE:
@@ -82,18 +91,9 @@ async def put(
 
 async def last(jetstream: JetStream, stream: str, subject: str) -> tuple[Record, str] | None:
     """Return the record as the leader has it, and its writer's nonce; None if there is none."""
-    patience = JetStreamPatience(jetstream.connection)
-    while True:
-        try:
-            answer = await jetstream.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
-            message = told(answer, StoredRecord, "message")
-            break
-        except ApiRefusal as reason:
-            if reason.err_code == NO_MESSAGE:
-                return None
-            raise reason.public(subject) from reason
-        except Unanswered as reason:
-            await patience.after(subject, reason)
+    message = await stored(jetstream, stream, {"last_by_subj": subject})
+    if message is None:
+        return None
     lines = message.hdrs.decode("utf-8", "replace").split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines if ": " in line)
     jetstream.connection.stats.messages_down += 1
@@ -101,28 +101,50 @@ async def last(jetstream: JetStream, stream: str, subject: str) -> tuple[Record,
     return Record(subject, message.data, message.seq), headers.get("Nats-Msg-Id", "")
 
 
+async def stored(jetstream: JetStream, stream: str, which: Mapping[str, Any]) -> StoredRecord | None:
+    """Return the message that is meant as the stream's leader has it; None if there is none."""
+    patience = JetStreamPatience(jetstream.connection)
+    while True:
+        try:
+            answer = await jetstream.api(f"STREAM.MSG.GET.{stream}", which)
+            return told(answer, StoredRecord, "message")
+        except ApiRefusal as reason:
+            if reason.err_code == NO_MESSAGE:
+                return None
+            raise reason.public(str(which.get("last_by_subj", stream))) from reason
+        except Unanswered as reason:
+            await patience.after(stream, reason)
+
+
+async def newest(jetstream: JetStream, stream: str, subject_filter: str) -> int:
+    """Return the number of the newest message that matches, as the stream's leader has it; 0 if there is none."""
+    message = await stored(jetstream, stream, {"last_by_subj": subject_filter})
+    return 0 if message is None else message.seq
+
+
 async def get_all(jetstream: JetStream, stream: str, subject_filter: str) -> list[Record]:
     """Return the last message of every subject that matches, in subject order."""
     last: dict[str, StoredEvent] = {}
     ask: dict[str, Any] = {"multi_last": [subject_filter], "batch": _PAGE_MESSAGES, "max_bytes": _PAGE_BYTES_MAX}
-    while True:
+    known_to_leader = await newest(jetstream, stream, subject_filter)
+    while known_to_leader:
         page = await jetstream.page(stream, ask)
-        if page.too_many:
-            # The broker serves at most 1024 subjects this way; walking the messages has no such bound.
-            every = await walk(jetstream, stream, subject_filter, after=0, limit=1 << 31)
-            last = {message.subject: message for message in every}
-            break
         last.update((message.subject, message) for message in page.messages)
-        if not page.messages or page.pending == 0:
+        if page.too_many or not page.messages or page.pending == 0:
             break
         ask = {**ask, "seq": page.messages[-1].sequence + 1, "up_to_seq": page.up_to}
+    if max((message.sequence for message in last.values()), default=0) < known_to_leader:
+        # Walking the messages goes past a copy that lags behind. The broker also serves at most 1024 subjects at once.
+        every = await walk(jetstream, stream, subject_filter, after=0, limit=1 << 31)
+        last = {message.subject: message for message in every}
     return [Record(subject, last[subject].data, last[subject].sequence) for subject in sorted(last)]
 
 
 async def walk(jetstream: JetStream, stream: str, subject_filter: str, *, after: int, limit: int) -> list[StoredEvent]:
     """Return stored messages that match, in order, with sequences above `after`; at most `limit`."""
     found: list[StoredEvent] = []
-    while len(found) < limit:
+    known_to_leader = await newest(jetstream, stream, subject_filter)
+    while len(found) < limit and after < known_to_leader:
         page = await jetstream.page(
             stream,
             {
@@ -132,10 +154,15 @@ async def walk(jetstream: JetStream, stream: str, subject_filter: str, *, after:
                 "max_bytes": _PAGE_BYTES_MAX,
             },
         )
-        found += page.messages
-        if not page.messages:
+        messages = page.messages or await _next(jetstream, stream, subject_filter, after)
+        if not messages:
             break
-        after = page.messages[-1].sequence
-        if page.pending == 0:
-            break
+        found += messages
+        after = messages[-1].sequence
     return found
+
+
+async def _next(jetstream: JetStream, stream: str, subject_filter: str, after: int) -> list[StoredEvent]:
+    """Return the next message that matches as the leader has it; none if it was removed meanwhile."""
+    message = await stored(jetstream, stream, {"seq": after + 1, "next_by_subj": subject_filter})
+    return [] if message is None else [StoredEvent(message.seq, message.subject, message.data)]

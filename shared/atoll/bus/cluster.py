@@ -1,0 +1,225 @@
+"""A broker of several nodes: what a node is told, and a whole cluster on this machine.
+
+Each node is a nats-server with a store of its own. The nodes know each other by *routes*, elect leaders, and keep as many
+copies of a stream as it was created with (`broker.replicas`). With three nodes and three copies any one node may die: the two
+others have all that was acknowledged, elect within seconds, and clients go on there.
+
+Rules that a node keeps, because breaking them loses data:
+
+* **Its name is its identity.** A node is known by its name, and the name follows from the cluster's and the node's number. With
+  another name after a restart it would be one node more, and the former would be missed for ever.
+* **Its store is its own.** In a cluster the streams of a former single server belong to nobody, and what belongs to nobody is
+  removed. A single server, in turn, does not know what a node has. So a file in the store says whose it is, and anything else
+  is refused.
+
+Whoever reaches the port of the routes can join the cluster. It must stay inside a network that is trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+import msgspec
+
+from atoll.base.atomic_files import write_whole
+from atoll.base.errors import EnvironmentFault, SettingsError
+from atoll.base.parsing import parsed
+from atoll.bus.server import NODE_FILE, EmbeddedBroker, bracketed
+
+NODES_MAX: Final = 9
+CLUSTER_FILE: Final = "cluster.json"
+PID_FILE: Final = "nats-server.pid"
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class ClusterNode(msgspec.Struct, frozen=True):
+    """Node number `node` of the cluster `name`; it listens for the others on `port`, whose `routes` are `nats://host:port`."""
+
+    name: str
+    node: int
+    port: int
+    routes: tuple[str, ...]
+
+    @property
+    def server_name(self) -> str:
+        """Return the name by which the other nodes know it."""
+        return f"{self.name}-{self.node}"
+
+    def check(self) -> Self:
+        """Raise `SettingsError` unless this can be a node; return it."""
+        if not _NAME.fullmatch(self.name):
+            raise SettingsError(
+                "this is no name of a cluster",
+                got=repr(self.name),
+                allowed="up to 64 letters, digits, - and _",
+                todo="correct --cluster; all nodes have the same name",
+            )
+        if not 1 <= self.node <= NODES_MAX:
+            raise SettingsError(
+                "this is no number of a node",
+                got=self.node,
+                allowed=f"1 to {NODES_MAX}, another one for each node",
+                todo="correct --node",
+            )
+        for route in self.routes:
+            if not _is_route(route):
+                raise SettingsError(
+                    "this is no route to a node", got=repr(route), allowed="nats://host:port", todo="correct --route"
+                )
+        if not self.routes:
+            raise SettingsError(
+                "a node of a cluster needs to know the others",
+                got="no route",
+                allowed="nats://host:port of each other node's --cluster-port",
+                todo="give --route once for each other node",
+            )
+        return self
+
+    def config(self, host: str) -> str:
+        """Return the lines of nats-server's configuration that make a server this node, which listens at `host`."""
+        routes = ", ".join(json.dumps(route) for route in self.routes)
+        return (
+            f"cluster {{ name: {json.dumps(self.name)}, listen: {json.dumps(f'{bracketed(host)}:{self.port}')}, "
+            # Clients keep to the addresses that they were given (`atoll.bus.addresses`).
+            f"no_advertise: true, routes: [{routes}] }}\n"
+        )
+
+
+def _is_route(route: str) -> bool:
+    try:
+        parts = urlsplit(route)
+        return parts.scheme in ("nats", "tls", "nats-route") and bool(parts.hostname) and bool(parts.port)
+    except ValueError:
+        return False
+
+
+class ClusteredBroker(EmbeddedBroker):
+    """A nats-server that is a node of a cluster."""
+
+    def __init__(
+        self,
+        store_dir: Path | str,
+        node: ClusterNode,
+        port: int | None = None,
+        *,
+        sync_always: bool = False,
+        host: str = "127.0.0.1",
+        include: Path | None = None,
+    ) -> None:
+        """Prepare `node`; everything else as for `EmbeddedBroker`."""
+        super().__init__(store_dir, port, sync_always=sync_always, host=host, include=include)
+        self.node = node.check()
+        self._name = node.server_name
+
+    def _more_config(self) -> str:
+        """Return the block that makes it a node, and where a person who ends one of several servers finds its process."""
+        pid_file = json.dumps(str(self.store_dir / PID_FILE))
+        return f"{self.node.config(self._host)}pid_file: {pid_file}\n"
+
+    def _check_store(self) -> None:
+        """Refuse a store of another node, or of a single server; note whose an empty one is from now on."""
+        kept, ours = self.store_dir / NODE_FILE, {"server_name": self._name}
+        try:
+            there = parsed(kept.read_bytes(), dict[str, str])
+        except FileNotFoundError:
+            there = {}
+        except msgspec.MsgspecError as error:
+            raise EnvironmentFault(f"{kept} cannot be read", got=error, todo="restore it") from error
+        if not there and not (self.store_dir / "js").exists():
+            write_whole(kept, json.dumps(ours).encode())
+        elif there != ours:
+            raise SettingsError(
+                "this directory is of another broker",
+                got=f"{self.store_dir} holds {there.get('server_name', 'a single server')}",
+                allowed=f"an empty directory, or that of {self._name}",
+                todo="choose another directory (--store): a cluster deletes streams that it does not know",
+            )
+
+
+class LocalCluster:
+    """All nodes of a cluster, on this machine's loopback, with their stores under one directory; a context manager."""
+
+    def __init__(self, store_dir: Path, nodes: int = 0, *, sync_always: bool = False) -> None:
+        """Prepare so many nodes, or those that the directory holds; `start` does the work."""
+        self.nodes = [
+            ClusteredBroker(node_store(store_dir, node.node), node, sync_always=sync_always)
+            for node in planned_nodes(store_dir, nodes)
+        ]
+
+    @property
+    def url(self) -> str:
+        """Return the addresses of all nodes."""
+        return ",".join(node.url for node in self.nodes)
+
+    def start(self) -> Self:
+        """Start every node; raise what `EmbeddedBroker.start` raises."""
+        try:
+            for node in self.nodes:
+                node.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End every node; harmless if they do not run."""
+        for node in self.nodes:
+            node.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def node_store(store_dir: Path, node: int) -> Path:
+    """Return where node number `node` of a cluster on this machine keeps its data."""
+    return store_dir / f"node-{node}"
+
+
+def planned_nodes(store_dir: Path, nodes: int = 0) -> list[ClusterNode]:
+    """Return the nodes of the cluster in `store_dir`, or of a new one of so many; their ports are free at this moment.
+
+    The ports may be others the next time: nodes know each other by name.
+    """
+    kept = store_dir / CLUSTER_FILE
+    try:
+        cluster = parsed(kept.read_bytes(), dict[str, str | int])
+        name, nodes = str(cluster["name"]), int(cluster["nodes"])
+    except FileNotFoundError:
+        name = f"atoll-{secrets.token_hex(4)}"
+        store_dir.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, json.dumps({"name": name, "nodes": nodes}).encode())
+    except (msgspec.MsgspecError, LookupError, ValueError) as error:
+        raise EnvironmentFault(f"{kept} cannot be read", got=error, todo="restore it") from error
+    ports = _free_ports(nodes)
+    return [
+        ClusterNode(name, number, port, tuple(f"nats://127.0.0.1:{other}" for other in ports if other != port))
+        for number, port in enumerate(ports, 1)
+    ]
+
+
+def is_cluster(store_dir: Path) -> bool:
+    """Return whether a directory holds the stores of a `LocalCluster`."""
+    return (store_dir / CLUSTER_FILE).exists()
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    """Return so many ports of the loopback that nobody listens on now."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]

@@ -1,0 +1,117 @@
+"""Nodes of a cluster: what is accepted, what a server is told, whose a store is; and several addresses of a broker."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from atoll.base.errors import EnvironmentFault, SettingsError
+from atoll.bus.addresses import addresses, is_address
+from atoll.bus.cluster import ClusteredBroker, ClusterNode, is_cluster, node_store, planned_nodes
+from atoll.bus.options import SHORT_TRIES, BusOptions
+from atoll.bus.server import EmbeddedBroker
+
+NODE = ClusterNode("hub", 2, 6222, ("nats://a:6222", "nats://c:6222"))
+
+
+@pytest.mark.parametrize(
+    ("url", "known"),
+    [
+        ("nats://a:4222", True),
+        ("nats://a:4222,nats://b:4222", True),
+        ("nats://a:4222, tls://b:4222", True),
+        ("nats://a", True),
+        ("nats://a:4222,", False),
+        ("nats://a:4222,b:4222", False),
+        ("http://a:4222", False),
+        ("", False),
+    ],
+)
+def test_a_broker_has_one_address_or_several(url: str, known: bool) -> None:  # noqa: FBT001  (a parameter)
+    """Each of them must be one."""
+    assert is_address(url) is known
+
+
+def test_addresses_are_taken_apart() -> None:
+    """In their order, without blanks."""
+    assert addresses("nats://a:1, nats://b:2") == ["nats://a:1", "nats://b:2"]
+
+
+@pytest.mark.parametrize(
+    ("node", "complaint"),
+    [
+        (ClusterNode("my hub", 1, 6222, NODE.routes), "no name of a cluster"),
+        (ClusterNode("hub", 0, 6222, NODE.routes), "no number of a node"),
+        (ClusterNode("hub", 10, 6222, NODE.routes), "no number of a node"),
+        (ClusterNode("hub", 1, 6222, ("nats://a:6222", "a:6222")), "no route to a node"),
+        (ClusterNode("hub", 1, 6222, ("nats://a",)), "no route to a node"),
+        (ClusterNode("hub", 1, 6222, ()), "needs to know the others"),
+    ],
+)
+def test_what_can_be_no_node_is_refused(node: ClusterNode, complaint: str) -> None:
+    """By the option that is wrong."""
+    with pytest.raises(SettingsError, match=complaint):
+        node.check()
+
+
+def test_a_server_is_told_its_name_and_its_routes(tmp_path: Path) -> None:
+    """The name follows from cluster and number, whatever the life; clients are told of no other address."""
+    said = []
+    for _ in range(2):
+        broker = ClusteredBroker(tmp_path / "b", NODE, 4222, host="0.0.0.0")  # noqa: S104  (not opened here)
+        broker._occupy()
+        said.append(broker._write_config().read_text())
+        broker.stop()
+
+    assert said[0] == said[1]
+    assert re.search(r"^server_name: hub-2$", said[0], re.MULTILINE)
+    assert (
+        'cluster { name: "hub", listen: "0.0.0.0:6222", no_advertise: true, '
+        'routes: ["nats://a:6222", "nats://c:6222"] }' in said[0]
+    )
+
+
+def test_a_store_stays_its_owners(tmp_path: Path) -> None:
+    """A node's store is no other node's and no single server's, nor the other way round: streams would be removed."""
+    of_node, of_server = tmp_path / "node", tmp_path / "server"
+    begun = ClusteredBroker(of_node, NODE)
+    begun._occupy()
+    begun.stop()
+    (of_server / "js").mkdir(parents=True)
+
+    with pytest.raises(SettingsError, match="holds a node of a cluster"):
+        EmbeddedBroker(of_node)._occupy()
+    with pytest.raises(SettingsError, match=r"(?s)of another broker.*hub-2"):
+        ClusteredBroker(of_node, ClusterNode("hub", 3, 6222, NODE.routes))._occupy()
+    with pytest.raises(SettingsError, match=r"(?s)of another broker.*a single server"):
+        ClusteredBroker(of_server, NODE)._occupy()
+    (of_node / "node.json").write_text("{")
+    with pytest.raises(EnvironmentFault, match="cannot be read"):
+        ClusteredBroker(of_node, NODE)._occupy()
+
+
+def test_a_local_cluster_keeps_its_name_and_not_its_ports(tmp_path: Path) -> None:
+    """Its nodes are the same the next time, whatever number is asked for; each knows the two others."""
+    assert not is_cluster(tmp_path)
+    first, again = planned_nodes(tmp_path, 3), planned_nodes(tmp_path)
+
+    assert is_cluster(tmp_path)
+    assert [node.server_name for node in first] == [node.server_name for node in again]
+    assert {node.name for node in planned_nodes(tmp_path / "other", 3)} != {first[0].name}
+    assert [len(node.check().routes) for node in first] == [2, 2, 2]
+    assert first[0].routes == tuple(f"nats://127.0.0.1:{node.port}" for node in first[1:])
+    assert node_store(tmp_path, 2) == tmp_path / "node-2"
+    (tmp_path / "cluster.json").write_text("[]")
+    with pytest.raises(EnvironmentFault, match="cannot be read"):
+        planned_nodes(tmp_path)
+
+
+def test_first_tries_are_short_where_another_node_may_take_over() -> None:
+    """A single broker is given all the time that a slow link needs."""
+    options = BusOptions(try_s=10.0, first_try_s=2.0)
+
+    assert [options.tries_s(attempts, 1) for attempts in (0, 50)] == [10.0, 10.0]
+    assert [options.tries_s(attempts, 3) for attempts in (0, SHORT_TRIES, SHORT_TRIES + 1)] == [2.0, 2.0, 4.0]
+    assert options.tries_s(50, 3) == 10.0
