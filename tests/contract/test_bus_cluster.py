@@ -36,6 +36,7 @@ MIB = 1 << 20
 ROOM_BYTES = 16 << 20
 SOON_S = 60.0
 STEADY = 3
+CUT_OFF_S = 6.0
 OPTIONS = BusOptions(full_s=0.3, gone_s=0.2, patience_s=60.0, replicas=3)
 PATIENT = replace(OPTIONS, full_s=60.0, total_s=240.0, reconnect_s=0.1)
 OpenBus = Callable[..., Awaitable[JetStreamBus]]
@@ -95,6 +96,13 @@ async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(SOON_S):
         while not true():  # noqa: ASYNC110  # counters of another thread set no event
             await asyncio.sleep(0.01)
+
+
+async def freeze(pid: int) -> None:
+    """Stop a process, and return when every thread of it stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task").iterdir
+    await until(lambda: all((each / "stat").read_text().rpartition(")")[2].split()[0] == "T" for each in threads()))
 
 
 async def described(bus: JetStreamBus, stream: str) -> dict[str, Any]:
@@ -257,7 +265,7 @@ async def test_a_node_that_was_frozen_hides_nothing(cluster: LocalCluster, open_
     revision = await writer.put_record(subjects.head(0), b"old", expected=0)
     await writer.publish(subjects.event("round", "a"), b"0", msg_id="e0")
 
-    os.kill(sleeper.pid, signal.SIGSTOP)
+    await freeze(sleeper.pid)
     try:
         ref = await stored_since(writer, subjects, revision)
     finally:
@@ -276,7 +284,7 @@ async def test_a_frozen_node_is_left(cluster: LocalCluster, open_bus: OpenBus, r
     assert at is not None
     sleeper = next(node for node in cluster.nodes if node.port == at.port)
 
-    os.kill(sleeper.pid, signal.SIGSTOP)
+    await freeze(sleeper.pid)
     try:
         async with asyncio.timeout(SOON_S):
             await bus.put_record(subjects.head(0), b"1", expected=revision)
@@ -284,6 +292,39 @@ async def test_a_frozen_node_is_left(cluster: LocalCluster, open_bus: OpenBus, r
     finally:
         os.kill(sleeper.pid, signal.SIGCONT)
     await caught_up(bus)
+
+
+@pytest.mark.second_tier
+async def test_a_leader_without_its_followers_acknowledges_nothing(
+    cluster: LocalCluster, open_bus: OpenBus, run: str
+) -> None:
+    """Cut off from both others it stores nothing for good: what waits is acknowledged once they are back, and is there once."""
+    probe, subjects = await open_bus(), Subjects(run)
+    revision = await probe.put_record(subjects.head(0), b"0", expected=0)
+    name = (await described(probe, f"atoll_{run}_GL"))["cluster"]["leader"]
+    leader = next(node for node in cluster.nodes if node.node.server_name == name)
+    bus = await open_bus(leader.url)
+    others = [node.pid for node in cluster.nodes if node is not leader]
+
+    for pid in others:
+        await freeze(pid)
+    try:
+        writing = asyncio.create_task(bus.put_record(subjects.head(0), b"1", expected=revision))
+        publishing = asyncio.create_task(bus.publish(subjects.event("round", "a"), b"e", msg_id="e"))
+        await asyncio.sleep(CUT_OFF_S)
+        assert not writing.done()
+        assert not publishing.done()
+    finally:
+        for pid in others:
+            os.kill(pid, signal.SIGCONT)
+    async with asyncio.timeout(SOON_S):
+        written, _ = await asyncio.gather(writing, publishing)
+    await caught_up(probe)
+
+    record = await probe.get_record(subjects.head(0))
+    assert record is not None
+    assert (record.data, record.revision) == (b"1", written)
+    assert [event.data for event in await probe.replay(subjects.event("*", "*"))] == [b"e"]
 
 
 @pytest.mark.second_tier
