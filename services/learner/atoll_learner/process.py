@@ -124,6 +124,7 @@ def train(settings: Settings) -> None:
             data_blocks=0 if source else work.shards.blocks,
             seed=settings.seed,
             stream_bytes_max=settings.broker.stream_bytes_max,
+            replicas=settings.broker.replicas,
             patience_s=settings.broker.patience_s,
             identity=settings.broker.identity,
             health_file=settings.health_file,
