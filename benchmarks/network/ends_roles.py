@@ -27,7 +27,7 @@ from atoll.base.buffer_pool import Vector
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.nats.bus import JetStreamBus
-from atoll.bus.open import open_bus
+from atoll.bus.open import open_jetstream
 from atoll.bus.streams import GIB
 from atoll.client import driver, step_hook
 from atoll.client.driver import IslandDriver
@@ -145,7 +145,7 @@ def obey(
     """Do what is ordered, one after the other, until told to stop; answers go back by the same wire."""
 
     async def orders() -> None:
-        bus = await open_bus(scene.url, scene.bare, name="bare")
+        bus = await open_jetstream(scene.url, scene.bare, name="bare")
         await bus.provision(8 * GIB)
         wire.send("ready")
         while True:
@@ -192,7 +192,7 @@ def be_shard(scene: EndsScene, wire: Connection, notes: Connection) -> None:
     compile_kernels(codecs_of(scene))
 
     async def opener() -> JetStreamBus:
-        return await open_bus(scene.url, scene.run, name="shard")
+        return await open_jetstream(scene.url, scene.run, name="shard")
 
     home = LoopThread("shard")
     home.submit(serve_run(opener, scene.run, shard=0))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atoll.base.errors import BlobGone
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.signed import SignedBus
+from atoll.keys.identity import read_identity
+from atoll.keys.roll import KeyFolder
 from atoll.wire.subjects import Subjects
 from support.bus_contract import BusContract
 from support.bus_contract_data import MakeBus
@@ -40,6 +44,33 @@ async def make_bus(run: str) -> AsyncIterator[MakeBus]:
 
 class TestMemoryBus(BusContract):
     """The contract."""
+
+
+class TestSignedMemoryBus(BusContract):
+    """The same contract, where each message is signed and checked.
+
+    Three of its tests count the bytes of messages exactly, and one writes a chunk as if it were a message.
+    """
+
+    test_taps_show_information_and_no_payload = None  # type: ignore[assignment]
+    test_oversized_messages_are_refused_at_home = None  # type: ignore[assignment]
+    test_traffic_is_counted = None  # type: ignore[assignment]
+    test_a_foreign_chunk_is_found_out = None  # type: ignore[assignment]
+
+    @pytest.fixture
+    async def make_bus(self, run: str, tmp_path: Path) -> AsyncIterator[MakeBus]:
+        """Open buses on one shared broker, each with the signatures of the operator."""
+        shared, opened = MemoryBroker(stream_bytes_max=ROOM_BYTES), []
+        signatures = read_identity(KeyFolder(tmp_path / "keys").create(["127.0.0.1"], 0.0)).signatures()
+
+        async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
+            bus = SignedBus(MemoryBus(run, shared), run, signatures)
+            opened.append(bus)
+            return bus
+
+        yield make
+        for bus in opened:
+            await bus.close()
 
 
 async def test_ids_and_messages_age_by_the_clock(run: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from atoll.bus.open import open_bus
+from atoll.bus.open import open_jetstream
 from support.whole_runs import DEADLINE_S, finish, report_of, start, wait_for_line
 
 pytestmark = pytest.mark.second_tier
@@ -28,7 +28,7 @@ def server_pid(out: Path, node: int) -> int:
 async def cluster_of(out: Path, run: str) -> list[dict[str, Any]]:
     """Return what the broker says of the nodes of the run's streams, that of global fragments first."""
     url = ",".join((out / "nats" / f"node-{node}" / "url").read_text(encoding="utf-8") for node in (1, 2, 3))
-    bus = await open_bus(url, run, name="test")
+    bus = await open_jetstream(url, run, name="test")
     try:
         plans = sorted(bus._plans, key=lambda plan: not plan.name.endswith("_GL"))
         told = [await bus._connection.call(bus._jetstream.api(f"STREAM.INFO.{plan.name}")) for plan in plans]

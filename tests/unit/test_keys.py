@@ -61,11 +61,21 @@ def test_an_identity_that_others_may_read_is_refused(keys: KeyFolder, mode: int)
     ("text", "why"),
     [
         ("", "without name"),
+        ('name = "a"\nkind = "learner"\nrun = "demo"\nauthority = ""\nseed = "SUAB"\n', "without root, voucher"),
         ("name = ", "not TOML"),
         ("\x00\xff", "not TOML"),
-        ('name = "a"\nkind = "learner"\nrun = "demo"\nauthority = ""\nseed = 3\n', "without seed"),
-        ('name = "a"\nkind = "king"\nrun = "demo"\nauthority = ""\nseed = "SUAB"\n', "of kind 'king'"),
-        ('name = "a"\nkind = "learner"\nrun = "demo"\nauthority = ""\nseed = "SUSECRET"\n', "with a seed that is none"),
+        (
+            'name = "a"\nkind = "learner"\nrun = "demo"\nauthority = ""\nseed = 3\nroot = ""\nvoucher = ""\n',
+            "without seed",
+        ),
+        (
+            'name = "a"\nkind = "king"\nrun = "demo"\nauthority = ""\nseed = "SUAB"\nroot = ""\nvoucher = ""\n',
+            "of kind 'king'",
+        ),
+        (
+            'name = "a"\nkind = "learner"\nrun = "demo"\nauthority = ""\nseed = "SUSECRET"\nroot = ""\nvoucher = ""\n',
+            "with a seed that is none",
+        ),
     ],
 )
 def test_a_file_that_is_no_identity_is_refused_without_its_words(keys: KeyFolder, text: str, why: str) -> None:

@@ -30,6 +30,7 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, ProtocolMisuse
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
+from atoll.bus.signed import Signatures
 from atoll.codec import PackedArrays
 from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
@@ -251,8 +252,10 @@ async def _in_thread(work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(done)
 
 
-def make_archivist(settings: ArchiveSettings, run: RunRecord, shard: int, clock: Clock) -> Archivist | None:
-    """Return the archivist of this shard, or None if no archive is set."""
+def make_archivist(
+    settings: ArchiveSettings, run: RunRecord, shard: int, clock: Clock, signatures: Signatures | None = None
+) -> Archivist | None:
+    """Return the archivist of this shard, or None if no archive is set; with `signatures` it signs what it archives."""
     if not settings.url or not settings.every_s:
         return None
-    return Archivist(CheckpointStore(open_archive(settings.url), run.run), run, shard, settings, clock)
+    return Archivist(CheckpointStore(open_archive(settings.url), run.run, signatures), run, shard, settings, clock)

@@ -25,6 +25,7 @@ from atoll.base.health import live
 from atoll.base.logs import configure, get
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
+from atoll.bus.signed import signatures_of
 from atoll.run.heads import read_heads
 from atoll.run.record import check_known, read_run
 from atoll.settings import Settings, bus_options
@@ -63,7 +64,9 @@ async def serve(settings: Settings) -> None:
     life = loop.create_task(live(settings.health_file))
     try:
         if settings.synchronizer.restore:
-            checkpoint_store = CheckpointStore(open_archive(settings.synchronizer.restore), settings.run)
+            checkpoint_store = CheckpointStore(
+                open_archive(settings.synchronizer.restore), settings.run, signatures_of(bus)
+            )
             bytes_max = settings.broker.stream_bytes_max
             await rebuild(bus, checkpoint_store, SystemClock(), first=shard or 0, bytes_max=bytes_max)
         record = await wait_for_run(bus, settings.run, stop)

@@ -24,6 +24,7 @@ from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get, say_in_this_task
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
+from atoll.bus.signed import signatures_of
 from atoll.protocol.balance import BEATS_PER_LEASE, Balance, HandOver, HostHeard, LookAtLeases
 from atoll.protocol.recorder import FactRecorder
 from atoll.run.record import the_run
@@ -108,7 +109,7 @@ class Host:
         say_in_this_task(shard=shard)
         failed: Counter[str] = Counter()
         while True:
-            archivist = make_archivist(self._archive, self._run, shard, self._clock)
+            archivist = make_archivist(self._archive, self._run, shard, self._clock, signatures_of(self._bus))
             service = ShardService(
                 self._bus, self._run, shard, self._clock, identity=self.identity, archivist=archivist
             )

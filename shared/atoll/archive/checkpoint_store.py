@@ -4,6 +4,9 @@ A run checkpoint is written in this order: objects; the manifest; then retired m
 only those named. An object's name is the digest of its content, and an object belongs to one shard, so two shards never
 write or remove the same one. A new owner removes old objects that no manifest names (an interrupted checkpoint left them).
 They must be so old that no writer can still be about to name them. While any manifest is unreadable, no object is removed.
+
+A manifest of a locked run is signed for its name by a shard, and a reader with an identity takes no other. It names its objects
+by BLAKE2b-256, so whoever has the store can remove a checkpoint, and not change one.
 Every call here may block.
 """
 
@@ -29,11 +32,13 @@ from atoll.archive.checkpoints import (
     retired,
 )
 from atoll.archive.object_store import ArchiveStore
-from atoll.base.errors import CheckpointError, ProtocolMisuse
+from atoll.base.errors import CheckpointError, PeerMisbehaved, ProtocolMisuse
 from atoll.base.logs import get
 from atoll.base.parsing import parsed
+from atoll.bus.signed import Signatures
 from atoll.wire.messages import SCHEMA, RunRecord
-from atoll.wire.subjects import token
+from atoll.wire.signature_line import without_signature
+from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 
@@ -43,10 +48,12 @@ ORPHAN_AGE_S = 6 * 3600.0
 class CheckpointStore:
     """The run checkpoints of `run` in an object store."""
 
-    def __init__(self, object_store: ArchiveStore, run: str) -> None:
-        """Read nothing yet."""
+    def __init__(self, object_store: ArchiveStore, run: str, signatures: Signatures | None = None) -> None:
+        """Read nothing yet. With `signatures` manifests are signed, and those that nobody signed are not believed."""
         self.object_store = object_store
-        self.run = token(run, "run id")
+        self.run = run
+        self._subjects = Subjects(run)
+        self._signatures = signatures
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -64,6 +71,8 @@ class CheckpointStore:
     def publish(self, manifest: Manifest) -> None:
         """Make one shard's part of a checkpoint visible; every object that it names is stored already."""
         text = msgspec.json.encode(manifest)
+        if self._signatures is not None:
+            text = self._signatures.signed(self._subjects.archived(manifest.path), text)
         data = _digest(text).encode() + b"\n" + text
         if len(data) > MANIFEST_BYTES_MAX:
             raise ProtocolMisuse(
@@ -144,7 +153,7 @@ class CheckpointStore:
         if digest != _digest(text).encode():
             raise CheckpointError("a manifest of the archive is damaged", got=part.path, allowed="bytes of its digest")
         try:
-            manifest = parsed(text, Manifest)
+            manifest = parsed(self._opened(part.path, text), Manifest)
         except msgspec.MsgspecError as error:
             raise CheckpointError("a manifest of the archive is damaged", got=f"{part.path}: {error}") from error
         if fault := manifest.run.fault():
@@ -159,6 +168,20 @@ class CheckpointStore:
                 "a manifest of the archive lacks fragments", got=part.path, allowed=f"fragments {owned}"
             )
         return manifest
+
+    def _opened(self, path: str, text: bytes) -> bytes:
+        """Return a manifest without its signature, which is checked if we can."""
+        if self._signatures is None:
+            return without_signature("Manifest", text)
+        try:
+            return self._signatures.opened(self._subjects.archived(path), text)
+        except PeerMisbehaved as error:
+            raise CheckpointError(
+                "a manifest of the archive is not believed",
+                got=f"{path}: {error.what}, {error.got}",
+                allowed="one that a shard of this run signed",
+                todo="if the archive is of an open run and you trust it: `atoll archive sign`",
+            ) from error
 
     def get_object(self, shard: int, found: CheckpointObject) -> bytes:
         """Return an object's bytes; raise `CheckpointError` when they are missing or not those that were archived."""

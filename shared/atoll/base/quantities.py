@@ -66,8 +66,8 @@ WriterNonce = Annotated[str, Meta(pattern=rf"^{_LEVEL}(\.{_LEVEL})?{_ONLY}")]
 """What keeps two writers of one version apart: one or two levels of a subject."""
 Stem = Annotated[str, Meta(max_length=STEM_CHARS_MAX, pattern=rf"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*{_ONLY}")]
 """The first levels of a blob's subjects."""
-Digest = Annotated[str, Meta(pattern=f"^[0-9a-f]{{32}}{_ONLY}")]
-"""An xxh3-128 in hex."""
+Digest = Annotated[str, Meta(pattern=f"^([0-9a-f]{{32}}|[0-9a-f]{{64}}){_ONLY}")]
+"""An xxh3-128 in hex, or a SHA-256 where messages are signed."""
 ObjectDigest = Annotated[str, Meta(pattern=f"^[0-9a-f]{{64}}{_ONLY}")]
 """A blake2b-256 in hex: the name of an object in an archive."""
 Fingerprint = Annotated[str, Meta(pattern=f"^[0-9a-f]{{16}}{_ONLY}")]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 
+from atoll.bus.signed import Signatures
+
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
@@ -15,12 +17,14 @@ class Credentials:
         seed: secret half of its key, as an nkey seed.
         public: public half.
         authority: certificate (PEM) of the authority that vouches for the broker.
+        signatures: what signs our messages and checks others'; None leaves both away.
     """
 
     name: str
     seed: str = field(repr=False)
     public: str
     authority: str = field(repr=False)
+    signatures: Signatures | None = field(repr=False, default=None)
 
     @property
     def inbox(self) -> str:

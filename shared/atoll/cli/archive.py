@@ -1,8 +1,12 @@
-"""`atoll archive show`: the checkpoints that an archive holds of one run or of all. It reads manifests only."""
+"""`atoll archive`: the checkpoints that an archive holds of one run or of all (`show`), and signatures for them (`sign`).
+
+`show` looks at manifests only and checks no signatures: it needs no identity.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +24,9 @@ def register(app: typer.Typer) -> None:
     archive = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     archive.command(name="show", help="List the checkpoints of an archive: shards, versions, tokens, bytes, times.")(
         show
+    )
+    archive.command(name="sign", help="Sign what an open run archived, so that a locked run may be rebuilt from it.")(
+        sign
     )
     app.add_typer(archive, name="archive", help="Look at checkpoints outside the broker.")
 
@@ -53,6 +60,47 @@ def show(
         for checkpoint in store.checkpoints():
             for line in lines(store, checkpoint, verify=verify):
                 say(line)
+
+
+def sign(
+    url: Annotated[str, typer.Argument(help="The archive: a folder, file:///folder or s3://bucket/prefix.")],
+    *,
+    run: Annotated[str, typer.Option(help="The run whose checkpoints are signed.")],
+    identity: Annotated[
+        Path, typer.Option(help="The identity that signs: an operator's, or a synchronizer's of the run.")
+    ],
+) -> None:
+    """Sign every manifest of a run that can be read; whoever does that says that he trusts the archive as it is."""
+    from atoll.archive.checkpoint_store import CheckpointStore  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.archive.object_store import open_archive  # noqa: PLC0415
+    from atoll.base.errors import CheckpointError, SettingsError  # noqa: PLC0415
+    from atoll.keys.identity import read_identity  # noqa: PLC0415
+
+    held = read_identity(identity)
+    held.check_run(run)
+    if held.kind not in ("operator", "synchronizer"):
+        raise SettingsError(
+            "nobody would believe these signatures",
+            got=f"the identity of {held.kind} {held.name!r}",
+            allowed="an operator, or a synchronizer of the run",
+            todo="give the operator's identity (--identity KEYS/identities/operator.toml)",
+        )
+    object_store = open_archive(url)
+    there, ours = CheckpointStore(object_store, run), CheckpointStore(object_store, run, held.signatures())
+    parts = [part for part in there.parts() if not part.opened]
+    if not parts:
+        raise CheckpointError(
+            "the archive holds nothing of this run", got=f"{run} in {url}", todo="check the URL and --run"
+        )
+    signed = 0
+    for part in parts:
+        try:
+            ours.publish(there.read(part))
+        except CheckpointError as error:
+            say(f"not signed: {error.what}: {error.got}")
+        else:
+            signed += 1
+    say(f"signed {signed} of {len(parts)} manifests of run {run} as {held.kind} {held.name}")
 
 
 def lines(store: CheckpointStore, checkpoint: RunCheckpoint, *, verify: bool) -> list[str]:

@@ -7,20 +7,22 @@ that folder; if none runs, it starts one on the store for as long as it reads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
 from atoll.cli.options import with_flags
 
 if TYPE_CHECKING:
+    from atoll.bus.interface import Bus
     from atoll.bus.nats.bus import JetStreamBus
     from atoll.settings import Settings
 
 HINT_S: Final = 2.0
+B = TypeVar("B", bound="Bus")
 
 Out = Annotated[Path | None, typer.Option(help="The folder of a run of `atoll up`, in place of --run and --broker.")]
 
@@ -94,9 +96,31 @@ def _broker_of(out: Path, broker: str) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, name: str) -> AsyncIterator[JetStreamBus]:
+async def opened(settings: Settings, name: str) -> AsyncIterator[Bus]:
     """Yield a bus that creates nothing; say so if the broker keeps us waiting."""
     from atoll.bus.open import open_bus  # noqa: PLC0415
+
+    bus = await _patiently(settings, name, open_bus)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+@asynccontextmanager
+async def opened_jetstream(settings: Settings, name: str) -> AsyncIterator[JetStreamBus]:
+    """Yield a bus that also manages the broker's runs, and checks no signatures."""
+    from atoll.bus.open import open_jetstream  # noqa: PLC0415
+
+    bus = await _patiently(settings, name, open_jetstream)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def _patiently(settings: Settings, name: str, opening: Callable[..., Awaitable[B]]) -> B:
+    """Return what `opening` opens at the broker of `settings`; say so if the broker keeps us waiting."""
     from atoll.settings import bus_options  # noqa: PLC0415
 
     broker = settings.broker
@@ -105,10 +129,6 @@ async def opened(settings: Settings, name: str) -> AsyncIterator[JetStreamBus]:
         lambda: typer.echo(f"no broker answers at {broker.url} yet; trying for {broker.patience_s:g} s", err=True),
     )
     try:
-        bus = await open_bus(broker.url, settings.run, name=name, options=bus_options(settings))
+        return await opening(broker.url, settings.run, name=name, options=bus_options(settings))
     finally:
         hint.cancel()
-    try:
-        yield bus
-    finally:
-        await bus.close()

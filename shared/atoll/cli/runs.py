@@ -20,7 +20,7 @@ import typer
 
 from atoll.cli.look import say
 from atoll.cli.options import Assignments, Broker, Config
-from atoll.cli.reading import opened, settings_of
+from atoll.cli.reading import opened_jetstream, settings_of
 
 if TYPE_CHECKING:
     from atoll.bus.nats.bus import JetStreamBus
@@ -123,7 +123,7 @@ def _settings(broker: str | None, config: Path | None, assignments: list[str] | 
 
 
 async def _rows(settings: Settings) -> list[RunRow]:
-    async with opened(settings, "runs") as bus:
+    async with opened_jetstream(settings, "runs") as bus:
         return [await _row(bus.beside(stored.run), stored) for stored in await bus.stored_runs()]
 
 
@@ -153,7 +153,7 @@ async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool
     from atoll.base.errors import InUse, SettingsError  # noqa: PLC0415
     from atoll.base.units import as_size  # noqa: PLC0415
 
-    async with opened(settings, "runs") as bus:
+    async with opened_jetstream(settings, "runs") as bus:
         there = {stored.run: stored for stored in await bus.stored_runs()}
         if absent := [run for run in runs if run not in there]:
             raise SettingsError(

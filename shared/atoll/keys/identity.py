@@ -2,7 +2,8 @@
 
 The file holds everything that a process needs at a locked door: the secret half of a key (Ed25519, as an nkey seed), the name
 and the run that the key stands for, and the authority that vouches for the broker. The broker keeps the public half, and asks
-for a signature over a number of its own: the secret never travels.
+for a signature over a number of its own: the secret never travels. The file also holds what signing messages takes
+(`atoll.keys.signatures`): the public half of the operator's root key, and what that root says of this identity.
 
 A secret that others can read is none, so a file that its group or the world may read is refused. Files are written with
 mode 0600. No message, log line or error shows a seed.
@@ -22,13 +23,14 @@ from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.bus.options import Credentials
 from atoll.keys.rights import EVERY_RUN, KINDS, Kind
+from atoll.keys.signatures import IdentitySignatures
 from atoll.wire.subjects import token
 
 SECRET_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
 _OTHERS: Final = 0o077
 _SEED_BYTES: Final = 32
-_FIELDS: Final = ("name", "kind", "run", "seed", "authority")
+_FIELDS: Final = ("name", "kind", "run", "seed", "authority", "root", "voucher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,17 @@ class HeldIdentity:
     run: str
     seed: str = field(repr=False)
     authority: str = field(repr=False)
+    root: str
+    voucher: str = field(repr=False)
     founds: bool = False
 
     def credentials(self) -> Credentials:
-        """Return what a bus shows at the door."""
-        return Credentials(self.name, self.seed, _public_of(self.seed), self.authority)
+        """Return what a bus shows at the door, and what signs its messages."""
+        return Credentials(self.name, self.seed, _public_of(self.seed), self.authority, self.signatures())
+
+    def signatures(self) -> IdentitySignatures:
+        """Return what signs our messages and checks others'; raise `ValueError` if the parts of the file do not fit."""
+        return IdentitySignatures(self.seed, self.root, self.voucher)
 
     def check_run(self, run: str) -> None:
         """Raise `SettingsError` if this identity is of another run."""
@@ -96,6 +104,7 @@ def write_identity(path: Path, identity: HeldIdentity) -> None:
         f"# Whoever has this file is {identity.kind} {identity.name} to the broker of run {identity.run}. Keep it secret.\n"
         f'name = "{identity.name}"\nkind = "{identity.kind}"\nrun = "{identity.run}"\n'
         f'founds = {str(identity.founds).lower()}\nseed = "{identity.seed}"\n'
+        f'root = "{identity.root}"\nvoucher = "{identity.voucher}"\n'
         f'authority = """\n{identity.authority}"""\n',
     )
 
@@ -164,9 +173,12 @@ def _parsed(path: Path, text: str) -> HeldIdentity:
     except Exception:  # noqa: BLE001  (nkeys raises many kinds, some with the seed in their words)
         raise _no_identity(path, "with a seed that is none") from None
     token(table["name"], "name of an identity")
-    return HeldIdentity(
-        table["name"], table["kind"], table["run"], table["seed"], table["authority"], table.get("founds") is True
-    )
+    identity = HeldIdentity(**{name: table[name] for name in _FIELDS}, founds=table.get("founds") is True)
+    try:
+        identity.signatures()
+    except ValueError as error:
+        raise _no_identity(path, f"that does not fit together: {error}") from None
+    return identity
 
 
 def _no_identity(path: Path, why: str) -> SettingsError:

@@ -19,10 +19,11 @@ may do everything in every run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from atoll.bus.streams import stream_plan
-from atoll.wire.subjects import Subjects
+from atoll.wire.subjects import Subjects, matches
 
 Kind = Literal["learner", "synchronizer", "reader", "evaluator", "operator"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -50,6 +51,23 @@ def rights_of(kind: Kind, run: str, name: str, *, founds: bool = False) -> Right
         return _learner(run, name, founds=founds)
     writes = (Subjects(run).event("validation", "*"),) if kind == "evaluator" else ()
     return _reader(run, writes)
+
+
+def may_write(kind: Kind, run: str, name: str, subject: str, *, founds: bool = False) -> bool:
+    """Return whether a message of this identity on `subject` is to be believed: what a reader asks of its signer."""
+    return any(matches(pattern, subject) for pattern in _written_by(kind, run, name, founds=founds))
+
+
+@lru_cache(maxsize=4096)
+def _written_by(kind: Kind, run: str, name: str, *, founds: bool) -> tuple[str, ...]:
+    if kind == "operator":
+        return ("atoll.>",) if run == EVERY_RUN else ()
+    s = Subjects(run)
+    if kind == "synchronizer":
+        return (f"{s.prefix}.>",)
+    rights = rights_of(kind, run, name, founds=founds)
+    answers = (s.answer,) if kind == "learner" else ()
+    return (*rights.stores, *rights.tells, *rights.own, *answers)
 
 
 def synchronizer_publishes(run: str) -> tuple[str, ...]:

@@ -3,10 +3,11 @@
     roll.json                        names, kinds, runs and public keys; nothing secret
     authority.pem, authority.key     the authority; the key is secret
     broker.pem, broker.key           the broker's certificate; the key is secret
+    root.key                         the key that vouches for every identity's signatures; secret, and none of the broker's
     identities/<run>/<name>.toml     what is handed to its holder, and may be deleted then
 
-The broker reads `roll.json` and its own certificate, and never an identity. It looks at the roll all the time: a change of it
-takes effect at once, for those that are connected, too.
+The broker reads `roll.json` and its own certificate, and never an identity or the root: those need not be on its host. It looks
+at the roll all the time: a change of it takes effect at once, for those that are connected, too.
 
 Each change reads the roll, changes it and writes it whole, while no other process may (`lock`). Replacing a key leaves the old
 one valid for a while, so that a learner that trains can be given the new one in peace.
@@ -30,10 +31,12 @@ from atoll.keys.certificates import Certified, broker_certificate, new_authority
 from atoll.keys.doors import Entrant
 from atoll.keys.identity import FOLDER_MODE, HeldIdentity, new_key, write_identity, write_secret
 from atoll.keys.rights import EVERY_RUN, Kind
+from atoll.keys.signatures import Root, Voucher, signing_public
 from atoll.wire.subjects import token
 
 OPERATOR: Final = "operator"
 ROLL: Final = "roll.json"
+ROOT: Final = "root.key"
 ENTRIES_MAX: Final = 100_000
 _HOST: Final = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
@@ -132,6 +135,7 @@ class KeyFolder:
             authority = new_authority(f"Atoll authority of {hosts[0]}")
             self._write_certified("authority", authority)
             self._write_certified("broker", broker_certificate(authority, hosts))
+            write_secret(self.path / ROOT, f"{Root.new_secret()}\n")
             self._write_roll(Roll())
         return self.add(OPERATOR, "operator", EVERY_RUN, now_s)
 
@@ -214,10 +218,27 @@ class KeyFolder:
         """Write a new key of an entry: first the identity, then the roll, so that no key without a holder opens the door."""
         pair = new_key()
         path, authority = self.identity_path(entry), self._text("authority.pem")
-        write_identity(path, HeldIdentity(entry.name, entry.kind, entry.run, pair.seed, authority, entry.founds))
+        root = self._root()
+        voucher = root.vouch(
+            Voucher(entry.name, entry.kind, entry.run, signing_public(pair.seed), entry.founds, until_s)
+        )
+        write_identity(
+            path,
+            HeldIdentity(
+                entry.name, entry.kind, entry.run, pair.seed, authority, root.public, voucher, founds=entry.founds
+            ),
+        )
         entry = msgspec.structs.replace(entry, keys=(*entry.keys, KeyEntry(pair.public, now_s, until_s)))
         self._write_roll(roll.replaced(entry))
         return path
+
+    def _root(self) -> Root:
+        try:
+            return Root(self._text(ROOT).strip())
+        except ValueError:
+            raise SettingsError(
+                "the root key is damaged", got=self.path / ROOT, todo="restore it from a copy: every identity trusts it"
+            ) from None
 
     def _found(self, name: str, run: str) -> tuple[Roll, RollEntry]:
         roll = self.read()

@@ -20,6 +20,7 @@ from atoll.archive.rebuild import rebuild
 from atoll.base.clock import Clock
 from atoll.base.errors import ArchiveUnavailable, AtollError, EnvironmentFault, RunLost, RunReplaced
 from atoll.bus.open import open_bus
+from atoll.bus.signed import signatures_of
 from atoll.local.options import UpPlan
 from atoll.local.run_probe import check_kept
 from atoll.run.folder import RebuiltRecord, RunFolder
@@ -96,7 +97,7 @@ async def rebuild_at(url: str, up: UpPlan, clock: Clock) -> RebuiltRecord:
     run = up.settings.run
     bus = await open_bus(url, run, name="up", options=bus_options(up.settings))
     try:
-        archive = CheckpointStore(open_archive(archive_url(up)), run)
+        archive = CheckpointStore(open_archive(archive_url(up)), run, signatures_of(bus))
         outcome = await rebuild(bus, archive, clock, bytes_max=up.settings.broker.stream_bytes_max)
     finally:
         await bus.close()

@@ -9,17 +9,21 @@ other. A piece that is made twice must have the same bytes, since a retry makes 
 another, and they continue: acknowledged pieces are not sent again, used pieces are not read again. The digest of a blob
 is that of the digests of its pieces, so either side can form it in any order:
 
-    digest = xxh3_128(xxh3_128(piece 0) | xxh3_128(piece 1) | ...)
+    digest = hash(hash(piece 0) | hash(piece 1) | ...)
+
+`hash` is xxh3-128, which finds every accident. Where messages are signed it is SHA-256 (`Upload.collision_free`): who has
+the store must not be able to make other bytes of the same digest. A reader tells the two apart by their length.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import re
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 import msgspec
@@ -30,6 +34,7 @@ from atoll.base.quantities import Count, Digest, SizeBytes, Stem
 from atoll.wire.limits import CHUNK_BYTES, Buffer
 
 CHUNKS_MAX = 1 << 16
+_SHA256_DIGITS = 64
 _STEM = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 Portion = list[tuple[int, Buffer]]
 """Pieces of a blob that have arrived together: number and bytes of each."""
@@ -99,6 +104,8 @@ class Upload:
         self.nonce = secrets.token_hex(6)
         self.stored: set[int] = set()
         """Numbers of the pieces that the broker has; the bus adds them."""
+        self.collision_free = False
+        """Whether the digest is a SHA-256; whoever signs the reference sets it before the first piece is made."""
         self._made: dict[int, tuple[int, bytes]] = {}
 
     @classmethod
@@ -115,7 +122,7 @@ class Upload:
         piece = self._source.piece(number)
         if len(piece) > CHUNK_BYTES:
             raise ProtocolMisuse("a piece of a blob is too large", got=len(piece), allowed=CHUNK_BYTES)
-        self._made[number] = len(piece), xxhash.xxh3_128_digest(piece)
+        self._made[number] = len(piece), _hash(piece, collision_free=self.collision_free)
         return piece
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Buffer]]:
@@ -151,7 +158,8 @@ class Upload:
     def ref(self, stem: str) -> BlobRef:
         """Return the blob's reference, once all of it is stored."""
         made = [self._made[number] for number in range(len(self._source))]
-        return BlobRef(stem, len(made), sum(size for size, _ in made), _digest([digest for _, digest in made]))
+        digest = _hash(b"".join(digest for _, digest in made), collision_free=self.collision_free).hex()
+        return BlobRef(stem, len(made), sum(size for size, _ in made), digest)
 
 
 class Download:
@@ -170,6 +178,7 @@ class Download:
         if not _STEM.fullmatch(ref.stem):
             raise PeerMisbehaved("a blob's stem is not a subject", got=repr(ref.stem)[:200])
         self.ref = ref
+        self._collision_free = len(ref.digest) == _SHA256_DIGITS
         self._digests: dict[int, bytes] = {}
         self._size_bytes = 0
 
@@ -186,7 +195,7 @@ class Download:
 
     def take(self, number: int, piece: Buffer) -> None:
         """Note that a piece has arrived; raise `BlobCorrupt` if there is more than announced."""
-        self._digests[number] = xxhash.xxh3_128_digest(piece)
+        self._digests[number] = _hash(piece, collision_free=self._collision_free)
         self._size_bytes += len(piece)
         if self._size_bytes > self.ref.size_bytes:
             raise BlobCorrupt("a blob is longer than announced", got=self.ref.stem, allowed=self.ref.size_bytes)
@@ -197,15 +206,19 @@ class Download:
             raise BlobCorrupt(
                 "a blob has another size than announced", got=self._size_bytes, allowed=self.ref.size_bytes
             )
-        digest = _digest([self._digests[number] for number in range(self.ref.chunks)])
+        digests = b"".join(self._digests[number] for number in range(self.ref.chunks))
+        digest = _hash(digests, collision_free=self._collision_free).hex()
         if digest != self.ref.digest:
             allowed = f"{self.ref.digest} at {self.ref.stem}"
             raise BlobCorrupt("a blob's bytes do not match their digest", got=digest, allowed=allowed)
 
 
 def digest_of(pieces: Pieces) -> str:
-    """Return the digest of a blob of these pieces."""
-    return _digest([xxhash.xxh3_128_digest(pieces.piece(number)) for number in range(len(pieces))])
+    """Return the xxh3 digest of a blob of these pieces."""
+    upload = Upload(pieces)
+    for number in range(len(pieces)):
+        upload.make(number)
+    return upload.ref("").digest
 
 
 class Source(Protocol):
@@ -225,5 +238,6 @@ async def whole(source: Source, download: Download) -> bytes:
     return b"".join(parts)
 
 
-def _digest(digests: Sequence[bytes]) -> str:
-    return str(xxhash.xxh3_128_hexdigest(b"".join(digests)))
+def _hash(data: Buffer, *, collision_free: bool) -> bytes:
+    """Return the hash of a piece, or of the hashes of all; see the module."""
+    return hashlib.sha256(data).digest() if collision_free else xxhash.xxh3_128_digest(data)

@@ -49,6 +49,7 @@ from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import KEYFRAME_VERSIONS_MAX, ProtocolSettings
 from atoll.wire.blobs import BlobRef
+from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import NOTHING, LinkTraffic
 
@@ -361,7 +362,8 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode(kind: type[M], data: bytes) -> M:
-    """Return `data` as a `kind`; raise `PeerMisbehaved` for anything that is not exactly that."""
+    """Return `data` as a `kind`; raise `PeerMisbehaved` for anything that is not exactly that. A signature is taken off."""
+    data = without_signature(kind.__name__, data)
     if len(data) > MESSAGE_BYTES_MAX:
         raise PeerMisbehaved(f"a {kind.__name__} is too large", got=f"{len(data)} bytes", allowed=MESSAGE_BYTES_MAX)
     try:

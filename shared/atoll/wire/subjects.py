@@ -175,6 +175,15 @@ class Subjects:
         """Return where `learner` hears that one of its contributions was refused."""
         return f"{self.prefix}.ctl.{learner}.verdict"
 
+    @property
+    def answer(self) -> str:
+        """Return for what answers are signed: they go to inboxes, which only the broker knows beforehand."""
+        return f"{self.prefix}.answer"
+
+    def archived(self, path: str) -> str:
+        """Return for what a manifest of the archive is signed: `path` is its name in the object store."""
+        return f"{self.prefix}.archive.{path}"
+
     def tap(self, tail: str = ">") -> str:
         """Return a read-only tap subject."""
         return f"{self.prefix}.tap.{tail}"

@@ -1,0 +1,27 @@
+"""The line behind a message: who reads without keys takes it off, and who has keys checks it (`atoll.keys.signatures`).
+
+A message is JSON in one line, so a line break tells where it ends. What a bus does not believe it replaces by the reason why.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from atoll.base.errors import PeerMisbehaved
+
+SIGNATURE: Final = b"\nsigned:"
+"""What stands between a message and its signature."""
+_UNPROVEN: Final = b"unproven:"
+
+
+def unproven(why: str) -> bytes:
+    """Return what stands in place of a message that is not believed."""
+    return _UNPROVEN + why.encode()
+
+
+def without_signature(kind: str, data: bytes) -> bytes:
+    """Return a message without its signature; raise `PeerMisbehaved` with the reason why it is not believed."""
+    if data.startswith(_UNPROVEN):
+        why = data.removeprefix(_UNPROVEN).decode(errors="replace")
+        raise PeerMisbehaved(f"a {kind} that is not believed", got=why)
+    return data.rpartition(SIGNATURE)[0] if SIGNATURE in data else data

@@ -1,0 +1,241 @@
+"""Signatures: what is signed is believed for its subject alone, and nothing else is believed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from pathlib import Path
+
+import nkeys
+import pytest
+
+from atoll.archive.checkpoint_store import CheckpointStore
+from atoll.base.errors import PeerMisbehaved, SettingsError
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.signed import SignedBus, is_signed
+from atoll.keys.identity import HeldIdentity, read_identity
+from atoll.keys.rights import Kind
+from atoll.keys.roll import KeyFolder
+from atoll.keys.signatures import IdentitySignatures
+from atoll.wire.messages import Control, Verdict, decode, encode
+from atoll.wire.signature_line import SIGNATURE
+from atoll.wire.subjects import Subjects
+
+RUN = "demo"
+S = Subjects(RUN)
+MESSAGE = encode(Control(verb="drain", sender="up"))
+
+
+class SigningOffice:
+    """A folder of keys that makes identities for tests."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the keys."""
+        self.keys = KeyFolder(folder)
+        self.keys.create(["127.0.0.1"], time.time())
+
+    def identity(self, name: str, kind: Kind = "learner", run: str = RUN, *, until_s: float = 0.0) -> HeldIdentity:
+        """Return a new identity."""
+        return read_identity(self.keys.add(name, kind, run, time.time(), until_s=until_s))
+
+    def signatures(self, name: str, kind: Kind = "learner", run: str = RUN) -> IdentitySignatures:
+        """Return the signatures of a new identity."""
+        return self.identity(name, kind, run).signatures()
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> SigningOffice:
+    """A folder of keys."""
+    return SigningOffice(tmp_path / "keys")
+
+
+def test_a_signed_message_is_believed_by_all_and_read_by_everybody(office: SigningOffice) -> None:
+    """Its first line stays the JSON, which a process without an identity reads, too; signing twice gives the same bytes."""
+    shard, reader = office.signatures("shard", "synchronizer"), office.signatures("spy", "reader")
+    signed = shard.signed(S.control("all"), MESSAGE)
+    assert signed.split(b"\n")[0] == MESSAGE
+    assert shard.signed(S.control("all"), MESSAGE) == signed
+    assert reader.opened(S.control("all"), signed) == MESSAGE
+    assert decode(Control, signed) == decode(Control, MESSAGE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject"),
+    [
+        ("learner", S.head(0)),
+        ("learner", S.run_record),
+        ("learner", S.lease(0)),
+        ("learner", S.contribution(0, 0, "other")),
+        ("learner", S.farewell(0, "other")),
+        ("learner", S.member("other")),
+        ("learner", S.beat("other")),
+        ("learner", S.call(0)),
+        ("learner", S.verdict("me")),
+        ("learner", S.presence("host")),
+        ("learner", S.control("all")),
+        ("learner", S.archived("demo/checkpoints/1")),
+        ("learner", Subjects("another").contribution(0, 0, "me")),
+        ("reader", S.head(0)),
+        ("reader", S.answer),
+        ("evaluator", S.control("all")),
+        ("synchronizer", Subjects("another").head(0)),
+    ],
+)
+def test_nobody_is_believed_where_he_may_not_write(office: SigningOffice, kind: Kind, subject: str) -> None:
+    """A valid voucher and a valid signature are not enough."""
+    signed = office.signatures("me", kind).signed(subject, MESSAGE)
+    with pytest.raises(PeerMisbehaved, match="may not write here"):
+        office.signatures("reader", "reader").opened(subject, signed)
+
+
+def test_what_a_learner_may_write_is_believed(office: SigningOffice) -> None:
+    """As at the door; an operator is believed everywhere."""
+    learner, operator = office.signatures("me"), office.signatures("boss", "operator")
+    reader = office.signatures("spy", "reader")
+    for subject in (S.contribution(0, 3, "me"), S.farewell(0, "me"), S.member("me"), S.data, S.beat("me"), S.answer):
+        assert reader.opened(subject, learner.signed(subject, MESSAGE)) == MESSAGE
+    for subject in (S.head(0), S.run_record, Subjects("another").lease(1)):
+        assert reader.opened(subject, operator.signed(subject, MESSAGE)) == MESSAGE
+
+
+def test_every_changed_byte_is_noticed(office: SigningOffice) -> None:
+    """Of the message, of the voucher, of both signatures; and a message moved to another fragment."""
+    learner, reader = office.signatures("me"), office.signatures("spy", "reader")
+    subject = S.contribution(0, 0, "me")
+    signed = learner.signed(subject, MESSAGE)
+    for at in range(len(signed)):
+        changed = signed[:at] + bytes([signed[at] ^ 4]) + signed[at + 1 :]
+        with pytest.raises(PeerMisbehaved):
+            reader.opened(subject, changed)
+    with pytest.raises(PeerMisbehaved, match="does not fit"):
+        reader.opened(S.contribution(0, 1, "me"), signed)
+    for broken in (MESSAGE, signed[:-1], signed + b".x", MESSAGE + SIGNATURE, MESSAGE + SIGNATURE + b"x" * 100_000):
+        with pytest.raises(PeerMisbehaved):
+            reader.opened(subject, broken)
+
+
+def test_one_cannot_borrow_the_voucher_of_another(office: SigningOffice) -> None:
+    """A shard's voucher over a learner's signature is worth nothing; neither is a message of another operator's run."""
+    shard, learner, reader = (
+        office.signatures("shard", "synchronizer"),
+        office.signatures("me"),
+        office.signatures("spy", "reader"),
+    )
+    theirs = shard.signed(S.head(0), MESSAGE).rpartition(b".")[0]
+    own = learner.signed(S.head(0), MESSAGE).rpartition(b".")[2]
+    with pytest.raises(PeerMisbehaved, match="does not fit"):
+        reader.opened(S.head(0), theirs + b"." + own)
+    foreign = SigningOffice(office.keys.path.with_name("foreign")).signatures("shard", "synchronizer")
+    with pytest.raises(PeerMisbehaved, match="does not vouch"):
+        reader.opened(S.head(0), foreign.signed(S.head(0), MESSAGE))
+
+
+def test_a_voucher_ends_with_its_key(office: SigningOffice) -> None:
+    """Readers go by their own clock."""
+    held = office.identity("me", until_s=time.time() + 3600.0)
+    subject = S.beat("me")
+    signed = held.signatures().signed(subject, MESSAGE)
+    other = office.identity("spy", "reader")
+    assert other.signatures().opened(subject, signed) == MESSAGE
+    late = IdentitySignatures(other.seed, other.root, other.voucher, wall=lambda: time.time() + 7200.0)
+    with pytest.raises(PeerMisbehaved, match="has ended"):
+        late.opened(subject, signed)
+
+
+def test_the_door_does_not_sign_messages(office: SigningOffice) -> None:
+    """A broker chooses what an identity signs at the door. That signature must never pass for one of a message."""
+    held = office.identity("shard", "synchronizer")
+    subject = S.head(0)
+    honest = held.signatures().signed(subject, MESSAGE)
+    number = b"atoll message 1\0" + subject.encode() + b"\0" + MESSAGE
+    at_the_door = nkeys.from_seed(bytearray(held.seed.encode())).sign(number)
+    forged = honest.rpartition(b".")[0] + b"." + base64.urlsafe_b64encode(at_the_door).rstrip(b"=")
+    with pytest.raises(PeerMisbehaved, match="does not fit"):
+        office.signatures("spy", "reader").opened(subject, forged)
+
+
+@pytest.mark.parametrize("field", ["root", "voucher"])
+def test_an_identity_whose_parts_do_not_fit_is_refused(office: SigningOffice, field: str) -> None:
+    """A voucher of another, or another root: at once, with the file's name and what to do; the secret is not shown."""
+    path = office.keys.add("me", "learner", RUN, time.time())
+    other = SigningOffice(office.keys.path.with_name("foreign")).identity("me")
+    held = read_identity(path)
+    path.write_text(
+        path.read_text(encoding="utf-8").replace(getattr(held, field), getattr(other, field)), encoding="utf-8"
+    )
+    with pytest.raises(SettingsError, match="does not fit together") as refused:
+        read_identity(path)
+    assert held.seed not in str(refused.value)
+    assert "ask the operator" in str(refused.value)
+
+
+async def test_readers_are_told_why_a_message_is_not_believed(office: SigningOffice) -> None:
+    """Records, queued and core messages that nobody signed cannot be read; the event log has no signatures."""
+    broker = MemoryBroker()
+    plain, signed = (
+        MemoryBus(RUN, broker),
+        SignedBus(MemoryBus(RUN, broker), RUN, office.signatures("boss", "operator")),
+    )
+    await plain.put_record(S.head(0), MESSAGE, expected=0)
+    await plain.publish(S.contribution(0, 0, "me"), MESSAGE, msg_id="a")
+    await plain.publish(S.event("round", "me"), MESSAGE, msg_id="b")
+    record = await signed.get_record(S.head(0))
+    queued = await (await signed.consume(S.contributions_of(0), durable="d")).next(1.0)
+    heard = await signed.listen(S.control("all"))
+    await plain.tell(S.control("all"), MESSAGE)
+    told = await heard.next(1.0)
+    assert record is not None
+    assert queued is not None
+    assert told is not None
+    for data in (record.data, queued.data, told.data):
+        with pytest.raises(
+            PeerMisbehaved, match=r"Control that is not believed[\s\S]*nobody signed this: no signature"
+        ):
+            decode(Control, data)
+    assert [entry.data for entry in await signed.replay(S.event("*", ">"))] == [MESSAGE]
+    assert is_signed(S.data)
+    assert not is_signed(S.tap("gl.head.0"))
+
+
+async def test_an_answer_is_signed_as_an_answer(office: SigningOffice) -> None:
+    """Whoever asks believes a member of the run, and not the broker."""
+    broker = MemoryBroker()
+    asker = SignedBus(MemoryBus(RUN, broker), RUN, office.signatures("a"))
+    signing, plain = SignedBus(MemoryBus(RUN, broker), RUN, office.signatures("b", "operator")), MemoryBus(RUN, broker)
+    for responder, believed in ((signing, True), (plain, False)):
+        heard = await responder.listen(S.control("a"))
+
+        async def answer(bus: SignedBus | MemoryBus = responder, feed: object = heard) -> None:
+            question = await feed.next(5.0)  # type: ignore[attr-defined]
+            assert question is not None
+            await bus.tell(question.reply, MESSAGE)
+
+        answering = asyncio.create_task(answer())
+        got = await asker.ask(S.control("a"), MESSAGE, timeout_s=5.0)
+        await answering
+        assert got is not None
+        await heard.close()
+        if believed:
+            assert got == MESSAGE
+        else:
+            with pytest.raises(PeerMisbehaved, match="nobody signed this"):
+                decode(Verdict, got)
+
+
+async def test_a_signed_blob_has_a_digest_that_nobody_can_forge(office: SigningOffice) -> None:
+    """SHA-256 in 64 digits; an open run keeps the faster xxh3 in 32, and each reader takes both."""
+    broker = MemoryBroker()
+    plain = MemoryBus(RUN, broker)
+    signed = SignedBus(MemoryBus(RUN, broker), RUN, office.signatures("boss", "operator"))
+    strong = await signed.put_blob(S.contribution_stem("me", 0, 1, 1), b"x" * 100)
+    quick = await plain.put_blob(S.contribution_stem("me", 0, 1, 2), b"x" * 100)
+    assert (len(strong.digest), len(quick.digest)) == (64, 32)
+    for bus in (plain, signed):
+        assert await bus.get_blob(strong, 100) == await bus.get_blob(quick, 100) == b"x" * 100
+
+
+def test_a_store_of_checkpoints_refuses_no_run_id_late() -> None:
+    """The run becomes a part of subjects and paths."""
+    with pytest.raises(SettingsError, match="run id"):
+        CheckpointStore(None, "a/b")  # type: ignore[arg-type]
