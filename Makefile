@@ -24,7 +24,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses 2 --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all coverage lines docs docs-build wheel lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-cluster bench-doors bench-fidelity bench-simulator bench-arithmetic bench-broker bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst fuzz attacks bench-hostile bench-crowd bench-data bench-transformers bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all coverage lines docs docs-build wheel lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-cluster bench-doors bench-fidelity bench-simulator bench-arithmetic bench-broker bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst fuzz attacks bench-hostile bench-crowd bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -132,6 +132,9 @@ bench-rebuild: $(READY)  ## delete the broker's store under a run and measure wh
 
 bench-takeover: $(READY)  ## kill the owner of a shard over and over and measure what the learners notice
 	$(BENCH) -m benchmarks.faults.takeover $(BENCH_FLAGS)
+
+bench-upgrade: $(READY)  ## replace every process of a run while it trains, one by one, and measure the longest pause in commits
+	$(BENCH) -m benchmarks.faults.upgrade $(BENCH_FLAGS)
 
 bench-cluster: $(READY)  ## measure a broker of three nodes beside one, and what a killed node costs
 	$(BENCH) -m benchmarks.faults.cluster $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS))

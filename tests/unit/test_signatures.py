@@ -224,7 +224,7 @@ async def test_an_answer_is_signed_as_an_answer(office: SigningOffice) -> None:
 
 
 async def test_a_signed_blob_has_a_digest_that_nobody_can_forge(office: SigningOffice) -> None:
-    """SHA-256 in 64 digits; an open run keeps the faster xxh3 in 32, and each reader takes both."""
+    """BLAKE3 in 64 digits; an open run keeps the faster xxh3 in 32, and each reader takes both."""
     broker = MemoryBroker()
     plain = MemoryBus(RUN, broker)
     signed = SignedBus(MemoryBus(RUN, broker), RUN, office.signatures("boss", "operator"))

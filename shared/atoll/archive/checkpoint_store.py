@@ -36,9 +36,10 @@ from atoll.base.errors import CheckpointError, PeerMisbehaved, ProtocolMisuse
 from atoll.base.logs import get
 from atoll.base.parsing import parsed
 from atoll.bus.signed import Signatures
-from atoll.wire.messages import SCHEMA, RunRecord
+from atoll.wire.messages import RunRecord
 from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects
+from atoll.wire.version import SCHEMA
 
 log = get(__name__)
 

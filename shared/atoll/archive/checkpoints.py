@@ -30,7 +30,8 @@ import msgspec
 from atoll.base.quantities import Count, Epoch, ObjectDigest, RunTokens, Seconds, ShardNumber, SizeBytes
 from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
-from atoll.wire.messages import SCHEMA, Head, Member, RunRecord
+from atoll.wire.messages import Head, Member, RunRecord
+from atoll.wire.version import SCHEMA
 
 MANIFEST_BYTES_MAX = 64 << 20
 INCOMPLETE_MAX = 8

@@ -67,7 +67,7 @@ WriterNonce = Annotated[str, Meta(pattern=rf"^{_LEVEL}(\.{_LEVEL})?{_ONLY}")]
 Stem = Annotated[str, Meta(max_length=STEM_CHARS_MAX, pattern=rf"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*{_ONLY}")]
 """The first levels of a blob's subjects."""
 Digest = Annotated[str, Meta(pattern=f"^([0-9a-f]{{32}}|[0-9a-f]{{64}}){_ONLY}")]
-"""An xxh3-128 in hex, or a SHA-256 where messages are signed."""
+"""An xxh3-128 in hex, or a BLAKE3 where messages are signed."""
 ObjectDigest = Annotated[str, Meta(pattern=f"^[0-9a-f]{{64}}{_ONLY}")]
 """A blake2b-256 in hex: the name of an object in an archive."""
 Fingerprint = Annotated[str, Meta(pattern=f"^[0-9a-f]{{16}}{_ONLY}")]

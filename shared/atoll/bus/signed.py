@@ -5,7 +5,7 @@ writing what he likes. So each process of a locked run signs its records, queued
 they are for, and believes only what somebody signed who may write on that subject (`atoll.keys.signatures`).
 
 A message travels as its JSON and, behind a line break, its signature: people and old tools still read the first line. Chunks
-are not signed one by one: a signed message names them by a SHA-256 (`atoll.wire.blobs`), so nobody can exchange them. The event
+are not signed one by one: a signed message names them by a BLAKE3 (`atoll.wire.blobs`), so nobody can exchange them. The event
 log and the taps are for people; nothing in Atoll acts on them, and they carry no signature.
 
 Answers go to an inbox that only the broker knows beforehand, so they are signed as answers of the run and not for a subject.

@@ -11,7 +11,7 @@ is that of the digests of its pieces, so either side can form it in any order:
 
     digest = hash(hash(piece 0) | hash(piece 1) | ...)
 
-`hash` is xxh3-128, which finds every accident. Where messages are signed it is SHA-256 (`Upload.collision_free`): who has
+`hash` is xxh3-128, which finds every accident. Where messages are signed it is BLAKE3 (`Upload.collision_free`): who has
 the store must not be able to make other bytes of the same digest. A reader tells the two apart by their length.
 """
 
@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import re
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+import blake3
 import msgspec
 import xxhash
 
@@ -34,7 +34,7 @@ from atoll.base.quantities import Count, Digest, SizeBytes, Stem
 from atoll.wire.limits import CHUNK_BYTES, Buffer
 
 CHUNKS_MAX = 1 << 16
-_SHA256_DIGITS = 64
+_BLAKE3_DIGITS = 64
 _STEM = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 Portion = list[tuple[int, Buffer]]
 """Pieces of a blob that have arrived together: number and bytes of each."""
@@ -105,7 +105,7 @@ class Upload:
         self.stored: set[int] = set()
         """Numbers of the pieces that the broker has; the bus adds them."""
         self.collision_free = False
-        """Whether the digest is a SHA-256; whoever signs the reference sets it before the first piece is made."""
+        """Whether the digest is a BLAKE3; whoever signs the reference sets it before the first piece is made."""
         self._made: dict[int, tuple[int, bytes]] = {}
 
     @classmethod
@@ -178,7 +178,7 @@ class Download:
         if not _STEM.fullmatch(ref.stem):
             raise PeerMisbehaved("a blob's stem is not a subject", got=repr(ref.stem)[:200])
         self.ref = ref
-        self._collision_free = len(ref.digest) == _SHA256_DIGITS
+        self._collision_free = len(ref.digest) == _BLAKE3_DIGITS
         self._digests: dict[int, bytes] = {}
         self._size_bytes = 0
 
@@ -240,4 +240,4 @@ async def whole(source: Source, download: Download) -> bytes:
 
 def _hash(data: Buffer, *, collision_free: bool) -> bytes:
     """Return the hash of a piece, or of the hashes of all; see the module."""
-    return hashlib.sha256(data).digest() if collision_free else xxhash.xxh3_128_digest(data)
+    return blake3.blake3(data).digest() if collision_free else xxhash.xxh3_128_digest(data)

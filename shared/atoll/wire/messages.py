@@ -52,8 +52,8 @@ from atoll.wire.blobs import BlobRef
 from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import NOTHING, LinkTraffic
+from atoll.wire.version import SCHEMA, check_spoken
 
-SCHEMA: Final = 1
 MESSAGE_BYTES_MAX: Final = 1 << 20
 SHOWN_CHARS_MAX: Final = 120
 NORMS_MAX: Final = 1 << 16
@@ -370,11 +370,7 @@ def decode(kind: type[M], data: bytes) -> M:
         message = parsed(data, kind)
     except msgspec.MsgspecError as error:
         raise PeerMisbehaved(f"not a {kind.__name__}", got=str(error)) from error
-    schema = getattr(message, "schema", SCHEMA)
-    if schema != SCHEMA:
-        raise PeerMisbehaved(
-            f"a {kind.__name__} of another schema", got=schema, allowed=SCHEMA, todo="run the same Atoll everywhere"
-        )
+    check_spoken(kind.__name__, getattr(message, "schema", SCHEMA))
     if isinstance(message, RunRecord | DataLedger) and (fault := message.fault()):
         raise PeerMisbehaved(f"a {kind.__name__} that nobody of ours writes", got=fault)
     return message

@@ -1,0 +1,33 @@
+"""The wire version: which messages a process reads and writes.
+
+Every message says its version (`schema`). The run record says that of the run: its founder chose it, and everybody writes it
+for as long as the run lives, also those who could write a newer one. A process joins a run if it speaks that version, and
+refuses the run record otherwise, before it writes anything. So a run is upgraded process by process, in any order: each release
+speaks the version of the release before it (`SCHEMA_OLDEST`), and a newer version comes with a newer founding.
+
+A new field with a default is no new version: who does not know it passes over it, and who misses it takes the default. A
+version is new when an old reader would misunderstand: a field whose meaning changes, or one that must not be passed over.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from atoll.base.errors import PeerMisbehaved
+
+SCHEMA: Final = 1
+"""The newest version that this process speaks; what it founds has this one."""
+SCHEMA_OLDEST: Final = 1
+"""The oldest version that it speaks."""
+
+
+def check_spoken(kind: str, schema: int) -> None:
+    """Raise `PeerMisbehaved` if a message is of a version that this process does not speak."""
+    if not SCHEMA_OLDEST <= schema <= SCHEMA:
+        newer = schema > SCHEMA
+        raise PeerMisbehaved(
+            f"a {kind} of a wire version that this Atoll does not speak",
+            got=schema,
+            allowed=str(SCHEMA) if SCHEMA_OLDEST == SCHEMA else f"{SCHEMA_OLDEST} to {SCHEMA}",
+            todo="upgrade this process" if newer else "upgrade who wrote it, or found the run anew",
+        )

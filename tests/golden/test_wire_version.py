@@ -1,0 +1,53 @@
+"""The bytes of wire version 1, as they were written when it was young: today's code reads and writes the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.base.errors import PeerMisbehaved
+from atoll.protocol.data import DataLedger
+from atoll.wire import messages
+from atoll.wire.messages import decode, encode
+from atoll.wire.version import SCHEMA, SCHEMA_OLDEST
+
+GOLDEN: dict[str, str] = json.loads((Path(__file__).parent / "messages-1.json").read_text(encoding="utf-8"))
+
+
+def kind_of(name: str) -> Any:  # noqa: ANN401  (a class of messages)
+    """Return the class of a message."""
+    return getattr(messages, name, DataLedger)
+
+
+def test_version_1_is_spoken() -> None:
+    """Whoever ends support for it removes its fixtures, and says so in the changelog."""
+    assert SCHEMA_OLDEST <= 1 <= SCHEMA
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_golden_message_is_read_and_written_as_it_was(name: str) -> None:
+    """Byte for byte."""
+    assert encode(decode(kind_of(name), GOLDEN[name].encode())) == GOLDEN[name].encode()
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_field_that_is_new_is_passed_over(name: str) -> None:
+    """So a release may add fields without a new version."""
+    later = json.dumps({**json.loads(GOLDEN[name]), "told_by_a_later_release": [1, 2]}).encode()
+    assert encode(decode(kind_of(name), later)) == GOLDEN[name].encode()
+
+
+@pytest.mark.parametrize(
+    ("schema", "todo"), [(SCHEMA + 1, "upgrade this process"), (SCHEMA_OLDEST - 1, "upgrade who wrote it")]
+)
+@pytest.mark.parametrize("name", [name for name, text in GOLDEN.items() if "schema" in json.loads(text)])
+def test_another_version_is_refused_by_number(name: str, schema: int, todo: str) -> None:
+    """With what is spoken, and who is to be upgraded."""
+    told = json.dumps({**json.loads(GOLDEN[name]), "schema": schema}).encode()
+    with pytest.raises(PeerMisbehaved, match=f"a {name} of a wire version that this Atoll does not speak") as refused:
+        decode(kind_of(name), told)
+    assert todo in str(refused.value)
+    assert str(schema) in str(refused.value)
