@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import EnvironmentFault, SettingsError
+from atoll.keys.identity import read_identity
 from atoll.local.options import UpPlan, UpRequest, kept_settings, plan
 from atoll.local.services import Services
 from atoll.run.folder import EMBEDDED, RunFile, RunFolder, move_aside, read_run_file
@@ -178,6 +179,31 @@ def test_a_refused_address_does_not_tell_its_password(tmp_path: Path) -> None:
         plan(UpRequest(out=tmp_path / "run", via=("learner-1=http://ann:secret@host:1",)), {})
 
     assert "secret" not in str(refusal.value)
+
+
+def test_a_locked_broker_stays_locked_and_an_open_one_open(tmp_path: Path) -> None:
+    """What is stored belongs to the accounts of the door, so the folder decides; our own identity is not kept in `run.json`."""
+    assert plan(UpRequest(out=tmp_path / "open"), {}).keys is None
+    up = plan(UpRequest(out=tmp_path / "run", locked=True), {})
+    with RunFolder(up.out) as folder:
+        Services(up, folder).make_keys()
+        Services(up, folder).make_keys()
+    assert up.keys == tmp_path / "run" / "keys"
+    assert up.settings.broker.identity is not None
+    assert read_identity(up.settings.broker.identity).kind == "operator"
+    assert "broker.identity" not in kept_settings(up)
+    assert plan(UpRequest(out=tmp_path / "run"), {}).keys == up.keys
+    (tmp_path / "begun" / "nats").mkdir(parents=True)
+    (tmp_path / "begun" / "nats" / "nats-server.log").touch()
+    with pytest.raises(SettingsError, match="was begun open"):
+        plan(UpRequest(out=tmp_path / "begun", locked=True), {})
+
+
+@pytest.mark.parametrize(("brokers", "assignment"), [(3, "seed=1"), (1, "broker.url=nats://a:1")])
+def test_a_broker_that_cannot_be_locked_is_told(tmp_path: Path, brokers: int, assignment: str) -> None:
+    """A cluster, and somebody else's."""
+    with pytest.raises(SettingsError, match=r"cannot be locked yet|--locked and --broker contradict"):
+        plan(UpRequest(out=tmp_path / "run", brokers=brokers, locked=True, assignments=(assignment,)), {})
 
 
 def test_as_many_copies_as_brokers_unless_it_is_said(tmp_path: Path) -> None:

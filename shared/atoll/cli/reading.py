@@ -37,6 +37,7 @@ def settings_of(
         SettingsError: the folder holds no run, or `run` or `broker` is given as well.
     """
     from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.local.run_keys import RunKeys, keys_of  # noqa: PLC0415
     from atoll.run.folder import read_run_file  # noqa: PLC0415
     from atoll.settings import load  # noqa: PLC0415
 
@@ -50,16 +51,20 @@ def settings_of(
     file = read_run_file(out)
     if file is None:
         raise SettingsError("no run lies in this folder", got=out, todo="name the --out of an `atoll up`")
-    with _broker_of(out, file.broker) as url:
-        yield load(config, with_flags(assignments, run=file.run, broker__url=url)).settings
+    keys = keys_of(out) if file.broker == "embedded" else None
+    identity = None if keys is None else RunKeys(keys, file.run).operator
+    with _broker_of(out, file.broker, keys) as url:
+        yield load(config, with_flags(assignments, run=file.run, broker__url=url, broker__identity=identity)).settings
 
 
 @contextmanager
-def _broker_of(out: Path, broker: str) -> Iterator[str]:
-    """Yield the address of a run's broker, which is `embedded` or an address."""
+def _broker_of(out: Path, broker: str, keys: Path | None) -> Iterator[str]:
+    """Yield the address of a run's broker, which is `embedded` or an address; our own is locked by `keys`."""
     from atoll.base.errors import InUse, SettingsError  # noqa: PLC0415
     from atoll.bus.cluster import LocalCluster, is_cluster  # noqa: PLC0415
     from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
+    from atoll.keys.locked import LockedDoor  # noqa: PLC0415
+    from atoll.keys.roll import KeyFolder  # noqa: PLC0415
 
     if broker != "embedded":
         if broker == "simulated":
@@ -73,7 +78,9 @@ def _broker_of(out: Path, broker: str) -> Iterator[str]:
         raise SettingsError(
             "the broker's store of this run is gone", got=store, todo="restore it, or look at report.html"
         )
-    here = LocalCluster(store) if is_cluster(store) else EmbeddedBroker(store)
+    door = None if keys is None else LockedDoor(KeyFolder(keys), store)
+    config = None if door is None else door.config.absolute()
+    here = LocalCluster(store) if is_cluster(store) else EmbeddedBroker(store, include=config)
     try:
         here.start()
     except InUse as error:

@@ -29,6 +29,9 @@ Brokers = Annotated[
     int | None,
     typer.Option(help="Nodes of the run's own broker: 3 bear the loss of one, 5 of two.  [default: 1]"),
 ]
+Locked = Annotated[
+    bool, typer.Option("--locked", help="Lock the run's own broker: only who has an identity of its folder may enter.")
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Rebuild the run of --out from its archive if the broker has lost it.")
 ]
@@ -52,6 +55,7 @@ def up(  # noqa: PLR0913  (one option each)
     ] = None,
     broker: Broker = None,
     brokers: Brokers = None,
+    locked: Locked = False,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the run's own broker.  [default: a free one]")
     ] = None,
@@ -103,6 +107,7 @@ def up(  # noqa: PLR0913  (one option each)
         resume=resume,
         standbys=standbys,
         brokers=brokers,
+        locked=locked,
         like=like,
     )
     code = run_up(plan(request))

@@ -58,28 +58,37 @@ async def check_broker_at(url: str, options: BusOptions) -> None:
     await bus.close()
 
 
-def host_command(store_dir: Path, url_file: Path, port: int, node: ClusterNode | None = None) -> tuple[str, ...]:
-    """Return the command of a host for a broker, or a `node` of one, with its data in `store_dir`; port 0 is a free one."""
+def host_command(
+    store_dir: Path, url_file: Path, port: int, node: ClusterNode | None = None, keys: Path | None = None
+) -> tuple[str, ...]:
+    """Return the command of a host for a broker, or a `node` of one, with its data in `store_dir`; port 0 is a free one.
+
+    With a folder of `keys` the broker is locked.
+    """
     words = (sys.executable, "-m", "atoll.local.brokers", str(store_dir), str(url_file), str(port))
-    return words if node is None else (*words, msgspec.json.encode(node).decode())
+    member = "" if node is None else msgspec.json.encode(node).decode()
+    return (*words, member, "" if keys is None else str(keys.absolute()))
 
 
-def host(store_dir: Path, url_file: Path, port: int, node: str = "") -> None:
+def host(store_dir: Path, url_file: Path, port: int, node: str, keys: str) -> None:
     """Run a broker, or a `node` of one, until SIGTERM; write its URL to `url_file` once it answers.
 
     Raises what `EmbeddedBroker.start` raises, also when the server died more than `RESTARTS_MAX` times.
     """
     from atoll.bus.cluster import ClusteredBroker, ClusterNode  # noqa: PLC0415
     from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
+    from atoll.keys.locked import LockedDoor  # noqa: PLC0415
+    from atoll.keys.roll import KeyFolder  # noqa: PLC0415
 
     configure("json", role="broker")
     port = _former_port(url_file) or port
+    door = LockedDoor(KeyFolder(Path(keys)), store_dir) if keys else None
     broker = (
         ClusteredBroker(store_dir, msgspec.json.decode(node, type=ClusterNode), port)
         if node
-        else EmbeddedBroker(store_dir, port)
+        else EmbeddedBroker(store_dir, port, include=None if door is None else door.config.absolute())
     )
-    keep(broker, lambda url: _announce(url_file, url))
+    keep(broker, lambda url: _announce(url_file, url), (lambda: False) if door is None else door.has_changed)
 
 
 def keep(broker: EmbeddedBroker, ready: Callable[[str], None], has_changed: Callable[[], bool] = lambda: False) -> None:
@@ -163,4 +172,4 @@ def _announce(url_file: Path, url: str) -> None:
 
 
 if __name__ == "__main__":
-    guarded(lambda: host(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]))
+    guarded(lambda: host(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]))

@@ -20,6 +20,7 @@ from atoll.bus.addresses import ADDRESSES, is_address
 from atoll.local import defaults
 from atoll.local.environment import as_text, flat, redacted
 from atoll.local.likeness import EarlierRun, read_earlier
+from atoll.local.run_keys import RunKeys, wanted_keys
 from atoll.run.folder import EMBEDDED, SIMULATED, RunFile, read_run_file
 from atoll.settings import PLACES, Settings, SettingsFallback, given, load, placed
 from atoll.wire.subjects import token
@@ -52,6 +53,7 @@ class UpRequest:
     again: bool = False
     standbys: int | None = None
     brokers: int | None = None
+    locked: bool = False
     resume: bool = False
     run: str = ""
     fresh: bool = False
@@ -78,6 +80,7 @@ class UpPlan:
         standbys: how many more processes want each shard, beside its owner.
         resume: whether a run that the broker has lost is rebuilt from its archive.
         like: the earlier run that this new one is begun like, or None.
+        keys: the folder of keys by which our own broker is locked, or None.
     """
 
     settings: Settings
@@ -95,6 +98,7 @@ class UpPlan:
     standbys: int = 0
     resume: bool = False
     like: EarlierRun | None = None
+    keys: Path | None = None
 
     @property
     def tokenizer(self) -> Path | None:
@@ -132,10 +136,12 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     if former is not None:
         _check_brokers(former, settings, out)
     copies = _copies(settings, loaded.origins, stated)
+    keys = _keys(settings, out, stated, aside=aside)
+    broker = {"replicas": copies} | ({} if keys is None else {"identity": RunKeys(keys, settings.run).operator})
     settings = settings.model_copy(
         update={
             "up": settings.up.model_copy(update={"throttle": throttle}),
-            "broker": settings.broker.model_copy(update={"replicas": copies}),
+            "broker": settings.broker.model_copy(update=broker),
         }
     )
     result = UpPlan(
@@ -154,6 +160,7 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
         standbys=settings.up.standbys,
         resume=request.resume,
         like=like,
+        keys=keys,
     )
     if request.resume and former is None:
         raise SettingsError(
@@ -171,6 +178,7 @@ def _flags(request: UpRequest) -> dict[str, Any]:
         "learners": request.learners,
         "standbys": request.standbys,
         "brokers": request.brokers,
+        "locked": request.locked or None,
         "minutes": request.minutes,
         "corpus": [str(path) for path in request.corpus] or None,
         "port": request.port,
@@ -227,7 +235,9 @@ def kept_settings(up: UpPlan) -> dict[str, Any]:
     return {
         name: placed(value, Path.cwd()) if name in PLACES else value
         for name, value in kept.items()
-        if value is not None and (name != "data.dir" or not up.prepare)
+        if value is not None
+        and (name != "data.dir" or not up.prepare)
+        and (name != "broker.identity" or up.keys is None)
     }
 
 
@@ -279,6 +289,19 @@ def _copies(settings: Settings, origins: Mapping[str, str], stated: Stated) -> i
             todo="give more --brokers, or leave broker.replicas away",
         )
     return copies
+
+
+def _keys(settings: Settings, out: Path, stated: Stated, *, aside: bool) -> Path | None:
+    """Return the folder of keys of our own broker, None for an open one or somebody else's."""
+    if "broker.url" not in stated:
+        return wanted_keys(out, locked=settings.up.locked, nodes=settings.up.brokers, aside=aside)
+    if settings.up.locked:
+        raise SettingsError(
+            "--locked and --broker contradict each other",
+            got=f"{redacted(settings.broker.url)} is not our own broker",
+            todo="leave --locked away; lock that broker where it is started (`atoll broker --keys`)",
+        )
+    return None
 
 
 def _via(addresses: Mapping[str, str], children: Collection[str]) -> dict[str, str]:

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from atoll.bus.cluster import node_store, planned_nodes
+from atoll.keys.rights import Kind
 from atoll.local.brokers import host_command
 from atoll.local.defaults import EVALUATE_EVERY_S
-from atoll.local.environment import flat, variables, without_settings
+from atoll.local.environment import flat, redacted, variables, without_settings
 from atoll.local.options import UpPlan, shard_names, standby_names
 from atoll.local.processes import ChildPlan
 from atoll.local.recovery import archive_url
+from atoll.local.run_keys import RunKeys
 from atoll.run.folder import RunFolder
 
 BROKER: Final = "broker"
@@ -26,6 +28,7 @@ EVALUATOR: Final = "evaluator"
 DATA: Final = "data"
 EXPORT: Final = "export"
 RESTARTS_MAX: Final = 5
+SYNCHRONIZERS: Final = "synchronizers"
 
 
 class Services:
@@ -36,6 +39,7 @@ class Services:
         self._up = up
         self._folder = folder
         self._url = url
+        self._keys = None if up.keys is None else RunKeys(up.keys, up.settings.run)
 
     @property
     def shards(self) -> tuple[str, ...]:
@@ -63,6 +67,19 @@ class Services:
         nodes = len(self.brokers)
         return [store] if nodes == 1 else [node_store(store, node) for node in range(1, nodes + 1)]
 
+    def make_keys(self) -> None:
+        """Make the keys of a locked broker, those of learners that were added among them; an open one has none."""
+        if self._keys is not None:
+            kinds: dict[str, Kind] = {SYNCHRONIZERS: "synchronizer", EVALUATOR: "evaluator", EXPORT: "reader"}
+            self._keys.make({**dict.fromkeys(self._up.learners, "learner"), **kinds})
+
+    @property
+    def place(self) -> str:
+        """Return the options by which a person reaches the run: its folder has the identity that a locked broker asks for."""
+        if self._keys is not None:
+            return f"--out {self._up.out}"
+        return f"--run {self._up.settings.run} --broker {redacted(self._url)}"
+
     @property
     def data_dir(self) -> Path:
         """Return the folder of the token shards."""
@@ -75,7 +92,7 @@ class Services:
         plans = []
         for number, (name, store, node) in enumerate(zip(self.brokers, self._broker_stores(), nodes, strict=True)):
             port = self._up.port + number if self._up.port else 0
-            command = host_command(store, store / "url", port, node)
+            command = host_command(store, store / "url", port, node, self._up.keys)
             plans.append(ChildPlan(name, command, without_settings(os.environ)))
         return plans
 
@@ -101,6 +118,7 @@ class Services:
         """Return the plan of a process that wants shard `number`."""
         own = {
             **self._link(name),
+            **self._identity(SYNCHRONIZERS),
             "synchronizer.shard": number,
             "health_file": str(self._folder.path("health", name).absolute()),
         }
@@ -113,6 +131,7 @@ class Services:
         cores = os.cpu_count() or 1
         own = {
             **self._link(learner),
+            **self._identity(learner),
             "learner.id": learner,
             "health_file": str(self._folder.path("health", learner).absolute()),
             "learner.threads": told.threads or max(1, cores // len(self._up.learners)),
@@ -127,9 +146,14 @@ class Services:
         """Return the broker's address for child `name`, if `via` gives it another one."""
         return {"broker.url": self._up.via[name]} if name in self._up.via else {}
 
+    def _identity(self, name: str) -> dict[str, str]:
+        """Return the setting that makes a program who it is at a locked broker."""
+        return {} if self._keys is None else {"broker.identity": str(self._keys.of(name))}
+
     def _verb(self, name: str, *words: str, restarts_max: int = 0) -> ChildPlan:
         command = (sys.executable, "-m", "atoll.cli", *words)
-        return ChildPlan(name, command, self._environment({}), restarts_max=restarts_max)
+        own = self._identity(name) if name in (EVALUATOR, EXPORT) else {}
+        return ChildPlan(name, command, self._environment(own), restarts_max=restarts_max)
 
     def _environment(self, own: Mapping[str, Any]) -> dict[str, str]:
         """Return a program's whole environment."""

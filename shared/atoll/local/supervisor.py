@@ -188,6 +188,7 @@ class Supervisor:
             with self._face.stage("looking for the broker"):
                 await check_broker_at(self._up.broker, self._bus_options())
             return self._up.broker
+        self._services.make_keys()
         hosts, files = self._services.brokers, self._services.url_files
         for file in files:
             file.unlink(missing_ok=True)
@@ -248,7 +249,7 @@ class Supervisor:
             self._fleet.start(self._services.learner(learner))
         self._fleet.start(self._services.evaluator())
         self._face.say(f"run {self._up.settings.run}: {len(self._up.learners)} learners, {redacted(url)}")
-        self._face.say(f"watch it with: {_program()} tap --run {self._up.settings.run} --broker {redacted(url)}")
+        self._face.say(f"watch it with: {_program()} tap {self._services.place}")
 
     async def _watch(self, bus: Bus, following: asyncio.Task[None]) -> str:
         """Show the run until it ends; return why it does."""

@@ -161,6 +161,7 @@ class UpSettings(Section):
         throttle: factor by learner id: every step of that learner takes this many times as long.
         via: broker URL by process (a learner, shard-0, standby-0-1), for processes that reach the broker through a relay.
         port: port of the run's own broker, the next ones for further nodes; 0 for free ones.
+        locked: whether the run's own broker has a locked door; the keys are in the run's folder.
         out: folder of the run; one that holds a run continues it. Without it `runs/<run>`.
     """
 
@@ -172,6 +173,7 @@ class UpSettings(Section):
     throttle: dict[str, Annotated[float, Field(ge=1.0, le=THROTTLE_MAX)]] = Field(default_factory=dict)
     via: dict[str, str] = Field(default_factory=dict)
     port: int = Field(default=0, ge=0, le=65535)
+    locked: bool = False
     out: SomePath | None = None
 
 
