@@ -1,8 +1,8 @@
 """What gets through a locked door while a run trains: `make attacks`.
 
-One `atoll up` (three paced learners, two shards) on a locked broker of the bench's own. A learner and a reader with identities
-of their own, on the roll of the same run, play the whole table of `support.door_attacks` again and again. An operator watches
-what each attack aims at. The versions in the heads give the pace before and meanwhile.
+One `atoll up` (three paced learners, two shards) on a locked broker of the bench's own, and one that locks its own broker. A
+learner and a reader with identities of their own, on the roll of the same run, play the whole table of `support.door_attacks`
+again and again. An operator watches what each attack aims at. The versions in the heads give the pace before and meanwhile.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
 from atoll.bus.options import BusOptions
+from atoll.keys.identity import HeldIdentity, read_identity
+from atoll.keys.rights import Kind
+from atoll.keys.roll import KeyFolder
 from benchmarks.faults.chaos import FOLDER, prepare
 from benchmarks.faults.hostile import PACE_MIN, Seen, Spectator, begun, command
-from benchmarks.faults.up_in_storm import END_MAX_S
+from benchmarks.faults.up_in_storm import BEGIN_MAX_S, END_MAX_S
 from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
 from support.door_attacks import ATTACKS, INTRUDER, SPY, VICTIM, DoorAttack, witness
@@ -35,6 +38,7 @@ from support.locked_brokers import LockedBroker
 
 MINUTES = 4.0
 RUN = "attacked"
+INTRUDERS: Final[dict[str, Kind]] = {INTRUDER: "learner", VICTIM: "learner", SPY: "reader"}
 
 
 @dataclass(slots=True)
@@ -48,38 +52,87 @@ class AttackOutcome:
     ended_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class AttackedDoor:
+    """A locked broker: where it is, its folder of keys and its log."""
+
+    url: str
+    keys: KeyFolder
+    log: Path
+
+    @property
+    def operator(self) -> HeldIdentity:
+        """Return the identity of the operator."""
+        return read_identity(self.keys.path / "identities" / "operator.toml")
+
+    def identity(self, name: str) -> HeldIdentity:
+        """Return an identity of the run."""
+        return read_identity(self.keys.path / "identities" / RUN / f"{name}.toml")
+
+    def admit(self) -> None:
+        """Let the intruders and their victim in."""
+        for name, kind in INTRUDERS.items():
+            self.keys.add(name, kind, RUN, time.time())
+
+    def violations(self) -> int:
+        """Return how often the broker's log tells of a violation."""
+        return self.log.read_text(encoding="utf-8", errors="replace").count("Violation")
+
+
 def main() -> int:
-    """Attack a run and write `build/results/attacks.json`."""
+    """Attack two runs and write `build/results/attacks.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=positive, default=MINUTES)
     parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
-    half_s, corpus, out = 30.0 * options.minutes, prepare(), FOLDER / RUN
-    shutil.rmtree(out, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as folder:
-        locked = LockedBroker(Path(folder))
-        for name in (INTRUDER, VICTIM):
-            locked.add(RUN, name)
-        locked.add(RUN, SPY, "reader")
-        with locked:
-            seen, outcome, report = play(locked, corpus, out, options.seed, half_s)
-            violations = locked.said().count("Violation")
-    return write("attacks", options.seed, figures(seen, outcome, report, half_s, violations))
+    part_s, corpus = 15.0 * options.minutes, prepare()
+    found: list[Figure] = []
+    for name, played in (("atoll broker --keys", on_a_broker), ("atoll up --locked", on_up)):
+        out = FOLDER / RUN
+        shutil.rmtree(out, ignore_errors=True)
+        seen, outcome, report, violations = played(corpus, out, options.seed, part_s)
+        found += [
+            replace(one, name=f"{name}: {one.name}") for one in figures(seen, outcome, report, part_s, violations)
+        ]
+    return write("attacks", options.seed, found)
 
 
-def play(
-    locked: LockedBroker, corpus: Path, out: Path, seed: int, half_s: float
-) -> tuple[Seen, AttackOutcome, dict[str, Any]]:
-    """Train undisturbed for `half_s`, and attacked for as long."""
-    mine = {"ATOLL_BROKER__IDENTITY": str(locked.keys.path / "identities" / "operator.toml")}
-    up = subprocess.Popen(command(RUN, corpus, out, locked.server.url, seed), env={**os.environ, **mine})
-    ours = BusOptions(credentials=locked.operator.credentials())
-    spectator = Spectator(RUN, locked.server.url, psutil.Process(up.pid), ours)
+Played = tuple[Seen, AttackOutcome, dict[str, Any], int]
+
+
+def on_a_broker(corpus: Path, out: Path, seed: int, part_s: float) -> Played:
+    """Attack a run on a locked broker of the bench's own."""
+    with tempfile.TemporaryDirectory() as folder, LockedBroker(Path(folder)) as locked:
+        door = AttackedDoor(locked.server.url, locked.keys, locked.server.log_path)
+        door.admit()
+        locked.follow()
+        mine = {"ATOLL_BROKER__IDENTITY": str(locked.keys.path / "identities" / "operator.toml")}
+        up = subprocess.Popen(command(RUN, corpus, out, door.url, seed), env={**os.environ, **mine})
+        return play(up, door, out, part_s)
+
+
+def on_up(corpus: Path, out: Path, seed: int, part_s: float) -> Played:
+    """Attack a run of `atoll up --locked` at its own broker; the intruders are let in while it trains."""
+    up = subprocess.Popen(command(RUN, corpus, out, None, seed))
+    url_file, deadline_s = out / "nats" / "url", time.monotonic() + BEGIN_MAX_S
+    while not url_file.exists():
+        if up.poll() is not None or time.monotonic() > deadline_s:
+            raise SystemExit("the run did not begin")
+        time.sleep(0.2)
+    door = AttackedDoor(url_file.read_text(encoding="utf-8"), KeyFolder(out / "keys"), out / "nats" / "nats-server.log")
+    door.admit()
+    return play(up, door, out, part_s)
+
+
+def play(up: subprocess.Popen[bytes], door: AttackedDoor, out: Path, part_s: float) -> Played:
+    """Train undisturbed for `part_s`, and attacked for as long."""
+    ours = BusOptions(credentials=door.operator.credentials())
+    spectator = Spectator(RUN, door.url, psutil.Process(up.pid), ours)
     try:
         spectator.start()
         begun(spectator, up)
-        time.sleep(half_s)
-        outcome = asyncio.run(attack(locked, half_s))
+        time.sleep(part_s)
+        outcome = asyncio.run(attack(door, part_s))
         up.send_signal(signal.SIGINT)
         if up.wait(END_MAX_S):
             raise SystemExit(f"atoll up left with {up.returncode}; see {out / 'logs'}")
@@ -87,14 +140,15 @@ def play(
         spectator.stop()
         up.kill()
         up.wait()
-    return spectator.seen, outcome, json.loads((out / "report.json").read_text(encoding="utf-8"))
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    return spectator.seen, outcome, report, door.violations()
 
 
-async def attack(locked: LockedBroker, for_s: float) -> AttackOutcome:
+async def attack(door: AttackedDoor, for_s: float) -> AttackOutcome:
     """Play the whole table at least once, and again until the time is over."""
     outcome = AttackOutcome(began_s=time.monotonic())
-    intruders = {name: locked.identity(RUN, name) for name in (INTRUDER, SPY)}
-    async with witness(locked.server.url, RUN, locked.operator, intruders) as doors:
+    intruders = {name: door.identity(name) for name in (INTRUDER, SPY)}
+    async with witness(door.url, RUN, door.operator, intruders) as doors:
         while not outcome.tried or time.monotonic() < outcome.began_s + for_s:
             for each in ATTACKS:
                 breach = await doors.play(each)

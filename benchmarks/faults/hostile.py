@@ -211,9 +211,10 @@ def again(name: str, run: RunRecord) -> Iterator[HostileMessage]:
     return itertools.chain.from_iterable(ATTACKS[name](run) for _ in itertools.count())
 
 
-def command(name: str, corpus: Path, out: Path, url: str, seed: int) -> list[str]:
-    """Return the command of a run."""
-    words = [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--broker", url, "--seed", str(seed)]
+def command(name: str, corpus: Path, out: Path, url: str | None, seed: int) -> list[str]:
+    """Return the command of a run at the broker at `url`, or at a locked broker of its own."""
+    words = [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--seed", str(seed)]
+    words += ["--locked"] if url is None else ["--broker", url]
     words += ["--learners", str(LEARNERS), "--shards", str(SHARDS), "--tokens", "0"]
     settings = (*SETTINGS, f"run={name}", f"data.dir={corpus.resolve()}")
     words += [word for setting in settings for word in ("--set", setting)]

@@ -32,6 +32,9 @@ Brokers = Annotated[
 Locked = Annotated[
     bool, typer.Option("--locked", help="Lock the run's own broker: only who has an identity of its folder may enter.")
 ]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder of the run; one that holds a run continues it.  [default: runs/<run id>]")
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Rebuild the run of --out from its archive if the broker has lost it.")
 ]
@@ -49,10 +52,7 @@ def up(  # noqa: PLR0913  (one option each)
     shards: Shards = None,
     standbys: Standbys = None,
     seed: Annotated[int | None, typer.Option(help="Seed of model, data order and sampling.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the run; one that holds a run continues it.  [default: runs/<run id>]"),
-    ] = None,
+    out: Out = None,
     broker: Broker = None,
     brokers: Brokers = None,
     locked: Locked = False,
