@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -32,9 +34,12 @@ def asked(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_a_locked_run_trains_and_nobody_else_gets_in(run_dir: Path, corpus: Path) -> None:
     """Strangers are told; a guest with an identity trains; verbs with --out need nothing more; the run goes on, locked.
 
-    The stores, the archive and the event log are whole: every token has one fate.
+    Its broker's store is lost meanwhile: its archive is signed, and it is rebuilt from it. An archive that somebody has changed
+    is not believed, though its digests fit.
     """
-    process = start(run_dir, corpus, "--locked", "--learners", "1", "--tokens", "0", "--set", "run=locked")
+    archived = ("--set", "archive.every_s=2")
+    process = start(run_dir, corpus, "--locked", "--learners", "1", "--tokens", "0", "--set", "run=locked", *archived)
+    wait_for_line(run_dir / "logs" / "shard-0.jsonl", "archive.checkpointed", 2)
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 2)
     url = (run_dir / "nats" / "url").read_text(encoding="utf-8")
     assert url.startswith("tls://")
@@ -70,11 +75,40 @@ def test_a_locked_run_trains_and_nobody_else_gets_in(run_dir: Path, corpus: Path
 
     fates = asked("fates", "--out", str(run_dir))
     assert fates.returncode == 0, fates.stderr
-    again = start(run_dir, corpus, "--tokens", "0", "--set", "run=locked")
-    wait_for_line(run_dir / "logs" / "shard-0.jsonl", "shard.serving", 2)
+
+    rebuild_from_what_is_signed(run_dir, corpus)
+
+
+def rebuild_from_what_is_signed(run_dir: Path, corpus: Path) -> None:
+    """Lose the store: a changed archive is refused by its signature, and the honest one brings the run back."""
+    shutil.rmtree(run_dir / "nats")
+    shutil.copytree(run_dir / "archive", run_dir / "kept")
+    changed = [
+        change(path) for path in (run_dir / "archive").rglob("*") if path.is_file() and "checkpoints" in path.parts
+    ]
+    assert any(changed)
+    refused = start(run_dir, corpus, "--tokens", "0", "--set", "run=locked", "--resume")
+    said, _ = refused.communicate(timeout=DEADLINE_S)
+    assert refused.returncode != 0
+    assert "the signature does not fit" in (run_dir / "logs" / "up.jsonl").read_text(encoding="utf-8")
+    assert "no complete checkpoint" in said
+
+    shutil.rmtree(run_dir / "archive")
+    (run_dir / "kept").rename(run_dir / "archive")
+    served = (run_dir / "logs" / "shard-0.jsonl").read_text(encoding="utf-8").count('"event": "round.committed"')
+    again = start(run_dir, corpus, "--tokens", "0", "--set", "run=locked", "--resume")
+    wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", served + 2)
     again.send_signal(signal.SIGINT)
-    finish(again)
+    assert "rebuilt" in finish(again)
     assert report_of(run_dir)["fates_exact"] is True
+
+
+def change(path: Path) -> bool:
+    """Change a number in a manifest and give it the digest that fits; return whether there was one."""
+    _, line, text = path.read_bytes().partition(b"\n")
+    other = text.replace(b'"tokens_merged":', b'"tokens_merged":1', 1)
+    path.write_bytes(hashlib.blake2b(other, digest_size=32).hexdigest().encode() + line + other if line else text)
+    return other != text
 
 
 def test_secrets_stay_in_the_folder_of_keys(run_dir: Path, corpus: Path) -> None:

@@ -202,17 +202,19 @@ class Archivist:
         """Return a head that names its values as a keyframe: a run checkpoint needs no deltas."""
         if head.key_version == head.version:
             return head
-        digest = digest_of_values(held.values)
-        if digest != head.digest:
-            raise ProtocolMisuse("a shard holds other values than its head says", got=digest, allowed=head.digest)
+        values = digest_of_values(held.values)
+        if values != head.digest:
+            raise ProtocolMisuse("a shard holds other values than its head says", got=values, allowed=head.digest)
         pieces = keyframe_of(held.values)
         stem = self._run.subjects.global_stem(head.fragment, head.version, head.nonce)
-        keyframe = BlobRef(stem, len(pieces), pieces.framing.size_bytes, digest_of(pieces))
+        digest = digest_of(pieces, collision_free=head.keyframe.collision_free)
+        keyframe = BlobRef(stem, len(pieces), pieces.framing.size_bytes, digest)
         return msgspec.structs.replace(head, keyframe=keyframe, key_version=head.version, deltas=())
 
     def _store(self, ref: BlobRef, pieces: Pieces, written: _Written) -> CheckpointObject:
         """Return the object of a blob, which must be what `ref` names."""
         made = Upload(pieces)
+        made.collision_free = ref.collision_free
         data = b"".join(made.make(number) for number in range(len(pieces)))
         digest = made.ref(ref.stem).digest
         if digest != ref.digest:

@@ -52,6 +52,11 @@ class BlobRef(msgspec.Struct, frozen=True):
     size_bytes: SizeBytes
     digest: Digest
 
+    @property
+    def collision_free(self) -> bool:
+        """Return whether nobody can make other bytes of this digest."""
+        return len(self.digest) == _BLAKE3_DIGITS
+
 
 class Pieces(Protocol):
     """Bytes in pieces of at most `CHUNK_BYTES` each."""
@@ -178,7 +183,7 @@ class Download:
         if not _STEM.fullmatch(ref.stem):
             raise PeerMisbehaved("a blob's stem is not a subject", got=repr(ref.stem)[:200])
         self.ref = ref
-        self._collision_free = len(ref.digest) == _BLAKE3_DIGITS
+        self._collision_free = ref.collision_free
         self._digests: dict[int, bytes] = {}
         self._size_bytes = 0
 
@@ -213,9 +218,10 @@ class Download:
             raise BlobCorrupt("a blob's bytes do not match their digest", got=digest, allowed=allowed)
 
 
-def digest_of(pieces: Pieces) -> str:
-    """Return the xxh3 digest of a blob of these pieces."""
+def digest_of(pieces: Pieces, *, collision_free: bool = False) -> str:
+    """Return the digest of a blob of these pieces, in one of the two forms."""
     upload = Upload(pieces)
+    upload.collision_free = collision_free
     for number in range(len(pieces)):
         upload.make(number)
     return upload.ref("").digest
