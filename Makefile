@@ -24,7 +24,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses 2 --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all coverage lines docs docs-build wheel lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-cluster bench-doors bench-fidelity bench-simulator bench-arithmetic bench-broker bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst fuzz attacks bench-hostile bench-crowd bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all coverage lines docs docs-build wheel lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-cluster bench-doors bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst fuzz attacks bench-hostile bench-crowd bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -153,6 +153,9 @@ bench-start: $(READY)  ## measure what a first use costs with every cache empty:
 
 bench-broker: $(READY)  ## measure blobs through a broker beside stock nats-py and a bare socket
 	$(BENCH) -m benchmarks.network.broker $(if $(SEED),--seed $(SEED))
+
+bench-bulk: $(READY)  ## measure contributions to one broker beside two that share the fragments
+	$(BENCH) -m benchmarks.network.bulk $(BENCH_FLAGS)
 
 bench-round: $(READY)  ## measure a whole round of merging beside what memory allows, and beside what others do
 	$(BENCH) -m benchmarks.arithmetic.merge_round $(if $(SEED),--seed $(SEED))

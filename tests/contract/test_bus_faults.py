@@ -74,7 +74,10 @@ async def stream_state(bus: JetStreamBus, stream: str) -> dict[str, int]:
 
 
 async def test_a_killed_broker_loses_nothing_acknowledged(fragile: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
-    """SIGKILL in the middle of writing: after the restart the writing ends, every chunk is there, none twice."""
+    """SIGKILL in the middle of writing: after the restart the writing ends, and every chunk is there once.
+
+    One whose answer was lost was written again, in the place of its equal.
+    """
     bus, stem = await open_bus(fragile.url), Subjects(run).global_stem(0, 1, "n")
     data = np.random.default_rng(0).bytes(48 * MIB)
     before = await stream_state(bus, f"atoll_{run}_GL")
@@ -88,7 +91,8 @@ async def test_a_killed_broker_loses_nothing_acknowledged(fragile: EmbeddedBroke
     ref = await writing
     state = await stream_state(bus, f"atoll_{run}_GL")
     assert data == await bus.get_blob(ref, len(data))
-    assert (state["messages"], state["last_seq"] - before["last_seq"]) == (48, 48)
+    assert state["messages"] == 48
+    assert state["last_seq"] - before["last_seq"] <= 48 + bus.stats.retries
     assert bus.stats.retries > 0
 
 

@@ -12,7 +12,7 @@ from atoll.base.errors import PeerMisbehaved
 from atoll.protocol.data import DataLedger
 from atoll.wire import messages
 from atoll.wire.messages import decode, encode
-from atoll.wire.version import SCHEMA, SCHEMA_OLDEST
+from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OLDEST
 
 GOLDEN: dict[str, str] = json.loads((Path(__file__).parent / "messages-1.json").read_text(encoding="utf-8"))
 
@@ -24,24 +24,26 @@ def kind_of(name: str) -> Any:  # noqa: ANN401  (a class of messages)
 
 def test_version_1_is_spoken() -> None:
     """Whoever ends support for it removes its fixtures, and says so in the changelog."""
-    assert SCHEMA_OLDEST <= 1 <= SCHEMA
+    assert SCHEMA_OLDEST <= 1 <= SCHEMA_NEWEST
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_golden_message_is_read_and_written_as_it_was(name: str) -> None:
-    """Byte for byte."""
-    assert encode(decode(kind_of(name), GOLDEN[name].encode())) == GOLDEN[name].encode()
+    """What was there stays, byte for byte; a field of a later release may stand beside it, and older readers pass over it."""
+    written = json.loads(encode(decode(kind_of(name), GOLDEN[name].encode())))
+    known = json.loads(GOLDEN[name])
+    assert json.dumps({field: written[field] for field in known}) == json.dumps(known)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_field_that_is_new_is_passed_over(name: str) -> None:
     """So a release may add fields without a new version."""
     later = json.dumps({**json.loads(GOLDEN[name]), "told_by_a_later_release": [1, 2]}).encode()
-    assert encode(decode(kind_of(name), later)) == GOLDEN[name].encode()
+    assert decode(kind_of(name), later) == decode(kind_of(name), GOLDEN[name].encode())
 
 
 @pytest.mark.parametrize(
-    ("schema", "todo"), [(SCHEMA + 1, "upgrade this process"), (SCHEMA_OLDEST - 1, "upgrade who wrote it")]
+    ("schema", "todo"), [(SCHEMA_NEWEST + 1, "upgrade this process"), (SCHEMA_OLDEST - 1, "upgrade who wrote it")]
 )
 @pytest.mark.parametrize("name", [name for name, text in GOLDEN.items() if "schema" in json.loads(text)])
 def test_another_version_is_refused_by_number(name: str, schema: int, todo: str) -> None:

@@ -388,13 +388,8 @@ async def stored_once(self: CommitAttempt, bus: Any) -> StoredBlobs:  # noqa: AN
     self.measuring = self.measuring or asyncio.create_task(self._measure())
     refs = await all_of(bus.put_blob(stem, upload) for stem, upload in self.uploads.values())
     await self.measuring
-    self.reconnects = bus.stats.reconnects
+    self.reconnects = bus.reconnects(self.head)
     return StoredBlobs(**dict(zip(self.uploads, refs, strict=True)))
-
-
-def ids_kept(self: Upload) -> None:
-    """What may be lost is sent again under ids that the broker knows."""
-    self.stored.clear()
 
 
 def counted_pieces(self: Upload) -> list[int]:
@@ -572,7 +567,6 @@ MUTANTS: dict[str, ScheduleMutant] = {
     ),
     "stored before a reconnect": ScheduleMutant(((CommitAttempt, "stored", stored_once),), POWER, SMALL),
     "head on a later connection": ScheduleMutant(((ShardStore, "_write", any_connection),), POWER),
-    "lost pieces under known ids": ScheduleMutant(((Upload, "forget", ids_kept),), POWER, SMALL),
     "upload resumed by count": ScheduleMutant(((Upload, "missing", counted_pieces),), FULL, SMALL),
     "pieces in any order": ScheduleMutant(
         ((memory_bus, "whole", scrambled),), CRASHES, SMALL | {"chunk_bytes": 600, "learners": 3}

@@ -370,7 +370,7 @@ class ScheduleBus(MemoryBus):
                     number, piece = made[0], bytes(made[1])
                     subject = f"{stem}.{number}"
                     store = self._on(subject).store
-                    await self.request(partial(store, subject, piece, f"{subject}:{upload.nonce}", info={}))
+                    await self.request(partial(store, subject, piece, f"c{next(self._broker.nonces)}", info={}))
                     self._count_up(piece)
                     self.stats.blob_bytes_up += len(piece)
                     upload.stored.add(number)

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from atoll.archive import checkpoint_store, rebuild
 from atoll.base.errors import ProtocolMisuse
-from atoll.wire import blobs
 from atoll.wire.subjects import matches
 from atoll_synchronizer import archivist
 
@@ -50,7 +49,6 @@ def tuned(chunk_bytes: int, nonce: Callable[[int], str], store: Any) -> Iterator
 
     wanted = {**TUNED, "CHUNK_BYTES": chunk_bytes}
     changed: list[tuple[Any, str, Any]] = [
-        (blobs, "secrets", Chance),
         (rebuild, "secrets", Chance),
         (checkpoint_store, "time", store),
         (archivist, "open_archive", lambda _: store),

@@ -69,7 +69,7 @@ def test_a_message_survives_the_wire() -> None:
         {"norms": ["x"]},
         {"norms": [0.0] * 70_000},
         {"blob": None},
-        {"schema": 2},
+        {"schema": 3},
     ],
     ids=str,
 )

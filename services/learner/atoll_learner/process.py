@@ -125,6 +125,7 @@ def train(settings: Settings) -> None:
             seed=settings.seed,
             stream_bytes_max=settings.broker.stream_bytes_max,
             replicas=settings.broker.replicas,
+            bulk=settings.broker.bulk,
             patience_s=settings.broker.patience_s,
             identity=settings.broker.identity,
             health_file=settings.health_file,

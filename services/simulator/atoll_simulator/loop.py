@@ -146,6 +146,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         task.add_done_callback(self._on_complete)
         try:
             self.run_forever()
+        except BaseException:
+            if task.done() and not task.cancelled():
+                task.exception()  # an interrupt: it goes to the caller, so nobody need be told once more
+            raise
         finally:
             task.remove_done_callback(self._on_complete)
         if not task.done():

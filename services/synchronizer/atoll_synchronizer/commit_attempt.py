@@ -38,13 +38,14 @@ class StoredBlobs:
 class CommitAttempt:
     """A commit in progress: what is `new`, and its uploads and their stems by the name that `StoredBlobs` gives them.
 
-    `reconnects` is the count of the bus at the moment when all of it was stored. Once it is stored, `norm` and `digest`
-    are those of its values.
+    `head` is the subject of the head to come, and `reconnects` the count of its broker at the moment when all of it was
+    stored. Once it is stored, `norm` and `digest` are those of its values.
     """
 
     nonce: str
     new: UpdatedFragment
     uploads: dict[str, tuple[str, Upload]]
+    head: str
     reconnects: int
     norm: float = 0.0
     digest: str = ""
@@ -58,9 +59,10 @@ class CommitAttempt:
             # If one upload fails, the others go on with the next attempt.
             refs = await all_of(bus.put_blob(stem, upload) for stem, upload in self.uploads.values())
             await asyncio.shield(self.measuring)
-            if bus.stats.reconnects == self.reconnects:
+            reconnects = bus.reconnects(self.head)
+            if reconnects == self.reconnects:
                 return StoredBlobs(**dict(zip(self.uploads, refs, strict=True)))
-            self.reconnects = bus.stats.reconnects
+            self.reconnects = reconnects
             for _, upload in self.uploads.values():
                 upload.forget()
 

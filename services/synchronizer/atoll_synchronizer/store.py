@@ -181,11 +181,12 @@ class ShardStore:
         if new.delta is not None:
             delta = EncodedFrame(protocol.codec_down, new.delta)
             uploads["delta"] = subjects.delta_stem(fragment, version, nonce), Upload(delta)
-        return CommitAttempt(nonce, new, uploads, self._bus.stats.reconnects)
+        head = subjects.head(fragment)
+        return CommitAttempt(nonce, new, uploads, head, self._bus.reconnects(head))
 
     async def keep(self, fragment: int, fragment_ledger: bytes) -> None:
         """Make the ledger of a fragment durable with the version it has. Raises what `commit` raises."""
-        held, reconnects = self.holdings[fragment], self._bus.stats.reconnects
+        held, reconnects = self.holdings[fragment], self._bus.reconnects(self._subjects.head(fragment))
         blob = await self._bus.put_blob(
             self._subjects.ledger_stem(fragment, self._nonce(fragment_ledger)), fragment_ledger
         )

@@ -35,7 +35,7 @@ import msgspec
 from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.checkpoints import CheckpointObject, Manifest, Piece, RunCheckpoint
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, CheckpointError, PeerMisbehaved, RecordConflict
+from atoll.base.errors import AtollError, CheckpointError, PeerMisbehaved, RecordConflict, RunReplaced
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, Record
 from atoll.codec import StoredFrame
@@ -79,6 +79,7 @@ async def rebuild(
     subjects = Subjects(store.run)
     there = await read_run(bus, subjects)
     if there is not None and await _stands(bus, there):
+        await _check_brokers(bus, there)
         await _say_it_stands(store, there)
         return RebuildOutcome(there, rebuilt=False)
     if there is None:
@@ -114,6 +115,19 @@ async def _stands(bus: Bus, there: RunRecord) -> bool:
     if there.rebuilt is None:
         return True
     return len(await read_heads(bus, there)) == len(there.layout.fragments)
+
+
+async def _check_brokers(bus: Bus, there: RunRecord) -> None:
+    """Raise `CheckpointError` if one of the run's further brokers has lost it: the parts of two times make no run."""
+    try:
+        if there.bulk:
+            await read_heads(bus, there)
+    except RunReplaced as error:
+        raise CheckpointError(
+            f"one of the brokers that keep fragments of run {there.run!r} has lost them",
+            got=error.what,
+            todo="remove what the others have (`atoll runs remove --force`), and start the shards with --restore again",
+        ) from error
 
 
 async def _say_it_stands(store: CheckpointStore, there: RunRecord) -> None:
@@ -276,8 +290,9 @@ def _replaceable(there: Record, ours: T, behind: Callable[[T, T], bool]) -> bool
 
 async def _restore_piece(bus: Bus, run: RunRecord, store: CheckpointStore, shard: int, piece: Piece) -> None:
     """Store the blobs that a head names, then the head; skip a fragment that has a head."""
-    subjects, head, reconnects = run.subjects, piece.head, bus.stats.reconnects
+    subjects, head = run.subjects, piece.head
     subject, nonce = subjects.head(head.fragment), f"{REBUILDER}.{run.nonce}"
+    reconnects = bus.reconnects(subject)
     if await bus.get_record(subject) is not None:
         return
     blobs = (

@@ -117,8 +117,10 @@ class Bus(Protocol):
 
     stats: BusStats
 
-    async def provision(self, stream_bytes_max: int) -> None:
+    async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:
         """Create those of the run's streams that do not exist; each that holds tensors may have so many bytes.
+
+        `bulk` are the addresses of further brokers that keep fragments of the run (`RunRecord.bulk`).
 
         Only who founds or rebuilds a run does that: a reader must leave nothing behind. Raises `StorageFull` (the broker has
         no room for such bounds) or `SettingsError` (a stream of that name is no stream of ours).
@@ -161,10 +163,13 @@ class Bus(Protocol):
         Returns the new revision. Raises `RecordConflict` if another writer was first. After a time-out the bus reads
         back: if the stored value is ours, it returns that revision.
 
-        `reconnects` is the value in `stats` when everything that the record names was stored. On a later connection the
-        bus does not send the record and raises `BrokerUnavailable`: a broker that lost power may have lost acknowledged
+        `reconnects` is what `Bus.reconnects` said when everything that the record names was stored. On a later connection
+        the bus does not send the record and raises `BrokerUnavailable`: a broker that lost power may have lost acknowledged
         data.
         """
+
+    def reconnects(self, subject: str) -> int:
+        """Return how often a connection was lost and made again to the broker that keeps `subject`."""
 
     async def get_record(self, subject: str) -> Record | None:
         """Return the record as its leader has it (never stale), or None."""

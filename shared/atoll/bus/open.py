@@ -1,4 +1,4 @@
-"""Opens a bus from an address: one that signs and checks messages where our identity can."""
+"""Opens a bus from an address. It finds the run's further brokers, and it signs and checks messages where our identity can."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ from atoll.bus.interface import Bus
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import DEFAULTS, BusOptions
 from atoll.bus.signed import SignedBus
+from atoll.bus.spread import SpreadBus
+from atoll.wire.traffic import BusStats
 
 
 async def open_bus(url: str, run: str, *, name: str, options: BusOptions = DEFAULTS) -> Bus:
     """Open the bus of `run` at `url` (see `atoll.bus.addresses`) as `name`; see `JetStreamBus.open`."""
-    bus = await open_jetstream(url, run, name=name, options=options)
     signatures = None if options.credentials is None else options.credentials.signatures
-    return bus if signatures is None else SignedBus(bus, run, signatures)
+    stats = BusStats()
+
+    async def open_one(address: str) -> Bus:
+        bus = await open_jetstream(address, run, name=name, options=options, stats=stats)
+        return bus if signatures is None else SignedBus(bus, run, signatures)
+
+    return SpreadBus(await open_one(url), run, open_one, own_addresses=options.bulk, signatures=signatures)
 
 
-async def open_jetstream(url: str, run: str, *, name: str, options: BusOptions = DEFAULTS) -> JetStreamBus:
-    """Open a bus that also manages the broker's runs; it neither signs nor checks."""
+async def open_jetstream(
+    url: str, run: str, *, name: str, options: BusOptions = DEFAULTS, stats: BusStats | None = None
+) -> JetStreamBus:
+    """Open a bus of one broker, which also manages that broker's runs; it neither signs nor checks."""
     if not is_address(url):
         raise SettingsError(
             "this is not the address of a broker",
@@ -26,4 +35,4 @@ async def open_jetstream(url: str, run: str, *, name: str, options: BusOptions =
             allowed=ADDRESSES,
             todo="correct broker.url",
         )
-    return await JetStreamBus.open(url, run, name=name, options=options)
+    return await JetStreamBus.open(url, run, name=name, options=options, stats=stats)

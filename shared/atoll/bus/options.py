@@ -72,6 +72,7 @@ class BusOptions:
             or a shard would wait for contributions that the broker does not deliver.
         replicas: copies of each stream that this process creates, on as many nodes of one cluster.
         peers_s: how long a founder waits for so many nodes.
+        bulk: where this process reaches the further brokers of a run (`atoll.bus.spread`); empty for the founder's addresses.
         credentials: who we are, for a broker that asks; with them nothing is sent but over TLS.
     """
 
@@ -92,6 +93,7 @@ class BusOptions:
     ack_pending_max: int = 1 << 16
     replicas: int = 1
     peers_s: float = 15.0
+    bulk: tuple[str, ...] = ()
     credentials: Credentials | None = None
 
     def watch_of(self, nodes: int) -> tuple[float, float]:

@@ -133,9 +133,13 @@ class SignedBus:
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 
-    async def provision(self, stream_bytes_max: int) -> None:
+    async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:
         """Do as `Bus.provision`."""
-        await self._inner.provision(stream_bytes_max)
+        await self._inner.provision(stream_bytes_max, bulk)
+
+    def reconnects(self, subject: str) -> int:
+        """Do as `Bus.reconnects`."""
+        return self._inner.reconnects(subject)
 
     async def purge(self, subject_filter: str) -> int:
         """Do as `Bus.purge`."""
@@ -176,7 +180,8 @@ class SignedBus:
 
 def signatures_of(bus: Bus) -> Signatures | None:
     """Return whose signatures a bus sets, None for the bus of an open run."""
-    return bus.signatures if isinstance(bus, SignedBus) else None
+    found: Signatures | None = getattr(bus, "signatures", None)
+    return found
 
 
 @dataclass(slots=True)

@@ -124,10 +124,10 @@ def _settings(broker: str | None, config: Path | None, assignments: list[str] | 
 
 async def _rows(settings: Settings) -> list[RunRow]:
     async with opened_jetstream(settings, "runs") as bus:
-        return [await _row(bus.beside(stored.run), stored) for stored in await bus.stored_runs()]
+        return [await _row(settings, bus.beside(stored.run), stored) for stored in await bus.stored_runs()]
 
 
-async def _row(bus: JetStreamBus, stored: StoredRun) -> RunRow:
+async def _row(settings: Settings, bus: JetStreamBus, stored: StoredRun) -> RunRow:
     from atoll.base.errors import AtollError  # noqa: PLC0415
     from atoll.run.heads import read_heads  # noqa: PLC0415
     from atoll.run.record import read_members, read_run, recorded_progress  # noqa: PLC0415
@@ -138,7 +138,12 @@ async def _row(bus: JetStreamBus, stored: StoredRun) -> RunRow:
         record = await read_run(bus, Subjects(stored.run))
         if record is not None:
             progress = await recorded_progress(bus, record)
-            complete = len(await read_heads(bus, record)) == len(record.layout.fragments)
+            further = await _further(settings, bus)
+            heads = [len(await read_heads(each, record)) for each in (bus, *further)]
+            complete = sum(heads) == len(record.layout.fragments)
+            for each in further:
+                stored = stored.beside(next(s for s in await each.stored_runs() if s.run == stored.run))
+                await each.close()
             state = "over" if progress.over else "closing" if record.closing else "open" if complete else "founding"
             parameters, tokens = sum(record.layout.fragment_sizes()), progress.tokens
             target = record.protocol.tokens_target or None
@@ -171,8 +176,26 @@ async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool
             sizes = ", ".join(f"{run} ({as_size(there[run].size_bytes)})" for run in runs)
             typer.confirm(f"remove {sizes} from {settings.broker.url}, for good?", abort=True)
         for run in runs:
+            for further in await _further(settings, bus.beside(run)):
+                await further.remove_run()
+                await further.close()
             await bus.beside(run).remove_run()
             say(f"removed {run}: {as_size(there[run].size_bytes)}")
+
+
+async def _further(settings: Settings, home: JetStreamBus) -> list[JetStreamBus]:
+    """Open the further brokers that keep fragments of a run, as its record says."""
+    from atoll.base.errors import AtollError  # noqa: PLC0415
+    from atoll.bus.open import open_jetstream  # noqa: PLC0415
+    from atoll.run.record import read_run  # noqa: PLC0415
+    from atoll.settings import bus_options  # noqa: PLC0415
+
+    try:
+        record = await read_run(home, home.subjects)
+    except AtollError:  # of a record that cannot be read nobody knows where its fragments are
+        record = None
+    urls = () if record is None else settings.broker.bulk or record.bulk
+    return [await open_jetstream(url, home.subjects.run, name="runs", options=bus_options(settings)) for url in urls]
 
 
 async def _heard(bus: JetStreamBus) -> list[str]:

@@ -32,6 +32,7 @@ OPTIONS: Final[Mapping[str, Kinds]] = {
     "seed": (int,),
     "stream_bytes_max": (int, type(None)),
     "replicas": (int,),
+    "bulk": (tuple,),
     "patience_s": (int, float),
     "health_file": (Path, type(None)),
     "home": (LoopThread, type(None)),

@@ -109,7 +109,7 @@ async def publish_origin(
         )
     identity = identity or this_process()
     for fragment in values:
-        reconnects = bus.stats.reconnects
+        reconnects = bus.reconnects(run.subjects.head(fragment))
         nonce, vector = identity.nonce(4), await asyncio.to_thread(values.__getitem__, fragment)
         keyframe = await bus.put_blob(run.subjects.global_stem(fragment, 0, nonce), Upload(keyframe_of(vector)))
         bus.stats.frame_bytes_up += keyframe.size_bytes

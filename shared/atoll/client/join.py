@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsFloat, TypeVar
@@ -58,6 +59,7 @@ from atoll.keys.identity import HeldIdentity, learner_identity
 from atoll.model.layout import Layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord
+from atoll.wire.version import SCHEMA, SCHEMA_OF_BULK
 
 if TYPE_CHECKING:
     from atoll.client.keeping import LoopCheckpoints
@@ -87,6 +89,7 @@ class JoinOptions:
         seed: the run's seed.
         stream_bytes_max: bound of each stream of tensors, used only by the founder; None: it follows from the model.
         replicas: copies of each stream, on as many nodes of the broker's cluster, used only by the founder.
+        bulk: addresses of further brokers, over which the founder spreads the run's fragments, see `atoll.bus.spread`.
         patience_s: how long to try to reach the broker, seconds.
         identity: file that says who this learner is, for a broker behind a locked door (`atoll keys add`).
         health_file: touched with every heartbeat that reached the broker.
@@ -103,6 +106,7 @@ class JoinOptions:
     seed: int = 0
     stream_bytes_max: int | None = None
     replicas: int = 1
+    bulk: tuple[str, ...] = ()
     patience_s: float = 30.0
     identity: Path | str | None = None
     health_file: Path | None = None
@@ -143,8 +147,7 @@ def join(
     check_joining(learner, protocol, options, JoinOptions)
     identity = None if options.identity is None else learner_identity(options.identity, run, learner)
     tensors, rules = checked_parameters(params, options.merge)
-    merged = set(rules.merged)
-    settings = check_codecs((protocol or suited(sum(t.rows for t in tensors if t.name in merged))).check())
+    settings = check_codecs((protocol or suited(sum(t.rows for t in tensors if t.name in rules.merged))).check())
     clock = options.clock or SystemClock()
     layout, origin = planned(params, settings.fragments, rules)
     record = RunRecord(
@@ -158,6 +161,8 @@ def join(
         data=options.data,
         seed=options.seed,
         frozen=frozen_leaves(ParameterShape(params).leaves(params), rules),
+        bulk=options.bulk,
+        schema=SCHEMA_OF_BULK if options.bulk else SCHEMA,
     )
     check_offer(record)
     request = JoinRequest(
@@ -172,12 +177,8 @@ def join(
         founds=identity is None or identity.founds,
     )
 
-    bounds = _bus_options(options, identity)
-
-    async def open_url() -> Bus:
-        return await open_bus(str(broker), run, name=learner, options=bounds)
-
-    session = Session(request, open_url if isinstance(broker, str) else broker, clock)
+    opener = partial(_opened, broker, run, learner, options, identity) if isinstance(broker, str) else broker
+    session = Session(request, opener, clock)
     handle = IslandHandle(session, clock, donated=options.donated, home=options.home)
     handle.enter_run(params)
     if protocol is not None:
@@ -185,9 +186,10 @@ def join(
     return handle
 
 
-def _bus_options(options: JoinOptions, identity: HeldIdentity | None) -> BusOptions:
-    credentials = None if identity is None else identity.credentials()
-    return BusOptions(patience_s=options.patience_s, replicas=options.replicas, credentials=credentials)
+async def _opened(url: str, run: str, learner: str, options: JoinOptions, identity: HeldIdentity | None) -> Bus:
+    known = None if identity is None else identity.credentials()
+    given = BusOptions(patience_s=options.patience_s, replicas=options.replicas, bulk=options.bulk, credentials=known)
+    return await open_bus(url, run, name=learner, options=given)
 
 
 def suited(rows: int) -> ProtocolSettings:

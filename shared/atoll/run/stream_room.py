@@ -31,7 +31,7 @@ BYTES_MIN: Final = 256 << 20
 
 async def provide(bus: Bus, offer: RunRecord, bytes_max: int | None) -> None:
     """Create the streams of a run that is about to be founded or rebuilt; each of tensors has `bytes_max`, if it is given."""
-    await bus.provision(bytes_max or stream_bytes_max(offer.layout, offer.protocol))
+    await bus.provision(bytes_max or stream_bytes_max(offer.layout, offer.protocol), offer.bulk)
 
 
 def stream_bytes_max(layout: Layout, protocol: ProtocolSettings) -> int:

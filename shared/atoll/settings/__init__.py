@@ -156,7 +156,7 @@ def bus_options(settings: Settings) -> BusOptions:
     path = settings.broker.identity
     credentials = None if path is None else run_credentials(path, settings.run)
     broker = settings.broker
-    return BusOptions(patience_s=broker.patience_s, replicas=broker.replicas, credentials=credentials)
+    return BusOptions(patience_s=broker.patience_s, replicas=broker.replicas, bulk=broker.bulk, credentials=credentials)
 
 
 @dataclass(frozen=True, slots=True)

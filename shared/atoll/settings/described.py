@@ -136,7 +136,7 @@ def _choices(kind: object) -> str:
     if get_origin(kind) is dict:
         return "a table"
     if get_origin(kind) is tuple:
-        return "a list of paths" if "a path" in map(_choices, parts) else "a list of tables"
+        return {"a path": "a list of paths", "text": "a list of texts"}.get(_choices(parts[0]), "a list of tables")
     if isinstance(kind, type):
         return _WORDS.get(kind, "a table")
     return next((_choices(part) for part in parts if part is not type(None)), "a table")

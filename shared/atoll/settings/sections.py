@@ -27,8 +27,8 @@ def _not_empty(given: object) -> object:
     return given
 
 
-def _paths(given: object) -> object:
-    """Return a list of paths as the file has it; a variable or a flag gives one path, or a JSON list."""
+def _list(given: object) -> object:
+    """Return a list of texts as the file has it; a variable or a flag gives one text, or a JSON list."""
     if not isinstance(given, str):
         return given
     return json.loads(given) if given.startswith("[") else [given]
@@ -41,7 +41,8 @@ def _number(given: object) -> object:
 
 SomePath = Annotated[Path, BeforeValidator(_not_empty)]
 """A path that was written down: an empty text would mean the working directory."""
-SomePaths = Annotated[tuple[SomePath, ...], BeforeValidator(_paths)]
+SomePaths = Annotated[tuple[SomePath, ...], BeforeValidator(_list)]
+Addresses = Annotated[tuple[str, ...], BeforeValidator(_list)]
 FolderOrUrl = Annotated[str, NamesPlace()]
 Copies = Annotated[Literal[1, 3, 5], BeforeValidator(_number)]
 
@@ -63,6 +64,8 @@ class BrokerSettings(Section):
             follows from the model (`atoll.run.stream_room`).
         replicas: nodes of a cluster that each keep a copy of every stream, for the founder of a run. With 3 any one of them
             may die, with 5 any two.
+        bulk: addresses of further brokers, over which the founder of a run spreads its fragments. Other processes need them
+            only where they reach those brokers at other addresses; then as many, in the same order.
     """
 
     url: str = "nats://127.0.0.1:4222"
@@ -70,6 +73,7 @@ class BrokerSettings(Section):
     identity: SomePath | None = None
     stream_bytes_max: int | None = Field(default=None, ge=1 << 20)
     replicas: Copies = 1
+    bulk: Addresses = Field(default=(), max_length=63, description="a list of addresses, up to 63")
 
 
 class LearnerSettings(Section):

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import secrets
 from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Protocol
@@ -106,7 +105,6 @@ class Upload:
         """Begin with nothing stored."""
         self._source = source
         self._in_memory = isinstance(source, Cut)
-        self.nonce = secrets.token_hex(6)
         self.stored: set[int] = set()
         """Numbers of the pieces that the broker has; the bus adds them."""
         self.collision_free = False
@@ -156,9 +154,8 @@ class Upload:
             await asyncio.gather(*(making for _, making in ahead), return_exceptions=True)
 
     def forget(self) -> None:
-        """Assume that nothing is stored, and send all of it under new ids: the id of a lost piece may be known."""
+        """Assume that nothing is stored, and send all of it again."""
         self.stored.clear()
-        self.nonce = secrets.token_hex(6)
 
     def ref(self, stem: str) -> BlobRef:
         """Return the blob's reference, once all of it is stored."""

@@ -52,15 +52,17 @@ from atoll.wire.blobs import BlobRef
 from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import NOTHING, LinkTraffic
-from atoll.wire.version import SCHEMA, check_spoken
+from atoll.wire.version import SCHEMA, SCHEMA_OF_BULK, check_spoken
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
 SHOWN_CHARS_MAX: Final = 120
 NORMS_MAX: Final = 1 << 16
+BULK_MAX: Final = 63
 DELTAS_MAX: Final = 2 * KEYFRAME_VERSIONS_MAX
 
 LearnerState = Literal["joining", "training", "draining", "left"]
 Norms = Annotated[tuple[float, ...], msgspec.Meta(max_length=NORMS_MAX)]
+Addresses = Annotated[tuple[Text, ...], msgspec.Meta(max_length=BULK_MAX)]
 Shards = Annotated[tuple[ShardNumber, ...], msgspec.Meta(max_length=FRAGMENTS_MAX)]
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -87,6 +89,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     `nonce` tells foundings of one run id apart: messages of another founding are refused. `closing` says that the run's
     broker is about to end, so learners leave; it may go on later. `frozen` are leaves that all islands hold and nobody sends.
+    `bulk` are the addresses of further brokers that keep fragments (`atoll.bus.spread`); who does not look there would read
+    an old model, so such a run has wire version `SCHEMA_OF_BULK`.
     """
 
     run: PeerId
@@ -101,10 +105,13 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     frozen: tuple[FrozenLeaf, ...] = ()
     rebuilt: Rebuilt | None = None
     closing: bool = False
+    bulk: Addresses = ()
     schema: int = SCHEMA
 
     def fault(self) -> str:
         """Return why no founder writes this record, or the empty string."""
+        if self.bulk and self.schema < SCHEMA_OF_BULK:
+            return f"fragments on several brokers under wire version {self.schema}, which does not know them"
         try:
             self.protocol.check()
         except SettingsError as error:

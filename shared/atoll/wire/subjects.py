@@ -26,9 +26,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Final
 
 from atoll.base.errors import SettingsError
 
+ALL_FRAGMENTS: Final = "*"
+_WITH_FRAGMENT: Final = ("up.c.*", "gl.head", "gl.c", "gl.d", "st.c", "st.b", "tap.gl.head")
+"""What is kept with its fragment, as the levels between a run and the fragment's number."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FILTER = re.compile(r"(?:(?:[A-Za-z0-9_-]+|\*)\.)*(?:[A-Za-z0-9_-]+|\*|>)")
 
@@ -69,6 +73,26 @@ def matches(pattern: str, subject: str) -> bool:
         if level >= len(given) or given[level] == ">" or want not in ("*", given[level]):
             return False
     return len(wanted) == len(given)
+
+
+def fragment_level(subject: str) -> str | None:
+    """Return the number of the fragment with which `subject` is kept, as it stands there; None if it is kept with none.
+
+    For a pattern that covers several fragments that is `ALL_FRAGMENTS`.
+    """
+    given = subject.split(".")[2:]
+    for path in _WITH_FRAGMENT:
+        wanted = path.split(".")
+        covers = len(given) <= len(wanted) and given[-1:] == [">"]
+        lead = given[:-1] if covers else given[: len(wanted)]
+        if any("*" not in pair and pair[0] != pair[1] for pair in zip(wanted, lead, strict=False)):
+            continue
+        if covers:
+            return ALL_FRAGMENTS
+        if len(given) > len(wanted):
+            level = given[len(wanted)]
+            return ALL_FRAGMENTS if level in ("*", ">") else level if level.isdecimal() else None
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,22 @@ from typing import Final
 from atoll.base.errors import PeerMisbehaved
 
 SCHEMA: Final = 1
-"""The newest version that this process speaks; what it founds has this one."""
+"""What this process founds and writes, unless the run asks for more."""
+SCHEMA_OF_BULK: Final = 2
+"""A run record that spreads fragments over several brokers; all other messages are as in version 1."""
+SCHEMA_NEWEST: Final = SCHEMA_OF_BULK
+"""The newest version that it speaks."""
 SCHEMA_OLDEST: Final = 1
 """The oldest version that it speaks."""
 
 
 def check_spoken(kind: str, schema: int) -> None:
     """Raise `PeerMisbehaved` if a message is of a version that this process does not speak."""
-    if not SCHEMA_OLDEST <= schema <= SCHEMA:
-        newer = schema > SCHEMA
+    if not SCHEMA_OLDEST <= schema <= SCHEMA_NEWEST:
+        newer = schema > SCHEMA_NEWEST
         raise PeerMisbehaved(
             f"a {kind} of a wire version that this Atoll does not speak",
             got=schema,
-            allowed=str(SCHEMA) if SCHEMA_OLDEST == SCHEMA else f"{SCHEMA_OLDEST} to {SCHEMA}",
+            allowed=f"{SCHEMA_OLDEST} to {SCHEMA_NEWEST}",
             todo="upgrade this process" if newer else "upgrade who wrote it, or found the run anew",
         )

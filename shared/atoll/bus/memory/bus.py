@@ -158,9 +158,14 @@ class MemoryBus:
         self._consumers: list[MemoryConsumer] = []
         self._closed = False
 
-    async def provision(self, stream_bytes_max: int) -> None:
+    def reconnects(self, subject: str) -> int:
+        """Return the count in `stats`: 0, unless somebody simulates lost connections."""
+        del subject  # one broker keeps all
+        return self.stats.reconnects
+
+    async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:
         """Nothing is left to do: a memory broker has the streams of all its runs, with bounds of its own."""
-        del stream_bytes_max
+        del stream_bytes_max, bulk
         await self._give_way()
 
     async def _stream(self, subject: str) -> MemoryStream:
@@ -192,7 +197,7 @@ class MemoryBus:
         async with contextlib.aclosing(upload.pieces()) as pieces:
             async for number, piece in pieces:
                 subject = f"{stem}.{number}"
-                stream.store(subject, bytes(piece), f"{subject}:{upload.nonce}", info={})
+                stream.store(subject, bytes(piece), f"c{next(self._broker.nonces)}", info={})
                 self._count_up(piece)
                 self.stats.blob_bytes_up += len(piece)
                 upload.stored.add(number)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from nats.aio.msg import Msg
 
@@ -64,13 +64,14 @@ class JetStreamBus:
         *,
         name: str,
         options: BusOptions = DEFAULTS,
+        stats: BusStats | None = None,
     ) -> JetStreamBus:
-        """Connect to the broker at `url` for `run` as `name`; nothing is created there.
+        """Connect to the broker at `url` for `run` as `name`, counting in `stats`; nothing is created there.
 
         Raises `BrokerUnavailable`: unreachable within `options.patience_s`, too old, no JetStream, max_payload too small.
         """
         subjects = Subjects(run)
-        connection = Connection(url, name, options, BusStats())
+        connection = Connection(url, name, options, stats or BusStats())
         bus = cls(connection, subjects)
         try:
             await connection.call(bus._prepare(url))
@@ -92,8 +93,14 @@ class JetStreamBus:
             ) from None
         await check_broker(self._jetstream, url)
 
-    async def provision(self, stream_bytes_max: int) -> None:
-        """Create those of the run's streams that do not exist; see `Bus`."""
+    def reconnects(self, subject: str) -> int:
+        """Return how often a connection to this broker was lost and made again; see `Bus`."""
+        del subject  # one broker keeps all
+        return self._connection.reconnects
+
+    async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:
+        """Create those of the run's streams that do not exist, here; see `Bus`."""
+        del bulk  # `atoll.bus.spread` opens those
         plans = stream_plan(self._subjects.run, stream_bytes_max, self._connection.options.replicas)
         await self._connection.call(provision(self._jetstream, plans, self._subjects.prefix))
 

@@ -72,6 +72,7 @@ class Connection:
         self.nodes = len(addresses(url))
         self.options = options
         self.stats = stats
+        self.reconnects, self._trunk = 0, trunk or self
         self._thread: LoopThread = LoopThread(f"bus-{name}") if trunk is None else trunk._thread  # noqa: SLF001
         self._stopped = False
         self.loop = self._thread.loop
@@ -128,8 +129,7 @@ class Connection:
     @property
     def queued(self) -> int:
         """Return how many bytes wait for the kernel."""
-        wire = self._client.wire if self._client is not None else None
-        return wire.queued if wire is not None else 0
+        return self._client.wire.queued if self._client and self._client.wire else 0
 
     @property
     def max_payload(self) -> int:
@@ -359,11 +359,11 @@ class Connection:
         self.last_error = ""
         self.admission.entered()
         self._up.set()
-        first, self._was_up = not self._was_up, True
-        if first:
-            return
-        self.stats.reconnects += 1
-        _log.info("bus.reconnected", bus=self._name, reconnects=self.stats.reconnects)
+        if self._was_up:
+            self._trunk.reconnects += 1
+            self.stats.reconnects += 1
+            _log.info("bus.reconnected", bus=self._name, reconnects=self.stats.reconnects)
+        self._was_up = True
 
     async def _supervise(self) -> None:
         """Replace the client whenever nats-py has closed it for good."""

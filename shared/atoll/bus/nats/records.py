@@ -58,10 +58,10 @@ async def put(
             if reconnects is not None:
                 # The count of reconnects holds only while connected: nothing may come between check and sending.
                 await connection.ready(connection.options.try_s)
-                if connection.stats.reconnects != reconnects:
+                if connection.reconnects != reconnects:
                     raise BrokerUnavailable(
                         f"the connection was lost before {subject} was written",
-                        got=f"reconnect {connection.stats.reconnects}",
+                        got=f"reconnect {connection.reconnects}",
                         allowed=f"reconnect {reconnects}, by which everything that the record names was stored",
                         todo="nothing: it is stored again, since the broker may have lost power",
                     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -35,6 +35,18 @@ class StoredRun:
     bounds_bytes: int
     created_s: float
     written_s: float | None
+
+    def beside(self, other: StoredRun) -> StoredRun:
+        """Return this run with what another broker keeps of it."""
+        written = [at_s for at_s in (self.written_s, other.written_s) if at_s is not None]
+        return replace(
+            self,
+            streams=self.streams + other.streams,
+            messages=self.messages + other.messages,
+            size_bytes=self.size_bytes + other.size_bytes,
+            bounds_bytes=self.bounds_bytes + other.bounds_bytes,
+            written_s=max(written, default=None),
+        )
 
 
 async def stored_runs(jetstream: JetStream) -> list[StoredRun]:

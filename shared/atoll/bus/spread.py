@@ -1,0 +1,274 @@
+"""A bus over several brokers: the fragments of a run are spread over them, and everything else has one home.
+
+One server moves so many bytes per second and no more. What moves are fragments: contributions, frames, outer states. They know
+nothing of each other, so each may lie on another broker (`RunRecord.bulk`). Fragment p lies on broker p mod n, where broker 0
+is the home and the others follow in the order of the run record. A head lies with the chunks that it names, because one server
+then loses both or neither. Membership, leases, queues, calls and the event log stay at home: they are small, and they have
+one order only on one server.
+
+    up.c.<learner>.<p>.>   gl.head.<p>   gl.c.<p>.>   gl.d.<p>.>   st.>   tap.gl.head.<p>     broker p mod n
+    all other subjects                                                                        home
+
+A bus learns where fragments lie from the run record: it reads the record when it first needs to know, and it looks at each
+record that a caller reads or writes. A process may reach the brokers at other addresses than its peers do; then its own
+addresses (`BusOptions.bulk`) count, in the same order.
+
+A broker that is away stops its own fragments and no others. What concerns all fragments (a list of all heads) waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, SettingsError
+from atoll.base.logs import get
+from atoll.base.retry import all_of
+from atoll.bus.subscriptions import BufferedSubscription
+from atoll.wire.messages import RunRecord, decode
+from atoll.wire.subjects import ALL_FRAGMENTS, Subjects, fragment_level
+
+if TYPE_CHECKING:
+    from atoll.bus.interface import Bus, Consumer, Record, StoredEvent, Subscription
+    from atoll.bus.signed import Signatures
+    from atoll.wire.blobs import BlobRef, Download, Portion, Upload
+    from atoll.wire.limits import Buffer, Info
+    from atoll.wire.traffic import BusStats
+
+HOME: Final = 0
+LISTEN_AGAIN_S: Final = 1.0
+
+log = get(__name__)
+
+
+class SpreadBus:
+    """The home's bus and, once they are needed, those of the further brokers; see the module."""
+
+    def __init__(
+        self,
+        home: Bus,
+        run: str,
+        opener: Callable[[str], Awaitable[Bus]],
+        *,
+        own_addresses: Sequence[str] = (),
+        signatures: Signatures | None = None,
+    ) -> None:
+        """Route from `home`; `opener` opens a bus of the same run at another address, with the stats of `home`.
+
+        All are closed with this one. `own_addresses` are those at which this process reaches the further brokers.
+        """
+        self.stats: BusStats = home.stats
+        self.signatures = signatures
+        self._run_record = Subjects(run).run_record
+        self._opener = opener
+        self._own_addresses = tuple(own_addresses)
+        self._addresses: tuple[str, ...] | None = None
+        self._open: dict[int, Bus] = {HOME: home}
+        self._opening: dict[int, asyncio.Lock] = {}
+        self._feeders: dict[BufferedSubscription, list[asyncio.Task[None]]] = {}
+
+    # --- where what lies --------------------------------------------------------------------------------------------
+
+    async def _learn(self, bulk: Sequence[str]) -> None:
+        """Take where the run's fragments lie, beside home; raise `SettingsError` if our own addresses are not as many."""
+        if self._own_addresses and len(self._own_addresses) != len(bulk):
+            raise SettingsError(
+                "the run's fragments lie on another number of brokers than this process knows",
+                got=f"{len(self._own_addresses)} addresses in broker.bulk",
+                allowed=f"{len(bulk)}, as its founder said: {', '.join(bulk) or 'all lie on the home broker'}",
+                todo="correct broker.bulk, or leave it away if the founder's addresses are good here, too",
+            )
+        addresses = self._own_addresses or tuple(bulk)
+        if self._addresses is not None and addresses != self._addresses:
+            for number in self._open.keys() - {HOME}:
+                await self._open.pop(number).close()
+        self._addresses = addresses
+
+    async def _look(self, record: bytes) -> None:
+        """Learn from a run record that passes; one that cannot be read is its reader's trouble."""
+        with contextlib.suppress(PeerMisbehaved):
+            await self._learn(decode(RunRecord, record).bulk)
+
+    async def _brokers(self) -> int:
+        """Return how many brokers there are; 1 as long as the run is not founded."""
+        if self._addresses is None:
+            with contextlib.suppress(RunReplaced):  # the home has no streams of this run
+                await self.get_record(self._run_record)
+        return 1 + len(self._addresses or ())
+
+    async def _bus(self, number: int) -> Bus:
+        """Return the bus to one of the brokers; raise `BrokerUnavailable` if it is away when it is needed first."""
+        if number not in self._open:
+            async with self._opening.setdefault(number, asyncio.Lock()):
+                if number not in self._open:
+                    self._open[number] = await self._opener((self._addresses or ())[number - 1])
+        return self._open[number]
+
+    async def _numbers(self, subject_filter: str) -> list[int]:
+        """Return the numbers of the brokers that keep some of what matches."""
+        level = fragment_level(subject_filter)
+        if level is None:
+            return [HOME]
+        brokers = await self._brokers()
+        return list(range(brokers)) if level == ALL_FRAGMENTS else [int(level) % brokers]
+
+    async def _keepers(self, subject_filter: str) -> list[Bus]:
+        """Return the buses to those brokers."""
+        return [await self._bus(number) for number in await self._numbers(subject_filter)]
+
+    async def _keeper(self, subject: str) -> Bus:
+        """Return the bus to the one broker that keeps `subject`."""
+        return (await self._keepers(subject))[0]
+
+    def reconnects(self, subject: str) -> int:
+        """Return the count of the broker that keeps `subject`; see `Bus`."""
+        level = fragment_level(subject)
+        number = HOME if level is None else int(level) % (1 + len(self._addresses or ()))
+        return self._open[number].reconnects(subject) if number in self._open else 0
+
+    # --- fragments --------------------------------------------------------------------------------------------------
+
+    async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:
+        """Create the run's streams at home and at the brokers `bulk`; see `Bus`."""
+        await self._learn(bulk)
+        for number in range(await self._brokers()):
+            await (await self._bus(number)).provision(stream_bytes_max)
+
+    async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
+        """Store as `Bus.put_blob`, on the fragment's broker."""
+        return await (await self._keeper(stem)).put_blob(stem, payload)
+
+    async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
+        """Read as `Bus.get_blob`."""
+        return await (await self._keeper(ref.stem)).get_blob(ref, size_bytes_max)
+
+    async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
+        """Read as `Bus.pieces`."""
+        bus = await self._keeper(download.ref.stem)
+        async with contextlib.aclosing(bus.pieces(download)) as pieces:
+            async for portion in pieces:
+                yield portion
+
+    async def purge(self, subject_filter: str) -> int:
+        """Delete as `Bus.purge`, on every broker that keeps some of it."""
+        return sum(await all_of(bus.purge(subject_filter) for bus in await self._keepers(subject_filter)))
+
+    async def put_record(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        reconnects: int | None = None,
+    ) -> int:
+        """Write as `Bus.put_record`."""
+        bus = await self._keeper(subject)
+        revision = await bus.put_record(subject, data, expected=expected, info=info, reconnects=reconnects)
+        if subject == self._run_record:
+            await self._look(data)
+        return revision
+
+    async def get_record(self, subject: str) -> Record | None:
+        """Read as `Bus.get_record`."""
+        record = await (await self._keeper(subject)).get_record(subject)
+        if subject == self._run_record and record is not None:
+            await self._look(record.data)
+        return record
+
+    async def get_records(self, subject_filter: str) -> list[Record]:
+        """Read as `Bus.get_records`, from all brokers that keep some; a stale broker's share is as stale as it is."""
+        found = await all_of(bus.get_records(subject_filter) for bus in await self._keepers(subject_filter))
+        return sorted((record for some in found for record in some), key=lambda record: record.subject)
+
+    async def listen(self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0) -> Subscription:
+        """Listen as `Bus.listen`, at all brokers that may say something; one that is away is heard once it is back."""
+        wanted = _Wanted(subject_filter, len_max, late_s_max)
+        numbers = await self._numbers(subject_filter)
+        if numbers == [HOME]:
+            return await wanted.at(self._open[HOME])
+        first = await all_of(self._heard(number, wanted) for number in numbers)
+        merged = BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
+        self._feeders[merged] = [
+            asyncio.create_task(self._feed(number, wanted, merged, feed))
+            for number, feed in zip(numbers, first, strict=True)
+        ]
+        return merged
+
+    async def _heard(self, number: int, wanted: _Wanted) -> Subscription | None:
+        """Return the feed of one broker; None, with a warning, if it is away."""
+        try:
+            return await wanted.at(await self._bus(number))
+        except BrokerUnavailable as error:
+            log.warning("broker.unheard", broker=number, subject=wanted.subject_filter, reason=str(error))
+            return None
+
+    async def _feed(
+        self, number: int, wanted: _Wanted, merged: BufferedSubscription, feed: Subscription | None
+    ) -> None:
+        """Hand on what one broker says; try again for as long as it is away."""
+        while feed is None:
+            await asyncio.sleep(LISTEN_AGAIN_S)
+            feed = await self._heard(number, wanted)
+        async for core_message in feed:
+            merged.push(core_message)
+
+    def _count_drop(self) -> None:
+        self.stats.core_messages_dropped += 1
+
+    async def _hush(self, merged: BufferedSubscription) -> None:
+        await _ended(self._feeders.pop(merged, []))
+
+    async def close(self) -> None:
+        """Close the buses to all brokers."""
+        for merged in list(self._feeders):
+            await merged.close()
+        await asyncio.gather(*(bus.close() for bus in self._open.values()))
+
+    # --- what the home does -----------------------------------------------------------------------------------------
+
+    async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
+        """Do as `Bus.publish`: queues and the event log are at home."""
+        await self._open[HOME].publish(subject, data, msg_id=msg_id, info=info)
+
+    async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
+        """Read as `Bus.replay`; only what is at home has one order."""
+        return await self._open[HOME].replay(subject_filter, after=after, limit=limit)
+
+    async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> Consumer:
+        """Consume as `Bus.consume`."""
+        return await self._open[HOME].consume(subject_filter, durable=durable, takeover=takeover)
+
+    async def tell(self, subject: str, data: bytes) -> None:
+        """Send as `Bus.tell`."""
+        await self._open[HOME].tell(subject, data)
+
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
+        """Ask as `Bus.ask`."""
+        return await self._open[HOME].ask(subject, data, timeout_s=timeout_s)
+
+    async def reach(self, timeout_s: float) -> bool:
+        """Return whether the home answers; see `Bus`."""
+        return await self._open[HOME].reach(timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What somebody wants to hear, as `Bus.listen` takes it."""
+
+    subject_filter: str
+    len_max: int
+    late_s_max: float
+
+    async def at(self, bus: Bus) -> Subscription:
+        return await bus.listen(self.subject_filter, len_max=self.len_max, late_s_max=self.late_s_max)
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,278 @@
+"""The contract of a bus, where the run's fragments lie on two brokers; and what is particular to that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, SettingsError
+from atoll.bus.interface import Bus
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.open import open_bus, open_jetstream
+from atoll.bus.options import BusOptions
+from atoll.bus.server import EmbeddedBroker
+from atoll.bus.spread import SpreadBus
+from atoll.keys.locked import LockedDoor
+from atoll.wire.messages import RunRecord, decode, encode
+from atoll.wire.subjects import Subjects, fragment_level
+from atoll.wire.version import SCHEMA, SCHEMA_OF_BULK
+from support.bus_contract import BusContract
+from support.bus_contract_data import SOON_S, MakeBus
+from support.founded_run import run_record
+from support.locked_brokers import LockedBroker
+
+OpenBus = Callable[..., Awaitable[Bus]]
+ROOM_BYTES = 16 << 20
+OPTIONS = BusOptions(full_s=0.3, gone_s=0.2, patience_s=2.0, total_s=4.0, try_s=1.0, reconnect_s=0.05)
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
+    """A second nats-server."""
+    with EmbeddedBroker(tmp_path_factory.mktemp("second")) as running:
+        yield running
+
+
+@pytest.fixture
+def full_at_bytes() -> int:
+    """More than the room of a tensor stream."""
+    return ROOM_BYTES
+
+
+class TestSpreadMemoryBus(BusContract):
+    """The contract over two brokers in memory."""
+
+    @pytest.fixture
+    async def make_bus(self, run: str) -> AsyncIterator[MakeBus]:
+        """Open buses on two shared brokers in memory."""
+        brokers = [MemoryBroker(stream_bytes_max=ROOM_BYTES) for _ in range(2)]
+        opened: list[Bus] = []
+
+        async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
+            home = MemoryBus(run, brokers[0])
+
+            async def further(address: str) -> Bus:
+                assert address == "second"
+                bus = MemoryBus(run, brokers[1])
+                bus.stats = home.stats
+                return bus
+
+            opened.append(SpreadBus(home, run, further))
+            await opened[-1].provision(ROOM_BYTES, ("second",))
+            return opened[-1]
+
+        yield make
+        for bus in opened:
+            await bus.close()
+
+
+@pytest.mark.connected
+class TestSpreadJetStreamBus(BusContract):
+    """The contract over two real servers."""
+
+    @pytest.fixture
+    async def make_bus(self, broker: EmbeddedBroker, second: EmbeddedBroker, run: str) -> AsyncIterator[MakeBus]:
+        """Open buses of one run on two brokers."""
+        opened: list[Bus] = []
+
+        async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
+            opened.append(await open_bus(broker.url, run, name=f"bus-{len(opened)}", options=OPTIONS))
+            await opened[-1].provision(ROOM_BYTES, (second.url,))
+            return opened[-1]
+
+        yield make
+        for bus in opened:
+            await bus.close()
+
+
+@pytest.mark.parametrize(
+    ("tail", "level"),
+    [
+        ("up.c.learner-0.7.1-2", "7"),
+        ("up.c.*.7.>", "7"),
+        ("up.c.learner-0.>", "*"),
+        ("gl.head.12", "12"),
+        ("gl.head.*", "*"),
+        ("gl.c.3.1.n", "3"),
+        ("gl.d.3.>", "3"),
+        ("st.b.3.1.x.*", "3"),
+        ("tap.gl.head.5", "5"),
+        ("tap.gl.head.*", "*"),
+        ("tap.>", "*"),
+        (">", "*"),
+        ("gl.head.junk", None),
+        ("gl.head", None),
+        ("gl.run", None),
+        ("gl.lease.1", None),
+        ("up.m.0.7.learner-0", None),
+        ("mb.data", None),
+        ("ps.c.learner-0.1-n", None),
+        ("tap.ev.>", None),
+        ("hb.*", None),
+        ("ctl.all", None),
+    ],
+)
+def test_a_subject_says_with_which_fragment_it_is_kept(tail: str, level: str | None) -> None:
+    """Heads and chunks; everything else is at home."""
+    assert fragment_level(f"atoll.r.{tail}") == level
+
+
+def spread_record(run: str, *bulk: str) -> RunRecord:
+    """Return the record of a run whose fragments lie on several brokers."""
+    return msgspec.structs.replace(run_record(run), bulk=bulk, schema=SCHEMA_OF_BULK)
+
+
+@pytest.fixture
+async def opened(broker: EmbeddedBroker, run: str) -> AsyncIterator[OpenBus]:
+    """Open any number of buses at the home, or at another broker; close them all."""
+    buses: list[Bus] = []
+
+    async def one(url: str = "", **options: Any) -> Bus:  # noqa: ANN401
+        buses.append(await open_bus(url or broker.url, run, name="test", options=replace(OPTIONS, **options)))
+        return buses[-1]
+
+    yield one
+    for bus in buses:
+        await bus.close()
+
+
+@pytest.mark.connected
+async def test_who_comes_later_finds_fragments_by_the_run_record(
+    opened: OpenBus,
+    second: EmbeddedBroker,
+    run: str,
+) -> None:
+    """By the run record: odd fragments lie on the second broker with their heads, even ones and the record at home."""
+    founder, record, s = await opened(), spread_record(run, second.url), Subjects(run)
+    await founder.provision(ROOM_BYTES, record.bulk)
+    await founder.put_record(s.run_record, encode(record), expected=0)
+    refs = [await founder.put_blob(s.global_stem(fragment, 0, "n"), b"x" * 1000) for fragment in range(4)]
+    for fragment in range(4):
+        await founder.put_record(s.head(fragment), b"%d" % fragment, expected=0, reconnects=0)
+
+    joiner = await opened()
+    assert [await joiner.get_blob(ref, 1000) for ref in refs] == [b"x" * 1000] * 4
+    assert [found.data for found in await joiner.get_records(s.head("*"))] == [b"0", b"1", b"2", b"3"]
+    bare = await open_jetstream(second.url, run, name="bare", options=OPTIONS)
+    assert [found.subject for found in await bare.get_records(s.head("*"))] == [s.head(1), s.head(3)]
+    assert await bare.get_record(s.run_record) is None
+    await bare.close()
+    assert joiner.reconnects(s.head(1)) == 0
+
+
+@pytest.mark.connected
+async def test_taps_of_all_fragments_are_heard(opened: OpenBus, second: EmbeddedBroker, run: str) -> None:
+    """Heads of either broker, in one feed."""
+    bus, record, s = await opened(), spread_record(run, second.url), Subjects(run)
+    await bus.provision(ROOM_BYTES, record.bulk)
+    await bus.put_record(s.run_record, encode(record), expected=0)
+    feed = await (await opened()).listen(s.tap("gl.head.*"))
+    for fragment in range(4):
+        await bus.put_record(s.head(fragment), b"h", expected=0)
+    heard = [await feed.next(SOON_S) for _ in range(4)]
+    assert {message.subject for message in heard if message} == {s.tap(f"gl.head.{fragment}") for fragment in range(4)}
+    await feed.close()
+
+
+@pytest.mark.connected
+async def test_a_broker_that_is_away_stops_its_own_fragments_only(opened: OpenBus, tmp_path: Path, run: str) -> None:
+    """What was begun there ends with a clear error, the rest goes on; and once it is back, it is heard again."""
+    away = EmbeddedBroker(tmp_path / "away")
+    away.start()
+    bus, record, s = await opened(), spread_record(run, away.url), Subjects(run)
+    await bus.provision(ROOM_BYTES, record.bulk)
+    await bus.put_record(s.run_record, encode(record), expected=0)
+    await bus.put_record(s.head(1), b"1", expected=0)
+    away.stop()
+    try:
+        late = await opened()
+        feed = await late.listen(s.tap("gl.head.*"))
+        ref = await late.put_blob(s.global_stem(0, 0, "n"), b"y" * 10)
+        assert await late.get_blob(ref, 10) == b"y" * 10
+        with pytest.raises(BrokerUnavailable):
+            await late.put_blob(s.global_stem(1, 0, "n"), b"y" * 10)
+        away.start()
+        before = bus.reconnects(s.head(1))
+        revision = (await late.get_records(s.head("1")))[0].revision
+        heard = None
+        while heard is None:
+            revision = await late.put_record(s.head(1), b"2", expected=revision)
+            heard = await feed.next(0.2)
+        assert heard.subject == s.tap("gl.head.1")
+        while bus.reconnects(s.head(1)) == before:
+            await bus.get_record(s.head(1))
+        assert bus.reconnects(s.head(0)) == 0
+    finally:
+        away.stop()
+
+
+async def test_another_number_of_own_addresses_is_an_error(opened: OpenBus, run: str) -> None:
+    """Fragments would be looked for where they are not."""
+    bus = await opened()
+    await bus.provision(ROOM_BYTES)
+    await bus.put_record(Subjects(run).run_record, encode(run_record(run)), expected=0)
+    wrong = await opened(bulk=("nats://127.0.0.1:1",))
+    with pytest.raises(SettingsError, match="another number of brokers"):
+        await wrong.get_record(Subjects(run).run_record)
+
+
+async def test_own_addresses_go_before_those_of_the_record(opened: OpenBus, second: EmbeddedBroker, run: str) -> None:
+    """The founder reaches the broker under a name that means nothing elsewhere."""
+    founder, s = await opened(bulk=(second.url,)), Subjects(run)
+    record = spread_record(run, "nats://inside.example:4222")
+    await founder.provision(ROOM_BYTES, record.bulk)
+    await founder.put_record(s.run_record, encode(record), expected=0)
+    await founder.put_record(s.head(1), b"1", expected=0)
+    late = await opened(bulk=(second.url,))
+    assert [found.data for found in await late.get_records(s.head("*"))] == [b"1"]
+
+
+async def test_a_broker_that_lost_the_run_says_so(opened: OpenBus, second: EmbeddedBroker, run: str) -> None:
+    """As one that lost a run of a single broker does."""
+    bus, record, s = await opened(), spread_record(run, second.url), Subjects(run)
+    await bus.provision(ROOM_BYTES, record.bulk)
+    await bus.put_record(s.run_record, encode(record), expected=0)
+    bare = await open_jetstream(second.url, run, name="bare", options=OPTIONS)
+    await bare.remove_run()
+    await bare.close()
+    with pytest.raises(RunReplaced):
+        await bus.get_record(s.head(1))
+    assert await bus.get_record(s.head(0)) is None
+
+
+def test_a_record_that_old_readers_would_misread_is_refused(run: str) -> None:
+    """They pass over a field that they do not know, so its wire version must tell them."""
+    text = encode(spread_record(run, "nats://b:4222")).replace(b'"schema":%d' % SCHEMA_OF_BULK, b'"schema":%d' % SCHEMA)
+    with pytest.raises(PeerMisbehaved, match="several brokers"):
+        decode(RunRecord, text)
+
+
+async def test_signed_messages_travel_over_several_locked_brokers(tmp_path: Path, run: str) -> None:
+    """One folder of keys locks them all; an identity is the same at each, and so are its signatures."""
+    with LockedBroker(tmp_path) as home:
+        other = EmbeddedBroker(tmp_path / "other", include=LockedDoor(home.keys, tmp_path / "other").config)
+        other.start()
+        try:
+            home.add(run, "shards", "synchronizer")
+            LockedDoor(home.keys, tmp_path / "other")
+            other.reload()
+            options = BusOptions(credentials=home.identity(run, "shards").credentials(), patience_s=5.0)
+            bus = await open_bus(home.server.url, run, name="shards", options=options)
+            record, s = spread_record(run, other.url), Subjects(run)
+            await bus.provision(ROOM_BYTES, record.bulk)
+            await bus.put_record(s.run_record, encode(record), expected=0)
+            ref = await bus.put_blob(s.global_stem(1, 0, "n"), b"z" * 10)
+            await bus.put_record(s.head(1), b"1", expected=0)
+            assert ref.collision_free
+            reader = await open_bus(home.server.url, run, name="reader", options=options)
+            assert await reader.get_blob(ref, 10) == b"z" * 10
+            assert [found.data for found in await reader.get_records(s.head("*"))] == [b"1"]
+            await asyncio.gather(bus.close(), reader.close())
+        finally:
+            other.stop()
