@@ -383,3 +383,12 @@ def test_a_purge_that_a_full_disk_refuses_is_a_full_disk() -> None:
 
     assert refused.is_passing
     assert isinstance(refused.public("a.stream"), StorageFull)
+
+
+async def test_what_several_addresses_say_is_said_once(broker: EmbeddedBroker, open_bus: OpenBus) -> None:
+    """Attempts go round the nodes of a cluster four times a second: the trouble of each is logged once."""
+    connection = (await open_bus(broker.url))._connection
+    for _ in range(3):
+        connection._note(ConnectionRefusedError("one"))
+        connection._note(ConnectionRefusedError("two"))
+    assert connection.last_error == "ConnectionRefusedError: one; ConnectionRefusedError: two"

@@ -85,7 +85,8 @@ def test_names_choose_sections_and_settings() -> None:
     names = [line.split()[0] for line in done.stdout.splitlines()]
 
     assert set(names) == {"train.rate", "up.throttle.learner-1"} | {
-        f"up.{name}" for name in ("learners", "standbys", "brokers", "minutes", "corpus", "port", "locked", "out")
+        f"up.{name}"
+        for name in ("learners", "standbys", "brokers", "bulk_brokers", "minutes", "corpus", "port", "locked", "out")
     }
 
 

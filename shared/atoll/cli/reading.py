@@ -7,8 +7,9 @@ that folder; if none runs, it starts one on the store for as long as it reads.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
@@ -51,33 +52,41 @@ def settings_of(
     file = read_run_file(out)
     if file is None:
         raise SettingsError("no run lies in this folder", got=out, todo="name the --out of an `atoll up`")
-    keys = keys_of(out) if file.broker == "embedded" else None
+    if file.broker == "simulated":
+        raise SettingsError("a simulated run has no broker", got=out, todo="read its events.jsonl and logs/sim.jsonl")
+    embedded = file.broker == "embedded"
+    keys = keys_of(out) if embedded else None
     identity = None if keys is None else RunKeys(keys, file.run).operator
-    with _broker_of(out, file.broker, keys) as url:
-        yield load(config, with_flags(assignments, run=file.run, broker__url=url, broker__identity=identity)).settings
+    with ExitStack() as brokers:
+        url, *bulk = (
+            [brokers.enter_context(_server_of(store, keys)) for store in _stores(out)] if embedded else [file.broker]
+        )
+        bulk_told = json.dumps(bulk) if bulk else None
+        told = with_flags(assignments, run=file.run, broker__url=url, broker__bulk=bulk_told, broker__identity=identity)
+        yield load(config, told).settings
 
 
-@contextmanager
-def _broker_of(out: Path, broker: str, keys: Path | None) -> Iterator[str]:
-    """Yield the address of a run's broker, which is `embedded` or an address; our own is locked by `keys`."""
-    from atoll.base.errors import InUse, SettingsError  # noqa: PLC0415
-    from atoll.bus.cluster import LocalCluster, is_cluster  # noqa: PLC0415
-    from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
-    from atoll.keys.locked import LockedDoor  # noqa: PLC0415
-    from atoll.keys.roll import KeyFolder  # noqa: PLC0415
+def _stores(out: Path) -> list[Path]:
+    """Return the stores of the brokers in a run's folder, that of its home first."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
 
-    if broker != "embedded":
-        if broker == "simulated":
-            raise SettingsError(
-                "a simulated run has no broker", got=out, todo="read its events.jsonl and logs/sim.jsonl"
-            )
-        yield broker
-        return
     store = out / "nats"
     if not store.is_dir():
         raise SettingsError(
             "the broker's store of this run is gone", got=store, todo="restore it, or look at report.html"
         )
+    return [store, *sorted(store.glob("bulk-*"))]
+
+
+@contextmanager
+def _server_of(store: Path, keys: Path | None) -> Iterator[str]:
+    """Yield the address of the broker that has a store, locked by `keys`; if none runs, start one meanwhile."""
+    from atoll.base.errors import InUse  # noqa: PLC0415
+    from atoll.bus.cluster import LocalCluster, is_cluster  # noqa: PLC0415
+    from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
+    from atoll.keys.locked import LockedDoor  # noqa: PLC0415
+    from atoll.keys.roll import KeyFolder  # noqa: PLC0415
+
     door = None if keys is None else LockedDoor(KeyFolder(keys), store)
     config = None if door is None else door.config.absolute()
     here = LocalCluster(store) if is_cluster(store) else EmbeddedBroker(store, include=config)

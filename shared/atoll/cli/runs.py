@@ -142,7 +142,8 @@ async def _row(settings: Settings, bus: JetStreamBus, stored: StoredRun) -> RunR
             heads = [len(await read_heads(each, record)) for each in (bus, *further)]
             complete = sum(heads) == len(record.layout.fragments)
             for each in further:
-                stored = stored.beside(next(s for s in await each.stored_runs() if s.run == stored.run))
+                for other in await each.stored_runs():
+                    stored = stored.beside(other) if other.run == stored.run else stored
                 await each.close()
             state = "over" if progress.over else "closing" if record.closing else "open" if complete else "founding"
             parameters, tokens = sum(record.layout.fragment_sizes()), progress.tokens
@@ -176,11 +177,13 @@ async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool
             sizes = ", ".join(f"{run} ({as_size(there[run].size_bytes)})" for run in runs)
             typer.confirm(f"remove {sizes} from {settings.broker.url}, for good?", abort=True)
         for run in runs:
+            size_bytes = there[run].size_bytes
             for further in await _further(settings, bus.beside(run)):
+                size_bytes += sum(stored.size_bytes for stored in await further.stored_runs() if stored.run == run)
                 await further.remove_run()
                 await further.close()
             await bus.beside(run).remove_run()
-            say(f"removed {run}: {as_size(there[run].size_bytes)}")
+            say(f"removed {run}: {as_size(size_bytes)}")
 
 
 async def _further(settings: Settings, home: JetStreamBus) -> list[JetStreamBus]:

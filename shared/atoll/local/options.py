@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from atoll.bus.addresses import ADDRESSES, is_address
 from atoll.local import defaults
 from atoll.local.environment import as_text, flat, redacted
 from atoll.local.likeness import EarlierRun, read_earlier
-from atoll.local.run_keys import RunKeys, wanted_keys
+from atoll.local.own_brokers import BROKERS, check_same_brokers, copies_of, keys_for
+from atoll.local.run_keys import RunKeys
 from atoll.run.folder import EMBEDDED, SIMULATED, RunFile, read_run_file
 from atoll.settings import PLACES, Settings, SettingsFallback, given, load, placed
 from atoll.wire.subjects import token
@@ -100,6 +101,11 @@ class UpPlan:
     like: EarlierRun | None = None
     keys: Path | None = None
 
+    def beside(self, bulk: tuple[str, ...]) -> UpPlan:
+        """Return this plan for a run whose further brokers answer at these addresses, if it has any."""
+        broker = self.settings.broker.model_copy(update={"bulk": bulk})
+        return replace(self, settings=self.settings.model_copy(update={"broker": broker})) if bulk else self
+
     @property
     def tokenizer(self) -> Path | None:
         """Return the vocabulary of the model that the run begins from, with which its text must be prepared, if it has one."""
@@ -134,9 +140,9 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     learners = tuple(f"learner-{i}" for i in range(1, count + 1))
     throttle = _throttle(settings.up.throttle, learners, stated)
     if former is not None:
-        _check_brokers(former, settings, out)
-    copies = _copies(settings, loaded.origins, stated)
-    keys = _keys(settings, out, stated, aside=aside)
+        check_same_brokers(former, settings, out)
+    copies = copies_of(settings, loaded.origins, stated)
+    keys = keys_for(settings, out, stated, aside=aside)
     broker = {"replicas": copies} | ({} if keys is None else {"identity": RunKeys(keys, settings.run).operator})
     settings = settings.model_copy(
         update={
@@ -252,7 +258,7 @@ def _fallback(former: RunFile | None, like: EarlierRun | None, run: str, stated:
             "run": former.run,
             "up.learners": former.learners,
             "up.corpus": former.corpus,
-            "up.brokers": former.settings.get("up.brokers", 1),
+            **{name: former.settings.get(name, fewest) for name, fewest in BROKERS.items()},
         }
         return SettingsFallback("run.json", kept | ours)
     if like is not None:
@@ -266,42 +272,6 @@ def _throttle(factors: Mapping[str, float], learners: Collection[str], stated: S
         if name not in learners and f"up.throttle.{name}" in stated:
             raise SettingsError("--throttle names nobody", got=name, allowed=", ".join(learners), todo="see --learners")
     return {name: factor for name, factor in factors.items() if name in learners}
-
-
-def _copies(settings: Settings, origins: Mapping[str, str], stated: Stated) -> int:
-    """Return how many copies of each stream the run has: as many as its own broker has nodes, or as was given."""
-    nodes, copies = settings.up.brokers, settings.broker.replicas
-    if "broker.url" in stated:
-        if "up.brokers" in stated and nodes > 1:
-            raise SettingsError(
-                "--brokers and --broker contradict each other",
-                got=f"{nodes} nodes of our own, and {redacted(settings.broker.url)}",
-                todo="give one of the two; for a cluster that runs give the addresses of its nodes and broker.replicas",
-            )
-        return copies
-    if "broker.replicas" not in origins or ("up.brokers" in stated and "broker.replicas" not in stated):
-        return nodes
-    if copies > nodes:
-        raise SettingsError(
-            "there are fewer brokers than copies of each stream",
-            got=f"broker.replicas {copies}, up.brokers {nodes}",
-            allowed=f"broker.replicas up to {nodes}",
-            todo="give more --brokers, or leave broker.replicas away",
-        )
-    return copies
-
-
-def _keys(settings: Settings, out: Path, stated: Stated, *, aside: bool) -> Path | None:
-    """Return the folder of keys of our own broker, None for an open one or somebody else's."""
-    if "broker.url" not in stated:
-        return wanted_keys(out, locked=settings.up.locked, nodes=settings.up.brokers, aside=aside)
-    if settings.up.locked:
-        raise SettingsError(
-            "--locked and --broker contradict each other",
-            got=f"{redacted(settings.broker.url)} is not our own broker",
-            todo="leave --locked away; lock that broker where it is started (`atoll broker --keys`)",
-        )
-    return None
 
 
 def _via(addresses: Mapping[str, str], children: Collection[str]) -> dict[str, str]:
@@ -361,18 +331,6 @@ def _check_unchanged(former: RunFile, up: UpPlan, stated: Stated) -> None:
             allowed=f"a target above {former.tokens}, or 0 for none",
             todo=f"give a larger --tokens to continue it, --again to begin anew, or another --out; "
             f"its report is {up.out / 'report.html'}",
-        )
-
-
-def _check_brokers(former: RunFile, settings: Settings, out: Path) -> None:
-    """Refuse another number of brokers than `former` has: its streams are in the stores of those."""
-    nodes = former.settings.get("up.brokers", 1)
-    if former.broker == EMBEDDED and settings.up.brokers != nodes:
-        raise SettingsError(
-            "the brokers of a run cannot change",
-            got=settings.up.brokers,
-            allowed=f"{nodes}, as {out / 'run.json'} says",
-            todo="leave --brokers away, or start a new run in another --out",
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from atoll.bus.cluster import node_store, planned_nodes
+from atoll.bus.cluster import ClusterNode, node_store, planned_nodes
 from atoll.keys.rights import Kind
 from atoll.local.brokers import host_command
 from atoll.local.defaults import EVALUATE_EVERY_S
@@ -24,6 +24,7 @@ from atoll.local.run_keys import RunKeys
 from atoll.run.folder import RunFolder
 
 BROKER: Final = "broker"
+BULK: Final = "bulk"
 EVALUATOR: Final = "evaluator"
 DATA: Final = "data"
 EXPORT: Final = "export"
@@ -53,9 +54,19 @@ class Services:
 
     @property
     def brokers(self) -> tuple[str, ...]:
-        """Return the names of the processes that host our own broker, one per node."""
+        """Return the names of the processes that host our own brokers."""
+        return self.home + self.bulk
+
+    @property
+    def home(self) -> tuple[str, ...]:
+        """Return those of the broker that is the run's home, one per node."""
         nodes = self._up.settings.up.brokers
         return (BROKER,) if nodes == 1 else tuple(f"{BROKER}-{node}" for node in range(1, nodes + 1))
+
+    @property
+    def bulk(self) -> tuple[str, ...]:
+        """Return those of the further brokers that keep fragments."""
+        return tuple(f"{BULK}-{number}" for number in range(1, self._up.settings.up.bulk_brokers + 1))
 
     @property
     def url_files(self) -> tuple[Path, ...]:
@@ -64,8 +75,14 @@ class Services:
 
     def _broker_stores(self) -> list[Path]:
         store = self._folder.path("nats").absolute()
-        nodes = len(self.brokers)
-        return [store] if nodes == 1 else [node_store(store, node) for node in range(1, nodes + 1)]
+        nodes = len(self.home)
+        home = [store] if nodes == 1 else [node_store(store, node) for node in range(1, nodes + 1)]
+        return home + [store / name for name in self.bulk]
+
+    def addresses(self) -> tuple[str, tuple[str, ...]]:
+        """Return the addresses of our own brokers, which answer: that of the home, and those of the further ones."""
+        told = [file.read_text(encoding="utf-8") for file in self.url_files]
+        return ",".join(told[: len(self.home)]), tuple(told[len(self.home) :])
 
     def make_keys(self) -> None:
         """Make the keys of a locked broker, those of learners that were added among them; an open one has none."""
@@ -87,8 +104,11 @@ class Services:
 
     def broker(self) -> list[ChildPlan]:
         """Return the plan of each host of our own broker. If it cannot start once, it would not start twice."""
-        many = len(self.brokers) > 1
-        nodes = planned_nodes(self._folder.path("nats").absolute(), len(self.brokers)) if many else [None]
+        alone = len(self.home) == 1
+        nodes: list[ClusterNode | None] = [None]
+        if not alone:
+            nodes = [*planned_nodes(self._folder.path("nats").absolute(), len(self.home))]
+        nodes += [None for _ in self.bulk]
         plans = []
         for number, (name, store, node) in enumerate(zip(self.brokers, self._broker_stores(), nodes, strict=True)):
             port = self._up.port + number if self._up.port else 0

@@ -205,7 +205,9 @@ class Supervisor:
             ):
                 raise self._fleet.failure(name, "the broker did not start")
             self._fleet.allow(name, RESTARTS_MAX)
-        return ",".join(file.read_text(encoding="utf-8") for file in files)
+        url, bulk = self._services.addresses()
+        self._up = self._up.beside(bulk)
+        return url
 
     async def _whole(self, url: str) -> str:
         """Return the URL of a broker that holds all that the folder remembers of the run, rebuilt if that is allowed."""
@@ -374,8 +376,8 @@ class Supervisor:
         """Return whether the run is over without `name`: it survives a learner or broker of several, and the evaluator."""
         if name in (EVALUATOR, EXPORT, DATA) or name in self._services.standbys:
             return False
-        if name in self._services.brokers:
-            return 2 * len(self._fleet.alive(self._services.brokers)) <= len(self._services.brokers)
+        if name in self._services.home:
+            return 2 * len(self._fleet.alive(self._services.home)) <= len(self._services.home)
         if name not in self._up.learners:
             return True
         others = [learner for learner in self._up.learners if learner != name]

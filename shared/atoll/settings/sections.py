@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 UP_LEARNERS_MAX: Final = 64
 UP_STANDBYS_MAX: Final = 4
+UP_BULK_MAX: Final = 7
 THROTTLE_MAX: Final = 1000.0
 YEAR_MINUTES: Final = 365.0 * 24 * 60
 
@@ -160,6 +161,7 @@ class UpSettings(Section):
         learners: how many learners; their ids are learner-1, learner-2 and so on.
         standbys: how many more processes stand by for each shard.
         brokers: how many nodes the run's own broker has; with more than one `broker.replicas` is as many, unless it is given.
+        bulk_brokers: how many further brokers of the run's own share its fragments (`broker.bulk`), to try that.
         minutes: train for this long at most, in minutes; 0 for no bound.
         corpus: text to train on, as `atoll data prepare` reads it: files and folders; empty for Python's own source.
         throttle: factor by learner id: every step of that learner takes this many times as long.
@@ -172,6 +174,7 @@ class UpSettings(Section):
     learners: int = Field(default=3, ge=1, le=UP_LEARNERS_MAX)
     standbys: int = Field(default=0, ge=0, le=UP_STANDBYS_MAX)
     brokers: Copies = 1
+    bulk_brokers: int = Field(default=0, ge=0, le=UP_BULK_MAX)
     minutes: float = Field(default=0.0, ge=0.0, le=YEAR_MINUTES)
     corpus: SomePaths = ()
     throttle: dict[str, Annotated[float, Field(ge=1.0, le=THROTTLE_MAX)]] = Field(default_factory=dict)

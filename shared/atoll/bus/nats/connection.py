@@ -337,12 +337,12 @@ class Connection:
         }
 
     def _note(self, error: Exception) -> None:
-        """Log nats-py's complaints, once per change."""
+        """Log nats-py's complaints, each once until we are connected: of a cluster each address has its own."""
         if self.admission.heard(error):
             return
         text = f"{type(error).__name__}: {error}".strip()
-        if text != self.last_error:
-            self.last_error = text
+        if text not in self.last_error:
+            self.last_error = f"{self.last_error}; {text}".removeprefix("; ")
             _log.warning("bus.error", bus=self._name, error=text)
 
     def _mark_down(self) -> None:
