@@ -24,7 +24,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses 2 --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all coverage lines docs docs-build wheel lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-cluster bench-doors bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos dst bench-dst fuzz attacks bench-hostile bench-crowd bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all coverage lines docs docs-build wheel lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-cluster bench-doors bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos chaos-cluster dst bench-dst fuzz attacks bench-hostile bench-crowd bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -183,6 +183,9 @@ bench-simulator: $(READY)  ## measure how fast simulated learners step, beside a
 
 chaos: $(READY)  ## kill and freeze everything at random, and read from the event log what it cost
 	$(BENCH) -m benchmarks.faults.chaos $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(GAUNTLET),--gauntlet $(GAUNTLET)) $(if $(ONLY),--only $(ONLY))
+
+chaos-cluster: $(READY)  ## kill, freeze and cut off every node of a replicated broker while a run trains
+	$(BENCH) -m benchmarks.faults.cluster_outages $(BENCH_FLAGS)
 
 dst: $(READY)  ## play simulated schedules of faults on all cores until one fails, the time is up or enough are played
 	$(BENCH) -m schedules --results $(if $(HOSTILE),--hostile) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED)) $(if $(RESUME),--resume $(RESUME))

@@ -30,6 +30,7 @@ from atoll.wire.blobs import BlobRef
 from atoll.wire.subjects import Subjects
 from support.bus_contract import BusContract
 from support.bus_contract_data import MakeBus
+from support.relayed_cluster import RelayedCluster
 
 pytestmark = [pytest.mark.connected, pytest.mark.xdist_group("cluster")]
 MIB = 1 << 20
@@ -395,3 +396,44 @@ async def test_a_cluster_of_too_few_nodes_is_told(tmp_path: Path, run: str) -> N
         await bus.close()
     finally:
         await asyncio.to_thread(cluster.stop)
+
+
+@pytest.mark.second_tier
+async def test_a_queues_reader_brings_leaders_together(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
+    """On the first node by name that has everything; another one's death elects nobody anew."""
+    bus, subjects = await open_bus(), Subjects(run)
+    await bus.put_record(subjects.head(0), b"a", expected=0)
+    for shard in (0, 1):
+        await bus.consume(subjects.contributions_of(shard), durable=f"shard-{shard}")
+    names, first = [plan.name for plan in bus._plans], cluster.nodes[0].node.server_name
+
+    async def leaders() -> set[str]:
+        told = [await bus._connection.call(bus._jetstream.api(f"STREAM.INFO.{name}")) for name in names]
+        queue = next(name for name in names if name.endswith("_UPM"))
+        readers = await bus._connection.call(bus._jetstream.api(f"CONSUMER.LIST.{queue}", {"offset": 0}))
+        return {str((each.get("cluster") or {}).get("leader")) for each in (*told, *readers["consumers"])}
+
+    async with asyncio.timeout(SOON_S):
+        while await leaders() != {first}:  # noqa: ASYNC110  (only the broker knows)
+            await asyncio.sleep(0.1)
+    await asyncio.to_thread(cluster.nodes[1].kill)
+    assert await leaders() == {first}
+    await asyncio.to_thread(cluster.nodes[1].restart)
+
+
+@pytest.mark.second_tier
+async def test_a_client_leaves_a_node_that_is_cut_off(tmp_path: Path, run: str) -> None:
+    """Such a node answers echoes and no request; the client's writing goes on at another while the cut lasts."""
+    with RelayedCluster(tmp_path) as relayed:
+        bus = await JetStreamBus.open(relayed.url, run, name="bus", options=PATIENT)
+        try:
+            await bus.provision(GIB)
+            revision = await bus.put_record(Subjects(run).head(0), b"a", expected=0)
+            client = bus._connection._client
+            assert client is not None
+            [here] = [node.node.node for node in relayed.nodes if client.connected_url.port == node.port]  # type: ignore[union-attr]
+            with relayed.cut_off(here):
+                for _ in range(50):
+                    revision = await bus.put_record(Subjects(run).head(0), b"b", expected=revision)
+        finally:
+            await bus.close()

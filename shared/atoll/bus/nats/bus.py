@@ -22,6 +22,7 @@ from atoll.bus.nats import blobs, records
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.consumers import QueueConsumer, open_consumer
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream
+from atoll.bus.nats.leaders import keep_together
 from atoll.bus.nats.provision import check_broker, provision
 from atoll.bus.nats.stored_runs import StoredRun, remove_run, stored_runs
 from atoll.bus.options import DEFAULTS, BusOptions
@@ -50,6 +51,7 @@ class JetStreamBus:
         self._feeds: dict[BufferedSubscription, tuple[Connection, int]] = {}
         self._resting: dict[float, Connection] = {}
         self._consumers: list[QueueConsumer] = []
+        self._together: asyncio.Task[None] | None = None
 
     @property
     def subjects(self) -> Subjects:
@@ -206,6 +208,11 @@ class JetStreamBus:
             open_consumer(self._jetstream, plan.name, subject_filter, name, takeover=takeover)
         )
         self._consumers.append(consumer)
+        if self._connection.nodes > 1 and self._together is None:
+            streams = [each.name for each in self._plans]
+            self._together = asyncio.create_task(
+                self._connection.call(keep_together(self._jetstream, streams, plan.name))
+            )
         return consumer
 
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
@@ -282,6 +289,9 @@ class JetStreamBus:
 
     async def close(self) -> None:
         """Return unsettled deliveries, end the feeds and disconnect from the broker; harmless when repeated."""
+        if self._together is not None:
+            self._together.cancel()
+            await asyncio.gather(self._together, return_exceptions=True)
         for consumer in self._consumers:
             with contextlib.suppress(BrokerUnavailable):
                 await consumer.close()

@@ -35,6 +35,7 @@ NO_STREAM = 10059
 _PAUSE_FIRST_S = 0.05
 _PAUSE_MAX_S = 2.0
 _PAUSE_OF_NODES_MAX_S = 0.5  # an election is over at any moment, and what fails meanwhile fails at once
+LEAVE_S = 4.0
 
 T = TypeVar("T")
 
@@ -97,10 +98,17 @@ def unavailable(subject: str, waited_s: float, reason: object) -> BrokerUnavaila
 
 
 class JetStreamPatience:
-    """The pauses of `atoll.base.retry`, with jitter, up to `total_s` (or `full_s` while the stream is full)."""
+    """The pauses of `atoll.base.retry`, with jitter, up to `total_s` (or `full_s` while the stream is full).
+
+    A node of a cluster that is cut off from its peers still answers echoes, but no JetStream request. So a client whose
+    requests go wrong for `LEAVE_S` at one node goes on at another. While a leader is elected that is in vain, and harmless.
+    """
 
     def __init__(self, connection: Connection) -> None:
         """Start now."""
+        self._connection = connection
+        self._lost = connection.lost
+        self._here_s = connection.loop.time()
         self._options = connection.options
         self._stats = connection.stats
         self._loop = connection.loop
@@ -118,7 +126,15 @@ class JetStreamPatience:
             raise unavailable(subject, waited_s, reason) from reason
         self._stats.retries += 1
         self.attempts += 1
+        await self._leave(isinstance(reason, ApiRefusal) and reason.is_full)
         await asyncio.sleep(pause_s(self.attempts, _PAUSE_FIRST_S, self._pause_max_s, jitter=0.5))
+
+    async def _leave(self, is_full: bool) -> None:  # noqa: FBT001
+        """Go on at another node if this one has served us nothing for too long; a stream that is full is so everywhere."""
+        if self._connection.lost is not self._lost or is_full:
+            self._lost, self._here_s = self._connection.lost, self._loop.time()
+        elif self._connection.nodes > 1 and self._loop.time() - self._here_s >= LEAVE_S:
+            await self._connection.cut()
 
 
 @dataclass(frozen=True, slots=True)

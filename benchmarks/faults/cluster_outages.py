@@ -1,0 +1,279 @@
+"""Every node of a replicated broker dies, freezes and is cut off while a run trains: `make chaos-cluster`.
+
+Two synchronizers share two shards, and three paced learners train, at a broker of three nodes with three copies of each stream.
+Faults come in turn, over and over until the time is up; the next one comes when all copies have caught up:
+
+    killed         a node gets SIGKILL and is started again a second later; each node in turn
+    frozen         a node gets SIGSTOP for `FROZEN_S`, then SIGCONT
+    cut off        the routes of the node that leads the stream of heads are cut for `CUT_S`; its clients still reach it
+
+The routes between nodes go through relays, one for each direction, and no node tells another where it is reached directly. So a
+cut isolates a node from its peers and from nobody else.
+
+A pause is the longest time between two commits of the run that reaches into a fault. The same load runs beside it on a single
+server, which is killed and frozen likewise. No acknowledged contribution may be lost, and none merged twice: the closing
+ledgers must give every token one fate, and the event log must show every version of every fragment once and in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from atoll.base.loop_thread import LoopThread
+from atoll.bus.nats.bus import JetStreamBus
+from atoll.bus.open import open_bus
+from atoll.bus.options import BusOptions
+from atoll.bus.server import EmbeddedBroker
+from atoll.protocol.ledger import Settlement
+from atoll.wire.messages import Beat, Event, decode
+from atoll.wire.subjects import Subjects
+from benchmarks.faults.chaos import prepare
+from benchmarks.faults.upgrade import pause, round_s
+from benchmarks.lib.arguments import natural, positive
+from benchmarks.lib.results import Figure, write
+from support.islands import DEADLINE_S, IslandProcess, unforked
+from support.relayed_cluster import RelayedCluster
+
+MINUTES: Final = 30.0
+LEARNERS: Final = ("a", "b", "c")
+SYNCHRONIZERS: Final = ("east", "west")
+NODES: Final = 3
+QUIET_S: Final = 20.0
+AWAY_S: Final = 1.0
+FROZEN_S: Final = 20.0
+CUT_S: Final = 20.0
+AFTER_S: Final = 4.0
+PAUSE_GOAL_S: Final = 5.0
+STEPS_GOAL: Final = 0.9
+SHARE_OF_ONE: Final = 0.25
+POLL_S: Final = 0.5
+Faults = Callable[[str, "Outages", float], None]
+SETTINGS: Final = {
+    "ATOLL_PROTOCOL__SHARDS": "2",
+    "ATOLL_PROTOCOL__INTERVAL_STEPS": "32",
+    "ATOLL_LEARNER__THROTTLE": "12",
+}
+
+
+@dataclass(slots=True)
+class Outages:
+    """What happened when: kind of fault, its begin and its end, in seconds of the wall clock."""
+
+    began_s: float = 0.0
+    done: list[tuple[str, float, float]] = field(default_factory=list)
+
+    @contextmanager
+    def of(self, kind: str) -> Iterator[None]:
+        """Note a fault that lasts as long as the block."""
+        began_s = time.time()
+        yield
+        self.done.append((kind, began_s, time.time()))
+        print(f"{kind}: {time.time() - began_s:.1f} s", flush=True)
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def of_cluster(cluster: RelayedCluster, run: str, found: Outages, until_s: float) -> None:
+    """Play rounds of all faults until the time is up, at least one."""
+    turn = 0
+    while not found.done or time.time() < until_s:
+        for node in cluster.nodes:
+            caught_up(cluster.url, run)
+            with found.of("node killed"):
+                node.kill()
+                time.sleep(AWAY_S)
+                node.restart()
+        caught_up(cluster.url, run)
+        with found.of("node frozen"):
+            frozen(cluster.nodes[turn % NODES].pid)
+        with found.of("leader cut off"), cluster.cut_off(caught_up(cluster.url, run)):
+            time.sleep(CUT_S)
+        turn += 1
+
+
+def of_one(broker: EmbeddedBroker, found: Outages, until_s: float) -> None:
+    """Kill and freeze a single server in turn until the time is up."""
+    while not found.done or time.time() < until_s:
+        with found.of("server killed"):
+            broker.kill()
+            time.sleep(AWAY_S)
+            broker.restart()
+        time.sleep(QUIET_S / 2)
+        with found.of("server frozen"):
+            frozen(broker.pid)
+        time.sleep(QUIET_S / 2)
+
+
+def frozen(pid: int) -> None:
+    """Stop a process for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(FROZEN_S)
+    os.kill(pid, signal.SIGCONT)
+
+
+def caught_up(url: str, run: str) -> int:
+    """Return the node that leads the stream of heads, once all copies of all streams are current for `AFTER_S`."""
+    return asyncio.run(_caught_up(url, run))
+
+
+async def _caught_up(url: str, run: str) -> int:
+    bus = await JetStreamBus.open(url, run, name="watch", options=BusOptions(patience_s=60.0, replicas=NODES))
+    since_s = time.monotonic()
+    try:
+        while True:
+            names = sorted((plan.name for plan in bus._plans), key=lambda name: not name.endswith("_GL"))  # noqa: SLF001
+            told = [await bus._connection.call(bus._jetstream.api(f"STREAM.INFO.{name}")) for name in names]  # noqa: SLF001
+            copies = [copy for each in told for copy in each["cluster"].get("replicas") or [{"current": False}]]
+            if not all(copy.get("current") and not copy.get("lag", 0) > 64 for copy in copies):
+                since_s = time.monotonic()
+            elif time.monotonic() - since_s > AFTER_S:
+                return int(str(told[0]["cluster"]["leader"]).rpartition("-")[2])
+            await asyncio.sleep(POLL_S)
+    finally:
+        await bus.close()
+
+
+# -- the load ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class OutageCourse:
+    """What a run under faults has left."""
+
+    outages: Outages
+    rounds: list[Event]
+    beats: list[Beat]
+    settled: Settlement
+
+
+def trained(folder: Path, url: str, corpus: Path, copies: int, seconds: float, faults: Faults) -> OutageCourse:
+    """Train while `faults` are played; end in good order."""
+    folder.mkdir()
+    island, home = IslandProcess(folder, url, corpus), LoopThread("ear")
+    island.environment |= SETTINGS | {"ATOLL_BROKER__REPLICAS": str(copies)}
+    beats: list[Beat] = []
+    listening = home.submit(_listened(url, island.run, beats))
+    try:
+        for name in SYNCHRONIZERS:
+            island.start(name, "synchronizer")
+        for name in LEARNERS:
+            island.start(name, "learner", "--id", name)
+        for name in LEARNERS:
+            island.wait_for(name, "learner.first_step")
+        time.sleep(QUIET_S / 2)
+        found = Outages(began_s=time.time())
+        time.sleep(QUIET_S)
+        faults(island.run, found, found.began_s + seconds)
+        time.sleep(AFTER_S)
+        for name in (*LEARNERS, *SYNCHRONIZERS):
+            island.process(name).terminate()
+            if island.process(name).wait(DEADLINE_S):
+                raise SystemExit(f"{name} left badly: {island.log(name).read_text()[-2000:]}")
+        return OutageCourse(found, asyncio.run(island.events("round")), beats, asyncio.run(island.settlement()))
+    finally:
+        listening.cancel()
+        home.stop()
+        island.stop()
+
+
+async def _listened(url: str, run: str, beats: list[Beat]) -> None:
+    """Keep every heartbeat of the run."""
+    bus = await open_bus(url, run, name="ear", options=BusOptions(patience_s=60.0))
+    try:
+        async for core_message in await bus.listen(Subjects(run).beat("*")):
+            beats.append(decode(Beat, core_message.data))  # noqa: PERF401  (what was heard counts when this is cancelled)
+    finally:
+        await bus.close()
+
+
+def tokens_per_s(beats: list[Beat], began_s: float, ended_s: float) -> float:
+    """Return the tokens that all learners trained in a second of a span, by the first and last heartbeats in it and before."""
+    rate = 0.0
+    for learner in LEARNERS:
+        own = [beat for beat in beats if beat.learner == learner]
+        before = max((beat for beat in own if beat.at_s <= began_s), key=lambda beat: beat.at_s, default=own[0])
+        last = max((beat for beat in own if beat.at_s <= ended_s), key=lambda beat: beat.at_s, default=own[0])
+        rate += (last.tokens - before.tokens) / max(last.at_s - before.at_s, 1e-9)
+    return rate
+
+
+def main() -> int:
+    """Play and measure; write `build/results/chaos-cluster.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=positive, default=MINUTES)
+    parser.add_argument("--seed", type=natural, default=0)
+    options = parser.parse_args()
+    corpus, seconds = prepare().resolve(), 60.0 * options.minutes
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        with RelayedCluster(folder / "three") as cluster:
+            three = trained(
+                folder / "of-three",
+                cluster.url,
+                corpus,
+                NODES,
+                seconds * (1.0 - SHARE_OF_ONE),
+                lambda run, found, until_s: of_cluster(cluster, run, found, until_s),
+            )
+        with EmbeddedBroker(folder / "one") as broker:
+            one = trained(
+                folder / "of-one",
+                broker.url,
+                corpus,
+                1,
+                seconds * SHARE_OF_ONE,
+                lambda _, found, until_s: of_one(broker, found, until_s),
+            )
+    figures = [*figures_of("three nodes", three, PAUSE_GOAL_S), *figures_of("one server", one, None)]
+    return write("chaos-cluster", options.seed, figures)
+
+
+def figures_of(broker: str, course: OutageCourse, goal_s: float | None) -> list[Figure]:
+    """Return pauses by kind of fault, steps beside those of quiet time, and the fates."""
+    outages, commits = course.outages, sorted(event.at_s for event in course.rounds)
+    first_s = outages.done[0][1]
+    quiet = [event for event in course.rounds if outages.began_s <= event.at_s < first_s]
+    told = [Figure(f"{broker}: a round", round_s(quiet), "s", "", None, "median over fragments before the first fault")]
+    pauses: dict[str, list[float]] = defaultdict(list)
+    for kind, began_s, ended_s in outages.done:
+        pauses[kind].append(pause(commits, began_s, ended_s))
+    for kind, found in pauses.items():
+        every = ", ".join(f"{each:.1f}" for each in sorted(found))
+        told.append(
+            Figure(f"{broker}: commits pause, {kind}", statistics.median(found), "s", "", None, f"median of {every} s")
+        )
+    middle = statistics.median(each for found in pauses.values() for each in found)
+    wanted, holds = ("", None) if goal_s is None else (f"<= {goal_s:g}", middle <= goal_s)
+    told.append(Figure(f"{broker}: commits pause", middle, "s", wanted, holds, "median of all faults"))
+    calm = tokens_per_s(course.beats, outages.began_s, first_s)
+    paces = [tokens_per_s(course.beats, began_s, ended_s + AFTER_S) / calm for _, began_s, ended_s in outages.done]
+    pace = statistics.median(paces)
+    how = f"tokens a second beside those before the first fault; median of {len(paces)} faults, least {min(paces):.2f}"
+    goal, met = ("", None) if goal_s is None else (f">= {STEPS_GOAL:g}", pace >= STEPS_GOAL)
+    told.append(Figure(f"{broker}: learners' pace", pace, "x", goal, met, how))
+    lost, exact, twice = course.settled.fates["lost"], course.settled.exact, not unforked(course.rounds)
+    books = "closing ledgers; " + "; ".join(course.settled.errors)
+    return [
+        *told,
+        Figure(f"{broker}: acknowledged contributions lost", float(lost), "token-fragments", "0", lost == 0, books),
+        Figure(f"{broker}: fates exact", float(exact), "", "1", exact, books),
+        Figure(f"{broker}: versions made twice", float(twice), "", "0", not twice, "event log"),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
