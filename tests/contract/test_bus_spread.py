@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from atoll.wire.subjects import Subjects, fragment_level
 from atoll.wire.version import SCHEMA, SCHEMA_OF_BULK
 from support.bus_contract import BusContract
 from support.bus_contract_data import SOON_S, MakeBus
+from support.command_line import atoll
 from support.founded_run import run_record
 from support.locked_brokers import LockedBroker
 
@@ -276,3 +278,29 @@ async def test_signed_messages_travel_over_several_locked_brokers(tmp_path: Path
             await asyncio.gather(bus.close(), reader.close())
         finally:
             other.stop()
+
+
+async def found(url: str, record: RunRecord) -> None:
+    """Found a run."""
+    bus = await open_bus(url, record.run, name="founder", options=OPTIONS)
+    await bus.provision(ROOM_BYTES, record.bulk)
+    await bus.put_record(record.subjects.run_record, encode(record), expected=0)
+    await bus.close()
+
+
+def test_runs_whose_brokers_are_away_are_listed_and_removed(broker: EmbeddedBroker, tmp_path: Path, run: str) -> None:
+    """The list says so and does not wait; removing them takes --force, and with all brokers there it takes none."""
+    with EmbeddedBroker(tmp_path / "second") as second:
+        asyncio.run(found(broker.url, spread_record(run, second.url)))
+        at = ("--broker", broker.url)
+        here = atoll("runs", "--json", *at)
+        [row] = [row for row in json.loads(here.stdout) if row["run"] == run]
+    listed = atoll("runs", "--json", *at)
+    [away] = [row for row in json.loads(listed.stdout) if row["run"] == run]
+    assert (row["state"], away["state"]) == ("founding", "a broker is away")
+    assert row["bounds_bytes"] == 2 * away["bounds_bytes"]
+    refused = atoll("runs", "remove", run, "--yes", *at)
+    assert refused.returncode != 0
+    assert "is away" in refused.stderr
+    forced = atoll("runs", "remove", run, "--yes", "--force", *at)
+    assert forced.returncode == 0, forced.stderr

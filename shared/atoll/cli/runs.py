@@ -10,9 +10,9 @@ import asyncio
 import json as json_text
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 LISTEN_S: Final = 2.5
 """Learners and synchronizers of usual settings are heard about once a second."""
 NAMED: Final = 4
+AWAY_S: Final = 2.0
+"""A further broker that does not answer within this is away: one that is gone for good must not keep a list waiting."""
+ROWS_AT_ONCE: Final = 16
 
 
 def register(app: typer.Typer) -> None:
@@ -124,11 +127,17 @@ def _settings(broker: str | None, config: Path | None, assignments: list[str] | 
 
 async def _rows(settings: Settings) -> list[RunRow]:
     async with opened_jetstream(settings, "runs") as bus:
-        return [await _row(settings, bus.beside(stored.run), stored) for stored in await bus.stored_runs()]
+        places = asyncio.Semaphore(ROWS_AT_ONCE)
+
+        async def row(stored: StoredRun) -> RunRow:
+            async with places:
+                return await _row(settings, bus.beside(stored.run), stored)
+
+        return await asyncio.gather(*(row(stored) for stored in await bus.stored_runs()))
 
 
 async def _row(settings: Settings, bus: JetStreamBus, stored: StoredRun) -> RunRow:
-    from atoll.base.errors import AtollError  # noqa: PLC0415
+    from atoll.base.errors import AtollError, BrokerUnavailable  # noqa: PLC0415
     from atoll.run.heads import read_heads  # noqa: PLC0415
     from atoll.run.record import read_members, read_run, recorded_progress  # noqa: PLC0415
     from atoll.wire.subjects import Subjects  # noqa: PLC0415
@@ -138,17 +147,19 @@ async def _row(settings: Settings, bus: JetStreamBus, stored: StoredRun) -> RunR
         record = await read_run(bus, Subjects(stored.run))
         if record is not None:
             progress = await recorded_progress(bus, record)
-            further = await _further(settings, bus)
-            heads = [len(await read_heads(each, record)) for each in (bus, *further)]
-            complete = sum(heads) == len(record.layout.fragments)
-            for each in further:
-                for other in await each.stored_runs():
-                    stored = stored.beside(other) if other.run == stored.run else stored
-                await each.close()
-            state = "over" if progress.over else "closing" if record.closing else "open" if complete else "founding"
             parameters, tokens = sum(record.layout.fragment_sizes()), progress.tokens
             target = record.protocol.tokens_target or None
             members = len(await read_members(bus, record.subjects))
+            state = "a broker is away"
+            async with _further(settings, bus) as further:
+                heads = [len(await read_heads(each, record)) for each in (bus, *further)]
+                elsewhere = [other for each in further for other in await each.stored_runs() if other.run == stored.run]
+            for other in elsewhere:
+                stored = stored.beside(other)
+            complete = sum(heads) == len(record.layout.fragments)
+            state = "over" if progress.over else "closing" if record.closing else "open" if complete else "founding"
+    except BrokerUnavailable:
+        pass
     except AtollError:
         state = "unreadable"
     ago_s = None if stored.written_s is None else max(0.0, time.time() - stored.written_s)
@@ -156,7 +167,7 @@ async def _row(settings: Settings, bus: JetStreamBus, stored: StoredRun) -> RunR
 
 
 async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool) -> None:
-    from atoll.base.errors import InUse, SettingsError  # noqa: PLC0415
+    from atoll.base.errors import BrokerUnavailable, InUse, SettingsError  # noqa: PLC0415
     from atoll.base.units import as_size  # noqa: PLC0415
 
     async with opened_jetstream(settings, "runs") as bus:
@@ -178,16 +189,29 @@ async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool
             typer.confirm(f"remove {sizes} from {settings.broker.url}, for good?", abort=True)
         for run in runs:
             size_bytes = there[run].size_bytes
-            for further in await _further(settings, bus.beside(run)):
-                size_bytes += sum(stored.size_bytes for stored in await further.stored_runs() if stored.run == run)
-                await further.remove_run()
-                await further.close()
+            try:
+                async with _further(settings, bus.beside(run)) as further:
+                    for each in further:
+                        size_bytes += sum(stored.size_bytes for stored in await each.stored_runs() if stored.run == run)
+                        await each.remove_run()
+            except BrokerUnavailable as away:
+                if not force:
+                    raise BrokerUnavailable(
+                        f"a broker that keeps fragments of run {run!r} is away",
+                        got=f"{away.what}: {away.got}",
+                        todo="start it, or set broker.bulk; --force removes what the other brokers keep",
+                    ) from away
+                say(f"left on a broker that is away: fragments of {run}")
             await bus.beside(run).remove_run()
             say(f"removed {run}: {as_size(size_bytes)}")
 
 
-async def _further(settings: Settings, home: JetStreamBus) -> list[JetStreamBus]:
-    """Open the further brokers that keep fragments of a run, as its record says."""
+@asynccontextmanager
+async def _further(settings: Settings, home: JetStreamBus) -> AsyncIterator[list[JetStreamBus]]:
+    """Yield buses to the further brokers that keep fragments of a run, as its record says.
+
+    Raises `BrokerUnavailable` if one of them does not answer within `AWAY_S`.
+    """
     from atoll.base.errors import AtollError  # noqa: PLC0415
     from atoll.bus.open import open_jetstream  # noqa: PLC0415
     from atoll.run.record import read_run  # noqa: PLC0415
@@ -197,8 +221,13 @@ async def _further(settings: Settings, home: JetStreamBus) -> list[JetStreamBus]
         record = await read_run(home, home.subjects)
     except AtollError:  # of a record that cannot be read nobody knows where its fragments are
         record = None
-    urls = () if record is None else settings.broker.bulk or record.bulk
-    return [await open_jetstream(url, home.subjects.run, name="runs", options=bus_options(settings)) for url in urls]
+    options = replace(bus_options(settings), patience_s=AWAY_S)
+    async with AsyncExitStack() as opened:
+        buses = []
+        for url in () if record is None else settings.broker.bulk or record.bulk:
+            buses.append(await open_jetstream(url, home.subjects.run, name="runs", options=options))
+            opened.push_async_callback(buses[-1].close)
+        yield buses
 
 
 async def _heard(bus: JetStreamBus) -> list[str]:
